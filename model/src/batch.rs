@@ -1,0 +1,149 @@
+//! What crosses crate lines at run time: image batches, the preprocessing that made them, logits and classifiers.
+
+use serde::{Deserialize, Serialize};
+
+/// An error of an injected implementation (a data set, an engine), to be shown as it is.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Images after resize and crop: `u8`, `[n, size, size, 3]` (NHWC, RGB), before normalisation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Pixels, `n * size * size * 3` bytes.
+    pub pixels: Vec<u8>,
+    /// Side of the (square) images.
+    pub size: usize,
+    /// Class of each image; empty where the data set has no labels.
+    pub labels: Vec<u32>,
+    /// Position of each image in the data set's full list.
+    pub ids: Vec<usize>,
+}
+
+impl Batch {
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether the batch has no image.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+}
+
+/// A seekable source of batches, deterministic in its seed and the position asked for.
+pub trait BatchSource: Send {
+    /// Number of batches in an epoch; the last may be shorter.
+    fn batches(&self) -> usize;
+
+    /// Number of images in an epoch.
+    fn images(&self) -> usize;
+
+    /// Batch `index` of `epoch`.
+    ///
+    /// # Errors
+    /// Whatever the data set met, naming the file.
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError>;
+}
+
+/// How images were resized and cropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resize {
+    /// The shorter side to this many pixels (the longer in proportion, truncated), then a center crop.
+    ShorterSide(usize),
+    /// Both sides directly to the input size.
+    Direct,
+}
+
+/// Resampling filter, as Pillow defines it (with antialias).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Filter {
+    /// Bicubic, a = -0.5.
+    Bicubic,
+    /// Bilinear (triangle).
+    Bilinear,
+}
+
+/// From a decoded image to the network's input: recorded in every file and report that depends on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transform {
+    /// Whose convention this is: `ms`, `timm`, `torchvision`, `hf`, or `custom`.
+    pub family: String,
+    /// Side of the network's input in pixels.
+    pub size: usize,
+    /// How it gets there.
+    pub resize: Resize,
+    /// Resampling filter.
+    pub filter: Filter,
+    /// Mean per channel (RGB), of pixels in 0..1.
+    pub mean: [f32; 3],
+    /// Standard deviation per channel (RGB), of pixels in 0..1.
+    pub std: [f32; 3],
+}
+
+/// ImageNet's channel means.
+pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+/// ImageNet's channel standard deviations.
+pub const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
+
+impl Transform {
+    /// Microsoft's evaluation transform: with `crop`, the shorter side to `int(256 / 224 * size)` and a center
+    /// crop; without (`TEST.CROP: False`), a direct resize.
+    pub fn microsoft(size: usize, crop: bool) -> Transform {
+        let resize =
+            if crop { Resize::ShorterSide((256.0 / 224.0 * size as f64) as usize) } else { Resize::Direct };
+        Transform {
+            family: "ms".to_owned(),
+            size,
+            resize,
+            filter: Filter::Bicubic,
+            mean: IMAGENET_MEAN,
+            std: IMAGENET_STD,
+        }
+    }
+
+    /// The normalised value of every pixel byte: `[channel][byte]`, `(byte / 255 - mean) / std` in f32, in the
+    /// order of operations of torchvision's `ToTensor` and `Normalize`.
+    pub fn lookup(&self) -> [[f32; 256]; 3] {
+        let mut table = [[0.0; 256]; 3];
+        for (channel, row) in table.iter_mut().enumerate() {
+            for (byte, value) in row.iter_mut().enumerate() {
+                *value = (byte as f32 / 255.0 - self.mean[channel]) / self.std[channel];
+            }
+        }
+        table
+    }
+}
+
+/// Raw scores, f32 `[n, classes]`, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logits {
+    /// `n * classes` values.
+    pub values: Vec<f32>,
+    /// Number of classes.
+    pub classes: usize,
+}
+
+impl Logits {
+    /// The scores of each image in turn.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.values.chunks_exact(self.classes)
+    }
+}
+
+/// A ready classifier, whatever runs it.
+pub trait Classifier {
+    /// Number of classes.
+    fn classes(&self) -> usize;
+
+    /// Side of the input in pixels.
+    fn input_size(&self) -> usize;
+
+    /// Scores of every image of `batch`.
+    ///
+    /// # Errors
+    /// A batch of another image size, or whatever the backend met; a NaN among the logits is an error.
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError>;
+}

@@ -1,0 +1,20 @@
+//! Swin Transformer classifiers as swinq sees them: architecture, parameters, sites, recipes, and the
+//! quantized-checkpoint format. With the default feature `float`, also the one float forward (candle).
+
+pub mod arch;
+pub mod atomic;
+pub mod batch;
+pub mod error;
+pub mod params;
+pub mod quantized;
+pub mod recipe;
+pub mod site;
+pub mod tensor;
+
+pub use arch::{Stage, SwinConfig, WindowPolicy};
+pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
+pub use error::ModelError;
+pub use quantized::QuantizedModel;
+pub use recipe::{Calibrator, Granularity, Kind, Recipe, Rule, SiteSpec};
+pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};
+pub use tensor::{HostTensor, StateDict};

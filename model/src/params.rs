@@ -1,0 +1,116 @@
+//! The parameters a configuration has: names in Microsoft's naming, and shapes.
+
+use std::collections::BTreeSet;
+
+use crate::arch::SwinConfig;
+use crate::error::ModelError;
+use crate::site::{BlockId, Linear};
+use crate::tensor::StateDict;
+
+/// Name and shape of every parameter of `config`, in forward order.
+pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
+    let mut list = Vec::new();
+    let mut add = |name: String, shape: &[usize]| list.push((name, shape.to_vec()));
+    let norm = |add: &mut dyn FnMut(String, &[usize]), name: &str, dim: usize| {
+        add(format!("{name}.weight"), &[dim]);
+        add(format!("{name}.bias"), &[dim]);
+    };
+    let (embed, patch) = (config.embed_dim, config.patch_size);
+    add(Linear::PatchEmbed.weight_name(), &[embed, 3, patch, patch]);
+    add(Linear::PatchEmbed.bias_name(), &[embed]);
+    if config.patch_norm {
+        norm(&mut add, "patch_embed.norm", embed);
+    }
+    if config.ape {
+        add("absolute_pos_embed".to_owned(), &[1, config.grid() * config.grid(), embed]);
+    }
+    for stage in config.stages() {
+        let (dim, hidden, table) = (stage.dim, stage.hidden, (2 * stage.window - 1).pow(2));
+        for block in 0..stage.depth {
+            let id = BlockId { stage: stage.index, block };
+            norm(&mut add, &format!("{id}.norm1"), dim);
+            add(format!("{id}.attn.relative_position_bias_table"), &[table, stage.heads]);
+            add(Linear::Qkv(id).weight_name(), &[3 * dim, dim]);
+            if config.qkv_bias {
+                add(Linear::Qkv(id).bias_name(), &[3 * dim]);
+            }
+            add(Linear::Proj(id).weight_name(), &[dim, dim]);
+            add(Linear::Proj(id).bias_name(), &[dim]);
+            norm(&mut add, &format!("{id}.norm2"), dim);
+            add(Linear::Fc1(id).weight_name(), &[hidden, dim]);
+            add(Linear::Fc1(id).bias_name(), &[hidden]);
+            add(Linear::Fc2(id).weight_name(), &[dim, hidden]);
+            add(Linear::Fc2(id).bias_name(), &[dim]);
+        }
+        if stage.merge {
+            norm(&mut add, &format!("layers.{}.downsample.norm", stage.index), 4 * dim);
+            add(Linear::Reduction(stage.index).weight_name(), &[2 * dim, 4 * dim]);
+        }
+    }
+    norm(&mut add, "norm", config.features());
+    add(Linear::Head.weight_name(), &[config.num_classes, config.features()]);
+    add(Linear::Head.bias_name(), &[config.num_classes]);
+    list
+}
+
+/// Checks that `tensors` are exactly the parameters of `config`, with their shapes and finite values.
+///
+/// # Errors
+/// [`ModelError::Tensor`] naming the missing, unexpected, mis-shaped or non-finite tensors.
+pub fn check_parameters(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
+    let expected = parameters(config);
+    let known: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+    let missing: Vec<&str> = known.iter().filter(|n| !tensors.contains_key(**n)).copied().collect();
+    let extra: Vec<&str> = tensors.keys().map(String::as_str).filter(|n| !known.contains(n)).collect();
+    if let Some(first) = missing.first().or(extra.first()) {
+        let problem = format!(
+            "the checkpoint does not fit the configuration {}: missing {}; unexpected {}. Is it the configuration \
+             the checkpoint was trained with?",
+            config.name,
+            name_list(&missing),
+            name_list(&extra)
+        );
+        return Err(ModelError::tensor(*first, problem));
+    }
+    for (name, shape) in &expected {
+        check_tensor(config, name, shape, &tensors[name])?;
+    }
+    Ok(())
+}
+
+fn check_tensor(
+    config: &SwinConfig,
+    name: &str,
+    shape: &[usize],
+    tensor: &crate::tensor::HostTensor,
+) -> Result<(), ModelError> {
+    if tensor.shape != shape {
+        let mut problem = format!("shape {:?}, but {} has {shape:?}", tensor.shape, config.name);
+        if name.starts_with("head.") {
+            problem += &format!(
+                "; the checkpoint has {} classes, the configuration {} (MODEL.NUM_CLASSES)",
+                tensor.shape.first().unwrap_or(&0),
+                config.num_classes
+            );
+        }
+        return Err(ModelError::tensor(name, problem));
+    }
+    if let Some(index) = tensor.data.iter().position(|v| !v.is_finite()) {
+        let problem = format!(
+            "value {} at flat index {index}; a trained checkpoint has finite values only, so the file is damaged or \
+             the training diverged",
+            tensor.data[index]
+        );
+        return Err(ModelError::tensor(name, problem));
+    }
+    Ok(())
+}
+
+/// Up to eight names, and how many more there are.
+pub(crate) fn name_list(names: &[&str]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        names if names.len() <= 8 => names.join(", "),
+        names => format!("{} and {} more", names[..8].join(", "), names.len() - 8),
+    }
+}

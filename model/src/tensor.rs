@@ -1,0 +1,33 @@
+//! Tensors in host memory, by name.
+
+use std::collections::BTreeMap;
+
+/// An f32 tensor, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostTensor {
+    /// Sizes, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// The product of `shape` values.
+    pub data: Vec<f32>,
+}
+
+impl HostTensor {
+    /// A tensor of this shape.
+    ///
+    /// # Panics
+    /// Where `data` does not have the shape's number of values.
+    pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f32>) -> HostTensor {
+        let shape = shape.into();
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "shape {shape:?}");
+        HostTensor { shape, data }
+    }
+
+    /// Sizes of the matrix that a weight is: the first dimension, and the product of the others.
+    pub fn matrix(&self) -> (usize, usize) {
+        let rows = self.shape.first().copied().unwrap_or(1);
+        (rows, if rows == 0 { 0 } else { self.data.len() / rows })
+    }
+}
+
+/// Float tensors by name, in Microsoft's naming. Ordered, so that whatever sums over them is deterministic.
+pub type StateDict = BTreeMap<String, HostTensor>;
