@@ -1,1 +1,17 @@
-//! placeholder
+//! Every hot loop of swinq. Knows no Swin: products with a weight and their epilogues, LayerNorm with gathers, window
+//! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has.
+//!
+//! [`reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
+//! and then run on a [`Pool`] without allocating.
+
+pub mod buffer;
+pub mod isa;
+pub mod pool;
+pub mod reference;
+pub mod types;
+
+pub use buffer::AlignedBuf;
+pub use isa::{Cpu, Isa, IsaError};
+pub use pool::Pool;
+pub use reference::{AttentionQuant, Probs};
+pub use types::{PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};

@@ -1,0 +1,66 @@
+//! Memory for activations, aligned for vector loads.
+
+/// One cache line, zero-initialised.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A block of bytes that starts on a cache line, seen as `u8`, `f32` or `i32`. Always initialised.
+pub struct AlignedBuf {
+    lines: Vec<Line>,
+}
+
+impl AlignedBuf {
+    /// At least `bytes` zero bytes.
+    pub fn new(bytes: usize) -> AlignedBuf {
+        AlignedBuf { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
+    }
+
+    /// Bytes held.
+    pub fn len(&self) -> usize {
+        self.lines.len() * 64
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Grows to at least `bytes`; what was held is kept.
+    pub fn reserve(&mut self, bytes: usize) {
+        if bytes > self.len() {
+            self.lines.resize(bytes.div_ceil(64), Line([0; 64]));
+        }
+    }
+
+    /// The block as bytes.
+    pub fn as_u8(&self) -> &[u8] {
+        // SAFETY: `lines` owns `len()` contiguous initialised bytes (`Line` is `repr(C)` and has no padding), and
+        // any byte is a valid u8.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len()) }
+    }
+
+    /// The block as bytes.
+    pub fn as_u8_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_u8`, and `&mut self` makes the view unique.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len()) }
+    }
+
+    /// The block as f32.
+    pub fn as_f32(&self) -> &[f32] {
+        // SAFETY: as in `as_u8`; 64-byte alignment is enough for f32, and any four bytes are a valid f32.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len() / 4) }
+    }
+
+    /// The block as f32.
+    pub fn as_f32_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `as_f32`, and `&mut self` makes the view unique.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len() / 4) }
+    }
+
+    /// The block as i32.
+    pub fn as_i32_mut(&mut self) -> &mut [i32] {
+        // SAFETY: as in `as_f32_mut`; any four bytes are a valid i32.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len() / 4) }
+    }
+}

@@ -1,0 +1,271 @@
+//! One pool of threads for all ops of an engine. Running a job allocates nothing.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use crate::buffer::AlignedBuf;
+
+/// Spins of an idle worker before it sleeps: tens of microseconds, longer than the gap between two ops.
+const SPINS: usize = 20_000;
+
+type Task<'a> = dyn Fn(usize, &mut AlignedBuf) + Sync + 'a;
+
+/// The job being run: its task function with the lifetime erased, and how many tasks it has.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const Task<'static>,
+    tasks: usize,
+}
+
+struct Shared {
+    /// Written by the caller of `run` while no worker is active, read by workers after they see a new epoch.
+    job: UnsafeCell<Option<Job>>,
+    epoch: AtomicUsize,
+    next: AtomicUsize,
+    active: AtomicUsize,
+    sleeping: AtomicUsize,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is the only field that is not Sync by itself. It is written only in `Pool::run`, which holds `&mut
+// Pool` and has waited for `active == 0`; workers read it only after the epoch store that follows the write.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointer in `job` is dereferenced only while `Pool::run` keeps the task alive (see `Shared::work`).
+unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Takes tasks until none is left.
+    fn work(&self, job: Job, scratch: &mut AlignedBuf) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= job.tasks {
+                return;
+            }
+            // SAFETY: `Pool::run` does not return before every worker has left this function, so the task that the
+            // pointer was made from is alive.
+            let task = unsafe { &*job.task };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
+                self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(payload);
+            }
+        }
+    }
+
+    fn worker(&self) {
+        let mut scratch = AlignedBuf::new(0);
+        let mut seen = 0;
+        loop {
+            seen = self.next_epoch(seen);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            // SAFETY: the epoch changed, so `run` has written the job before it and will not write again before
+            // this worker has decremented `active`.
+            let job = unsafe { *self.job.get() }.expect("an epoch has a job");
+            self.work(job, &mut scratch);
+            self.active.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for an epoch other than `seen`: spins, then sleeps.
+    fn next_epoch(&self, seen: usize) -> usize {
+        for _ in 0..SPINS {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(|e| e.into_inner());
+        self.sleeping.fetch_add(1, Ordering::SeqCst);
+        while self.epoch.load(Ordering::SeqCst) == seen {
+            guard = self.wake.wait(guard).unwrap_or_else(|e| e.into_inner());
+        }
+        self.sleeping.fetch_sub(1, Ordering::SeqCst);
+        self.epoch.load(Ordering::Acquire)
+    }
+}
+
+/// A fixed set of threads; the caller of [`Pool::run`] is one of them.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    scratch: AlignedBuf,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller counted; 0 means one per available core.
+    pub fn new(threads: usize) -> Pool {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            n => n,
+        };
+        let shared = Arc::new(Shared {
+            job: UnsafeCell::new(None),
+            epoch: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            sleeping: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let spawn = |index| {
+            let shared = Arc::clone(&shared);
+            let builder = std::thread::Builder::new().name(format!("swinq-{index}"));
+            builder.spawn(move || shared.worker()).expect("the system can start a thread")
+        };
+        let workers = (1..threads).map(spawn).collect();
+        Pool { shared, workers, scratch: AlignedBuf::new(0) }
+    }
+
+    /// Threads, the caller of [`Pool::run`] counted.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. Tasks
+    /// start in order; `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and kept between jobs.
+    ///
+    /// # Panics
+    /// With the first panic of a task, after all have ended.
+    pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
+        if self.workers.is_empty() || tasks <= 1 {
+            (0..tasks).for_each(|index| task(index, &mut self.scratch));
+            return;
+        }
+        // SAFETY: only the lifetime changes. The pointer is used by workers only until `active` is 0, which is
+        // awaited below before this function returns, while `task` is borrowed.
+        let task = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
+        let job = Job { task, tasks };
+        // SAFETY: `&mut self`, and the previous `run` waited for `active == 0`: nobody reads the cell now.
+        unsafe { *self.shared.job.get() = Some(job) };
+        self.shared.next.store(0, Ordering::Relaxed);
+        self.shared.active.store(self.workers.len(), Ordering::Relaxed);
+        self.publish();
+        self.shared.work(job, &mut self.scratch);
+        let mut spins = 0;
+        while self.shared.active.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        let panic = self.shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Starts a new epoch and wakes the sleepers.
+    fn publish(&self) {
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
+            let _guard = self.shared.lock.lock().unwrap_or_else(|e| e.into_inner());
+            self.shared.wake.notify_all();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.publish();
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its tasks, so joining cannot fail.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A mutable slice that the tasks of one job write in disjoint parts.
+pub(crate) struct Parts<'a, T> {
+    data: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `Parts` only hands out memory through `get`, whose caller promises that parts in use at the same time do
+// not overlap; `T: Send` lets each part be used on another thread.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Parts<'a, T> {
+        Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// The elements `start..start + len`.
+    ///
+    /// # Safety
+    /// No two parts alive at the same time may overlap.
+    ///
+    /// # Panics
+    /// Outside the slice.
+    #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
+    pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
+        // SAFETY: in bounds by the assertion; the slice that `new` borrowed is alive for `'a`; disjoint by the
+        // caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_in_every_job() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
+                pool.run(tasks, &|i, _| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {tasks} tasks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sleepers_wake_and_scratch_is_kept() {
+        let mut pool = Pool::new(3);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let sum = AtomicU32::new(0);
+            pool.run(64, &|i, scratch| {
+                scratch.reserve(256);
+                scratch.as_u8_mut()[0] = i as u8;
+                sum.fetch_add(u32::from(scratch.as_u8()[0]), Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 63 * 64 / 2);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = Pool::new(2);
+        let run = |pool: &mut Pool| pool.run(8, &|i, _| assert_ne!(i, 5, "task five"));
+        let payload = catch_unwind(AssertUnwindSafe(|| run(&mut pool))).unwrap_err();
+        assert!(payload.downcast_ref::<String>().unwrap().contains("task five"));
+        let done = AtomicU32::new(0);
+        pool.run(8, &|_, _| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 8);
+    }
+}

@@ -1,0 +1,32 @@
+//! Products with a weight, and what follows them in the same op.
+
+use crate::types::Quantizer;
+
+/// `sum_k input[k] * weight[k]`, exact: INT8 times INT8 accumulated in INT32.
+pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
+    input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
+}
+
+/// From an accumulator to the value after bias and GELU.
+///
+/// ```text
+/// y = fma(acc, multiplier, bias)                                        without `output`
+/// y = fma(round(clamp(acc * (multiplier * output.recip))), output.scale, bias)   with `output`
+/// ```
+/// `multiplier` is the input's scale times the weight's, in f32; the product with `output.recip` is one f32 too.
+pub fn epilogue_i8(acc: i32, multiplier: f32, bias: f32, output: Option<Quantizer>, gelu: bool) -> f32 {
+    let y = match output {
+        None => (acc as f32).mul_add(multiplier, bias),
+        Some(q) => f32::from(super::code(acc as f32 * (multiplier * q.recip()))).mul_add(q.scale(), bias),
+    };
+    if gelu { super::gelu(y) } else { y }
+}
+
+/// As [`epilogue_i8`], for a product in float.
+pub fn epilogue_f32(product: f32, bias: f32, output: Option<Quantizer>, gelu: bool) -> f32 {
+    let y = match output {
+        None => product + bias,
+        Some(q) => f32::from(q.code(product)).mul_add(q.scale(), bias),
+    };
+    if gelu { super::gelu(y) } else { y }
+}
