@@ -1,1 +1,15 @@
-//! placeholder
+//! Post-training quantization: observes activations on images, chooses their ranges, and quantizes the weights.
+//!
+//! [`calibrate`] does all of it, from a float model, a recipe and a source of images to a
+//! [`QuantizedModel`](swinq_model::QuantizedModel); its parts ([`Histogram`], [`amax`], [`quantize_weight`], [`Observe`],
+//! [`quantize`]) can be used alone.
+
+pub mod calibrator;
+mod error;
+pub mod histogram;
+pub mod weight;
+
+pub use calibrator::{amax, amax_for_codes};
+pub use error::CalibError;
+pub use histogram::Histogram;
+pub use weight::{quantize_weight, weight_scales};

@@ -1,0 +1,74 @@
+//! The range with the least Kullback-Leibler divergence.
+
+use super::{least, nonzero_counts};
+use crate::histogram::Histogram;
+
+/// The minimising range; the histogram's maximum is not zero.
+pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
+    let sums = Sums::new(&nonzero_counts(histogram));
+    let groups = usize::from(largest_code) + 1;
+    let first = groups.min(sums.bins());
+    let candidate = |bins| (histogram.upper_edge(bins - 1), sums.divergence(bins, groups));
+    least((first..=sums.bins()).map(candidate))
+}
+
+/// Sums over the first `i` bins, for every `i`: they turn the divergence of a candidate into one term per group.
+struct Sums {
+    /// Counts.
+    mass: Vec<u64>,
+    /// Bins that are not empty.
+    filled: Vec<u64>,
+    /// `n ln n`.
+    entropy: Vec<f64>,
+}
+
+impl Sums {
+    fn new(counts: &[u64]) -> Sums {
+        let mut sums = Sums { mass: vec![0], filled: vec![0], entropy: vec![0.0] };
+        let (mut mass, mut filled, mut entropy) = (0, 0, 0.0);
+        for &n in counts {
+            mass += n;
+            filled += u64::from(n > 0);
+            entropy += n_ln_n(n as f64);
+            sums.mass.push(mass);
+            sums.filled.push(filled);
+            sums.entropy.push(entropy);
+        }
+        sums
+    }
+
+    fn bins(&self) -> usize {
+        self.mass.len() - 1
+    }
+
+    /// `KL(P || R)` of the candidate that keeps the first `bins` bins; infinite where the last of them is empty but has
+    /// to hold what is beyond.
+    ///
+    /// With `p_j` the counts of P, `T` their sum, `K` the mass kept, and `r_j = mass / filled` of the group of `j`:
+    /// `KL = (sum_j p_j ln p_j - sum_j p_j ln r_j) / T + ln(K / T)`.
+    fn divergence(&self, bins: usize, groups: usize) -> f64 {
+        let total = self.mass[self.bins()];
+        let kept = self.mass[bins];
+        let (beyond, last) = (total - kept, kept - self.mass[bins - 1]);
+        if last == 0 && beyond > 0 || kept == 0 {
+            return f64::INFINITY;
+        }
+        let mut sum = self.entropy[bins] - n_ln_n(last as f64) + n_ln_n((last + beyond) as f64);
+        let mut start = 0;
+        for group in 1..=groups {
+            let end = (group * bins).div_ceil(groups);
+            let mass = (self.mass[end] - self.mass[start]) as f64;
+            let level = mass / (self.filled[end] - self.filled[start]) as f64;
+            if mass > 0.0 {
+                let extra = if group == groups { beyond as f64 } else { 0.0 };
+                sum -= (mass + extra) * level.ln();
+            }
+            start = end;
+        }
+        sum / total as f64 + (kept as f64 / total as f64).ln()
+    }
+}
+
+fn n_ln_n(n: f64) -> f64 {
+    if n > 0.0 { n * n.ln() } else { 0.0 }
+}

@@ -1,0 +1,50 @@
+//! The range with the least mean squared quantization error.
+
+use super::{least, nonzero_counts};
+use crate::histogram::Histogram;
+
+/// The minimising range; the histogram's maximum is not zero.
+pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
+    let counts = nonzero_counts(histogram);
+    let occupied = counts.iter().enumerate().filter(|(_, n)| **n > 0);
+    let (centers, weights): (Vec<f64>, Vec<f64>) =
+        occupied.map(|(i, &n)| ((i as f64 + 0.5) * histogram.width(), n as f64)).unzip();
+    let cost = |amax: f32| squared_error(&centers, &weights, f64::from(amax), f64::from(largest_code));
+    least(candidates(counts.len()).map(|i| histogram.upper_edge(i)).map(|amax| (amax, cost(amax))))
+}
+
+/// The bins whose upper edge is a candidate: those of at most 8 significant bits, and the last.
+fn candidates(bins: usize) -> impl Iterator<Item = usize> {
+    (1..=bins).filter(move |&edge| edge == bins || (edge >> edge.trailing_zeros()) < 256).map(|edge| edge - 1)
+}
+
+/// The sum of `weight (x - s min(Q, round(x / s)))^2`, `s = amax / Q`.
+fn squared_error(centers: &[f64], weights: &[f64], amax: f64, largest_code: f64) -> f64 {
+    // Adding and taking away 1.5 * 2^52 rounds a small f64 to an integer, ties to even, in vector instructions that
+    // every target has.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let (step, inverse) = (amax / largest_code, largest_code / amax);
+    let mut sums = [0.0; 4];
+    for (centers, weights) in centers.chunks(4).zip(weights.chunks(4)) {
+        for ((sum, &x), &weight) in sums.iter_mut().zip(centers).zip(weights) {
+            let code = ((x * inverse).min(largest_code) + ROUND) - ROUND;
+            let error = x - code * step;
+            *sum += weight * error * error;
+        }
+    }
+    sums.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_are_dense_where_the_bins_are_few() {
+        let edges: Vec<usize> = candidates(3001).map(|bin| bin + 1).collect();
+        assert!(edges.starts_with(&(1..=256).collect::<Vec<_>>()));
+        assert_eq!(edges[256..259], [258, 260, 262]);
+        assert_eq!(edges[edges.len() - 3..], [2976, 2992, 3001]);
+        assert!(edges.windows(2).all(|pair| pair[0] < 128 || (pair[1] - pair[0]) * 128 <= pair[0]));
+    }
+}

@@ -1,0 +1,214 @@
+//! Streaming histograms of magnitudes, in bounded memory, that merge exactly.
+//!
+//! Bin `i` counts the values with `i w <= |x| < (i + 1) w`. The width `w` is the power of two for which the largest
+//! magnitude seen falls into the upper half of the [`BINS`] bins, so it is a function of that magnitude alone; and
+//! since `floor(|x| / 2w) = floor(floor(|x| / w) / 2)`, bins of one width merge exactly into bins of a larger one.
+//! Hence a histogram depends on the values only: never on their order, nor on how they were split and merged.
+
+use rayon::prelude::*;
+
+use crate::error::CalibError;
+
+mod count;
+
+use count::Counter;
+
+/// Number of bins. At least half of them lie below the largest magnitude seen (more than 2048 ranges to choose from).
+pub const BINS: usize = 1 << LOG2_BINS;
+const LOG2_BINS: i32 = 12;
+
+/// Smallest exponent of a width: that of the smallest normal f32 as largest magnitude. A histogram of subnormal
+/// values only uses fewer bins; no such range is usable (its 127 / amax is not finite).
+const MIN_EXPONENT: i32 = f32::MIN_EXP - LOG2_BINS;
+
+/// Values counted between two flushes of the 32-bit counters.
+const PIECE: usize = 1 << 30;
+/// Fewest values that are worth a thread.
+const MIN_SHARE: usize = 1 << 16;
+
+/// Counts of magnitudes: [`BINS`] bins, the exact largest magnitude, and how many values are exactly zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    counts: Vec<u64>,
+    zeros: u64,
+    count: u64,
+    max_bits: u32,
+}
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram::new()
+    }
+}
+
+impl Histogram {
+    /// A histogram of no values.
+    pub fn new() -> Histogram {
+        Histogram { counts: vec![0; BINS], zeros: 0, count: 0, max_bits: 0 }
+    }
+
+    /// Counts `values`, on all threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`CalibError::NotFinite`] with the first NaN or infinity; nothing is counted then.
+    pub fn add(&mut self, values: &[f32]) -> Result<(), CalibError> {
+        let mut sum = Histogram::new();
+        for (index, piece) in values.chunks(PIECE).enumerate() {
+            let share = piece.len().div_ceil(2 * rayon::current_num_threads()).max(MIN_SHARE);
+            let parts: Vec<Result<Histogram, usize>> = piece
+                .par_chunks(share)
+                .enumerate()
+                .map(|(i, part)| Counter::count(part).map_err(|at| at + i * share))
+                .collect();
+            for part in parts {
+                let part = part.map_err(|at| not_finite(values, at + index * PIECE))?;
+                sum.merge(&part);
+            }
+        }
+        self.merge(&sum);
+        Ok(())
+    }
+
+    /// Adds the counts of `other`: afterwards `self` equals a histogram of the values of both, bit for bit.
+    pub fn merge(&mut self, other: &Histogram) {
+        let max_bits = self.max_bits.max(other.max_bits);
+        coarsen(&mut self.counts, exponent(max_bits) - exponent(self.max_bits));
+        let shift = exponent(max_bits) - exponent(other.max_bits);
+        for (i, count) in other.counts[..other.used()].iter().enumerate() {
+            self.counts[shifted(i, shift)] += count;
+        }
+        self.zeros += other.zeros;
+        self.count += other.count;
+        self.max_bits = max_bits;
+    }
+
+    /// The largest magnitude seen, exactly; 0 where there is none.
+    pub fn max(&self) -> f32 {
+        f32::from_bits(self.max_bits)
+    }
+
+    /// Number of values seen.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Number of values seen that are exactly zero (they are among those of the first bin).
+    pub fn zeros(&self) -> u64 {
+        self.zeros
+    }
+
+    /// Whether no value was seen.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Width of a bin, a power of two: at most `max / 2048` for a normal [`Histogram::max`].
+    pub fn width(&self) -> f64 {
+        2f64.powi(exponent(self.max_bits))
+    }
+
+    /// Counts of the bins up to the one that holds [`Histogram::max`], whose count is not zero. Empty where the
+    /// histogram is.
+    pub fn counts(&self) -> &[u64] {
+        &self.counts[..self.used()]
+    }
+
+    /// Lower edge of the bin after bin `i`, or the largest magnitude where that is less.
+    pub(crate) fn upper_edge(&self, i: usize) -> f32 {
+        let edge = (i + 1) as f64 * self.width();
+        if edge < f64::from(self.max()) { edge as f32 } else { self.max() }
+    }
+
+    fn used(&self) -> usize {
+        match self.count {
+            0 => 0,
+            _ => (f64::from(self.max()) / self.width()) as usize + 1,
+        }
+    }
+}
+
+/// Exponent of the width that belongs to a largest magnitude, given by its bits.
+fn exponent(max_bits: u32) -> i32 {
+    let unbiased = (max_bits >> 23) as i32 - 127;
+    (unbiased + 1 - LOG2_BINS).max(MIN_EXPONENT)
+}
+
+/// The bin that bin `i` becomes part of where the width grows `2^shift` times.
+fn shifted(i: usize, shift: i32) -> usize {
+    i >> shift.min(LOG2_BINS)
+}
+
+/// Merges neighbouring bins, for a width `2^shift` times as large.
+fn coarsen<T: Copy + Default + std::ops::AddAssign>(counts: &mut [T], shift: i32) {
+    if shift == 0 {
+        return;
+    }
+    for i in 0..counts.len() {
+        let count = std::mem::take(&mut counts[i]);
+        counts[shifted(i, shift)] += count;
+    }
+}
+
+fn not_finite(values: &[f32], index: usize) -> CalibError {
+    CalibError::NotFinite { value: values[index], index }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[f32]) -> Histogram {
+        let mut histogram = Histogram::new();
+        histogram.add(values).unwrap();
+        histogram
+    }
+
+    #[test]
+    fn the_maximum_lies_in_the_upper_half_of_the_bins() {
+        for max in [1e-37f32, 2.5e-20, 0.99999994, 1.0, 1.0000001, 3.9, 4095.9, 4096.0, f32::MAX] {
+            let histogram = of(&[0.0, -max]);
+            let used = histogram.counts().len();
+            assert!(used > BINS / 2 && used <= BINS, "{max}: {used}");
+            assert_eq!((histogram.max(), histogram.counts()[0], histogram.counts()[used - 1]), (max, 1, 1));
+            assert!(histogram.width() <= f64::from(max) / 2048.0);
+        }
+    }
+
+    #[test]
+    fn no_value_and_zeros_only() {
+        let none = of(&[]);
+        assert!(none.is_empty() && none.counts().is_empty());
+        assert_eq!(none, Histogram::new());
+        let zeros = of(&[0.0, -0.0, 0.0]);
+        assert_eq!((zeros.count(), zeros.zeros(), zeros.max(), zeros.counts()), (3, 3, 0.0, &[3][..]));
+        let mut later = zeros;
+        later.merge(&of(&[5.0]));
+        assert_eq!(later, of(&[0.0, 5.0, 0.0, -0.0]));
+        assert_eq!((later.zeros(), later.counts()[0]), (3, 3));
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_named_and_nothing_is_counted() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
+            let mut histogram = of(&[1.0, 2.0]);
+            let before = histogram.clone();
+            let mut values = vec![0.25f32; 3 * MIN_SHARE];
+            values[2 * MIN_SHARE + 7] = bad;
+            values[2 * MIN_SHARE + 9] = bad;
+            let error = histogram.add(&values).unwrap_err();
+            assert!(
+                matches!(error, CalibError::NotFinite { index, .. } if index == 2 * MIN_SHARE + 7),
+                "{error}"
+            );
+            assert_eq!(histogram, before);
+        }
+    }
+
+    #[test]
+    fn subnormal_values_are_counted() {
+        let tiny = f32::from_bits(3);
+        let histogram = of(&[tiny, -tiny, 0.0]);
+        assert_eq!((histogram.count(), histogram.zeros(), histogram.max()), (3, 1, tiny));
+        assert_eq!(histogram.counts().iter().sum::<u64>(), 3);
+    }
+}

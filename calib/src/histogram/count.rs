@@ -1,0 +1,94 @@
+//! The counting loop.
+
+use super::{BINS, Histogram, coarsen, exponent};
+
+/// Neighbouring values go to different sets of counters, so that a run of equal values does not wait for its own
+/// last increment to reach memory.
+const LANES: usize = 4;
+/// Values whose maximum is taken before they are counted, small enough to be still in the cache then.
+const BLOCK: usize = 1 << 13;
+/// Values whose bins are computed before they are counted: the first loop is vectorised, the second cannot be.
+const GROUP: usize = 64;
+
+/// Bits of the smallest magnitude that is not finite.
+const INFINITY: u32 = 0x7f80_0000;
+
+/// The running counts of one thread, in 32 bits.
+pub(super) struct Counter {
+    lanes: Vec<[u32; BINS]>,
+    zeros: u64,
+    max_bits: u32,
+}
+
+impl Counter {
+    /// The histogram of fewer than 2^32 `values`, or the position of the first that is not finite.
+    pub(super) fn count(values: &[f32]) -> Result<Histogram, usize> {
+        let mut counter = Counter { lanes: vec![[0; BINS]; LANES], zeros: 0, max_bits: 0 };
+        for (i, block) in values.chunks(BLOCK).enumerate() {
+            counter.add(block).map_err(|at| at + i * BLOCK)?;
+        }
+        Ok(counter.finish(values.len()))
+    }
+
+    fn add(&mut self, block: &[f32]) -> Result<(), usize> {
+        let (max_bits, zeros) = survey(block);
+        if max_bits >= INFINITY {
+            let first = block.iter().position(|v| !v.is_finite());
+            return Err(first.expect("the largest magnitude is not finite"));
+        }
+        if max_bits > self.max_bits {
+            let shift = exponent(max_bits) - exponent(self.max_bits);
+            self.lanes.iter_mut().for_each(|lane| coarsen(lane, shift));
+            self.max_bits = max_bits;
+        }
+        self.zeros += u64::from(zeros);
+        tally(&mut self.lanes, block, exponent(self.max_bits));
+        Ok(())
+    }
+
+    fn finish(self, count: usize) -> Histogram {
+        let mut counts = vec![0u64; BINS];
+        for lane in &self.lanes {
+            counts.iter_mut().zip(lane).for_each(|(sum, n)| *sum += u64::from(*n));
+        }
+        Histogram { counts, zeros: self.zeros, count: count as u64, max_bits: self.max_bits }
+    }
+}
+
+/// The bits of the largest magnitude (magnitudes order like their bits, NaN last) and the number of zeros.
+fn survey(block: &[f32]) -> (u32, u32) {
+    let fold = |(max, zeros): (i32, u32), v: &f32| {
+        let bits = v.to_bits() as i32 & i32::MAX;
+        (max.max(bits), zeros + u32::from(bits == 0))
+    };
+    let (max, zeros) = block.iter().fold((0, 0), fold);
+    (max as u32, zeros)
+}
+
+/// Counts a block whose magnitudes are below `BINS * 2^exponent`.
+fn tally(lanes: &mut [[u32; BINS]], block: &[f32], exponent: i32) {
+    let [a, b, c, d] = lanes else { unreachable!("there are {LANES} lanes") };
+    // 2^-exponent can be too large for an f32; its two factors are not. Both products are exact, or below 1 / BINS.
+    let factors = (power(-exponent / 2), power(-exponent - -exponent / 2));
+    let mut bins = [0u16; GROUP];
+    for group in block.chunks(GROUP) {
+        for (bin, v) in bins.iter_mut().zip(group) {
+            *bin = (v.abs() * factors.0 * factors.1) as i32 as u16;
+        }
+        for four in bins[..group.len()].chunks(LANES) {
+            if let &[i, j, k, l] = four {
+                a[usize::from(i) % BINS] += 1;
+                b[usize::from(j) % BINS] += 1;
+                c[usize::from(k) % BINS] += 1;
+                d[usize::from(l) % BINS] += 1;
+            } else {
+                four.iter().for_each(|&i| a[usize::from(i) % BINS] += 1);
+            }
+        }
+    }
+}
+
+/// `2^exponent`, for the exponents of normal numbers.
+fn power(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}

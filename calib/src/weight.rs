@@ -1,0 +1,80 @@
+//! Quantization of weights.
+
+use rayon::prelude::*;
+use swinq_model::quantized::Int8Weight;
+use swinq_model::{Calibrator, Granularity, HostTensor, SiteSpec};
+
+use crate::calibrator::amax_for_codes;
+use crate::error::CalibError;
+use crate::histogram::Histogram;
+
+/// The largest code of a weight site: 127 for 8 bits, 7 for 4.
+fn largest_code(spec: &SiteSpec) -> u8 {
+    if spec.bits == 4 { 7 } else { 127 }
+}
+
+/// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` 127 (8 bits) or 7 (4 bits) and `amax` chosen
+/// by the site's calibrator from the magnitudes of each output channel, or of the whole tensor.
+///
+/// A channel of zeros, or of values so small that `1 / s` is not finite (below 1e-36), has scale 1.
+///
+/// # Errors
+/// [`CalibError::Weight`] for values that are not finite, and where the calibrator chooses 0 for a channel that has
+/// other values.
+pub fn weight_scales(weight: &HostTensor, spec: &SiteSpec) -> Result<Vec<f32>, CalibError> {
+    let (_, columns) = weight.matrix();
+    let scale = |(channel, values): (usize, &[f32])| {
+        channel_scale(values, spec.calibrator, largest_code(spec)).map_err(|problem| CalibError::Weight {
+            shape: weight.shape.clone(),
+            channel,
+            problem,
+        })
+    };
+    match spec.granularity {
+        _ if weight.data.is_empty() => Ok(Vec::new()),
+        Granularity::Tensor => Ok(vec![scale((0, &weight.data))?]),
+        Granularity::Channel => weight.data.par_chunks(columns).enumerate().map(scale).collect(),
+    }
+}
+
+fn channel_scale(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f32, String> {
+    if let Some(value) = values.iter().find(|v| !v.is_finite()) {
+        return Err(format!("holds {value}; the checkpoint is damaged or its training diverged"));
+    }
+    let max = values.iter().fold(0f32, |max, v| max.max(v.abs()));
+    let step = |amax: f32| amax / f32::from(largest_code);
+    if !step(max).recip().is_finite() {
+        return Ok(1.0);
+    }
+    let amax = if calibrator == Calibrator::Max { max } else { chosen(values, calibrator, largest_code)? };
+    if !step(amax).recip().is_finite() {
+        return Err(format!(
+            "calibrator {calibrator} chose amax {amax}, but the largest magnitude is {max}; use `max` for this weight"
+        ));
+    }
+    Ok(step(amax))
+}
+
+fn chosen(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f32, String> {
+    let mut histogram = Histogram::new();
+    histogram.add(values).map_err(|e| e.to_string())?;
+    amax_for_codes(&histogram, calibrator, largest_code).map_err(|e| e.to_string())
+}
+
+/// Quantizes `weight` (output channels first) as its site says: scales by [`weight_scales`], codes
+/// `round_ties_even(clamp(w * r, -Q, Q))` with the f32 reciprocal `r = 1 / s`.
+///
+/// A channel without a usable range (see [`weight_scales`]) has scale 1, hence codes 0.
+///
+/// # Errors
+/// Those of [`weight_scales`].
+pub fn quantize_weight(weight: &HostTensor, spec: &SiteSpec) -> Result<Int8Weight, CalibError> {
+    let scales = weight_scales(weight, spec)?;
+    let limit = f32::from(largest_code(spec));
+    let run = weight.data.len().checked_div(scales.len()).unwrap_or(0).max(1);
+    let codes = weight.data.par_chunks(run).zip(&scales).flat_map_iter(|(values, scale)| {
+        let inverse = scale.recip();
+        values.iter().map(move |w| (w * inverse).clamp(-limit, limit).round_ties_even() as i8)
+    });
+    Ok(Int8Weight { shape: weight.shape.clone(), codes: codes.collect(), scales })
+}
