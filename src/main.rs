@@ -1,1 +1,46 @@
-fn main() {}
+//! `swinq`: INT8 quantization toolkit and engine for Swin Transformer classifiers. Wiring only.
+
+mod args;
+mod commands;
+mod data_arg;
+mod interrupt;
+mod model_arg;
+mod html;
+mod progress;
+mod runner;
+mod site_table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    interrupt::install();
+    let outcome = match cli.command {
+        Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Predict(args) => commands::predict::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Compare(args) => commands::compare::run(&args),
+        Command::Doctor => commands::doctor::run(),
+        Command::Quickstart(args) => commands::quickstart::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(if error.is::<args::Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+/// Whether the reader of our output went away (`swinq inspect M | head`), which is no failure of ours.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,1 +1,15 @@
-//! placeholder
+//! The swinq engine: runs a quantized (or float) Swin classifier.
+//!
+//! Loading builds a device-independent [`Plan`] of logical ops from the model and its recipe; a backend lowers it to
+//! its own launches, packs the weights once and places every buffer in an arena ahead of time. An inference then
+//! allocates nothing. Knows neither calibration nor training: the quantized checkpoint is the only way in.
+
+mod arena;
+mod cpu;
+mod engine;
+mod error;
+pub mod plan;
+
+pub use engine::{Engine, EngineOptions, LaunchProfile};
+pub use error::RuntimeError;
+pub use plan::Plan;

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use crate::buffer::AlignedBuf;
 
 /// Spins of an idle worker before it sleeps: tens of microseconds, longer than the gap between two ops.
-const SPINS: usize = 20_000;
+const SPINS: usize = 2_000;
 
 type Task<'a> = dyn Fn(usize, &mut AlignedBuf) + Sync + 'a;
 

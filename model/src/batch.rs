@@ -117,6 +117,17 @@ impl Transform {
     }
 }
 
+impl std::fmt::Display for Transform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (size, filter) = (self.size, if self.filter == Filter::Bicubic { "bicubic" } else { "bilinear" });
+        match self.resize {
+            Resize::ShorterSide(side) => write!(f, "{}: shorter side to {side}, center crop {size}", self.family)?,
+            Resize::Direct => write!(f, "{}: direct to {size}x{size}", self.family)?,
+        }
+        write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)
+    }
+}
+
 /// Raw scores, f32 `[n, classes]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {

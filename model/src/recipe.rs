@@ -231,6 +231,14 @@ impl Recipe {
         }
         Ok(table)
     }
+
+    /// The last rule that says whether the site of this name is quantized, if one does.
+    pub fn deciding_rule(&self, name: &str) -> Option<&Rule> {
+        let decides = |rule: &&Rule| {
+            rule.enable.is_some() && Matcher::new(&rule.pattern).is_ok_and(|matcher| matcher.matches(name))
+        };
+        self.rules.iter().rev().find(decides)
+    }
 }
 
 /// What holds before any rule: nothing is quantized; probabilities would be `u8`.

@@ -1,0 +1,190 @@
+//! From the plan to launches: packs weights, expands bias tables, makes row maps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use swinq_kernels::attention::{AttentionSpec, WindowAttention};
+use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm};
+use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
+use swinq_kernels::patches::Patches;
+use swinq_kernels::{AttentionQuant, Cpu, Quantizer, RowMap, RowStore};
+use swinq_model::quantized::Param;
+use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site, Stage};
+
+use super::{Kernel, Launch, Place};
+use crate::arena::Layout;
+use crate::plan::{Op, Order, Plan, Step, Store};
+
+/// One launch for each step of `plan`.
+pub(crate) fn lower(model: &QuantizedModel, plan: &Plan, layout: &Layout, cpu: Cpu) -> Vec<Launch> {
+    let mut lowering = Lowering { model, plan, cpu, stages: model.config.stages(), maps: BTreeMap::new() };
+    plan.steps.iter().map(|step| lowering.launch(step, layout)).collect()
+}
+
+struct Lowering<'a> {
+    model: &'a QuantizedModel,
+    plan: &'a Plan,
+    cpu: Cpu,
+    stages: Vec<Stage>,
+    /// Window partitions by stage and shift.
+    maps: BTreeMap<(usize, usize), Arc<RowMap>>,
+}
+
+impl Lowering<'_> {
+    fn launch(&mut self, step: &Step, layout: &Layout) -> Launch {
+        let residual = matches!(step.store, Store::Residual { .. });
+        let place = |id: crate::plan::TensorId, residual| {
+            layout.slot[id.0].map(|slot| Place::new(self.plan.tensor(id), slot, residual))
+        };
+        Launch {
+            name: step.name.clone(),
+            macs: step.macs,
+            input: place(step.input, false),
+            output: place(step.output, residual).expect("every output has a slot"),
+            kernel: self.kernel(step),
+        }
+    }
+
+    fn kernel(&mut self, step: &Step) -> Kernel {
+        let config = &self.model.config;
+        match &step.op {
+            Op::Patches => {
+                let lookup = self.model.transform.lookup();
+                let store = row_store(&step.store);
+                Kernel::Patches(Patches::new(self.cpu, config.image_size, config.patch_size, &lookup, store))
+            }
+            Op::Product { linear, int8, output, gelu, order } => {
+                let map = self.map(*order, self.plan.tensor(step.output).rows);
+                self.product(*linear, *int8, *output, *gelu, &step.store, map)
+            }
+            Op::Norm { params, order } => {
+                let map = self.map(*order, self.plan.tensor(step.input).rows);
+                Kernel::Norm(self.layer_norm(params, &step.store), map)
+            }
+            Op::NormInPlace { params } => Kernel::NormInPlace(self.layer_norm(params, &step.store)),
+            Op::PositionEmbedding => Kernel::AddTable(self.float("absolute_pos_embed").data),
+            Op::Attention { block, shift, quant } => self.attention(*block, *shift, *quant, &step.store),
+            Op::Merge { stage } => {
+                let (gamma, beta) = self.norm_params(&format!("layers.{stage}.downsample.norm"));
+                let stage = &self.stages[*stage];
+                let (sources, tokens) = (stage.merge_sources(), stage.tokens());
+                let store = row_store(&step.store);
+                Kernel::Merge(MergeNorm::new(self.cpu, &gamma, &beta, self.eps(), store, &sources, tokens))
+            }
+            Op::Pool => {
+                let (gamma, beta) = self.norm_params("norm");
+                let tokens = self.plan.tensor(step.input).rows;
+                Kernel::Pool(PooledNorm::new(
+                    self.cpu,
+                    &gamma,
+                    &beta,
+                    self.eps(),
+                    row_store(&step.store),
+                    tokens,
+                ))
+            }
+        }
+    }
+
+    fn product(
+        &self,
+        linear: Linear,
+        int8: bool,
+        output: Option<Quantizer>,
+        gelu: bool,
+        store: &Store,
+        map: Arc<RowMap>,
+    ) -> Kernel {
+        let weight = &self.model.params[&linear.weight_name()];
+        let (n, k) = match weight {
+            Param::Float(tensor) => tensor.matrix(),
+            Param::Int8(weight) => weight.matrix(),
+        };
+        let bias = self.model.params.get(&linear.bias_name()).map(|p| p.to_float().data);
+        let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu, store: linear_store(store, n) };
+        match weight {
+            Param::Int8(weight) if int8 => {
+                let input =
+                    self.model.site(Site::Input(linear)).scale().expect("validated: the input has a scale");
+                let multiplier: Vec<f32> = (0..n).map(|row| input * weight.scale(row)).collect();
+                Kernel::LinearI8(LinearI8::new(self.cpu, spec, &weight.codes, &multiplier), map)
+            }
+            weight => Kernel::LinearF32(LinearF32::new(self.cpu, spec, &weight.to_float().data), map),
+        }
+    }
+
+    fn attention(&self, block: BlockId, shift: usize, quant: AttentionQuant, store: &Store) -> Kernel {
+        let stage = &self.stages[block.stage];
+        let table = self.float(&format!("{block}.attn.relative_position_bias_table"));
+        let regions = stage.shift_regions(shift);
+        let spec = AttentionSpec {
+            heads: stage.heads,
+            head_dim: stage.head_dim(),
+            tokens: stage.window_tokens(),
+            windows: stage.windows(),
+            scale: self.model.config.attention_scale(stage),
+            bias: &expand_bias(stage, &table),
+            regions: regions.as_deref(),
+            quant,
+            store: row_store(store),
+        };
+        Kernel::Attention(Box::new(WindowAttention::new(self.cpu, spec)))
+    }
+
+    fn layer_norm(&self, params: &str, store: &Store) -> LayerNorm {
+        let (gamma, beta) = self.norm_params(params);
+        LayerNorm::new(self.cpu, &gamma, &beta, self.eps(), row_store(store))
+    }
+
+    fn norm_params(&self, prefix: &str) -> (Vec<f32>, Vec<f32>) {
+        (self.float(&format!("{prefix}.weight")).data, self.float(&format!("{prefix}.bias")).data)
+    }
+
+    fn float(&self, name: &str) -> HostTensor {
+        self.model.params[name].to_float()
+    }
+
+    fn eps(&self) -> f32 {
+        self.model.config.norm_eps as f32
+    }
+
+    fn map(&mut self, order: Order, tokens: usize) -> Arc<RowMap> {
+        let Order::Windows { stage, shift } = order else { return Arc::new(RowMap::identity(tokens)) };
+        let stage = &self.stages[stage];
+        let make = || {
+            let map = RowMap::new(&stage.partition(shift), stage.tokens());
+            Arc::new(map.expect("a window partition covers every token once"))
+        };
+        Arc::clone(self.maps.entry((stage.index, shift)).or_insert_with(make))
+    }
+}
+
+/// The bias table `[(2w-1)^2, heads]` as `[heads, n, n]`.
+fn expand_bias(stage: &Stage, table: &HostTensor) -> Vec<f32> {
+    let index = stage.relative_position_index();
+    let of_head = |head| index.iter().map(move |&row| table.data[row * stage.heads + head]);
+    (0..stage.heads).flat_map(of_head).collect()
+}
+
+fn row_store(store: &Store) -> RowStore {
+    match store {
+        Store::F32 => RowStore::F32,
+        Store::Fake(q) => RowStore::Fake(*q),
+        Store::Codes(q) => RowStore::Codes(q[0]),
+        Store::Residual { .. } => unreachable!("only products write to the residual stream"),
+    }
+}
+
+fn linear_store(store: &Store, columns: usize) -> LinearStore {
+    match store {
+        Store::F32 => LinearStore::F32,
+        Store::Fake(q) => LinearStore::Fake(*q),
+        Store::Codes(quantizers) => {
+            let part = columns / quantizers.len();
+            LinearStore::Codes((0..columns).map(|c| quantizers[c / part].recip()).collect())
+        }
+        Store::Residual { branch, shortcut } => {
+            LinearStore::Residual { branch: *branch, shortcut: *shortcut }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The engine: a model, ready to run.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use swinq_kernels::{AlignedBuf, Cpu, Pool};
+use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
+
+use crate::arena::Layout;
+use crate::cpu::{Launch, lower};
+use crate::error::RuntimeError;
+use crate::plan::Plan;
+
+/// How an engine runs.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Threads; 0 means one per core.
+    pub threads: usize,
+    /// Images run at a time; larger batches are split. Memory grows with it.
+    pub max_batch: usize,
+    /// Instruction set, by the token that proves it is there.
+    pub cpu: Cpu,
+}
+
+impl EngineOptions {
+    /// All cores, eight images at a time, the fastest instruction set (or `SWINQ_ISA`).
+    ///
+    /// # Errors
+    /// `SWINQ_ISA` names something that cannot be had.
+    pub fn detect() -> Result<EngineOptions, RuntimeError> {
+        Ok(EngineOptions { threads: 0, max_batch: 8, cpu: Cpu::detect()? })
+    }
+}
+
+/// Time of one launch, summed over the runs of a profile.
+#[derive(Clone, Debug)]
+pub struct LaunchProfile {
+    /// Module path of the launch.
+    pub name: String,
+    /// Time per run.
+    pub time: Duration,
+    /// Multiply-accumulates per run.
+    pub macs: u64,
+}
+
+/// A model lowered for the CPU: packed weights, an arena, a pool of threads.
+pub struct Engine {
+    launches: Vec<Launch>,
+    arena: Vec<AlignedBuf>,
+    pool: Pool,
+    plan: Plan,
+    cpu: Cpu,
+    image_size: usize,
+    classes: usize,
+    max_batch: usize,
+}
+
+impl Engine {
+    /// Loads a quantized checkpoint.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something the engine cannot run; the message names it.
+    pub fn load(path: &Path, options: EngineOptions) -> Result<Engine, RuntimeError> {
+        Engine::new(&QuantizedModel::load(path)?, options)
+    }
+
+    /// Prepares `model`: plans, packs its weights, places its buffers.
+    ///
+    /// # Errors
+    /// The model does not pass [`QuantizedModel::validate`].
+    pub fn new(model: &QuantizedModel, options: EngineOptions) -> Result<Engine, RuntimeError> {
+        let plan = Plan::new(model)?;
+        let layout = Layout::new(&plan);
+        let max_batch = options.max_batch.max(1);
+        let launches = lower(model, &plan, &layout, options.cpu);
+        Ok(Engine {
+            launches,
+            arena: layout.bytes.iter().map(|bytes| AlignedBuf::new(bytes * max_batch)).collect(),
+            pool: Pool::new(options.threads),
+            plan,
+            cpu: options.cpu,
+            image_size: model.config.image_size,
+            classes: model.config.num_classes,
+            max_batch,
+        })
+    }
+
+    /// What runs, in order.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The instruction set in use.
+    pub fn cpu(&self) -> Cpu {
+        self.cpu
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Bytes of the arena.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.iter().map(AlignedBuf::len).sum()
+    }
+
+    /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
+    /// `[images, classes]`. Allocates nothing once every batch size has been seen.
+    ///
+    /// # Errors
+    /// `pixels` is not that many images, or a score is not finite.
+    pub fn infer_into(&mut self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
+        let image_bytes = self.image_size * self.image_size * 3;
+        let images = logits.len() / self.classes;
+        if pixels.len() != images * image_bytes || logits.len() != images * self.classes {
+            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.image_size });
+        }
+        let parts =
+            pixels.chunks(self.max_batch * image_bytes).zip(logits.chunks_mut(self.max_batch * self.classes));
+        for (pixels, logits) in parts {
+            let images = pixels.len() / image_bytes;
+            for launch in &self.launches {
+                launch.run(&mut self.pool, images, pixels, &mut self.arena);
+            }
+            logits.copy_from_slice(self.last().output_f32(images, &self.arena));
+        }
+        check_finite(logits, self.classes)
+    }
+
+    fn last(&self) -> &Launch {
+        self.launches.last().expect("a plan has steps")
+    }
+
+    /// Runs the first (at most `max_batch`) images of `pixels` `runs` times and times each launch.
+    ///
+    /// # Errors
+    /// `pixels` holds no whole image.
+    pub fn profile(&mut self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+        let image_bytes = self.image_size * self.image_size * 3;
+        let images = (pixels.len() / image_bytes).min(self.max_batch);
+        if images == 0 {
+            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
+        }
+        let mut times = vec![Duration::ZERO; self.launches.len()];
+        for _ in 0..runs.max(1) {
+            for (launch, time) in self.launches.iter().zip(&mut times) {
+                let start = Instant::now();
+                launch.run(&mut self.pool, images, &pixels[..images * image_bytes], &mut self.arena);
+                *time += start.elapsed();
+            }
+        }
+        let profile = |(launch, time): (&Launch, Duration)| LaunchProfile {
+            name: launch.name.clone(),
+            time: time / runs.max(1) as u32,
+            macs: launch.macs * images as u64,
+        };
+        Ok(self.launches.iter().zip(times).map(profile).collect())
+    }
+}
+
+fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
+    match logits.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            Err(RuntimeError::NotFinite { image: at / classes, class: at % classes, value: logits[at] })
+        }
+    }
+}
+
+impl Classifier for Engine {
+    fn classes(&self) -> usize {
+        self.classes
+    }
+
+    fn input_size(&self) -> usize {
+        self.image_size
+    }
+
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+        if batch.size != self.image_size {
+            let (got, expected) = (batch.size, self.image_size);
+            return Err(RuntimeError::ImageSize { got, expected }.into());
+        }
+        let mut values = vec![0.0; batch.len() * self.classes];
+        self.infer_into(&batch.pixels, &mut values)?;
+        Ok(Logits { values, classes: self.classes })
+    }
+}

@@ -1,0 +1,11 @@
+//! `swinq compare`.
+
+use crate::args::CompareArgs;
+
+/// Runs the command.
+pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
+    let first = swinq_eval::read_results(&args.first)?;
+    let second = swinq_eval::read_results(&args.second)?;
+    println!("{}", swinq_eval::compare(&first, &second));
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! `swinq eval`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
+use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_kernels::{Cpu, Isa};
+use swinq_model::atomic::check_writable;
+use swinq_model::float::FloatClassifier;
+use swinq_model::{BoxError, Classifier, QuantizedModel, Transform};
+
+use crate::args::{EvalArgs, Simulate};
+use crate::data_arg::Sample;
+use crate::model_arg::Model;
+use crate::progress::Progress;
+use crate::runner::{self, Subject};
+use crate::{html, interrupt};
+
+/// Seconds of latency measurement for each model and batch size.
+const LATENCY_SECONDS: f64 = 2.0;
+
+/// Runs the command.
+pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    let results = evaluate(args)?;
+    if let Some(path) = &args.json {
+        swinq_eval::write_results(path, &results)?;
+        println!("wrote {}", path.display());
+    }
+    if let Some(path) = &args.report {
+        html::write(path, &results)?;
+        println!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+fn evaluate(args: &EvalArgs) -> anyhow::Result<Results> {
+    for path in args.json.iter().chain(&args.report) {
+        check_writable(path)?;
+    }
+    let mut subjects = subjects(args)?;
+    let sample = Sample::open(&args.data.data_path, args.split, args.limit, args.seed)?;
+    println!("{} of {}", images(sample.ids.len()), sample.dataset.describe());
+    let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+    let threads = swinq_kernels::Pool::new(args.threads).threads();
+    let mut results = Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
+    let mut baseline: Option<Collected> = None;
+    for subject in &mut subjects {
+        let collected = collect(subject, &sample, args)?;
+        let accuracy = swinq_eval::accuracy(&collected)?;
+        println!("{}: {}", subject.result.label(), swinq_eval::acc_line(&accuracy));
+        subject.result.set_accuracy(&accuracy);
+        match &baseline {
+            None => baseline = Some(collected),
+            Some(baseline) => {
+                subject.result.set_fidelity(&swinq_eval::fidelity(baseline, &collected)?);
+                subject.result.top1_difference = Some(swinq_eval::top1_difference(baseline, &collected)?);
+            }
+        }
+    }
+    if !args.no_latency {
+        let options = LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() };
+        runner::measure(&mut subjects, &args.latency, &options, &mut |_, _, _| {})?;
+    }
+    results.data = Some(data_info(args, &sample, &subjects[0].transform));
+    results.models = subjects.into_iter().map(|subject| subject.result).collect();
+    println!("\n{}", swinq_eval::table(&results));
+    Ok(results)
+}
+
+/// The models as they will be run: each on the engine, and quantized ones simulated too where that was asked for.
+fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
+    let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+    let mut subjects = Vec::new();
+    for path in &args.models {
+        let model = Model::load(path, &args.float)?.into_quantized()?;
+        subjects.push(Subject::engine(path, &model, options)?);
+        if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
+            subjects.push(simulated(path, &model, simulate, options)?);
+        }
+    }
+    let classes = subjects[0].classifier.classes();
+    for subject in &subjects {
+        anyhow::ensure!(
+            subject.classifier.classes() == classes,
+            "{} has {} classes and {} has {classes}; only models of the same classes can be compared",
+            subject.result.name,
+            subject.classifier.classes(),
+            subjects[0].result.name
+        );
+    }
+    Ok(subjects)
+}
+
+fn simulated(
+    path: &Path,
+    model: &QuantizedModel,
+    simulate: Simulate,
+    options: EngineOptions,
+) -> anyhow::Result<Subject> {
+    let mut result = ModelResult::new(path.display().to_string(), Precision::Simulated, "");
+    let classifier: Box<dyn Classifier> = match simulate {
+        Simulate::Fake => {
+            result.backend = "fake quantization".to_owned();
+            Box::new(FloatClassifier::quantized(model)?)
+        }
+        Simulate::Exact => {
+            result.backend = "scalar reference".to_owned();
+            let cpu = Cpu::with(Isa::Scalar)?;
+            Box::new(Engine::new(model, EngineOptions { cpu, ..options })?)
+        }
+    };
+    result.recipe = Some(model.recipe.name.clone());
+    Ok(Subject { result, classifier, transform: model.transform.clone(), config: model.config.clone() })
+}
+
+fn collect(subject: &mut Subject, sample: &Sample, args: &EvalArgs) -> anyhow::Result<Collected> {
+    sample.check_labels(&subject.config)?;
+    let mut loader = sample.loader(&subject.transform, args.batch_size, args.threads, args.data.skip_corrupt);
+    let mut progress = Progress::new(&subject.result.label(), sample.ids.len());
+    let mut seen = 0;
+    let mut on_images = |done: usize, _total: usize| {
+        seen = done;
+        progress.set(done);
+        interrupt::check()
+    };
+    let collected = swinq_eval::collect(subject.classifier.as_mut(), &mut loader, &mut on_images)
+        .with_context(|| format!("evaluating {}", subject.result.name))?;
+    progress.finish(seen);
+    for skipped in loader.skipped() {
+        eprintln!("warning: left out {skipped}");
+    }
+    Ok(collected)
+}
+
+fn data_info(args: &EvalArgs, sample: &Sample, transform: &Transform) -> DataInfo {
+    DataInfo {
+        path: args.data.data_path.display().to_string(),
+        split: Some(args.split.to_string()),
+        total: Some(sample.dataset.len()),
+        limit: args.limit,
+        seed: args.limit.map(|_| args.seed),
+        sha256: Some(sample.list_sha256()),
+        skipped: None,
+        transform: Some(transform.clone()),
+    }
+}
+
+fn images(count: usize) -> String {
+    if count == 1 { "1 image".to_owned() } else { format!("{count} images") }
+}
+
+/// Boxed errors of injected implementations, as `anyhow` takes them.
+pub fn boxed(error: BoxError) -> anyhow::Error {
+    anyhow::Error::from_boxed(error)
+}

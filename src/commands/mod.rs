@@ -1,0 +1,10 @@
+//! One file per command.
+
+pub mod bench;
+pub mod calibrate;
+pub mod compare;
+pub mod doctor;
+pub mod eval;
+pub mod inspect;
+pub mod predict;
+pub mod quickstart;

@@ -1,0 +1,78 @@
+//! From the MODEL argument to a model.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use swinq_model::checkpoint::{LoadOptions, is_quantized_file, load_float};
+use swinq_model::config::{LoadedConfig, load_config};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{QuantizedModel, Resize, Transform};
+
+use crate::args::{Family, FloatArgs, Usage};
+
+/// A model as the user named it.
+pub enum Model {
+    /// From a float checkpoint, a directory, or random.
+    Float(Box<FloatModel>),
+    /// From a quantized checkpoint.
+    Quantized(Box<QuantizedModel>),
+}
+
+impl Model {
+    /// Loads `path`, whatever kind of model it is.
+    pub fn load(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
+        if !path.exists() {
+            bail!("{}: no such file or folder", path.display());
+        }
+        if is_quantized_file(path) {
+            let model = QuantizedModel::load(path)?;
+            return Ok(Model::Quantized(Box::new(model)));
+        }
+        Ok(Model::Float(Box::new(load_float_model(path, args)?)))
+    }
+
+    /// The model as the engine takes it.
+    pub fn into_quantized(self) -> anyhow::Result<QuantizedModel> {
+        Ok(match self {
+            Model::Float(model) => QuantizedModel::from_float(&model)?,
+            Model::Quantized(model) => *model,
+        })
+    }
+}
+
+/// Loads a float checkpoint or directory.
+pub fn load_float_model(path: &Path, args: &FloatArgs) -> anyhow::Result<FloatModel> {
+    let options = LoadOptions { cfg: configuration(args)?, dialect: args.dialect };
+    let mut model = load_float(path, &options)?;
+    if let Some(family) = args.transform {
+        model.transform = transform_of(family, &model)?;
+    }
+    Ok(model)
+}
+
+/// Random weights of the shape `--cfg` gives.
+pub fn random_model(seed: u64, args: &FloatArgs) -> anyhow::Result<FloatModel> {
+    let config = configuration(args)?.context("--random-weights needs --cfg")?;
+    Ok(swinq_model::checkpoint::random_model(&config, seed))
+}
+
+/// What `--cfg` and `--opts` say, where given.
+fn configuration(args: &FloatArgs) -> anyhow::Result<Option<LoadedConfig>> {
+    let opts: Vec<(String, String)> = args.opts.chunks(2).map(|p| (p[0].clone(), p[1].clone())).collect();
+    match &args.cfg {
+        Some(name) => Ok(Some(load_config(name, &opts)?)),
+        None if opts.is_empty() => Ok(None),
+        None => Err(Usage("--opts changes what --cfg names; give --cfg too".to_owned()).into()),
+    }
+}
+
+fn transform_of(family: Family, model: &FloatModel) -> anyhow::Result<Transform> {
+    let size = model.config.image_size;
+    let own = &model.transform;
+    Ok(match family {
+        Family::Ms => Transform { mean: own.mean, std: own.std, ..Transform::microsoft(size, true) },
+        Family::Timm => swinq_data::transforms::timm(size, if size >= 384 { 1.0 } else { 0.9 }),
+        Family::Torchvision => swinq_data::transforms::torchvision(&model.config.name, size),
+        Family::Hf => Transform { family: "hf".to_owned(), resize: Resize::Direct, ..Transform::microsoft(size, false) },
+    })
+}
