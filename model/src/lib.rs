@@ -4,7 +4,10 @@
 pub mod arch;
 pub mod atomic;
 pub mod batch;
+pub mod config;
 pub mod error;
+#[cfg(feature = "float")]
+pub mod float;
 pub mod params;
 pub mod quantized;
 pub mod recipe;
@@ -13,6 +16,7 @@ pub mod tensor;
 
 pub use arch::{Stage, SwinConfig, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
+pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use error::ModelError;
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Recipe, Rule, SiteSpec};

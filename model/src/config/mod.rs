@@ -1,0 +1,197 @@
+//! Configurations in Microsoft's YAML keys: files with `BASE` includes, overrides, and the shipped presets.
+
+mod keys;
+mod presets;
+mod source;
+mod value;
+
+use std::path::Path;
+
+use crate::arch::{SwinConfig, WindowPolicy};
+use crate::batch::{Filter, Transform};
+use crate::error::ModelError;
+use crate::params::parameters;
+use source::Settings;
+use value::Value;
+
+/// Most parameters that a configuration may ask for (Swin-L has 197 million).
+const MAX_PARAMETERS: u128 = 1 << 31;
+
+/// A configuration with every field resolved, and where it came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedConfig {
+    /// Architecture. Sizes are checked; whether the windows divide every grid is checked once the checkpoint's
+    /// dialect is known ([`crate::load_float`]) or by [`SwinConfig::validate`].
+    pub config: SwinConfig,
+    /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
+    pub transform: Transform,
+    /// The file or shipped name, for messages and reports.
+    pub origin: String,
+}
+
+/// Overrides of configuration keys, in the order given.
+///
+/// ```
+/// let words = ["MODEL.NUM_CLASSES", "10", "TEST.CROP", "False"].map(str::to_owned);
+/// let overrides = swinq_model::ConfigOverrides::from_words(&words).unwrap();
+/// assert_eq!(overrides.pairs().len(), 2);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigOverrides(Vec<(String, String)>);
+
+impl ConfigOverrides {
+    /// Pairs up the words after `--opts`: `KEY VALUE KEY VALUE …`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] naming a key without a value.
+    pub fn from_words(words: &[String]) -> Result<ConfigOverrides, ModelError> {
+        let (pairs, rest) = words.as_chunks::<2>();
+        if let [key] = rest {
+            return Err(ModelError::config(key, "has no value; overrides are KEY VALUE pairs"));
+        }
+        Ok(ConfigOverrides(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()))
+    }
+
+    /// The pairs, as [`load_config`] takes them.
+    pub fn pairs(&self) -> &[(String, String)] {
+        &self.0
+    }
+}
+
+/// Names of the shipped configurations.
+pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
+    presets::PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// Loads a configuration written in Microsoft's keys: its `BASE` files (relative to the file), then the file, then
+/// `opts`. Keys that are not set have the defaults of Microsoft's `config.py`; as there, `DATA.DATASET:
+/// imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
+///
+/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`);
+/// for the latter the suffixes of Microsoft's checkpoint names (`_22k`, `_22kto1k`, `_22kto1k_finetune`) are known.
+/// The window policy is Microsoft's; [`crate::load_float`] replaces it by the checkpoint's.
+///
+/// # Errors
+/// An unreadable file; an unknown key, with the nearest known one; a value of the wrong kind; `MODEL.TYPE` other
+/// than `swin`; sizes that cannot be.
+pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<LoadedConfig, ModelError> {
+    let path = Path::new(name_or_path);
+    let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
+    let mut settings = Settings::default();
+    let name = if is_yaml || path.is_file() {
+        settings.read_file(path)?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        settings.get("MODEL.NAME").and_then(|(name, _)| name.as_text().map(str::to_owned)).unwrap_or(stem)
+    } else if let Some(yaml) = presets::find(name_or_path) {
+        settings.read_text(path, yaml)?;
+        name_or_path.to_owned()
+    } else {
+        let problem = format!(
+            "is neither a file nor a shipped name; the nearest shipped name is {}",
+            presets::nearest(name_or_path)
+        );
+        return Err(ModelError::file(path, problem));
+    };
+    settings.apply(opts)?;
+    let config = resolve(name, &settings)?;
+    let transform = transform(&config, &settings)?;
+    Ok(LoadedConfig { config, transform, origin: name_or_path.to_owned() })
+}
+
+fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
+    refuse_other_models(settings)?;
+    let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
+    let flag = |key, default| field(settings, key, "True or False", default, Value::as_bool);
+    let sizes = |key, default| field(settings, key, "a list of whole numbers", default, Value::as_sizes);
+    let default = SwinConfig::default();
+    let classes = if is_imagenet_22k(settings) { 21841 } else { 1000 };
+    let name = match settings.get("MODEL.NAME") {
+        Some((Value::Text(text), "the override")) => text.clone(),
+        _ => name,
+    };
+    let channels = size("MODEL.SWIN.IN_CHANS", 3)?;
+    if channels != 3 {
+        return Err(ModelError::config(
+            "MODEL.SWIN.IN_CHANS",
+            format!("{channels}: only RGB input (3) is supported"),
+        ));
+    }
+    let config = SwinConfig {
+        name,
+        image_size: size("DATA.IMG_SIZE", 224)?,
+        patch_size: size("MODEL.SWIN.PATCH_SIZE", default.patch_size)?,
+        num_classes: size("MODEL.NUM_CLASSES", classes)?,
+        embed_dim: size("MODEL.SWIN.EMBED_DIM", default.embed_dim)?,
+        depths: sizes("MODEL.SWIN.DEPTHS", default.depths)?,
+        num_heads: sizes("MODEL.SWIN.NUM_HEADS", default.num_heads)?,
+        window_size: size("MODEL.SWIN.WINDOW_SIZE", default.window_size)?,
+        mlp_ratio: field(settings, "MODEL.SWIN.MLP_RATIO", "a number", default.mlp_ratio, Value::as_float)?,
+        qkv_bias: flag("MODEL.SWIN.QKV_BIAS", true)?,
+        qk_scale: field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
+            if value.is_none() { Some(None) } else { value.as_float().map(Some) }
+        })?,
+        ape: flag("MODEL.SWIN.APE", false)?,
+        patch_norm: flag("MODEL.SWIN.PATCH_NORM", true)?,
+        norm_eps: default.norm_eps,
+        window_policy: WindowPolicy::Microsoft,
+    };
+    check_sizes(&config)?;
+    Ok(config)
+}
+
+/// Checks everything but the windows, which depend on the checkpoint's dialect.
+pub(crate) fn check_sizes(config: &SwinConfig) -> Result<(), ModelError> {
+    SwinConfig { window_policy: WindowPolicy::Pad, ..config.clone() }.validate()?;
+    let count = |(_, shape): &(String, Vec<usize>)| shape.iter().map(|&d| d as u128).product::<u128>();
+    let total: u128 = parameters(config).iter().map(count).sum();
+    if total > MAX_PARAMETERS {
+        let problem =
+            format!("{total} parameters in all are more than this program accepts ({MAX_PARAMETERS})");
+        return Err(ModelError::config("MODEL.SWIN.DEPTHS", problem));
+    }
+    Ok(())
+}
+
+fn refuse_other_models(settings: &Settings) -> Result<(), ModelError> {
+    match settings.get("MODEL.TYPE") {
+        None => Ok(()),
+        Some((Value::Text(kind), _)) if kind == "swin" => Ok(()),
+        Some((value, origin)) => {
+            let problem = format!("{value} (set by {origin}): only Swin V1 (`swin`) is supported now");
+            Err(ModelError::config("MODEL.TYPE", problem))
+        }
+    }
+}
+
+fn is_imagenet_22k(settings: &Settings) -> bool {
+    matches!(settings.get("DATA.DATASET"), Some((Value::Text(name), _)) if name == "imagenet22K")
+}
+
+/// The value of `key` read by `read`, or `default` where it is not set.
+fn field<T>(
+    settings: &Settings,
+    key: &'static str,
+    wanted: &str,
+    default: T,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<T, ModelError> {
+    let Some((value, origin)) = settings.get(key) else { return Ok(default) };
+    read(value).ok_or_else(|| ModelError::config(key, format!("{value} (set by {origin}) is not {wanted}")))
+}
+
+fn transform(config: &SwinConfig, settings: &Settings) -> Result<Transform, ModelError> {
+    let crop = field(settings, "TEST.CROP", "True or False", true, Value::as_bool)?;
+    let filter = match settings.get("DATA.INTERPOLATION") {
+        None => Filter::Bicubic,
+        Some((Value::Text(name), _)) if name == "bicubic" => Filter::Bicubic,
+        Some((Value::Text(name), _)) if name == "bilinear" => Filter::Bilinear,
+        Some((value, origin)) => {
+            let problem = format!("{value} (set by {origin}) is not supported; use bicubic or bilinear");
+            return Err(ModelError::config("DATA.INTERPOLATION", problem));
+        }
+    };
+    Ok(Transform { filter, ..Transform::microsoft(config.image_size, crop) })
+}
+
+#[cfg(test)]
+mod tests;

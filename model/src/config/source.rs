@@ -1,0 +1,175 @@
+//! From YAML files and overrides to one assignment per key: `BASE` files first, then the file, then the overrides.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::keys::{self, Known};
+use super::value::Value;
+use crate::error::ModelError;
+
+/// Largest configuration file accepted, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+/// Deepest chain of `BASE` files.
+const MAX_CHAIN: usize = 16;
+/// Most files that one configuration may pull in.
+const MAX_FILES: usize = 64;
+
+/// What was set, and by whom.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    values: BTreeMap<&'static str, (Value, String)>,
+    files: usize,
+}
+
+impl Settings {
+    /// The value of a key and who set it.
+    pub(super) fn get(&self, key: &'static str) -> Option<(&Value, &str)> {
+        self.values.get(key).map(|(value, origin)| (value, origin.as_str()))
+    }
+
+    /// Reads the file at `path` and the `BASE` files it names, which are relative to it.
+    pub(super) fn read_file(&mut self, path: &Path) -> Result<(), ModelError> {
+        self.read_chained(path, &mut Vec::new())
+    }
+
+    fn read_chained(&mut self, path: &Path, chain: &mut Vec<PathBuf>) -> Result<(), ModelError> {
+        let identity = path.canonicalize().map_err(|e| ModelError::io(path, e))?;
+        if chain.contains(&identity) {
+            return Err(ModelError::file(path, "includes itself through BASE; remove the circle"));
+        }
+        self.files += 1;
+        if chain.len() >= MAX_CHAIN || self.files > MAX_FILES {
+            let problem = format!(
+                "more than {MAX_CHAIN} levels or {MAX_FILES} files of BASE; flatten the configuration"
+            );
+            return Err(ModelError::file(path, problem));
+        }
+        chain.push(identity);
+        let text = read_bounded(path)?;
+        let entries = parse(path, &text)?;
+        for base in base_files(path, &entries)? {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            self.read_chained(&folder.join(base), chain)?;
+        }
+        chain.pop();
+        self.assign_section("", entries, path)
+    }
+
+    /// Reads YAML that has no file; `BASE` may only be empty.
+    pub(super) fn read_text(&mut self, origin: &Path, text: &str) -> Result<(), ModelError> {
+        let entries = parse(origin, text)?;
+        if !base_files(origin, &entries)?.is_empty() {
+            return Err(ModelError::file(origin, "BASE needs a file to be relative to"));
+        }
+        self.assign_section("", entries, origin)
+    }
+
+    /// Applies overrides, in order.
+    pub(super) fn apply(&mut self, opts: &[(String, String)]) -> Result<(), ModelError> {
+        for (key, text) in opts {
+            match keys::look_up(key) {
+                Known::Leaf("BASE") => {
+                    return Err(ModelError::config(
+                        "BASE",
+                        "is for files, not for an override; pass the file as --cfg",
+                    ));
+                }
+                Known::Leaf(key) => {
+                    self.values.insert(key, (Value::from_text(text), "the override".to_owned()));
+                }
+                Known::Section => {
+                    return Err(ModelError::config(key, "is a section; override one of the keys below it"));
+                }
+                Known::Unknown(near) => {
+                    return Err(ModelError::config(key, format!("is no known key; did you mean {near}?")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn assign_section(
+        &mut self,
+        prefix: &str,
+        entries: Vec<(String, Value)>,
+        origin: &Path,
+    ) -> Result<(), ModelError> {
+        for (name, value) in entries {
+            let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+            match (keys::look_up(&name), value) {
+                (Known::Leaf(key), Value::Map(_)) => {
+                    return Err(ModelError::file(
+                        origin,
+                        format!("{key} holds a section, but it is a single value"),
+                    ));
+                }
+                (Known::Leaf(key), value) => {
+                    self.values.insert(key, (value, origin.display().to_string()));
+                }
+                (Known::Section, Value::Map(entries)) => self.assign_section(&name, entries, origin)?,
+                // A section whose keys are all commented out.
+                (Known::Section, Value::None) => {}
+                (Known::Section, value) => {
+                    return Err(ModelError::file(origin, format!("{name} is a section, but holds {value}")));
+                }
+                (Known::Unknown(near), _) => {
+                    let name: String = name.chars().take(120).collect();
+                    return Err(ModelError::file(
+                        origin,
+                        format!("unknown key {name}; did you mean {near}?"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_bounded(path: &Path) -> Result<String, ModelError> {
+    let file = std::fs::File::open(path).map_err(|e| ModelError::io(path, e))?;
+    let mut text = String::new();
+    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|e| ModelError::io(path, e))?;
+    if read as u64 > MAX_BYTES {
+        return Err(ModelError::file(
+            path,
+            format!("is larger than {MAX_BYTES} bytes, so it is no configuration"),
+        ));
+    }
+    Ok(text)
+}
+
+fn parse(origin: &Path, text: &str) -> Result<Vec<(String, Value)>, ModelError> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: 32,
+            max_events: 20_000,
+            max_nodes: 20_000,
+            max_aliases: 64,
+            max_anchors: 64,
+        },
+    };
+    match serde_saphyr::from_str_with_options(text, options) {
+        Ok(Value::Map(entries)) => Ok(entries),
+        Ok(Value::None) => Ok(Vec::new()),
+        Ok(other) => {
+            Err(ModelError::file(origin, format!("is {other}, not a configuration of KEY: value lines")))
+        }
+        Err(error) => Err(ModelError::file(origin, format!("is not readable YAML: {error}"))),
+    }
+}
+
+/// The non-empty names under `BASE`.
+fn base_files(origin: &Path, entries: &[(String, Value)]) -> Result<Vec<String>, ModelError> {
+    let bad =
+        || ModelError::file(origin, "BASE must be a list of file names, such as BASE: ['default.yaml']");
+    let names: Vec<&str> = match entries.iter().find(|(name, _)| name == "BASE").map(|(_, value)| value) {
+        None | Some(Value::None) => return Ok(Vec::new()),
+        Some(Value::Text(name)) => vec![name],
+        Some(Value::List(names)) => {
+            names.iter().map(Value::as_text).collect::<Option<_>>().ok_or_else(bad)?
+        }
+        Some(_) => return Err(bad()),
+    };
+    Ok(names.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}

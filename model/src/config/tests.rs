@@ -1,0 +1,188 @@
+use std::fs;
+
+use super::*;
+use crate::batch::Resize;
+
+fn opts(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+}
+
+/// Loads `text` written to a file of its own.
+fn load_text(text: &str) -> Result<LoadedConfig, ModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("my_swin.yaml");
+    fs::write(&path, text).unwrap();
+    load_config(path.to_str().unwrap(), &[])
+}
+
+#[test]
+fn every_shipped_configuration_is_the_official_one() {
+    let mut count = 0;
+    for name in shipped_configs() {
+        let loaded = load_config(name, &[]).unwrap();
+        assert_eq!(loaded.config, SwinConfig::official(name).unwrap(), "{name}");
+        loaded.config.validate().unwrap();
+        let direct = name.contains("384");
+        assert_eq!(loaded.transform, Transform::microsoft(loaded.config.image_size, !direct), "{name}");
+        count += 1;
+    }
+    assert_eq!(count, 16);
+}
+
+#[test]
+fn checkpoint_names_find_their_configuration() {
+    for name in [
+        "swin_small_patch4_window7_224_22kto1k",
+        "swin_base_patch4_window12_384",
+        "swin_base_patch4_window12_384_22kto1k",
+        "swin_large_patch4_window7_224",
+        "swin_large_patch4_window12_384",
+    ] {
+        assert_eq!(load_config(name, &[]).unwrap().config, SwinConfig::official(name).unwrap(), "{name}");
+    }
+    let message = load_config("swin_tiny_patch4_window7_225", &[]).unwrap_err().to_string();
+    assert!(message.contains("nearest shipped name is swin_tiny_patch4_window7_224"), "{message}");
+}
+
+#[test]
+fn lenient_numbers_and_every_architecture_field() {
+    let loaded = load_text(
+        "DATA:\n  IMG_SIZE: 56.0\n  INTERPOLATION: bilinear\nMODEL:\n  TYPE: swin\n  NUM_CLASSES: '5'\n  SWIN:\n    \
+         PATCH_SIZE: 2\n    EMBED_DIM: 12\n    DEPTHS: [1, 2]\n    NUM_HEADS: (2, 3)\n    WINDOW_SIZE: 7\n    \
+         MLP_RATIO: 2\n    QKV_BIAS: False\n    QK_SCALE: 1e-1\n    APE: True\n    PATCH_NORM: false\n\
+         TRAIN:\n  OPTIMIZER:\n    EPS: 1e-8\n    BETAS: (0.9, 0.999)\nTEST:\n  CROP: False\nAUG:\n",
+    )
+    .unwrap();
+    let wanted = SwinConfig {
+        name: "my_swin".to_owned(),
+        image_size: 56,
+        patch_size: 2,
+        num_classes: 5,
+        embed_dim: 12,
+        depths: vec![1, 2],
+        num_heads: vec![2, 3],
+        window_size: 7,
+        mlp_ratio: 2.0,
+        qkv_bias: false,
+        qk_scale: Some(0.1),
+        ape: true,
+        patch_norm: false,
+        ..SwinConfig::default()
+    };
+    assert_eq!(loaded.config, wanted);
+    assert_eq!((loaded.transform.filter, loaded.transform.resize), (Filter::Bilinear, Resize::Direct));
+}
+
+#[test]
+fn the_dataset_of_22k_decides_the_classes_as_in_microsofts_code() {
+    assert_eq!(load_text("DATA: {DATASET: imagenet22K}").unwrap().config.num_classes, 21841);
+    let set = "DATA: {DATASET: imagenet22K}\nMODEL: {NUM_CLASSES: 7}";
+    assert_eq!(load_text(set).unwrap().config.num_classes, 7);
+}
+
+#[test]
+fn base_then_file_then_overrides() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("deep")).unwrap();
+    fs::write(folder.path().join("base.yaml"), "MODEL: {NUM_CLASSES: 3, NAME: a, SWIN: {EMBED_DIM: 48}}")
+        .unwrap();
+    let path = folder.path().join("deep/top.yaml");
+    fs::write(&path, "BASE: ['', '../base.yaml']\nMODEL: {NUM_CLASSES: 4, SWIN: {QK_SCALE: None}}").unwrap();
+    let path = path.to_str().unwrap();
+    let config = load_config(path, &opts(&[("MODEL.SWIN.NUM_HEADS", "[2,4,8,16]")])).unwrap().config;
+    assert_eq!((config.num_classes, config.embed_dim, config.name.as_str()), (4, 48, "a"));
+    assert_eq!((config.num_heads, config.qk_scale), (vec![2, 4, 8, 16], None));
+    let config = load_config(path, &opts(&[("MODEL.NUM_CLASSES", "9"), ("MODEL.NAME", "b")])).unwrap().config;
+    assert_eq!((config.num_classes, config.name.as_str()), (9, "b"));
+}
+
+#[test]
+fn circles_and_floods_of_base_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = folder.path().join("a.yaml");
+    fs::write(&a, "BASE: ['b.yaml']").unwrap();
+    fs::write(folder.path().join("b.yaml"), "BASE: ['a.yaml']").unwrap();
+    let message = load_config(a.to_str().unwrap(), &[]).unwrap_err().to_string();
+    assert!(message.contains("a.yaml") && message.contains("BASE"), "{message}");
+    // Each level names the next one many times: 10^7 reads without a limit.
+    for level in 0..8 {
+        let next = format!("'l{}.yaml', ", level + 1).repeat(10);
+        fs::write(folder.path().join(format!("l{level}.yaml")), format!("BASE: [{next}]")).unwrap();
+    }
+    fs::write(folder.path().join("l8.yaml"), "SEED: 0").unwrap();
+    let message = load_config(folder.path().join("l0.yaml").to_str().unwrap(), &[]).unwrap_err().to_string();
+    assert!(message.contains("64 files"), "{message}");
+}
+
+#[test]
+fn mistakes_are_named_with_key_file_and_remedy() {
+    let cases = [
+        (
+            "MODEL: {SWIN: {EMBED_DIMS: 96}}",
+            &["my_swin.yaml", "MODEL.SWIN.EMBED_DIMS", "MODEL.SWIN.EMBED_DIM?"][..],
+        ),
+        ("MODEL: {TYPE: swinv2}", &["MODEL.TYPE", "swinv2", "only Swin V1", "my_swin.yaml"]),
+        ("MODEL: {TYPE: 3}", &["MODEL.TYPE"]),
+        ("MODEL: {SWIN: {IN_CHANS: 1}}", &["IN_CHANS", "1"]),
+        ("MODEL: {SWIN: {DEPTHS: 2}}", &["DEPTHS", "list of whole numbers"]),
+        ("MODEL: {SWIN: {EMBED_DIM: -96}}", &["EMBED_DIM", "-96"]),
+        ("MODEL: {SWIN: {EMBED_DIM: 96.5}}", &["EMBED_DIM", "96.5"]),
+        ("MODEL: {SWIN: {EMBED_DIM: 99999999999999999999}}", &["EMBED_DIM"]),
+        ("MODEL: {SWIN: {QKV_BIAS: 7}}", &["QKV_BIAS", "True or False"]),
+        ("MODEL: {SWIN: 3}", &["MODEL.SWIN", "section"]),
+        ("MODEL: {NAME: {a: 1}}", &["MODEL.NAME"]),
+        (
+            "MODEL: {SWIN: {DEPTHS: [256,256,256,256,256,256,256,256], NUM_HEADS: [1,1,1,1,1,1,1,1], EMBED_DIM: 128}}",
+            &["parameters"],
+        ),
+        ("DATA: {INTERPOLATION: lanczos}", &["DATA.INTERPOLATION", "lanczos"]),
+        ("DATA: {IMG_SIZE: 1000000000}", &["IMG_SIZE"]),
+        ("BASE: {a: b}", &["BASE"]),
+        ("[1, 2]", &["my_swin.yaml", "list"]),
+        ("MODEL: {NUM_CLASSES: 3, NUM_CLASSES: 4}", &["my_swin.yaml", "YAML"]),
+        ("a: [", &["my_swin.yaml", "YAML"]),
+    ];
+    for (text, parts) in cases {
+        let message = load_text(text).unwrap_err().to_string();
+        for part in parts {
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+    for (key, value) in [("MODEL.SWIM.APE", "1"), ("MODEL", "1"), ("BASE", "x"), ("TEST.CROP", "maybe")] {
+        let error = load_config("swin_tiny_patch4_window7_224", &opts(&[(key, value)])).unwrap_err();
+        assert!(error.to_string().contains(key), "{error}");
+    }
+    assert!(
+        ConfigOverrides::from_words(&["MODEL.NAME".to_owned()])
+            .unwrap_err()
+            .to_string()
+            .contains("MODEL.NAME")
+    );
+}
+
+#[test]
+fn bombs_are_refused_quickly() {
+    let mut laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let list = vec![format!("*a{}", level - 1); 9].join(", ");
+        laughs += &format!("a{level}: &a{level} [{list}]\n");
+    }
+    let huge = "X".repeat(2 << 20);
+    for text in [laughs, huge, "[".repeat(200_000), "a: ".repeat(1000), "- ".repeat(100_000)] {
+        let start = std::time::Instant::now();
+        assert!(load_text(&text).is_err());
+        assert!(start.elapsed().as_secs() < 5);
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn mutated_files_never_panic(cuts in proptest::collection::vec((0usize..600, 0u8..=255), 1..6)) {
+        let mut bytes = presets::PRESETS[9].1.as_bytes().to_vec();
+        for (at, byte) in cuts {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        let _ = load_text(&String::from_utf8_lossy(&bytes));
+    }
+}

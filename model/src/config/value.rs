@@ -1,0 +1,245 @@
+//! Values of a configuration, read as leniently as Microsoft's yacs reads them.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// A value from YAML or from an override.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<Value>),
+    Map(Vec<(String, Value)>),
+}
+
+/// Deepest nesting of lists in a literal.
+const MAX_DEPTH: usize = 8;
+
+impl Value {
+    /// The value of a text as yacs takes it: a Python literal (`None`, `True`, `1e-8`, `[2, 2, 6, 2]`, `(0.9, 0.999)`,
+    /// `'x'`) where it is one, else the text itself.
+    pub(super) fn from_text(text: &str) -> Value {
+        let mut rest = text.trim();
+        match literal(&mut rest, MAX_DEPTH) {
+            Some(value) if rest.trim().is_empty() => value,
+            _ => Value::Text(text.to_owned()),
+        }
+    }
+
+    /// A string scalar decoded by [`Value::from_text`]; other values as they are.
+    fn decoded(&self) -> Value {
+        match self {
+            Value::Text(text) => Value::from_text(text),
+            other => other.clone(),
+        }
+    }
+
+    pub(super) fn as_bool(&self) -> Option<bool> {
+        match self.decoded() {
+            Value::Bool(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A number without a sign or fraction; `4.0` counts.
+    pub(super) fn as_size(&self) -> Option<usize> {
+        match self.decoded() {
+            Value::Int(value) => usize::try_from(value).ok(),
+            Value::Float(value) if value.fract() == 0.0 && (0.0..1e15).contains(&value) => {
+                Some(value as usize)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_float(&self) -> Option<f64> {
+        match self.decoded() {
+            Value::Int(value) => Some(value as f64),
+            Value::Float(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_sizes(&self) -> Option<Vec<usize>> {
+        match self.decoded() {
+            Value::List(values) => values.iter().map(Value::as_size).collect(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.decoded() == Value::None
+    }
+
+    /// The text of a scalar that is one.
+    pub(super) fn as_text(&self) -> Option<&str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::None => f.write_str("None"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::Int(value) => write!(f, "{value}"),
+            Value::Float(value) => write!(f, "{value}"),
+            Value::Text(text) => write!(f, "`{}`", text.chars().take(60).collect::<String>()),
+            Value::List(values) => write!(f, "a list of {}", values.len()),
+            Value::Map(entries) => write!(f, "a section of {}", entries.len()),
+        }
+    }
+}
+
+/// Reads one Python literal from the front of `rest`; `None` where there is none.
+fn literal(rest: &mut &str, depth: usize) -> Option<Value> {
+    *rest = rest.trim_start();
+    match rest.chars().next()? {
+        open @ ('[' | '(') => list(rest, if open == '[' { ']' } else { ')' }, depth.checked_sub(1)?),
+        quote @ ('\'' | '"') => {
+            let (text, after) = rest[1..].split_once(quote)?;
+            *rest = after;
+            Some(Value::Text(text.to_owned()))
+        }
+        _ => {
+            let end = rest.find([',', ']', ')']).unwrap_or(rest.len());
+            let (word, after) = rest.split_at(end);
+            *rest = after;
+            word_value(word.trim())
+        }
+    }
+}
+
+fn list(rest: &mut &str, close: char, depth: usize) -> Option<Value> {
+    *rest = &rest[1..];
+    let mut values = Vec::new();
+    loop {
+        *rest = rest.trim_start();
+        if let Some(after) = rest.strip_prefix(close) {
+            *rest = after;
+            return Some(Value::List(values));
+        }
+        values.push(literal(rest, depth)?);
+        *rest = rest.trim_start();
+        match rest.strip_prefix(',') {
+            Some(after) => *rest = after,
+            None if rest.starts_with(close) => {}
+            None => return None,
+        }
+    }
+}
+
+fn word_value(word: &str) -> Option<Value> {
+    match word {
+        "None" | "null" | "~" => return Some(Value::None),
+        "True" | "true" => return Some(Value::Bool(true)),
+        "False" | "false" => return Some(Value::Bool(false)),
+        _ => {}
+    }
+    // Rust also reads `inf` and `nan`, which are no Python literals.
+    if !word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.'))
+        || word.contains(['n', 'N'])
+    {
+        return None;
+    }
+    word.parse().map(Value::Int).ok().or_else(|| word.parse().map(Value::Float).ok())
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a scalar, a list or a section")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::None)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(i64::try_from(value).map_or(Value::Float(value as f64), Value::Int))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = seq.next_element()? {
+            values.push(value);
+        }
+        Ok(Value::List(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Value::Map(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn python_literals_are_decoded() {
+        assert_eq!(Value::from_text("1e-8"), Value::Float(1e-8));
+        assert_eq!(Value::from_text(" None "), Value::None);
+        assert_eq!(Value::from_text("4."), Value::Float(4.0));
+        assert_eq!(Value::from_text("[2, 2,6,2,]").as_sizes(), Some(vec![2, 2, 6, 2]));
+        assert_eq!(
+            Value::from_text("(0.9, 0.999)"),
+            Value::List(vec![Value::Float(0.9), Value::Float(0.999)])
+        );
+        assert_eq!(Value::from_text("'12'"), Value::Text("12".to_owned()));
+    }
+
+    #[test]
+    fn other_texts_stay_texts() {
+        let deep = "[".repeat(100_000);
+        for text in ["bicubic", "rand-m9-mstd0.5-inc1", "[1", "[1 2]", "nan", "-inf", "", "'", &deep] {
+            assert_eq!(Value::from_text(text), Value::Text(text.to_owned()));
+        }
+        assert_eq!(Value::Text("-3".into()).as_size(), None);
+        assert_eq!(Value::Float(1e300).as_size(), None);
+    }
+}
