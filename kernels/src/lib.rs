@@ -4,14 +4,22 @@
 //! [`reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
 //! and then run on a [`Pool`] without allocating.
 
+pub mod attention;
 pub mod buffer;
 pub mod isa;
+pub mod layer_norm;
+pub mod patches;
 pub mod pool;
 pub mod reference;
+mod rows;
+mod simd_math;
 pub mod types;
 
+pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;
 pub use isa::{Cpu, Isa, IsaError};
+pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm};
+pub use patches::{Patches, add_table};
 pub use pool::Pool;
 pub use reference::{AttentionQuant, Probs};
 pub use types::{PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};
