@@ -42,10 +42,17 @@ pub struct AttentionQuant {
 /// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias` is `[n, n]`
 /// with the mask added, `out` is `[n, d]`.
 ///
-/// A product whose two operands are on is taken over their codes in integers: `QK^T = acc * (s_q * s_k)`,
-/// `PV = acc * s_v / sum(codes)` (kind `u8`) or `acc * (s_p * s_v)` (kind `s8`); otherwise over what the sites
-/// return, in f32. `logit = fma(scores, scale, bias)`.
-#[allow(clippy::too_many_arguments)]
+/// A product whose two operands are on is taken over their codes in integers, otherwise over what the sites return,
+/// in f32.
+///
+/// ```text
+/// logit = fma(acc, (s_q * s_k) * scale, bias)             integers, `scores` off
+/// logit = fma(scores(acc * (s_q * s_k)), scale, bias)     integers, `scores` on
+/// logit = fma(scores(q . k), scale, bias)                 f32
+/// y = acc * (s_v / sum(codes))                            integers, kind `u8`
+/// y = acc * (s_p * s_v)                                   integers, kind `s8`
+/// y = (p . v) * (1 / sum(codes)),  (p . v) * s_p,  p . v  f32, kinds `u8`, `s8`, float
+/// ```
 pub fn attention_window(
     n: usize,
     d: usize,
@@ -55,55 +62,135 @@ pub fn attention_window(
     quant: &AttentionQuant,
     out: &mut [f32],
 ) {
-    for i in 0..n {
-        let logits: Vec<f32> = (0..n)
-            .map(|j| score(&q[i * d..][..d], &k[j * d..][..d], quant).mul_add(scale, bias[i * n + j]))
-            .collect();
-        weighted_values(&logits, v, d, quant, &mut out[i * d..][..d]);
+    let scores = Scores::new(q, k, scale, quant);
+    let values = Values::new(v, quant);
+    let mut logits = vec![0.0; n];
+    for (i, out) in out.chunks_exact_mut(d).enumerate() {
+        for (j, logit) in logits.iter_mut().enumerate() {
+            *logit = scores.logit(i * d, j * d, d, bias[i * n + j]);
+        }
+        values.weighted(&logits, out);
     }
 }
 
-fn score(q: &[f32], k: &[f32], quant: &AttentionQuant) -> f32 {
-    let score = match (quant.q, quant.k) {
-        (Some(sq), Some(sk)) => {
-            let acc: i32 =
-                q.iter().zip(k).map(|(&q, &k)| i32::from(sq.code(q)) * i32::from(sk.code(k))).sum();
-            acc as f32 * (sq.scale() * sk.scale())
-        }
-        (sq, sk) => {
-            let fake = |s: Option<Quantizer>, x: f32| s.map_or(x, |s| s.fake(x));
-            q.iter().zip(k).map(|(&q, &k)| fake(sq, q) * fake(sk, k)).sum()
-        }
-    };
-    quant.scores.map_or(score, |s| s.fake(score))
+/// One operand of a product: its codes, or what its site returns.
+enum Operand {
+    Codes(Vec<i32>, f32),
+    Float(Vec<f32>),
 }
 
-fn weighted_values(logits: &[f32], v: &[f32], d: usize, quant: &AttentionQuant, out: &mut [f32]) {
+impl Operand {
+    /// `integer`: whether the other operand of the product is on.
+    fn new(x: &[f32], site: Option<Quantizer>, integer: bool) -> Operand {
+        match site {
+            Some(s) if integer => {
+                Operand::Codes(x.iter().map(|&x| i32::from(s.code(x))).collect(), s.scale())
+            }
+            Some(s) => Operand::Float(x.iter().map(|&x| s.fake(x)).collect()),
+            None => Operand::Float(x.to_vec()),
+        }
+    }
+}
+
+/// `QK^T` and what follows it up to the logits.
+struct Scores {
+    q: Operand,
+    k: Operand,
+    scale: f32,
+    site: Option<Quantizer>,
+}
+
+impl Scores {
+    fn new(q: &[f32], k: &[f32], scale: f32, quant: &AttentionQuant) -> Scores {
+        Scores {
+            q: Operand::new(q, quant.q, quant.k.is_some()),
+            k: Operand::new(k, quant.k, quant.q.is_some()),
+            scale,
+            site: quant.scores,
+        }
+    }
+
+    /// Logit of the query at `i..i + d` and the key at `j..j + d`.
+    fn logit(&self, i: usize, j: usize, d: usize, bias: f32) -> f32 {
+        match (&self.q, &self.k) {
+            (Operand::Codes(q, s_q), Operand::Codes(k, s_k)) => {
+                let acc: i32 = q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum();
+                let step = s_q * s_k;
+                match self.site {
+                    None => (acc as f32).mul_add(step * self.scale, bias),
+                    Some(s) => s.fake(acc as f32 * step).mul_add(self.scale, bias),
+                }
+            }
+            (Operand::Float(q), Operand::Float(k)) => {
+                let score: f32 = q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum();
+                self.site.map_or(score, |s| s.fake(score)).mul_add(self.scale, bias)
+            }
+            _ => unreachable!("both operands are codes, or neither is"),
+        }
+    }
+}
+
+/// Softmax and `PV`.
+struct Values {
+    v: Operand,
+    probs: Probs,
+}
+
+impl Values {
+    fn new(v: &[f32], quant: &AttentionQuant) -> Values {
+        Values { v: Operand::new(v, quant.v, quant.probs != Probs::Float), probs: quant.probs }
+    }
+
+    /// The values weighted by the softmax of `logits`.
+    fn weighted(&self, logits: &[f32], out: &mut [f32]) {
+        let d = out.len();
+        let (weights, factor) = probabilities(logits, self.probs);
+        match &self.v {
+            Operand::Codes(v, s_v) => {
+                let factor = match factor {
+                    Factor::Inverse(sum) => s_v / sum,
+                    Factor::Step(s_p) => s_p * s_v,
+                };
+                for (c, out) in out.iter_mut().enumerate() {
+                    // Weights are codes: small integers.
+                    let column = weights.iter().enumerate().map(|(j, &w)| w as i32 * v[j * d + c]);
+                    *out = column.sum::<i32>() as f32 * factor;
+                }
+            }
+            Operand::Float(v) => {
+                let factor = match factor {
+                    Factor::Inverse(sum) => 1.0 / sum,
+                    Factor::Step(s_p) => s_p,
+                };
+                for (c, out) in out.iter_mut().enumerate() {
+                    let column = weights.iter().enumerate().map(|(j, w)| w * v[j * d + c]);
+                    *out = column.sum::<f32>() * factor;
+                }
+            }
+        }
+    }
+}
+
+/// What turns a product with the weights into the result.
+enum Factor {
+    Inverse(f32),
+    Step(f32),
+}
+
+/// The weights that `probs` gives to `logits`, and their factor.
+fn probabilities(logits: &[f32], probs: Probs) -> (Vec<f32>, Factor) {
+    if probs == Probs::U8 {
+        let mut codes = vec![0; logits.len()];
+        let sum = attention_row_u8(logits, &mut codes);
+        return (codes.into_iter().map(f32::from).collect(), Factor::Inverse(sum as f32));
+    }
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exps: Vec<f32> = logits.iter().map(|&x| libm::expf(x - max)).collect();
     let total: f32 = exps.iter().sum();
-    // Codes (or floats) of the probabilities, and the factor that turns their product with v's codes into values.
-    let (weights, factor): (Vec<f32>, f32) = match quant.probs {
-        Probs::Float => (exps.iter().map(|e| e / total).collect(), 1.0),
-        Probs::U8 => {
-            let mut codes = vec![0; logits.len()];
-            let sum = attention_row_u8(logits, &mut codes);
-            (codes.into_iter().map(f32::from).collect(), 1.0 / sum as f32)
+    match probs {
+        Probs::S8(s) => {
+            (exps.iter().map(|e| f32::from(s.code(e / total))).collect(), Factor::Step(s.scale()))
         }
-        Probs::S8(s) => (exps.iter().map(|e| f32::from(s.code(e / total))).collect(), s.scale()),
-    };
-    for (c, out) in out.iter_mut().enumerate() {
-        let column = weights.iter().enumerate().map(|(j, w)| (w, v[j * d + c]));
-        *out = match (quant.v, quant.probs) {
-            (Some(sv), Probs::U8 | Probs::S8(_)) => {
-                // Codes are small integers: every partial sum is exact in i32.
-                let acc: i32 = column.map(|(&w, v)| w as i32 * i32::from(sv.code(v))).sum();
-                match quant.probs {
-                    Probs::U8 => acc as f32 * sv.scale() * factor,
-                    _ => acc as f32 * (sv.scale() * factor),
-                }
-            }
-            (sv, _) => column.map(|(&w, v)| w * sv.map_or(v, |s| s.fake(v))).sum::<f32>() * factor,
-        };
+        _ => (exps.iter().map(|e| e / total).collect(), Factor::Step(1.0)),
     }
 }

@@ -1,0 +1,149 @@
+//! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
+//!
+//! The definition is [`crate::reference::attention_window`]. Each of the two products is taken in integers when both
+//! its operands are quantized, else in f32 on what their sites return. Queries, keys, values, logits and probabilities
+//! of one window and head stay in a thread's scratch memory; only the result is written, where the projection
+//! reads it.
+
+mod scalar;
+mod tables;
+
+use crate::isa::Cpu;
+use crate::pool::Pool;
+use crate::reference::{AttentionQuant, Probs};
+use crate::rows::{RowSink, units_per_task};
+use crate::types::{RowOut, RowStore, code_stride};
+use tables::Tables;
+
+/// What a [`WindowAttention`] is made from.
+pub struct AttentionSpec<'a> {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of one head, `d`.
+    pub head_dim: usize,
+    /// Tokens of one window, `n`.
+    pub tokens: usize,
+    /// Windows of one image.
+    pub windows: usize,
+    /// What `QK^T` is multiplied by.
+    pub scale: f32,
+    /// Relative position bias, `[heads, n, n]` (head, query, key).
+    pub bias: &'a [f32],
+    /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different regions.
+    /// `None`: no mask.
+    pub regions: Option<&'a [u8]>,
+    /// Quantizers of the sites inside.
+    pub quant: AttentionQuant,
+    /// What is done with the result.
+    pub store: RowStore,
+}
+
+/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each `heads * d` wide.
+#[derive(Clone, Copy, Debug)]
+pub enum AttentionIn<'a> {
+    /// Codes `u8 = code + 128`, `[rows, code_stride(3 * heads * d)]`; the sites q, k and v are all on.
+    Codes(&'a [u8]),
+    /// f32 `[rows, 3 * heads * d]`; the sites q, k and v that are on are applied here.
+    F32(&'a [f32]),
+}
+
+/// Attention of one block, prepared for an instruction set.
+pub struct WindowAttention {
+    cpu: Cpu,
+    shape: Shape,
+    windows: usize,
+    scale: f32,
+    quant: AttentionQuant,
+    store: RowStore,
+    tables: Tables,
+}
+
+/// Sizes of one block's attention.
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: usize,
+    /// Channels of a head.
+    d: usize,
+    /// Tokens of a window.
+    n: usize,
+}
+
+impl WindowAttention {
+    /// Prepares the op.
+    ///
+    /// # Panics
+    /// If a size is 0, or `bias` or `regions` is not as long as its shape says.
+    pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
+        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens };
+        let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
+        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
+        let tables = Tables::new(shape, spec.windows, spec.bias, spec.regions);
+        let AttentionSpec { windows, scale, quant, store, .. } = spec;
+        WindowAttention { cpu, shape, windows, scale, quant, store, tables }
+    }
+
+    /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
+    ///
+    /// # Panics
+    /// If a length or the variant of `out` does not suit, or if the input is codes and one of the sites q, k, v is
+    /// off.
+    pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
+        let Shape { heads, d, n } = self.shape;
+        let rows = images * self.windows * n;
+        self.check(rows, input);
+        let sink = RowSink::new("WindowAttention", self.store, out, rows, heads * d);
+        let units = images * self.windows * heads;
+        let each = units_per_task(units, pool.threads(), 1);
+        pool.run(units.div_ceil(each), &|task, scratch| {
+            for unit in task * each..units.min((task + 1) * each) {
+                scalar::unit(self, unit, input, &sink, scratch);
+            }
+        });
+    }
+
+    fn check(&self, rows: usize, input: AttentionIn<'_>) {
+        let wide = 3 * self.shape.heads * self.shape.d;
+        match input {
+            AttentionIn::F32(x) => {
+                assert_eq!(x.len(), rows * wide, "WindowAttention: input is not f32 [{rows}, {wide}]");
+            }
+            AttentionIn::Codes(x) => {
+                let stride = code_stride(wide);
+                assert_eq!(x.len(), rows * stride, "WindowAttention: input is not codes [{rows}, {stride}]");
+                let AttentionQuant { q, k, v, .. } = self.quant;
+                assert!(
+                    q.is_some() && k.is_some() && v.is_some(),
+                    "WindowAttention: codes need the scales of q, k and v"
+                );
+            }
+        }
+    }
+
+    /// Whether `QK^T` is taken in integers.
+    fn integer_scores(&self) -> bool {
+        self.quant.q.is_some() && self.quant.k.is_some()
+    }
+
+    /// Whether `PV` is taken in integers.
+    fn integer_values(&self) -> bool {
+        self.quant.v.is_some() && self.quant.probs != Probs::Float
+    }
+}
+
+/// One window and head of one image.
+#[derive(Clone, Copy)]
+struct Unit {
+    /// Number of the window in its image.
+    window: usize,
+    head: usize,
+    /// First row of the window, in the input and the output.
+    row: usize,
+}
+
+impl WindowAttention {
+    /// Unit `index`, heads innermost.
+    fn locate(&self, index: usize) -> Unit {
+        let (window, head) = (index / self.shape.heads, index % self.shape.heads);
+        Unit { window: window % self.windows, head, row: window * self.shape.n }
+    }
+}

@@ -1,0 +1,66 @@
+//! Through the reference, one window and head at a time.
+
+use super::{AttentionIn, Shape, Unit, WindowAttention};
+use crate::buffer::AlignedBuf;
+use crate::reference;
+use crate::rows::RowSink;
+use crate::types::{Quantizer, code_stride};
+
+/// Attention of unit `index`.
+pub(super) fn unit(
+    op: &WindowAttention,
+    index: usize,
+    input: AttentionIn<'_>,
+    sink: &RowSink<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    let Shape { d, n, .. } = op.shape;
+    let unit = op.locate(index);
+    scratch.reserve((4 * n * d + n * n) * size_of::<f32>());
+    let scratch = &mut scratch.as_f32_mut()[..4 * n * d + n * n];
+    let (qkv, rest) = scratch.split_at_mut(3 * n * d);
+    let (out, bias) = rest.split_at_mut(n * d);
+    for (part, block) in qkv.chunks_exact_mut(n * d).enumerate() {
+        let site = [op.quant.q, op.quant.k, op.quant.v][part];
+        for (token, row) in block.chunks_exact_mut(d).enumerate() {
+            read(op.shape, input, unit, token, part, site, row);
+        }
+    }
+    for (query, row) in bias.chunks_exact_mut(n).enumerate() {
+        row.copy_from_slice(&op.tables.bias(unit.head, query)[..n]);
+        if let Some(mask) = op.tables.mask(unit.window, query) {
+            row.iter_mut().zip(mask).for_each(|(bias, mask)| *bias += mask);
+        }
+    }
+    let (q, kv) = qkv.split_at(n * d);
+    let (k, v) = kv.split_at(n * d);
+    reference::attention_window(n, d, (q, k, v), op.scale, bias, &op.quant, out);
+    for (token, out) in out.chunks_exact(d).enumerate() {
+        // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns.
+        unsafe { sink.segment(unit.row + token, unit.head * d, d) }.put_all(out);
+    }
+}
+
+/// `q` (part 0), `k` (1) or `v` (2) of one token, in f32. Codes come back exactly when quantized again.
+fn read(
+    shape: Shape,
+    input: AttentionIn<'_>,
+    unit: Unit,
+    token: usize,
+    part: usize,
+    site: Option<Quantizer>,
+    row: &mut [f32],
+) {
+    let wide = 3 * shape.heads * shape.d;
+    let column = (part * shape.heads + unit.head) * shape.d;
+    match input {
+        AttentionIn::F32(x) => row.copy_from_slice(&x[(unit.row + token) * wide + column..][..shape.d]),
+        AttentionIn::Codes(x) => {
+            let codes = &x[(unit.row + token) * code_stride(wide) + column..][..shape.d];
+            let scale = site.expect("`check` saw that codes have scales").scale();
+            for (value, &code) in row.iter_mut().zip(codes) {
+                *value = f32::from((code ^ 0x80).cast_signed()) * scale;
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Cutting images into patches, as rows for a product with the patch embedding's weight.
+
+use crate::isa::Cpu;
+use crate::pool::{Parts, Pool};
+use crate::rows::units_per_task;
+use crate::types::{RowOut, RowStore, code_stride};
+
+/// u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`, columns in (channel, y, x) order (a
+/// convolution weight's own), each pixel through a table per channel: normalisation, and the quantizer of the store.
+///
+/// The values are looked up, so every instruction set gives the same bits.
+pub struct Patches {
+    size: usize,
+    patch: usize,
+    tables: Tables,
+}
+
+/// What each byte of each channel becomes.
+enum Tables {
+    F32(Box<[[f32; 256]; 3]>),
+    Codes(Box<[[u8; 256]; 3]>),
+}
+
+impl Patches {
+    /// The op for images of `size` by `size` pixels and patches of `patch` by `patch`; `lookup[channel][byte]` is the
+    /// value of a pixel.
+    ///
+    /// # Panics
+    /// If `patch` is 0 or does not divide `size`.
+    pub fn new(_cpu: Cpu, size: usize, patch: usize, lookup: &[[f32; 256]; 3], store: RowStore) -> Patches {
+        assert!(patch > 0 && size.is_multiple_of(patch), "Patches: {patch} does not divide the size {size}");
+        let tables = match store {
+            RowStore::F32 => Tables::F32(Box::new(*lookup)),
+            RowStore::Fake(q) => Tables::F32(Box::new(lookup.map(|table| table.map(|x| q.fake(x))))),
+            RowStore::Codes(q) => {
+                let code = |x| q.code(x).cast_unsigned() ^ 0x80;
+                Tables::Codes(Box::new(lookup.map(|table| table.map(code))))
+            }
+        };
+        Patches { size, patch, tables }
+    }
+
+    /// Reads `pixels`, u8 `[images, size, size, 3]`; writes `[images * (size / patch)^2, 3 * patch * patch]`.
+    ///
+    /// # Panics
+    /// If a length or the variant of `out` does not suit.
+    pub fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], out: RowOut<'_>) {
+        let bytes = images * self.size * self.size * 3;
+        assert_eq!(pixels.len(), bytes, "Patches: pixels are not [{images}, {0}, {0}, 3]", self.size);
+        let columns = 3 * self.patch * self.patch;
+        match (&self.tables, out) {
+            (Tables::F32(tables), RowOut::F32(out)) => self.cut(pool, images, pixels, tables, columns, out),
+            (Tables::Codes(tables), RowOut::Codes(out)) => {
+                self.cut(pool, images, pixels, tables, code_stride(columns), out);
+            }
+            (Tables::F32(_), RowOut::Codes(_)) => {
+                panic!("Patches: stores f32 and is given an output of codes")
+            }
+            (Tables::Codes(_), RowOut::F32(_)) => {
+                panic!("Patches: stores codes and is given an output of f32")
+            }
+        }
+    }
+
+    /// One task per row of patches of an image.
+    fn cut<T: Copy + Send + Sync>(
+        &self,
+        pool: &mut Pool,
+        images: usize,
+        pixels: &[u8],
+        tables: &[[T; 256]; 3],
+        stride: usize,
+        out: &mut [T],
+    ) {
+        let grid = self.size / self.patch;
+        let rows = images * grid * grid;
+        assert_eq!(out.len(), rows * stride, "Patches: output is not [{rows}, {stride}]");
+        let bands = images * grid;
+        let band_bytes = self.patch * self.size * 3;
+        let each = units_per_task(bands, pool.threads(), 1);
+        let out = Parts::new(out);
+        pool.run(bands.div_ceil(each), &|task, _| {
+            for band in task * each..bands.min((task + 1) * each) {
+                // SAFETY: bands are distinct, and each is written by the one task that holds it.
+                let out = unsafe { out.get(band * grid * stride, grid * stride) };
+                self.band(&pixels[band * band_bytes..][..band_bytes], tables, stride, out);
+            }
+        });
+    }
+
+    /// `patch` rows of pixels to `size / patch` patches.
+    fn band<T: Copy>(&self, pixels: &[u8], tables: &[[T; 256]; 3], stride: usize, out: &mut [T]) {
+        let patch = self.patch;
+        for (x, out) in out.chunks_exact_mut(stride).enumerate() {
+            for y in 0..patch {
+                let line = &pixels[(y * self.size + x * patch) * 3..][..patch * 3];
+                for (channel, table) in tables.iter().enumerate() {
+                    let out = &mut out[(channel * patch + y) * patch..][..patch];
+                    for (out, pixel) in out.iter_mut().zip(line.chunks_exact(3)) {
+                        *out = table[usize::from(pixel[channel])];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds `table` to each of the rows of `x`: `x[image, i] += table[i]` (absolute position embedding).
+///
+/// # Panics
+/// Unless the length of `table` divides that of `x`.
+pub fn add_table(pool: &mut Pool, x: &mut [f32], table: &[f32]) {
+    if x.is_empty() {
+        return;
+    }
+    let images = x.len().checked_div(table.len()).unwrap_or(0);
+    assert_eq!(x.len(), images * table.len(), "add_table: {} does not divide {}", table.len(), x.len());
+    let len = table.len();
+    let each = units_per_task(len, pool.threads(), 1024);
+    let tasks = len.div_ceil(each);
+    let parts = Parts::new(x);
+    pool.run(images * tasks, &|task, _| {
+        let (image, from) = (task / tasks, task % tasks * each);
+        let table = &table[from..len.min(from + each)];
+        // SAFETY: a task's part is the run `from..` of one image, which no other task has.
+        let x = unsafe { parts.get(image * len + from, table.len()) };
+        x.iter_mut().zip(table).for_each(|(x, t)| *x += t);
+    });
+}

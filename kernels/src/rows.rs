@@ -1,0 +1,121 @@
+//! Where ops that write whole rows put their values, and how rows are shared out among threads.
+
+use crate::pool::Parts;
+use crate::types::{Quantizer, RowOut, RowStore, code_stride};
+
+/// The output of an op, checked against the op's shape, that tasks write in disjoint segments.
+pub(crate) struct RowSink<'a> {
+    out: Out<'a>,
+    columns: usize,
+}
+
+enum Out<'a> {
+    F32(Parts<'a, f32>, Option<Quantizer>),
+    Codes(Parts<'a, u8>, Quantizer),
+}
+
+impl<'a> RowSink<'a> {
+    /// The sink of `op`, which writes `[rows, columns]`.
+    ///
+    /// # Panics
+    /// Unless `out` is of the variant that `store` writes and holds exactly that many rows.
+    pub(crate) fn new(
+        op: &str,
+        store: RowStore,
+        out: RowOut<'a>,
+        rows: usize,
+        columns: usize,
+    ) -> RowSink<'a> {
+        let out = match (store, out) {
+            (RowStore::F32, RowOut::F32(out)) => {
+                assert_eq!(out.len(), rows * columns, "{op}: output is not f32 [{rows}, {columns}]");
+                Out::F32(Parts::new(out), None)
+            }
+            (RowStore::Fake(quantizer), RowOut::F32(out)) => {
+                assert_eq!(out.len(), rows * columns, "{op}: output is not f32 [{rows}, {columns}]");
+                Out::F32(Parts::new(out), Some(quantizer))
+            }
+            (RowStore::Codes(quantizer), RowOut::Codes(out)) => {
+                let stride = code_stride(columns);
+                assert_eq!(out.len(), rows * stride, "{op}: output is not codes [{rows}, {stride}]");
+                Out::Codes(Parts::new(out), quantizer)
+            }
+            (store, out) => {
+                let out = if matches!(out, RowOut::F32(_)) { "f32" } else { "codes" };
+                panic!("{op}: was prepared to store {store:?} and is given an output of {out}");
+            }
+        };
+        RowSink { out, columns }
+    }
+
+    /// Columns `from..from + len` of row `row`.
+    ///
+    /// # Safety
+    /// No two segments alive at the same time may overlap.
+    ///
+    /// # Panics
+    /// Outside the output.
+    pub(crate) unsafe fn segment(&self, row: usize, from: usize, len: usize) -> Segment<'_> {
+        assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
+        match &self.out {
+            Out::F32(parts, quantizer) => {
+                // SAFETY: disjoint by the caller's promise.
+                let out = unsafe { parts.get(row * self.columns + from, len) };
+                match quantizer {
+                    None => Segment::F32(out),
+                    Some(quantizer) => Segment::Fake(out, *quantizer),
+                }
+            }
+            Out::Codes(parts, quantizer) => {
+                // SAFETY: disjoint by the caller's promise.
+                let out = unsafe { parts.get(row * code_stride(self.columns) + from, len) };
+                Segment::Codes(out, *quantizer)
+            }
+        }
+    }
+
+    /// Row `row`.
+    ///
+    /// # Safety
+    /// As [`RowSink::segment`].
+    pub(crate) unsafe fn row(&self, row: usize) -> Segment<'_> {
+        // SAFETY: the caller's promise.
+        unsafe { self.segment(row, 0, self.columns) }
+    }
+}
+
+/// A run of columns of one output row.
+pub(crate) enum Segment<'s> {
+    F32(&'s mut [f32]),
+    Fake(&'s mut [f32], Quantizer),
+    Codes(&'s mut [u8], Quantizer),
+}
+
+impl Segment<'_> {
+    /// Zero in every column.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Segment::F32(out) | Segment::Fake(out, _) => out.fill(0.0),
+            Segment::Codes(out, _) => out.fill(128),
+        }
+    }
+
+    /// Stores `values`, one per column, as the reference does.
+    pub(crate) fn put_all(&mut self, values: &[f32]) {
+        match self {
+            Segment::F32(out) => out.copy_from_slice(values),
+            Segment::Fake(out, q) => out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.fake(v)),
+            Segment::Codes(out, q) => {
+                out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.code(v).cast_unsigned() ^ 0x80);
+            }
+        }
+    }
+}
+
+/// How many of `units` equal pieces of work one task takes: at least `least`, and a few tasks for each thread.
+pub(crate) fn units_per_task(units: usize, threads: usize, least: usize) -> usize {
+    match threads {
+        1 => units.max(1),
+        _ => units.div_ceil(threads * 4).max(least),
+    }
+}
