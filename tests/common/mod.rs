@@ -1,0 +1,80 @@
+//! What the end-to-end tests share.
+
+#![allow(dead_code)] // Each test binary uses its own part.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use assert_cmd::assert::Assert;
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The bundled float model.
+pub fn sample_model() -> PathBuf {
+    root().join("samples/swin_micro_cifar10/model.safetensors")
+}
+
+/// Its configuration.
+pub fn sample_cfg() -> PathBuf {
+    root().join("samples/swin_micro_cifar10/cfg.yaml")
+}
+
+/// The bundled images.
+pub fn sample_data() -> PathBuf {
+    root().join("samples/cifar10")
+}
+
+/// The folder of large data, or `None` after saying that the test is skipped.
+pub fn large_data(test: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("SWINQ_DATA").map(PathBuf::from).filter(|p| p.join("data/cifar10").is_dir());
+    if folder.is_none() {
+        eprintln!("SKIPPED {test}: SWINQ_DATA names no folder with data/cifar10");
+    }
+    folder
+}
+
+/// `swinq` with `args`.
+pub fn swinq<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
+    let mut command = Command::cargo_bin("swinq").expect("the binary is built");
+    command.args(args);
+    command
+}
+
+/// `swinq calibrate` of the sample with more arguments.
+pub fn calibrate(output: &Path, more: &[&str]) -> Assert {
+    let mut command = swinq(["calibrate"]);
+    command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
+    command.arg("-o").arg(output).args(more).assert()
+}
+
+/// What a failed command said.
+pub fn stderr(assert: &Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+}
+
+/// What a command printed.
+pub fn stdout(assert: &Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
+}
+
+/// Asserts that a command failed with `code`, that its message holds every one of `words`, and that no panic did it.
+#[track_caller]
+pub fn refused(assert: Assert, code: i32, words: &[&str]) {
+    let message = stderr(&assert);
+    assert_eq!(assert.get_output().status.code(), Some(code), "{message}");
+    assert!(!message.contains("panicked"), "{message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+/// Names of the files in `folder`.
+pub fn files(folder: &Path) -> Vec<String> {
+    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}

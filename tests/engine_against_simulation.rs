@@ -1,0 +1,130 @@
+//! Class C: the engine against the float forward under fake quantization, for the shipped recipes and random ones, on
+//! every instruction set of this processor.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{sample_cfg, sample_data, sample_model};
+use proptest::prelude::*;
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+use swinq_eval::{Collected, Fidelity, collect, fidelity};
+use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_kernels::{Cpu, Isa};
+use swinq_model::checkpoint::{LoadOptions, load_float};
+use swinq_model::config::load_config;
+use swinq_model::float::FloatClassifier;
+use swinq_model::quantized::FloatModel;
+use swinq_model::site::all_sites;
+use swinq_model::{Classifier, Granularity, Kind, QuantizedModel, Recipe, Rule, Site};
+
+fn float_model() -> FloatModel {
+    let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
+    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+}
+
+fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
+    let dataset = Dataset::open(&sample_data(), split).unwrap();
+    let ids = dataset.sample(Some(images), 7);
+    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
+    Loader::new(dataset, ids, model.transform.clone(), options)
+}
+
+fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
+}
+
+fn run(classifier: &mut dyn Classifier, model: &FloatModel, images: usize) -> Collected {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    collect(classifier, &mut loader(model, Split::Val, images), &mut progress).unwrap()
+}
+
+fn engine(model: &QuantizedModel, isa: Isa) -> Engine {
+    let cpu = Cpu::with(isa).unwrap();
+    Engine::new(model, EngineOptions { threads: 2, max_batch: 4, cpu }).unwrap()
+}
+
+fn against_simulation(float: &FloatModel, model: &QuantizedModel, isa: Isa, images: usize) -> Fidelity {
+    let simulated = run(&mut FloatClassifier::quantized(model).unwrap(), float, images);
+    let engine = run(&mut engine(model, isa), float, images);
+    fidelity(&simulated, &engine).unwrap()
+}
+
+#[test]
+fn shipped_recipes_on_every_instruction_set() {
+    let float = float_model();
+    let isas: Vec<Isa> = Cpu::available().into_iter().map(Cpu::isa).collect();
+    eprintln!("instruction sets: {isas:?}");
+    for name in ["default", "mode1", "mode2"] {
+        let model = quantized(&float, &Recipe::shipped(name).unwrap());
+        let simulated = run(&mut FloatClassifier::quantized(&model).unwrap(), &float, 200);
+        for &isa in &isas {
+            let images = run(&mut engine(&model, isa), &float, 200);
+            let found = fidelity(&simulated, &images).unwrap();
+            eprintln!("{name} on {isa}: {:.1} dB, agreement {:.4}", found.sqnr_db, found.agreement);
+            assert!(found.sqnr_db >= 45.0, "{name} on {isa}: {found:?}");
+            assert!(found.agreement >= 0.99, "{name} on {isa}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn float_on_every_instruction_set() {
+    let float = float_model();
+    let expected = run(&mut FloatClassifier::float(&float).unwrap(), &float, 64);
+    let model = QuantizedModel::from_float(&float).unwrap();
+    for cpu in Cpu::available() {
+        let found = fidelity(&expected, &run(&mut engine(&model, cpu.isa()), &float, 64)).unwrap();
+        assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu.isa());
+    }
+}
+
+#[test]
+fn batches_of_any_size_give_the_same_logits() {
+    let float = float_model();
+    let model = quantized(&float, &Recipe::shipped("default").unwrap());
+    let whole = run(&mut engine(&model, Isa::Scalar), &float, 33);
+    for max_batch in [1, 3, 8] {
+        for cpu in Cpu::available() {
+            let mut one = Engine::new(&model, EngineOptions { threads: 1, max_batch: 33, cpu }).unwrap();
+            let mut split = Engine::new(&model, EngineOptions { threads: 3, max_batch, cpu }).unwrap();
+            let (one, split) = (run(&mut one, &float, 33), run(&mut split, &float, 33));
+            assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu.isa());
+            assert_eq!(one.logits.values.len(), whole.logits.values.len());
+        }
+    }
+}
+
+/// A rule for one site, drawn from what a recipe may say of it.
+fn rule(site: Site, draw: u32) -> Rule {
+    let weight = site.is_weight();
+    Rule {
+        pattern: site.to_string(),
+        enable: Some(draw % 4 != 0),
+        bits: (weight && draw % 16 == 1).then_some(4),
+        granularity: weight.then_some(if draw % 3 == 0 { Granularity::Tensor } else { Granularity::Channel }),
+        kind: (matches!(site, Site::Probs(_)) && draw % 3 == 0).then_some(Kind::S8),
+        ..Rule::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_recipes(draws in proptest::collection::vec(0u32..48, 159)) {
+        let float = float_model();
+        let sites = all_sites(&float.config);
+        prop_assert_eq!(sites.len(), 6 * 21 + 3 * 3);
+        let rules = sites.iter().zip(draws).map(|(&site, draw)| rule(site, draw)).collect();
+        let recipe = Recipe { name: "random".to_owned(), description: String::new(), rules };
+        let model = quantized(&float, &recipe);
+        for cpu in Cpu::available() {
+            let found = against_simulation(&float, &model, cpu.isa(), 24);
+            prop_assert!(found.sqnr_db >= 45.0, "{}: {:?}", cpu.isa(), found);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+"""What the parity scripts share: redrawing every parameter, and Microsoft's names for timm's."""
+
+import math
+import re
+
+import torch
+
+
+def redraw(model: torch.nn.Module, seed: int) -> None:
+    """Draws every parameter anew: a library's own initialisation has zero biases, which hide mistakes.
+
+    Weights of products: N(0, 1 / fan-in). Weights of norms: N(1, 0.3). Biases and tables: N(0, 0.5).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.LayerNorm)}
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if id(parameter) in norms:
+                parameter.copy_(1 + 0.3 * noise)
+            elif name.endswith("weight"):
+                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
+            else:
+                parameter.copy_(0.5 * noise)
+
+
+def images(count: int, size: int, seed: int) -> torch.Tensor:
+    """Normalised images of independent pixels: f32 [count, 3, size, size]."""
+    return torch.randn((count, 3, size, size), generator=torch.Generator().manual_seed(seed))
+
+
+def microsoft_name(name: str) -> str:
+    """timm's name of a parameter in Microsoft's naming."""
+    name = re.sub(r"^layers\.(\d+)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name)
+    return name.replace("head.fc.", "head.")
+
+
+def microsoft_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a timm Swin in Microsoft's naming."""
+    return {microsoft_name(name): p.detach().clone().contiguous() for name, p in model.named_parameters()}
