@@ -1,1 +1,28 @@
-//! placeholder
+//! Data sets of images, decoding, PIL-exact preprocessing, and a loader that reads ahead.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+//! use swinq_model::{BatchSource, Transform};
+//!
+//! let dataset = Dataset::open(Path::new("imagenet"), Split::Val)?;
+//! let ids = dataset.sample(Some(512), 0);
+//! let mut loader = Loader::new(dataset, ids, Transform::microsoft(224, true), LoaderOptions::default());
+//! let first = loader.batch(0, 0)?;
+//! assert_eq!(first.pixels.len(), first.len() * 224 * 224 * 3);
+//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! ```
+
+mod dataset;
+mod decode;
+mod error;
+mod loader;
+mod preprocess;
+pub mod presets;
+mod resize;
+
+pub use dataset::{Dataset, Layout, Split};
+pub use decode::{MAX_PIXELS, RgbImage, decode_image};
+pub use error::{DataError, DecodeError};
+pub use loader::{Loader, LoaderOptions};
+pub use preprocess::preprocess;

@@ -1,0 +1,210 @@
+//! Which layout is at a path.
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::archive::Archive;
+use super::folder::{self, Entries};
+use super::list::{self, Listing};
+use super::{Dataset, Inner, Layout, Source, Split};
+use crate::decode::sniff;
+use crate::error::DataError;
+
+/// Opens whatever data set is at `path`.
+pub(super) fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
+    let kind = std::fs::metadata(path).map_err(|error| DataError::io(path, error))?;
+    if kind.is_dir() {
+        return open_folder(path, split);
+    }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("txt") => open_text(path),
+        Some("zip") => {
+            let map = path.with_file_name(format!("{}_map.txt", stem(path)));
+            open_zip(path, path, &map)
+        }
+        _ => from_files(&[path.to_owned()]),
+    }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
+    let (zip, map) = (root.join(format!("{split}.zip")), root.join(format!("{split}_map.txt")));
+    if zip.is_file() {
+        return open_zip(root, &zip, &map);
+    }
+    if map.is_file() {
+        return Err(DataError::layout(root, format!("{split}_map.txt is there but {split}.zip is not")));
+    }
+    let inside = root.join(split.as_str());
+    if inside.is_dir() {
+        return open_images(root, &inside, &format!("{split}/"));
+    }
+    let others = [Split::Train, Split::Val].into_iter().filter(|&other| other != split);
+    for other in others {
+        if root.join(format!("{other}.zip")).exists() || root.join(other.as_str()).is_dir() {
+            return Err(DataError::MissingSplit {
+                path: root.to_owned(),
+                split,
+                looked_for: format!("{split}.zip with {split}_map.txt, and a folder {split}/"),
+            });
+        }
+    }
+    open_images(root, root, "")
+}
+
+/// A folder of class folders, or of images.
+fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, DataError> {
+    let Entries { folders, images, other_files } = folder::entries(folder)?;
+    let mut inner = Inner {
+        layout: Layout::ImageFolder,
+        root: root.to_owned(),
+        source: Source::Folder(root.to_owned()),
+        names: Vec::new(),
+        labels: Vec::new(),
+        class_names: None,
+        num_classes: None,
+    };
+    if !folders.is_empty() && images.is_empty() {
+        (inner.names, inner.labels) = folder::classes(folder, prefix, &folders)?;
+        inner.num_classes = Some(folders.len());
+        inner.class_names = Some(folders);
+    } else if folders.is_empty() && !images.is_empty() {
+        inner.layout = Layout::Flat;
+        inner.names = images.into_iter().map(|image| format!("{prefix}{image}")).collect();
+    } else if images.is_empty() {
+        return Err(DataError::layout(
+            folder,
+            format!(
+                "looked for train.zip or val.zip with its map, folders train/ or val/, a folder per class, and \
+                 images ({}); it holds {} files of other kinds and no folder",
+                folder::extensions(),
+                other_files
+            ),
+        ));
+    } else {
+        return Err(DataError::layout(
+            folder,
+            format!(
+                "{} images lie beside {} folders, so it is neither a folder per class nor a folder of images; \
+                 move the images or the folders away",
+                images.len(),
+                folders.len()
+            ),
+        ));
+    }
+    Ok(Dataset::new(inner))
+}
+
+/// An archive and the map of its members. `root` is what the user named.
+fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
+    if !map.is_file() {
+        let problem = format!(
+            "{} is there but its map is not: looked for {} (lines path<TAB>class)",
+            zip.display(),
+            map.display()
+        );
+        return Err(DataError::layout(root, problem));
+    }
+    let listing = list::read(map)?;
+    let archive = Archive::open(zip)?;
+    let found: Vec<Option<usize>> = listing.names.iter().map(|name| archive.find(name)).collect();
+    let missing: Vec<String> =
+        listing.names.iter().zip(&found).filter(|(_, m)| m.is_none()).map(|(name, _)| name.clone()).collect();
+    if !missing.is_empty() {
+        let mut first: Vec<String> = missing.iter().take(5).cloned().collect();
+        if let Some(example) = archive.file_names().next() {
+            first.push(format!("while the archive has, for example, {example}"));
+        }
+        return Err(DataError::MissingImages {
+            list: map.to_owned(),
+            place: zip.to_owned(),
+            count: missing.len(),
+            total: listing.names.len(),
+            first,
+        });
+    }
+    let members = found.into_iter().flatten().collect();
+    from_listing(root, parent(map), Layout::Zip, Source::Archive { archive, members }, listing)
+}
+
+/// A list of files, or the map of an archive beside it.
+fn open_text(path: &Path) -> Result<Dataset, DataError> {
+    if let Some(stem) = stem(path).strip_suffix("_map") {
+        let zip = path.with_file_name(format!("{stem}.zip"));
+        if zip.is_file() {
+            return open_zip(path, &zip, path);
+        }
+    }
+    let listing = list::read(path)?;
+    let folder = parent(path);
+    let missing: Vec<String> =
+        listing.names.par_iter().filter(|name| !folder.join(name).is_file()).cloned().collect();
+    if !missing.is_empty() {
+        return Err(DataError::MissingImages {
+            list: path.to_owned(),
+            place: folder.to_owned(),
+            count: missing.len(),
+            total: listing.names.len(),
+            first: missing.into_iter().take(5).collect(),
+        });
+    }
+    from_listing(path, folder, Layout::List, Source::Folder(folder.to_owned()), listing)
+}
+
+fn from_listing(
+    root: &Path,
+    folder: &Path,
+    layout: Layout,
+    source: Source,
+    listing: Listing,
+) -> Result<Dataset, DataError> {
+    let Listing { names, labels } = listing;
+    let class_names = if labels.is_empty() { None } else { list::class_names(folder, &labels)? };
+    let largest = labels.iter().max().map(|&label| label as usize + 1);
+    let num_classes = class_names.as_ref().map(Vec::len).or(largest);
+    Ok(Dataset::new(Inner { layout, root: root.to_owned(), source, names, labels, class_names, num_classes }))
+}
+
+/// Image files one by one.
+pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
+    let Some(first) = paths.first() else {
+        return Err(DataError::layout("", "no image file was given"));
+    };
+    for path in paths {
+        check_is_image(path)?;
+    }
+    let names = paths.iter().map(|path| path.display().to_string()).collect();
+    Ok(Dataset::new(Inner {
+        layout: Layout::Files,
+        root: first.clone(),
+        source: Source::Paths(paths.to_vec()),
+        names,
+        labels: Vec::new(),
+        class_names: None,
+        num_classes: None,
+    }))
+}
+
+/// A file that does not start like an image and is not named like one is refused before any work is done.
+fn check_is_image(path: &Path) -> Result<(), DataError> {
+    use std::io::Read;
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| DataError::io(path, error))?;
+    file.take(32).read_to_end(&mut head).map_err(|error| DataError::io(path, error))?;
+    let named = path.file_name().is_some_and(|name| folder::is_image_name(&name.to_string_lossy()));
+    if sniff(&head).is_some() || named {
+        return Ok(());
+    }
+    Err(DataError::layout(path, "the file is neither an image, nor a .txt list, nor a .zip with a map"))
+}

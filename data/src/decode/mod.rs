@@ -1,0 +1,143 @@
+//! From a file's bytes to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` would give them.
+//!
+//! The format is told by the first bytes, never by the file's name. EXIF orientation and colour profiles are not
+//! applied, as in `ImageFolder`. Damage is an error: an image is returned whole or not at all.
+
+mod jpeg;
+mod png;
+
+use crate::error::DecodeError;
+
+/// The most pixels an image may claim: the limit at which Pillow refuses a "decompression bomb".
+pub const MAX_PIXELS: u64 = 178_956_970;
+
+/// A decoded image: 8-bit RGB, `[height, width, 3]`, row-major.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RgbImage {
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// `height * width * 3` bytes.
+    pub pixels: Vec<u8>,
+}
+
+impl RgbImage {
+    /// An image of these pixels.
+    ///
+    /// # Panics
+    /// Where `pixels` does not hold `width * height * 3` bytes.
+    pub fn new(width: usize, height: usize, pixels: Vec<u8>) -> RgbImage {
+        assert_eq!(pixels.len(), width * height * 3, "{width} x {height} RGB pixels");
+        RgbImage { width, height, pixels }
+    }
+}
+
+/// Format of an image file, told by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Jpeg,
+    Png,
+    Other(&'static str),
+}
+
+/// The format that `bytes` start like, if any is known.
+pub(crate) fn sniff(bytes: &[u8]) -> Option<Format> {
+    let starts = |magic: &[u8]| bytes.starts_with(magic);
+    let at = |offset: usize, magic: &[u8]| bytes.get(offset..).is_some_and(|rest| rest.starts_with(magic));
+    let format = match () {
+        () if starts(&[0xff, 0xd8, 0xff]) => Format::Jpeg,
+        () if starts(b"\x89PNG\r\n\x1a\n") => Format::Png,
+        () if starts(b"GIF87a") || starts(b"GIF89a") => Format::Other("GIF"),
+        () if starts(b"RIFF") && at(8, b"WEBP") => Format::Other("WebP"),
+        () if starts(b"II*\0") || starts(b"MM\0*") => Format::Other("TIFF"),
+        () if starts(b"\0\0\0\x0cjP  ") || starts(b"\xff\x4f\xff\x51") => Format::Other("JPEG 2000"),
+        () if starts(b"\xff\x0a") || starts(b"\0\0\0\x0cJXL ") => Format::Other("JPEG XL"),
+        () if at(4, b"ftypavif") || at(4, b"ftypavis") => Format::Other("AVIF"),
+        () if at(4, b"ftyphei") || at(4, b"ftypmif1") => Format::Other("HEIF"),
+        () if starts(b"BM") && at(6, &[0; 4]) => Format::Other("BMP"),
+        () if is_netpbm(bytes) => Format::Other("PPM/PGM/PBM"),
+        () => return None,
+    };
+    Some(format)
+}
+
+fn is_netpbm(bytes: &[u8]) -> bool {
+    matches!(bytes, [b'P', b'1'..=b'7', space, ..] if space.is_ascii_whitespace())
+}
+
+/// Decodes a JPEG or PNG file.
+///
+/// JPEG: grey, YCbCr, RGB, CMYK and YCCK (the last two with Adobe's inverted inks), baseline or progressive. PNG:
+/// every colour type and depth, interlaced or not; alpha and `tRNS` are dropped; 16-bit grey saturates at 255 and
+/// other 16-bit samples keep their high byte, as in Pillow.
+///
+/// # Errors
+/// A format that is not decoded (named), a header that claims more than [`MAX_PIXELS`], and truncated or corrupt
+/// data. A JPEG whose end is missing is an error even where every pixel could be guessed.
+pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+    match sniff(bytes) {
+        Some(Format::Jpeg) => jpeg::decode(bytes),
+        Some(Format::Png) => png::decode(bytes),
+        Some(Format::Other(name)) => Err(DecodeError::Unsupported(name)),
+        None => Err(unknown(bytes)),
+    }
+}
+
+fn unknown(bytes: &[u8]) -> DecodeError {
+    if bytes.is_empty() {
+        return DecodeError::Unknown("the file is empty".to_owned());
+    }
+    let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    DecodeError::Unknown(format!("it starts with bytes {}", head.join(" ")))
+}
+
+/// Refuses sizes that no allocation should be made for.
+fn check_size(width: u64, height: u64) -> Result<(), DecodeError> {
+    if width == 0 || height == 0 {
+        return Err(DecodeError::Corrupt(format!("the header claims {width} x {height} pixels")));
+    }
+    if width.saturating_mul(height) > MAX_PIXELS {
+        return Err(DecodeError::TooLarge { width, height, limit: MAX_PIXELS });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_formats_are_named() {
+        let samples: [(&[u8], &str); 9] = [
+            (b"GIF89a\x01\0", "GIF"),
+            (b"RIFF\x10\0\0\0WEBPVP8 ", "WebP"),
+            (b"II*\0\x08\0\0\0", "TIFF"),
+            (b"MM\0*\0\0\0\x08", "TIFF"),
+            (b"BM\x46\0\0\0\0\0\0\0", "BMP"),
+            (b"P6\n1 1\n255\n...", "PPM"),
+            (b"\0\0\0\x20ftypavif", "AVIF"),
+            (b"\0\0\0\x20ftypheic", "HEIF"),
+            (b"\xff\x0a\0\0", "JPEG XL"),
+        ];
+        for (bytes, name) in samples {
+            let message = decode_image(bytes).unwrap_err().to_string();
+            assert!(message.contains("format not supported") && message.contains(name), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_image_says_so() {
+        assert!(decode_image(b"").unwrap_err().to_string().contains("empty"));
+        assert!(decode_image(b"hello").unwrap_err().to_string().contains("68 65 6c 6c 6f"));
+        assert!(matches!(decode_image(b"P"), Err(DecodeError::Unknown(_))));
+    }
+
+    #[test]
+    fn the_pixel_limit_is_pillows() {
+        assert!(check_size(178_956_970, 1).is_ok());
+        assert!(matches!(check_size(178_956_971, 1), Err(DecodeError::TooLarge { .. })));
+        assert!(matches!(check_size(u64::MAX, 2), Err(DecodeError::TooLarge { .. })));
+        assert!(matches!(check_size(0, 5), Err(DecodeError::Corrupt(_))));
+    }
+}

@@ -1,0 +1,111 @@
+//! From a decoded image to the network's input.
+
+use std::ops::Range;
+
+use swinq_model::{Resize, Transform};
+
+use crate::decode::RgbImage;
+use crate::resize::resize_window;
+
+/// Resizes and crops `image` to `u8` `[size, size, 3]`, before normalisation.
+///
+/// The same bytes as torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]), or Pillow's
+/// `resize` ([`Resize::Direct`]): antialiased, `u8` to `u8`. Where the resized image is smaller than the crop it is
+/// centred on black. The work and memory are those of the crop, however elongated the image is.
+///
+/// # Panics
+/// Where `transform.size`, the size of its `ShorterSide`, or a side of `image` is zero.
+pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
+    let size = transform.size;
+    let (width, height) = resized_size(image, transform);
+    let (columns, rows) = (center(width, size), center(height, size));
+    let inner =
+        resize_window(image, (width, height), columns.source.clone(), rows.source.clone(), transform.filter);
+    if (inner.width, inner.height) == (size, size) {
+        return inner.pixels;
+    }
+    let mut pixels = vec![0; size * size * 3];
+    for (source, y) in inner.pixels.chunks_exact(inner.width * 3).zip(rows.start..) {
+        let start = (y * size + columns.start) * 3;
+        pixels[start..start + source.len()].copy_from_slice(source);
+    }
+    pixels
+}
+
+/// Width and height that the whole image is resized to, as torchvision computes them.
+fn resized_size(image: &RgbImage, transform: &Transform) -> (usize, usize) {
+    let long_side =
+        |shorter: usize, long: usize, short: usize| ((shorter as f64 * long as f64) / short as f64) as usize;
+    match transform.resize {
+        Resize::Direct => (transform.size, transform.size),
+        Resize::ShorterSide(side) if image.width <= image.height => {
+            (side, long_side(side, image.height, image.width))
+        }
+        Resize::ShorterSide(side) => (long_side(side, image.width, image.height), side),
+    }
+}
+
+/// Where a center crop (or pad) takes its positions from along one axis, and where they start in the result.
+#[derive(Debug, PartialEq)]
+struct Span {
+    source: Range<usize>,
+    start: usize,
+}
+
+/// torchvision's center crop along one axis: `int(round((length - size) / 2.0))`, which rounds halves to even; a
+/// shorter axis is padded by `(size - length) // 2` before and the rest after.
+fn center(length: usize, size: usize) -> Span {
+    if length < size {
+        return Span { source: 0..length, start: (size - length) / 2 };
+    }
+    let start = ((length - size) as f64 / 2.0).round_ties_even() as usize;
+    Span { source: start..start + size, start: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swinq_model::Filter;
+
+    fn transform(size: usize, resize: Resize) -> Transform {
+        Transform { size, resize, filter: Filter::Bilinear, ..Transform::microsoft(size, true) }
+    }
+
+    #[test]
+    fn crop_offsets_round_halves_to_even() {
+        let start = |length| center(length, 224).source.start;
+        assert_eq!([224, 225, 226, 227, 228, 229].map(start), [0, 0, 1, 2, 2, 2]);
+        assert_eq!(center(221, 224), Span { source: 0..221, start: 1 });
+    }
+
+    #[test]
+    fn the_longer_side_is_truncated() {
+        let size = |width, height| {
+            resized_size(
+                &RgbImage::new(width, height, vec![0; width * height * 3]),
+                &Transform::microsoft(224, true),
+            )
+        };
+        assert_eq!(size(500, 375), (341, 256));
+        assert_eq!(size(375, 500), (256, 341));
+        assert_eq!(size(3, 3), (256, 256));
+        assert_eq!(size(1, 3), (256, 768));
+    }
+
+    #[test]
+    fn a_crop_larger_than_the_image_is_padded_with_black() {
+        let image = RgbImage::new(2, 2, vec![9; 12]);
+        let pixels = preprocess(&image, &transform(5, Resize::ShorterSide(2)));
+        for (index, pixel) in pixels.chunks_exact(3).enumerate() {
+            let inside = (1..3).contains(&(index / 5)) && (1..3).contains(&(index % 5));
+            assert_eq!(pixel, if inside { [9; 3] } else { [0; 3] }, "{index}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_pixels_costs_no_more_than_its_crop() {
+        let image = RgbImage::new(1_000_000, 1, vec![7; 3_000_000]);
+        let pixels = preprocess(&image, &Transform::microsoft(224, true));
+        assert_eq!(pixels, vec![7; 224 * 224 * 3]);
+    }
+}

@@ -1,0 +1,68 @@
+//! Evaluation transforms of the model families, beside Microsoft's own ([`Transform::microsoft`]).
+
+use swinq_model::batch::{IMAGENET_MEAN, IMAGENET_STD};
+use swinq_model::{Filter, Resize, Transform};
+
+/// timm's `crop_pct` of Swin and Swin V2 at inputs smaller than 384.
+pub const TIMM_CROP_PCT: f64 = 0.9;
+
+/// timm: the shorter side to `floor(size / crop_pct)`, bicubic, and a center crop.
+///
+/// timm's own `crop_pct` is [`TIMM_CROP_PCT`] for Swin at 224 and V2 at 192 and 256, and 1.0 at 384 (that is, the
+/// shorter side to 384 and a center crop; not a direct resize).
+///
+/// # Panics
+/// Where `crop_pct` is not in `(0, 1]`.
+pub fn timm(size: usize, crop_pct: f64) -> Transform {
+    assert!(crop_pct > 0.0 && crop_pct <= 1.0, "crop_pct {crop_pct} is not in (0, 1]");
+    let shorter = (size as f64 / crop_pct).floor() as usize;
+    imagenet("timm", size, Resize::ShorterSide(shorter))
+}
+
+/// torchvision: the transform of a model's published weights (`swin_t`, `swin_s`, `swin_b`, `swin_v2_t`,
+/// `swin_v2_s`, `swin_v2_b`); `None` for other names.
+pub fn torchvision(model: &str) -> Option<Transform> {
+    let (shorter, size) = match model {
+        "swin_t" => (232, 224),
+        "swin_s" => (246, 224),
+        "swin_b" => (238, 224),
+        "swin_v2_t" | "swin_v2_s" => (260, 256),
+        "swin_v2_b" => (272, 256),
+        _ => return None,
+    };
+    Some(imagenet("torchvision", size, Resize::ShorterSide(shorter)))
+}
+
+/// Hugging Face's `ViTImageProcessor` as the Swin models ship it: both sides directly to `size`, bicubic, no crop.
+pub fn hugging_face(size: usize) -> Transform {
+    imagenet("hf", size, Resize::Direct)
+}
+
+fn imagenet(family: &str, size: usize, resize: Resize) -> Transform {
+    Transform {
+        family: family.to_owned(),
+        size,
+        resize,
+        filter: Filter::Bicubic,
+        mean: IMAGENET_MEAN,
+        std: IMAGENET_STD,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_families() {
+        assert_eq!(timm(224, TIMM_CROP_PCT).resize, Resize::ShorterSide(248));
+        assert_eq!(timm(256, TIMM_CROP_PCT).resize, Resize::ShorterSide(284));
+        assert_eq!(timm(384, 1.0).resize, Resize::ShorterSide(384));
+        assert_eq!(
+            torchvision("swin_v2_b").map(|t| (t.size, t.resize)),
+            Some((256, Resize::ShorterSide(272)))
+        );
+        assert_eq!(torchvision("resnet50"), None);
+        assert_eq!(hugging_face(224).resize, Resize::Direct);
+    }
+}

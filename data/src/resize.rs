@@ -1,0 +1,240 @@
+//! Pillow's resampling of 8-bit RGB with antialias, bit for bit.
+//!
+//! The filter is widened by the downscale factor, its weights are computed in f64, normalised and rounded to 22-bit
+//! fixed point; the horizontal pass rounds to `u8`, then the vertical pass reads those bytes (Pillow's
+//! `src/libImaging/Resample.c`). A pass whose size does not change is skipped. Only the window of the result that
+//! is asked for is computed; its pixels are the same as those of the whole result.
+
+use std::ops::Range;
+
+use swinq_model::Filter;
+
+use crate::decode::RgbImage;
+
+/// Fraction bits of a weight: 32, less 8 for the pixel and 2 for the sign and overshoot.
+const PRECISION: u32 = 22;
+/// Half of a fixed-point unit, where every sum starts.
+const HALF: i32 = 1 << (PRECISION - 1);
+
+/// The part of `image`, resized as a whole to `width x height`, that lies in `columns` and `rows` of the result.
+///
+/// # Panics
+/// Where a size is zero or the window reaches beyond the result.
+pub(crate) fn resize_window(
+    image: &RgbImage,
+    (width, height): (usize, usize),
+    columns: Range<usize>,
+    rows: Range<usize>,
+    filter: Filter,
+) -> RgbImage {
+    assert!(image.width > 0 && image.height > 0 && width > 0 && height > 0, "sizes must not be zero");
+    assert!(columns.end <= width && rows.end <= height, "the window must lie inside the result");
+    let vertical = (height != image.height).then(|| Taps::new(image.height, height, rows.clone(), filter));
+    let needed = vertical.as_ref().map_or(rows, Taps::span);
+    let narrow = if width == image.width {
+        cut(image, columns, needed.clone())
+    } else {
+        let taps = Taps::new(image.width, width, columns, filter);
+        horizontal(image, needed.clone(), &taps)
+    };
+    match vertical {
+        Some(taps) => down(&narrow, needed.start, &taps),
+        None => narrow,
+    }
+}
+
+/// The weights of consecutive output positions along one axis.
+struct Taps {
+    /// First source position of each output.
+    first: Vec<usize>,
+    /// Number of source positions of each output; at most `stride`.
+    count: Vec<usize>,
+    /// `stride` fixed-point weights per output, zero beyond its count.
+    weights: Vec<i32>,
+    stride: usize,
+}
+
+impl Taps {
+    /// Weights of the outputs `window` of an axis resized from `from` to `to` positions.
+    fn new(from: usize, to: usize, window: Range<usize>, filter: Filter) -> Taps {
+        let scale = from as f64 / to as f64;
+        let widened = scale.max(1.0);
+        let support = radius(filter) * widened;
+        let stride = support.ceil() as usize * 2 + 1;
+        let mut taps =
+            Taps { first: Vec::new(), count: Vec::new(), weights: vec![0; stride * window.len()], stride };
+        let mut exact = vec![0.0; stride];
+        for (index, row) in window.zip(taps.weights.chunks_exact_mut(stride)) {
+            let center = (index as f64 + 0.5) * scale;
+            // `as` truncates and saturates at zero, which is Pillow's conversion and clamp in one.
+            let first = (center - support + 0.5) as usize;
+            let count = ((center + support + 0.5) as usize).min(from) - first;
+            for (tap, weight) in exact[..count].iter_mut().enumerate() {
+                let distance = (tap as f64 + first as f64 - center + 0.5) * (1.0 / widened);
+                *weight = kernel(filter, distance);
+            }
+            let sum: f64 = exact[..count].iter().sum();
+            for (fixed, weight) in row.iter_mut().zip(&exact[..count]) {
+                *fixed = to_fixed(if sum == 0.0 { *weight } else { weight / sum });
+            }
+            taps.first.push(first);
+            taps.count.push(count);
+        }
+        taps
+    }
+
+    fn len(&self) -> usize {
+        self.first.len()
+    }
+
+    /// First source position and weights of output `index`.
+    fn of(&self, index: usize) -> (usize, &[i32]) {
+        let start = index * self.stride;
+        (self.first[index], &self.weights[start..start + self.count[index]])
+    }
+
+    /// The source positions that any output reads.
+    fn span(&self) -> Range<usize> {
+        let first = self.first.first().copied().unwrap_or(0);
+        let end = self.first.iter().zip(&self.count).map(|(first, count)| first + count).max();
+        first..end.unwrap_or(first)
+    }
+}
+
+/// Half-width of the filter at scale 1.
+fn radius(filter: Filter) -> f64 {
+    match filter {
+        Filter::Bicubic => 2.0,
+        Filter::Bilinear => 1.0,
+    }
+}
+
+/// The filter at `x`: Keys' cubic with a = -0.5 (1981), or the triangle.
+fn kernel(filter: Filter, x: f64) -> f64 {
+    const A: f64 = -0.5;
+    let x = x.abs();
+    match filter {
+        Filter::Bicubic if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+        Filter::Bicubic if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+        Filter::Bilinear if x < 1.0 => 1.0 - x,
+        _ => 0.0,
+    }
+}
+
+/// Rounds half away from zero to fixed point.
+fn to_fixed(weight: f64) -> i32 {
+    let half = if weight < 0.0 { -0.5 } else { 0.5 };
+    (half + weight * f64::from(1 << PRECISION)) as i32
+}
+
+fn to_byte(sum: i32) -> u8 {
+    (sum >> PRECISION).clamp(0, 255) as u8
+}
+
+/// A copy of a window of `image`.
+fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage {
+    let (width, height) = (columns.len(), rows.len());
+    let mut pixels = Vec::with_capacity(width * height * 3);
+    for y in rows {
+        let row = y * image.width;
+        pixels.extend_from_slice(&image.pixels[(row + columns.start) * 3..(row + columns.end) * 3]);
+    }
+    RgbImage { width, height, pixels }
+}
+
+/// The horizontal pass over source rows `rows`.
+fn horizontal(image: &RgbImage, rows: Range<usize>, taps: &Taps) -> RgbImage {
+    let (width, height) = (taps.len(), rows.len());
+    let mut pixels = vec![0; width * height * 3];
+    if width == 0 {
+        return RgbImage { width, height, pixels };
+    }
+    let sources = image.pixels.chunks_exact(image.width * 3).skip(rows.start);
+    for (source, out) in sources.zip(pixels.chunks_exact_mut(width * 3)) {
+        let (source, _) = source.as_chunks::<3>();
+        let (out, _) = out.as_chunks_mut::<3>();
+        for (index, pixel) in out.iter_mut().enumerate() {
+            let (first, weights) = taps.of(index);
+            let mut sums = [HALF; 3];
+            for (&[red, green, blue], &weight) in source[first..first + weights.len()].iter().zip(weights) {
+                sums[0] += i32::from(red) * weight;
+                sums[1] += i32::from(green) * weight;
+                sums[2] += i32::from(blue) * weight;
+            }
+            *pixel = sums.map(to_byte);
+        }
+    }
+    RgbImage { width, height, pixels }
+}
+
+/// The vertical pass; row 0 of `image` is row `origin` of the axis that `taps` index.
+fn down(image: &RgbImage, origin: usize, taps: &Taps) -> RgbImage {
+    let (width, height) = (image.width, taps.len());
+    let stride = width * 3;
+    let mut pixels = vec![0; stride * height];
+    let mut sums = vec![HALF; stride];
+    for index in 0..height {
+        let (first, weights) = taps.of(index);
+        sums.fill(HALF);
+        for (tap, &weight) in weights.iter().enumerate() {
+            let start = (first - origin + tap) * stride;
+            for (sum, &byte) in sums.iter_mut().zip(&image.pixels[start..start + stride]) {
+                *sum += i32::from(byte) * weight;
+            }
+        }
+        for (out, &sum) in pixels[index * stride..].iter_mut().zip(&sums) {
+            *out = to_byte(sum);
+        }
+    }
+    RgbImage { width, height, pixels }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An image whose bytes follow a multiplicative generator: every value occurs, neighbours differ.
+    fn noise(width: usize, height: usize) -> RgbImage {
+        let mut state = 12_345_u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        RgbImage::new(width, height, (0..width * height * 3).map(|_| next()).collect())
+    }
+
+    #[test]
+    fn a_window_equals_the_same_part_of_the_whole() {
+        let image = noise(61, 47);
+        for (width, height) in [(29, 83), (61, 20), (100, 47), (61, 47), (7, 5)] {
+            for filter in [Filter::Bicubic, Filter::Bilinear] {
+                let whole = resize_window(&image, (width, height), 0..width, 0..height, filter);
+                let (columns, rows) = (width / 3..width - 1, height / 4..height - 2);
+                let part = resize_window(&image, (width, height), columns.clone(), rows.clone(), filter);
+                assert_eq!(part, cut(&whole, columns, rows), "{width} x {height}");
+                assert!(whole.pixels.iter().any(|&byte| byte != whole.pixels[0]));
+            }
+        }
+    }
+
+    #[test]
+    fn a_constant_stays_constant() {
+        for value in [0, 1, 127, 255] {
+            let image = RgbImage::new(13, 9, vec![value; 13 * 9 * 3]);
+            let resized = resize_window(&image, (40, 3), 0..40, 0..3, Filter::Bicubic);
+            assert!(resized.pixels.iter().all(|&byte| byte == value), "{value}");
+        }
+    }
+
+    #[test]
+    fn weights_sum_to_one() {
+        for (from, to) in [(1, 9), (500, 341), (375, 256), (7, 7000), (7000, 7)] {
+            let taps = Taps::new(from, to, 0..to, Filter::Bicubic);
+            for index in 0..to {
+                let (first, weights) = taps.of(index);
+                let error = (weights.iter().sum::<i32>() - (1 << PRECISION)).abs();
+                assert!(error <= weights.len() as i32 && first + weights.len() <= from);
+            }
+        }
+    }
+}
