@@ -16,6 +16,8 @@
 //!   bin; `R` is the same histogram without what is beyond, with the bins in `Q + 1` groups (bin `j` in group
 //!   `floor(j (Q + 1) / i)`), the mass of a group spread evenly over its bins that are not empty. Both are normalised to 1.
 //!   The exact zeros are left out of both. Of equal candidates the largest wins.
+//!   It compares counts bin by bin, so it needs many more values than bins: on fewer (the channels of most weights) it
+//!   tends to choose `m`.
 //!
 //! The entropy method is Migacz's ("8-bit inference with TensorRT", GTC 2017) in the form that NVIDIA's
 //! pytorch-quantization gave it (128 groups from bin 128 on, the last of equal minima); that one overwrites the first bin

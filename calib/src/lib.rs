@@ -4,12 +4,18 @@
 //! [`QuantizedModel`](swinq_model::QuantizedModel); its parts ([`Histogram`], [`amax`], [`quantize_weight`], [`Observe`],
 //! [`quantize`]) can be used alone.
 
+mod calibrate;
 pub mod calibrator;
 mod error;
 pub mod histogram;
+mod observe;
+mod quantize;
 pub mod weight;
 
+pub use calibrate::{CalibrateOptions, Calibrated, calibrate};
 pub use calibrator::{amax, amax_for_codes};
 pub use error::CalibError;
 pub use histogram::Histogram;
+pub use observe::Observe;
+pub use quantize::quantize;
 pub use weight::{quantize_weight, weight_scales};

@@ -16,7 +16,7 @@ fn largest_code(spec: &SiteSpec) -> u8 {
 /// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` 127 (8 bits) or 7 (4 bits) and `amax` chosen
 /// by the site's calibrator from the magnitudes of each output channel, or of the whole tensor.
 ///
-/// A channel of zeros, or of values so small that `1 / s` is not finite (below 1e-36), has scale 1.
+/// A channel of zeros, or of values so small that `1 / s` is not finite (below 4e-37), has scale 1.
 ///
 /// # Errors
 /// [`CalibError::Weight`] for values that are not finite, and where the calibrator chooses 0 for a channel that has

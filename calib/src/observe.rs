@@ -1,0 +1,68 @@
+//! Recording activations during the float forward.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Storage, Tensor};
+use swinq_model::float::{Float, Sites, ops};
+use swinq_model::{ModelError, Site};
+
+use crate::error::CalibError;
+use crate::histogram::Histogram;
+
+/// Counts the magnitudes of chosen sites during a forward and changes nothing. At a `probs` site it counts the softmax.
+pub struct Observe {
+    histograms: BTreeMap<Site, Histogram>,
+}
+
+impl Observe {
+    /// Observes the activation sites `sites`.
+    pub fn new(sites: impl IntoIterator<Item = Site>) -> Observe {
+        Observe { histograms: sites.into_iter().map(|site| (site, Histogram::new())).collect() }
+    }
+
+    /// What was counted, by site.
+    pub fn histograms(&self) -> &BTreeMap<Site, Histogram> {
+        &self.histograms
+    }
+
+    /// What was counted, by site.
+    pub fn into_histograms(self) -> BTreeMap<Site, Histogram> {
+        self.histograms
+    }
+
+    fn record(&mut self, site: Site, x: &Tensor) -> Result<(), ModelError> {
+        let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
+        let x = x.to_device(&Device::Cpu)?.contiguous()?;
+        let (storage, layout) = x.storage_and_layout();
+        let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
+            unreachable!("the tensor is contiguous in host memory")
+        };
+        histogram.add(&storage.as_slice::<f32>()?[start..end]).map_err(|error| refused(site, &error))
+    }
+}
+
+fn refused(site: Site, error: &CalibError) -> ModelError {
+    let problem = format!(
+        "{error}; the float model overflows or its checkpoint or preprocessing is wrong: check that it classifies with \
+         `swinq eval` before calibrating"
+    );
+    ModelError::site(site, problem)
+}
+
+impl Sites for Observe {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+        self.record(site, &x)?;
+        Ok(x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+        Float.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+        if self.histograms.contains_key(&site) {
+            self.record(site, &ops::softmax(&logits)?)?;
+        }
+        Float.attend(site, logits, v)
+    }
+}
