@@ -46,6 +46,12 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len()) }
     }
 
+    /// The block as i8.
+    pub fn as_i8(&self) -> &[i8] {
+        // SAFETY: as in `as_u8`; any byte is a valid i8.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len()) }
+    }
+
     /// The block as f32.
     pub fn as_f32(&self) -> &[f32] {
         // SAFETY: as in `as_u8`; 64-byte alignment is enough for f32, and any four bytes are a valid f32.

@@ -7,7 +7,9 @@
 pub mod attention;
 pub mod buffer;
 pub mod isa;
+mod lanes;
 pub mod layer_norm;
+pub mod linear;
 pub mod patches;
 pub mod pool;
 pub mod reference;
@@ -19,6 +21,7 @@ pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;
 pub use isa::{Cpu, Isa, IsaError};
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm};
+pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 pub use patches::{Patches, add_table};
 pub use pool::Pool;
 pub use reference::{AttentionQuant, Probs};

@@ -7,6 +7,17 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
 }
 
+/// `sums[c] = sum_k input[k] * weights[k][c]`, summed in f64 in the order of k; the product is what is left after
+/// rounding to f32. `weights` is `[input.len(), sums.len()]`.
+pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f64]) {
+    sums.fill(0.0);
+    for (&x, weights) in input.iter().zip(weights.chunks_exact(sums.len())) {
+        for (sum, &w) in sums.iter_mut().zip(weights) {
+            *sum += f64::from(x) * f64::from(w);
+        }
+    }
+}
+
 /// From an accumulator to the value after bias and GELU.
 ///
 /// ```text

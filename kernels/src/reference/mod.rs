@@ -8,7 +8,7 @@ mod linear;
 
 pub use attention::{AttentionQuant, Probs, attention_row_u8, attention_window};
 pub use layer_norm::layer_norm_row;
-pub use linear::{accumulate_i8, epilogue_f32, epilogue_i8};
+pub use linear::{accumulate_f32, accumulate_i8, epilogue_f32, epilogue_i8};
 
 /// Round to nearest, ties to even, of a value already multiplied by the reciprocal of the step; clamped to
 /// [-128, 127] as f32 before the conversion. A NaN has code 0.

@@ -1,0 +1,62 @@
+//! The destination of a product, shared by the tasks that write it.
+
+use super::spec::{LinearOut, Store};
+use crate::pool::Parts;
+use crate::types::{PAD, RowMap, code_stride};
+
+/// Memory of the results. Every (row, column) of the product belongs to exactly one place in it.
+pub(super) enum Dest<'a> {
+    F32(Parts<'a, f32>),
+    Codes(Parts<'a, u8>),
+    Residual(Parts<'a, f32>, &'a RowMap),
+}
+
+impl<'a> Dest<'a> {
+    /// The destination `out` of a product of `rows` rows and `n` columns.
+    ///
+    /// # Panics
+    /// When `out` does not suit `store`, or is of another size.
+    pub(super) fn new(out: LinearOut<'a>, store: &Store, rows: usize, n: usize) -> Dest<'a> {
+        match (out, store) {
+            (LinearOut::F32(out), Store::F32 | Store::Fake(_)) => {
+                assert_eq!(out.len(), rows * n, "output: want f32 [{rows}, {n}], have {} values", out.len());
+                Dest::F32(Parts::new(out))
+            }
+            (LinearOut::Codes(out), Store::Codes(_)) => {
+                let stride = code_stride(n);
+                assert_eq!(
+                    out.len(),
+                    rows * stride,
+                    "output: want u8 [{rows}, {stride}], have {} bytes",
+                    out.len()
+                );
+                Dest::Codes(Parts::new(out))
+            }
+            (LinearOut::Residual { stream, map }, Store::Residual { .. }) => {
+                let (period, tokens) = (map.rows().len(), map.tokens());
+                let images = rows.checked_div(period).unwrap_or(0);
+                assert_eq!(rows, images * period, "{rows} rows are no whole number of maps of {period}");
+                assert_eq!(
+                    stream.len(),
+                    images * tokens * n,
+                    "residual stream: want f32 [{images} * {tokens}, {n}], have {} values",
+                    stream.len()
+                );
+                Dest::Residual(Parts::new(stream), map)
+            }
+            (out, store) => panic!("a product that stores {store:?} cannot write {out:?}"),
+        }
+    }
+
+    /// Where row `row` of a product of `n` columns starts; `None` when it is dropped.
+    pub(super) fn offset(&self, row: usize, n: usize) -> Option<usize> {
+        match self {
+            Dest::F32(_) => Some(row * n),
+            Dest::Codes(_) => Some(row * code_stride(n)),
+            Dest::Residual(_, map) => match map.rows()[row % map.rows().len()] {
+                PAD => None,
+                token => Some((row / map.rows().len() * map.tokens() + token as usize) * n),
+            },
+        }
+    }
+}

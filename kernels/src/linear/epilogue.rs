@@ -1,0 +1,49 @@
+//! From accumulators to stored values.
+
+use super::spec::{LinearSpec, Store};
+use crate::types::Quantizer;
+
+/// What follows the accumulators of a product: its vectors are padded with zeros to whole panels.
+pub(super) struct Epilogue {
+    /// Columns.
+    pub(super) n: usize,
+    /// The multiplier of each column, before `output` is folded in.
+    pub(super) multiplier: Vec<f32>,
+    /// What the accumulator of each column is multiplied with: `multiplier`, or `multiplier * output.recip`.
+    pub(super) factor: Vec<f32>,
+    pub(super) bias: Vec<f32>,
+    pub(super) output: Option<Quantizer>,
+    pub(super) gelu: bool,
+    pub(super) store: Store,
+}
+
+impl Epilogue {
+    /// The epilogue of `spec`, with vectors of `padded` values.
+    ///
+    /// # Panics
+    /// When a vector of `spec` or `multiplier` has other than n values.
+    pub(super) fn new(spec: &LinearSpec<'_>, multiplier: &[f32], padded: usize) -> Epilogue {
+        let n = spec.n;
+        let pad = |what: &str, values: &[f32]| {
+            assert_eq!(values.len(), n, "{what} of a product with {n} columns has {} values", values.len());
+            let mut values = values.to_vec();
+            values.resize(padded, 0.0);
+            values
+        };
+        let multiplier = pad("the multiplier", multiplier);
+        let recip = spec.output.map_or(1.0, Quantizer::recip);
+        let store = match &spec.store {
+            Store::Codes(recip) => Store::Codes(pad("the reciprocal steps", recip)),
+            store => store.clone(),
+        };
+        Epilogue {
+            n,
+            factor: multiplier.iter().map(|m| m * recip).collect(),
+            multiplier,
+            bias: spec.bias.map_or_else(|| vec![0.0; padded], |bias| pad("the bias", bias)),
+            output: spec.output,
+            gelu: spec.gelu,
+            store,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Weights in the order in which the kernels read them.
+
+use crate::buffer::AlignedBuf;
+
+/// The shape of a panel: `columns` columns side by side, the inputs of each in groups of `group`.
+///
+/// ```text
+/// packed[panel][k / group][column in panel][k % group] = weight[column][k], zero beyond n and k
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) columns: usize,
+    pub(super) group: usize,
+}
+
+impl Layout {
+    pub(super) fn panels(self, n: usize) -> usize {
+        n.div_ceil(self.columns)
+    }
+
+    pub(super) fn groups(self, k: usize) -> usize {
+        k.div_ceil(self.group)
+    }
+
+    /// Elements of one panel.
+    pub(super) fn panel_len(self, k: usize) -> usize {
+        self.groups(k) * self.columns * self.group
+    }
+
+    /// Puts `weight` `[n, k]` into `packed`, which holds zeros and `panels(n) * panel_len(k)` elements.
+    fn pack<T: Copy, P>(self, n: usize, k: usize, weight: &[T], packed: &mut [P], cast: impl Fn(T) -> P) {
+        for c in 0..n {
+            let panel = c / self.columns * self.panel_len(k) + c % self.columns * self.group;
+            for (i, &w) in weight[c * k..][..k].iter().enumerate() {
+                packed[panel + i / self.group * self.columns * self.group + i % self.group] = cast(w);
+            }
+        }
+    }
+
+    /// INT8 weights.
+    pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> AlignedBuf {
+        let mut packed = AlignedBuf::new(self.panels(n) * self.panel_len(k));
+        self.pack(n, k, weight, packed.as_u8_mut(), |w| w as u8);
+        packed
+    }
+
+    /// f32 weights.
+    pub(super) fn pack_f32(self, n: usize, k: usize, weight: &[f32]) -> AlignedBuf {
+        let mut packed = AlignedBuf::new(4 * self.panels(n) * self.panel_len(k));
+        self.pack(n, k, weight, packed.as_f32_mut(), |w| w);
+        packed
+    }
+}
+
+/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the accumulator that undoes the +128 of
+/// the input's codes.
+///
+/// The product of the offset codes has at most 255 * 128 * k in magnitude, which an i32 holds for k up to 65793.
+pub(super) fn compensation(k: usize, weight: &[i8], padded: usize) -> Vec<i32> {
+    let sum = |row: &[i8]| -128 * row.iter().map(|&w| i32::from(w)).sum::<i32>();
+    let mut sums: Vec<i32> = if k == 0 { Vec::new() } else { weight.chunks(k).map(sum).collect() };
+    sums.resize(padded, 0);
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_weight_has_its_place_and_the_rest_is_zero() {
+        let (n, k) = (5, 7);
+        let weight: Vec<i8> = (0..n * k).map(|i| i as i8 + 1).collect();
+        let layout = Layout { columns: 4, group: 4 };
+        let packed = layout.pack_i8(n, k, &weight);
+        let at = |c: usize, i: usize| {
+            packed.as_u8()[c / 4 * layout.panel_len(k) + i / 4 * 16 + c % 4 * 4 + i % 4] as i8
+        };
+        assert!((0..n * k).all(|i| at(i / k, i % k) == weight[i]));
+        let filled = packed.as_u8().iter().filter(|&&w| w != 0).count();
+        assert_eq!((layout.panels(n), layout.groups(k), filled), (2, 2, n * k));
+        assert_eq!(compensation(k, &weight, 8)[..2], [-128 * 28, -128 * 77]);
+    }
+}
