@@ -1,0 +1,105 @@
+//! How far a tensor is from its reference.
+
+use crate::collected::same_length;
+use crate::error::EvalError;
+
+/// Distance of a tensor `y` from its reference `r`, accumulated in f64 over any number of pieces.
+///
+/// Pieces may be given in turn ([`update`](Distortion::update)) or gathered apart and joined
+/// ([`merge`](Distortion::merge)); counts and maxima are then equal, sums equal up to rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Distortion {
+    /// Elements seen.
+    pub count: u64,
+    /// Elements with `y == r`.
+    pub exact: u64,
+    /// Elements with `r != 0` and `y == 0`.
+    pub rounded_to_zero: u64,
+    /// Elements with `r * y < 0`.
+    pub sign_flips: u64,
+    /// Largest `|y - r|`.
+    pub max_abs: f64,
+    /// Sum of `|y - r|`.
+    pub l1: f64,
+    signal: f64,
+    noise: f64,
+    other: f64,
+    dot: f64,
+}
+
+impl Distortion {
+    /// Adds a piece: `reference` and `other` of equal length, element by element.
+    ///
+    /// # Errors
+    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity; the accumulator is
+    /// then as it was.
+    pub fn update(&mut self, reference: &[f32], other: &[f32]) -> Result<(), EvalError> {
+        same_length("reference against other", reference.len(), other.len())?;
+        let mut piece = Distortion::default();
+        for (index, (&r, &y)) in reference.iter().zip(other).enumerate() {
+            if !(r.is_finite() && y.is_finite()) {
+                return Err(EvalError::NonFinite { index, reference: r, other: y });
+            }
+            piece.add(r, y);
+        }
+        self.merge(&piece);
+        Ok(())
+    }
+
+    fn add(&mut self, reference: f32, other: f32) {
+        let (r, y) = (f64::from(reference), f64::from(other));
+        let error = (y - r).abs();
+        self.count += 1;
+        self.exact += u64::from(reference == other);
+        self.rounded_to_zero += u64::from(reference != 0.0 && other == 0.0);
+        self.sign_flips += u64::from(r * y < 0.0);
+        self.max_abs = self.max_abs.max(error);
+        self.l1 += error;
+        self.signal += r * r;
+        self.noise += error * error;
+        self.other += y * y;
+        self.dot += r * y;
+    }
+
+    /// Joins what `piece` has gathered.
+    pub fn merge(&mut self, piece: &Distortion) {
+        self.count += piece.count;
+        self.exact += piece.exact;
+        self.rounded_to_zero += piece.rounded_to_zero;
+        self.sign_flips += piece.sign_flips;
+        self.max_abs = self.max_abs.max(piece.max_abs);
+        self.l1 += piece.l1;
+        self.signal += piece.signal;
+        self.noise += piece.noise;
+        self.other += piece.other;
+        self.dot += piece.dot;
+    }
+
+    /// Signal to quantization noise ratio in dB:
+    ///
+    /// ```text
+    /// 10 log10(sum r^2 / sum (y - r)^2)
+    /// ```
+    ///
+    /// Positive infinity without noise (also for no elements), negative infinity for noise without signal.
+    pub fn sqnr_db(&self) -> f64 {
+        if self.noise == 0.0 { f64::INFINITY } else { 10.0 * (self.signal / self.noise).log10() }
+    }
+
+    /// Cosine of the angle between the tensors as vectors, in [-1, 1]. Two tensors of zeros have cosine 1; one of
+    /// zeros has cosine 0 with any other.
+    pub fn cosine(&self) -> f64 {
+        if self.signal == 0.0 && self.other == 0.0 {
+            return 1.0;
+        }
+        if self.signal == 0.0 || self.other == 0.0 {
+            return 0.0;
+        }
+        (self.dot / (self.signal.sqrt() * self.other.sqrt())).clamp(-1.0, 1.0)
+    }
+
+    /// Mean of `|y - r|`; 0 for no elements.
+    pub fn mean_abs(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.l1 / self.count as f64 }
+    }
+}

@@ -1,0 +1,170 @@
+//! The machine that measured.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// A GPU that took part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Marketing name, as the driver tells it.
+    pub name: String,
+    /// Compute capability, such as `sm_90`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arch: Option<String>,
+    /// Driver version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Device memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// The machine and the software that measured. What the system does not tell is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Version of swinq.
+    pub swinq: String,
+    /// Operating system, such as `linux`.
+    pub os: String,
+    /// Processor architecture, such as `x86_64`.
+    pub arch: String,
+    /// Processor model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// Instruction set that the CPU kernels were chosen for, such as `avx512_vnni`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isa: Option<String>,
+    /// Logical cores open to this process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
+    /// Worker threads used.
+    pub threads: usize,
+    /// Main memory in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Start of the run, UTC, ISO 8601.
+    pub time: String,
+    /// The GPU, where one took part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    /// Versions of libraries that the figures depend on, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, String>,
+}
+
+impl Environment {
+    /// This machine, now. `isa` is what the kernels were dispatched to (`None` where no CPU kernel ran), `threads`
+    /// the worker threads in use, `libraries` versions by name.
+    pub fn detect(isa: Option<&str>, threads: usize, libraries: BTreeMap<String, String>) -> Environment {
+        Environment {
+            swinq: env!("CARGO_PKG_VERSION").to_owned(),
+            os: std::env::consts::OS.to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            cpu: read_proc("/proc/cpuinfo").and_then(|text| field(&text, "model name").map(str::to_owned)),
+            isa: isa.map(str::to_owned),
+            cores: std::thread::available_parallelism().ok().map(usize::from),
+            threads,
+            memory_bytes: read_proc("/proc/meminfo").and_then(|text| kibibytes(&text, "MemTotal")),
+            time: iso_utc(SystemTime::now()),
+            gpu: None,
+            libraries,
+        }
+    }
+}
+
+/// Largest resident set of this process so far, in bytes: `VmHWM` of Linux. `None` on other systems.
+pub fn peak_memory_bytes() -> Option<u64> {
+    kibibytes(&read_proc("/proc/self/status")?, "VmHWM")
+}
+
+fn read_proc(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// Value of the first `key : value` line.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let mut values = pairs.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim());
+    values.next().filter(|value| !value.is_empty())
+}
+
+/// A `key: N kB` line, in bytes.
+fn kibibytes(text: &str, key: &str) -> Option<u64> {
+    field(text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn iso_utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of the Gregorian calendar, `days` after 1970-01-01.
+fn civil_date(mut days: u64) -> (u64, u64, u64) {
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 1;
+    for length in lengths {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    (year, month, days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn dates() {
+        let cases = [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(iso_utc(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        }
+    }
+
+    #[test]
+    fn proc_fields() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2:1\nmodel name\t: Other\nVmHWM:\t  12 kB\nVmPeak: x kB\n";
+        assert_eq!(field(text, "model name"), Some("Some CPU @ 2:1"));
+        assert_eq!(kibibytes(text, "VmHWM"), Some(12 * 1024));
+        assert_eq!(kibibytes(text, "VmPeak"), None);
+        assert_eq!(kibibytes(text, "VmRSS"), None);
+    }
+
+    #[test]
+    fn this_machine() {
+        let libraries = BTreeMap::from([("cublaslt".to_owned(), "12.8".to_owned())]);
+        let environment = Environment::detect(Some("avx2"), 3, libraries);
+        assert_eq!((environment.threads, environment.isa.as_deref()), (3, Some("avx2")));
+        assert_eq!(environment.swinq, env!("CARGO_PKG_VERSION"));
+        assert_eq!(environment.libraries["cublaslt"], "12.8");
+        if cfg!(target_os = "linux") {
+            assert!(environment.memory_bytes.unwrap() > 1 << 20);
+            let block = vec![1u8; 8 << 20];
+            assert!(peak_memory_bytes().unwrap() > std::hint::black_box(&block).len() as u64);
+        } else {
+            assert_eq!(peak_memory_bytes(), None);
+        }
+    }
+}

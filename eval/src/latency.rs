@@ -1,0 +1,243 @@
+//! How long a step takes.
+
+use std::time::Instant;
+
+use swinq_model::BoxError;
+
+use crate::error::EvalError;
+use crate::results::Stats;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatencyOptions {
+    /// Unrecorded runs of each step last at least this long, in milliseconds; there is always one such run.
+    pub warmup_ms: f64,
+    /// Recorded runs of each step last at least this long together, in milliseconds.
+    pub min_ms: f64,
+    /// At least this many runs of each step are recorded (0 counts as 1).
+    pub min_runs: usize,
+}
+
+impl Default for LatencyOptions {
+    /// 200 ms of warm-up, then at least 3 s and 10 runs.
+    fn default() -> LatencyOptions {
+        LatencyOptions { warmup_ms: 200.0, min_ms: 3000.0, min_runs: 10 }
+    }
+}
+
+/// A step to be measured: one forward of one batch, complete when it returns.
+pub type Step<'a> = Box<dyn FnMut() -> Result<(), BoxError> + 'a>;
+
+/// Wall-clock times of the runs of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latency {
+    samples_ms: Vec<f64>,
+    sorted_ms: Vec<f64>,
+}
+
+impl Latency {
+    /// From the times of runs in milliseconds, in the order measured.
+    ///
+    /// # Errors
+    /// [`EvalError::Samples`] if there is none, or one is negative or not finite.
+    pub fn from_samples(samples_ms: Vec<f64>) -> Result<Latency, EvalError> {
+        if samples_ms.is_empty() {
+            return Err(EvalError::Samples { problem: "there are none".to_owned() });
+        }
+        if let Some(bad) = samples_ms.iter().find(|ms| !(ms.is_finite() && **ms >= 0.0)) {
+            return Err(EvalError::Samples { problem: format!("{bad} ms is no duration") });
+        }
+        let mut sorted_ms = samples_ms.clone();
+        sorted_ms.sort_by(f64::total_cmp);
+        Ok(Latency { samples_ms, sorted_ms })
+    }
+
+    /// The times in milliseconds, in the order measured.
+    pub fn samples_ms(&self) -> &[f64] {
+        &self.samples_ms
+    }
+
+    /// Number of runs.
+    pub fn runs(&self) -> usize {
+        self.samples_ms.len()
+    }
+
+    /// The `p`-th percentile in milliseconds, `p` clamped to 0..=100: linear interpolation between order statistics
+    /// at rank `p / 100 (n - 1)`, numpy's default.
+    pub fn percentile(&self, p: f64) -> f64 {
+        let rank = p.clamp(0.0, 100.0) / 100.0 * (self.runs() - 1) as f64;
+        let (below, above) = (rank.floor() as usize, rank.ceil() as usize);
+        let (low, high) = (self.sorted_ms[below], self.sorted_ms[above]);
+        low + (high - low) * (rank - below as f64)
+    }
+
+    /// The median in milliseconds.
+    pub fn median(&self) -> f64 {
+        self.percentile(50.0)
+    }
+
+    /// The 90th percentile in milliseconds.
+    pub fn p90(&self) -> f64 {
+        self.percentile(90.0)
+    }
+
+    /// The 95th percentile in milliseconds.
+    pub fn p95(&self) -> f64 {
+        self.percentile(95.0)
+    }
+
+    /// The 99th percentile in milliseconds.
+    pub fn p99(&self) -> f64 {
+        self.percentile(99.0)
+    }
+
+    /// The shortest run in milliseconds.
+    pub fn min(&self) -> f64 {
+        self.sorted_ms[0]
+    }
+
+    /// The longest run in milliseconds.
+    pub fn max(&self) -> f64 {
+        self.sorted_ms[self.runs() - 1]
+    }
+
+    /// All runs together, in milliseconds.
+    pub fn total(&self) -> f64 {
+        self.sorted_ms.iter().sum()
+    }
+
+    /// The mean in milliseconds.
+    pub fn mean(&self) -> f64 {
+        self.total() / self.runs() as f64
+    }
+
+    /// Images per second of a step of `batch` images: images of all runs over the time of all runs.
+    pub fn images_per_second(&self, batch: usize) -> f64 {
+        1000.0 * batch as f64 / self.mean()
+    }
+
+    /// The summary that goes into the results.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            median: self.median(),
+            p90: self.p90(),
+            p95: self.p95(),
+            p99: self.p99(),
+            min: self.min(),
+            max: self.max(),
+            mean: self.mean(),
+            runs: self.runs(),
+        }
+    }
+}
+
+/// Measures one step: warm-up, then runs until both minima of `options` are met.
+///
+/// # Errors
+/// [`EvalError::Step`] when the step fails, [`EvalError::Samples`] for a minimum that is not finite.
+pub fn measure(
+    step: &mut dyn FnMut() -> Result<(), BoxError>,
+    options: &LatencyOptions,
+) -> Result<Latency, EvalError> {
+    let mut all = measure_interleaved(&mut [Box::new(step)], options)?;
+    Ok(all.remove(0))
+}
+
+/// Measures several steps in one run, so that drift of the machine's clock rate or load falls on all of them alike.
+///
+/// Steps run round-robin, each round starting one step later than the last; rounds go on until every step has met
+/// both minima of `options`, so all have the same number of runs. Warm-up goes the same way.
+///
+/// # Errors
+/// [`EvalError::Step`] naming the step that failed, by its index; [`EvalError::Samples`] for a minimum that is not
+/// finite.
+pub fn measure_interleaved(
+    steps: &mut [Step<'_>],
+    options: &LatencyOptions,
+) -> Result<Vec<Latency>, EvalError> {
+    let start = Instant::now();
+    measure_by(steps, options, &mut || start.elapsed().as_secs_f64() * 1000.0)
+}
+
+/// [`measure_interleaved`] by a clock that tells milliseconds.
+fn measure_by(
+    steps: &mut [Step<'_>],
+    options: &LatencyOptions,
+    clock: &mut dyn FnMut() -> f64,
+) -> Result<Vec<Latency>, EvalError> {
+    for minimum in [options.warmup_ms, options.min_ms] {
+        if !minimum.is_finite() {
+            return Err(EvalError::Samples { problem: format!("a minimum of {minimum} ms is no duration") });
+        }
+    }
+    run_rounds(steps, options.warmup_ms, 1, clock)?;
+    let samples = run_rounds(steps, options.min_ms, options.min_runs.max(1), clock)?;
+    samples.into_iter().map(Latency::from_samples).collect()
+}
+
+fn run_rounds(
+    steps: &mut [Step<'_>],
+    min_ms: f64,
+    min_runs: usize,
+    clock: &mut dyn FnMut() -> f64,
+) -> Result<Vec<Vec<f64>>, EvalError> {
+    let count = steps.len();
+    let mut samples = vec![Vec::new(); count];
+    let mut totals = vec![0.0; count];
+    let mut round = 0;
+    while round < min_runs || totals.iter().any(|&total| total < min_ms) {
+        for turn in 0..count {
+            let index = (round + turn) % count;
+            let start = clock();
+            steps[index]().map_err(|source| EvalError::Step { step: index, source })?;
+            let elapsed = clock() - start;
+            samples[index].push(elapsed);
+            totals[index] += elapsed;
+        }
+        round += 1;
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    /// Steps that advance a shared clock by `costs` and note their turn.
+    fn steps<'a>(costs: &'a [f64], now: &'a Cell<f64>, turns: &'a RefCell<Vec<usize>>) -> Vec<Step<'a>> {
+        let step = |(index, cost): (usize, &'a f64)| -> Step<'a> {
+            Box::new(move || {
+                now.set(now.get() + cost);
+                turns.borrow_mut().push(index);
+                Ok(())
+            })
+        };
+        costs.iter().enumerate().map(step).collect()
+    }
+
+    #[test]
+    fn rounds_interleave_and_meet_both_minima() {
+        let (now, turns) = (Cell::new(0.0), RefCell::new(Vec::new()));
+        let options = LatencyOptions { warmup_ms: 3.0, min_ms: 10.0, min_runs: 2 };
+        let mut steps = steps(&[2.0, 5.0], &now, &turns);
+        let all = measure_by(&mut steps, &options, &mut || now.get()).unwrap();
+        // Warm-up: 2 rounds until the quicker step has 3 ms; measured: 5 rounds until it has 10 ms.
+        assert_eq!(*turns.borrow(), [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1]);
+        assert_eq!(all[0].samples_ms(), [2.0; 5]);
+        assert_eq!(all[1].samples_ms(), [5.0; 5]);
+        assert_eq!((all[1].mean(), all[1].total()), (5.0, 25.0));
+    }
+
+    #[test]
+    fn min_runs_counts_where_time_does_not() {
+        let (now, turns) = (Cell::new(0.0), RefCell::new(Vec::new()));
+        for (min_runs, expected) in [(0, 1), (1, 1), (7, 7)] {
+            let options = LatencyOptions { warmup_ms: 0.0, min_ms: 0.0, min_runs };
+            let mut steps = steps(&[4.0], &now, &turns);
+            let all = measure_by(&mut steps, &options, &mut || now.get()).unwrap();
+            assert_eq!(all[0].runs(), expected);
+        }
+    }
+}

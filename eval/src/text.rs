@@ -1,0 +1,146 @@
+//! Results as text: the lines and tables that people read and grep.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::accuracy::Accuracy;
+use crate::latency::Latency;
+use crate::results::{ModelResult, Results};
+
+/// The line of Microsoft's evaluation script: ` * Acc@1 81.182 Acc@5 95.522`.
+pub fn acc_line(accuracy: &Accuracy) -> String {
+    format!(" * Acc@1 {:.3} Acc@5 {:.3}", accuracy.top1_percent(), accuracy.top5_percent())
+}
+
+/// A summary in the words of NVIDIA's `trtexec`: throughput in queries (batches of `batch` images) per second,
+/// latency per batch, and images per second.
+pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> String {
+    let percentile = |p: u8| format!("percentile({p}%) = {:.6} ms", latency.percentile(f64::from(p)));
+    format!(
+        "=== Performance summary ===\n\
+         Model: {name}, batch size {batch}, {} runs\n\
+         Throughput: {:.4} qps\n\
+         Latency: min = {:.6} ms, max = {:.6} ms, mean = {:.6} ms, median = {:.6} ms, {}, {}, {}\n\
+         Total Host Walltime: {:.5} s\n\
+         Images per second: {:.2}\n",
+        latency.runs(),
+        1000.0 / latency.mean(),
+        latency.min(),
+        latency.max(),
+        latency.mean(),
+        latency.median(),
+        percentile(90),
+        percentile(95),
+        percentile(99),
+        latency.total() / 1000.0,
+        latency.images_per_second(batch),
+    )
+}
+
+/// A column of a table: its header and what a model (against the baseline) shows in it, where it has it.
+pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> Option<String> + 'a>);
+
+/// One table of accuracy and size and, where measured, one of latency; a row per model in Markdown. The first model
+/// is the baseline: the others show their difference to it, as in `80.748(-0.434)`. Columns that no model has are
+/// left out, and what one model lacks is `-`.
+pub fn table(results: &Results) -> String {
+    let mut text = markdown(results, accuracy_columns());
+    let speed = markdown(results, speed_columns(results));
+    if !results.batch_sizes().is_empty() {
+        text.push('\n');
+        text.push_str(&speed);
+    }
+    text
+}
+
+fn markdown(results: &Results, columns: Vec<Column<'_>>) -> String {
+    let (header, rows) = cells(results, columns);
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!("{table}\n")
+}
+
+/// Header and rows of the columns that some model has.
+pub(crate) fn cells(results: &Results, columns: Vec<Column<'_>>) -> (Vec<String>, Vec<Vec<String>>) {
+    let models = &results.models;
+    let mut header = vec!["model".to_owned()];
+    let mut rows: Vec<Vec<String>> = models.iter().map(|model| vec![model.label()]).collect();
+    for (name, show) in columns {
+        let column: Vec<Option<String>> = models.iter().map(|model| show(&models[0], model)).collect();
+        if column.iter().all(Option::is_none) {
+            continue;
+        }
+        header.push(name);
+        for (row, cell) in rows.iter_mut().zip(column) {
+            row.push(cell.unwrap_or_else(|| "-".to_owned()));
+        }
+    }
+    (header, rows)
+}
+
+fn column<'a>(name: &str, show: impl Fn(&ModelResult, &ModelResult) -> Option<String> + 'a) -> Column<'a> {
+    (name.to_owned(), Box::new(show))
+}
+
+/// Accuracy, closeness, size and memory.
+pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
+    vec![
+        column("Acc@1", |base, model| with_delta(base, model, ModelResult::top1_percent)),
+        column("95 % interval", |_, model| {
+            let interval = model.top1_difference?;
+            Some(format!("[{:+.3}, {:+.3}]", 100.0 * interval.low, 100.0 * interval.high))
+        }),
+        column("Acc@5", |base, model| with_delta(base, model, ModelResult::top5_percent)),
+        column("images", |_, model| model.images.map(|images| images.to_string())),
+        column("agreement", |_, model| model.agreement.map(|share| format!("{:.3} %", 100.0 * share))),
+        column("SQNR", |_, model| model.sqnr_db.map(decibels)),
+        column("cosine", |_, model| model.cosine.map(|cosine| format!("{cosine:.6}"))),
+        column("INT8 MACs", |_, model| model.int8_share.map(|share| format!("{:.1} %", 100.0 * share))),
+        column("size", |_, model| model.size_bytes.map(mebibytes)),
+        column("peak memory", |_, model| model.peak_memory_bytes.map(mebibytes)),
+    ]
+}
+
+/// Median latency and speed-up by batch size, and the best throughput.
+pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
+    let mut columns = Vec::new();
+    for batch in results.batch_sizes() {
+        columns.push(column(&format!("median ms @ {batch}"), move |base, model| {
+            let median = model.latency_ms.get(&batch)?.median;
+            let base = base.latency_ms.get(&batch).filter(|_| !std::ptr::eq(base, model));
+            let speedup =
+                base.filter(|_| median > 0.0).map(|base| format!(" ({:.2}x)", base.median / median));
+            Some(format!("{median:.3}{}", speedup.unwrap_or_default()))
+        }));
+    }
+    columns.push(column("best images/s", |_, model| {
+        let best = model.throughput_ips.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
+        Some(format!("{:.1} @ {}", best.1, best.0))
+    }));
+    columns
+}
+
+/// `80.748(-0.434)`; without the difference for the baseline itself, or where it has none.
+fn with_delta(
+    base: &ModelResult,
+    model: &ModelResult,
+    value: impl Fn(&ModelResult) -> Option<f64>,
+) -> Option<String> {
+    let own = value(model)?;
+    match value(base).filter(|_| !std::ptr::eq(base, model)) {
+        Some(base) => Some(format!("{own:.3}({:+.3})", own - base)),
+        None => Some(format!("{own:.3}")),
+    }
+}
+
+/// `43.21 dB`, `inf dB`.
+pub(crate) fn decibels(value: f64) -> String {
+    format!("{value:.2} dB")
+}
+
+/// Bytes in MiB.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
