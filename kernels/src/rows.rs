@@ -1,5 +1,6 @@
 //! Where ops that write whole rows put their values, and how rows are shared out among threads.
 
+use crate::lanes::Lanes;
 use crate::pool::Parts;
 use crate::types::{Quantizer, RowOut, RowStore, code_stride};
 
@@ -107,6 +108,21 @@ impl Segment<'_> {
             Segment::Fake(out, q) => out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.fake(v)),
             Segment::Codes(out, q) => {
                 out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.code(v).cast_unsigned() ^ 0x80);
+            }
+        }
+    }
+}
+
+impl Segment<'_> {
+    /// Stores the lanes of `x` from column `at` on, as many as there are columns.
+    #[inline(always)]
+    pub(crate) fn put<L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
+        match self {
+            Segment::F32(out) => lanes.store(&mut out[at..], x),
+            Segment::Fake(out, q) => lanes.store(&mut out[at..], lanes.fake(x, *q)),
+            Segment::Codes(out, q) => {
+                let codes = lanes.codes(lanes.mul(x, lanes.splat(q.recip())));
+                lanes.narrow_all(&mut out[at..], codes);
             }
         }
     }

@@ -5,15 +5,27 @@
 //! of one window and head stay in a thread's scratch memory; only the result is written, where the projection
 //! reads it.
 
+mod operands;
 mod scalar;
+mod scores;
+mod softmax;
 mod tables;
+mod values;
+mod vector;
+mod work;
 
+use std::ops::Range;
+
+use crate::buffer::AlignedBuf;
 use crate::isa::Cpu;
+use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
 use crate::reference::{AttentionQuant, Probs};
 use crate::rows::{RowSink, units_per_task};
 use crate::types::{RowOut, RowStore, code_stride};
+use scores::Finish;
 use tables::Tables;
+use work::Layout;
 
 /// What a [`WindowAttention`] is made from.
 pub struct AttentionSpec<'a> {
@@ -56,6 +68,8 @@ pub struct WindowAttention {
     quant: AttentionQuant,
     store: RowStore,
     tables: Tables,
+    finish: Finish,
+    layout: Layout,
 }
 
 /// Sizes of one block's attention.
@@ -78,8 +92,10 @@ impl WindowAttention {
         let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
         let tables = Tables::new(shape, spec.windows, spec.bias, spec.regions);
+        let finish = vector::finish(&spec);
+        let layout = Layout::new(shape, &spec.quant);
         let AttentionSpec { windows, scale, quant, store, .. } = spec;
-        WindowAttention { cpu, shape, windows, scale, quant, store, tables }
+        WindowAttention { cpu, shape, windows, scale, quant, store, tables, finish, layout }
     }
 
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
@@ -95,9 +111,8 @@ impl WindowAttention {
         let units = images * self.windows * heads;
         let each = units_per_task(units, pool.threads(), 1);
         pool.run(units.div_ceil(each), &|task, scratch| {
-            for unit in task * each..units.min((task + 1) * each) {
-                scalar::unit(self, unit, input, &sink, scratch);
-            }
+            let units = task * each..units.min((task + 1) * each);
+            dispatch(self.cpu, Units { op: self, units, input, sink: &sink, scratch });
         });
     }
 
@@ -119,15 +134,21 @@ impl WindowAttention {
         }
     }
 
-    /// Whether `QK^T` is taken in integers.
-    fn integer_scores(&self) -> bool {
-        self.quant.q.is_some() && self.quant.k.is_some()
+    /// Unit `index`, heads innermost.
+    fn locate(&self, index: usize) -> Unit {
+        let (window, head) = (index / self.shape.heads, index % self.shape.heads);
+        Unit { window: window % self.windows, head, row: window * self.shape.n }
     }
+}
 
-    /// Whether `PV` is taken in integers.
-    fn integer_values(&self) -> bool {
-        self.quant.v.is_some() && self.quant.probs != Probs::Float
-    }
+/// Whether `QK^T` is taken in integers.
+fn integer_scores(quant: &AttentionQuant) -> bool {
+    quant.q.is_some() && quant.k.is_some()
+}
+
+/// Whether `PV` is taken in integers.
+fn integer_values(quant: &AttentionQuant) -> bool {
+    quant.v.is_some() && quant.probs != Probs::Float
 }
 
 /// One window and head of one image.
@@ -140,10 +161,26 @@ struct Unit {
     row: usize,
 }
 
-impl WindowAttention {
-    /// Unit `index`, heads innermost.
-    fn locate(&self, index: usize) -> Unit {
-        let (window, head) = (index / self.shape.heads, index % self.shape.heads);
-        Unit { window: window % self.windows, head, row: window * self.shape.n }
+/// Some windows and heads, by one thread.
+struct Units<'a, 'o> {
+    op: &'a WindowAttention,
+    units: Range<usize>,
+    input: AttentionIn<'a>,
+    sink: &'a RowSink<'o>,
+    scratch: &'a mut AlignedBuf,
+}
+
+impl Kernel for Units<'_, '_> {
+    fn scalar(self) {
+        for unit in self.units {
+            scalar::unit(self.op, unit, self.input, self.sink, self.scratch);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for unit in self.units {
+            vector::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
+        }
     }
 }

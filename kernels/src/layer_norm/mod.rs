@@ -7,10 +7,12 @@
 //! [`crate::reference::layer_norm_row`].
 
 mod ops;
+mod vector;
 
 pub use ops::{LayerNorm, MergeNorm, PooledNorm};
 
 use crate::isa::Cpu;
+use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference;
 use crate::rows::Segment;
 
@@ -34,9 +36,30 @@ impl Affine {
         self.gamma.len()
     }
 
-    /// Normalises the row `x` into `out`, by way of `buffer` (as many f32) where the implementation needs one.
-    fn row(&self, x: &[f32], buffer: &mut [f32], mut out: Segment<'_>) {
-        reference::layer_norm_row(x, &self.gamma, &self.beta, self.eps, buffer);
-        out.put_all(buffer);
+    /// Normalises the row `x` into `out`, by way of `buffer` (as many f32) in the reference.
+    #[inline(always)]
+    fn row(&self, x: &[f32], buffer: &mut [f32], out: Segment<'_>) {
+        dispatch(self.cpu, Row { affine: self, x, buffer, out });
+    }
+}
+
+/// The normalisation of one row.
+struct Row<'a> {
+    affine: &'a Affine,
+    x: &'a [f32],
+    buffer: &'a mut [f32],
+    out: Segment<'a>,
+}
+
+impl Kernel for Row<'_> {
+    fn scalar(mut self) {
+        let Affine { gamma, beta, eps, .. } = self.affine;
+        reference::layer_norm_row(self.x, gamma, beta, *eps, self.buffer);
+        self.out.put_all(self.buffer);
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(mut self, lanes: L) {
+        vector::row(lanes, self.affine, self.x, &mut self.out);
     }
 }

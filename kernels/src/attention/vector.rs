@@ -1,0 +1,156 @@
+//! One window and head by vectors: operands packed, then logits, weights and results of a few queries at a time.
+
+use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
+use super::scores::{self, Finish, Logits};
+use super::softmax::Row;
+use super::values::{self, Results};
+use super::work::{ROWS, Work, bytes_mut};
+use super::{AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer_scores, integer_values};
+use crate::buffer::AlignedBuf;
+use crate::lanes::Lanes;
+use crate::rows::RowSink;
+use crate::types::Quantizer;
+
+/// The left operand of `QK^T`.
+enum Queries<'a> {
+    Codes(Rows<'a, u8>),
+    F32(Rows<'a, f32>),
+}
+
+/// The right operand of `PV`.
+enum Values<'a> {
+    /// Packed, with the step of the codes.
+    Codes(f32),
+    F32(Rows<'a, f32>),
+}
+
+/// One window and head, with its operands ready.
+struct Window<'a> {
+    op: &'a WindowAttention,
+    unit: Unit,
+    queries: Queries<'a>,
+    values: Values<'a>,
+    packed_keys: &'a [f32],
+    packed_values: &'a [f32],
+    offsets: &'a [f32],
+}
+
+/// Attention of unit `index`.
+#[inline(always)]
+pub(super) fn unit<L: Lanes>(
+    lanes: L,
+    op: &WindowAttention,
+    index: usize,
+    input: AttentionIn<'_>,
+    sink: &RowSink<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    let Shape { d, n, .. } = op.shape;
+    let unit = op.locate(index);
+    let Work { rows: [q, k, v], keys, values: packed_values, offsets, logits, weights } =
+        Work::split(&op.layout, scratch);
+    let source = |part, site| Source { input, shape: op.shape, unit, part, site };
+    let d_padded = op.layout.d_padded;
+    let (query, key) = (source(Part::Query, op.quant.q), source(Part::Key, op.quant.k));
+    let queries = if integer_scores(&op.quant) {
+        pack_keys_i8(lanes, (n, d), key.codes(lanes, d_padded, k), keys, offsets);
+        Queries::Codes(query.codes(lanes, d_padded, q))
+    } else {
+        pack_keys_f32(lanes, (n, d), key.floats(lanes, d_padded, k), keys);
+        Queries::F32(query.floats(lanes, d_padded, q))
+    };
+    let value = source(Part::Value, op.quant.v);
+    let values = if integer_values(&op.quant) {
+        pack_values_i8(lanes, (n, d), value.codes(lanes, d_padded, v), packed_values);
+        Values::Codes(op.quant.v.map_or(1.0, Quantizer::scale))
+    } else {
+        Values::F32(value.floats(lanes, d_padded, v))
+    };
+    let window = Window { op, unit, queries, values, packed_keys: keys, packed_values, offsets };
+    let mut from = 0;
+    while from < n {
+        from += match n - from {
+            ROWS.. => window.rows::<L, ROWS>(lanes, from, logits, weights, sink),
+            3.. => window.rows::<L, 3>(lanes, from, logits, weights, sink),
+            _ => window.rows::<L, 1>(lanes, from, logits, weights, sink),
+        };
+    }
+}
+
+impl Window<'_> {
+    /// `R` queries from `from` on; gives `R`.
+    #[inline(always)]
+    fn rows<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        from: usize,
+        logits: &mut [f32],
+        weights: &mut [f32],
+        sink: &RowSink<'_>,
+    ) -> usize {
+        self.scores::<L, R>(lanes, from, logits);
+        let factors = self.weights::<L, R>(lanes, logits, weights);
+        let Shape { d, n, .. } = self.op.shape;
+        let n_padded = self.op.layout.n_padded;
+        let results = Results { sink, row: self.unit.row + from, column: self.unit.head * d, d, factors };
+        match self.values {
+            Values::Codes(_) => {
+                values::block_i8::<L, R>(lanes, n, weights, n_padded, self.packed_values, &results);
+            }
+            Values::F32(values) => values::block_f32::<L, R>(lanes, n, logits, n_padded, values, &results),
+        }
+        R
+    }
+
+    /// Logits of `R` queries, in `out`.
+    #[inline(always)]
+    fn scores<L: Lanes, const R: usize>(&self, lanes: L, from: usize, out: &mut [f32]) {
+        let Shape { d, n, .. } = self.op.shape;
+        let (tables, unit) = (&self.op.tables, self.unit);
+        let (mut bias, mut mask) = ([&[][..]; R], [None; R]);
+        for r in 0..R {
+            bias[r] = tables.bias(unit.head, from + r);
+            mask[r] = tables.mask(unit.window, from + r);
+        }
+        let mut logits = Logits { bias, mask, finish: self.op.finish, out, n_padded: self.op.layout.n_padded };
+        match self.queries {
+            Queries::Codes(Rows { data, stride }) => {
+                let queries = Rows { data: &data[from * stride..], stride };
+                let (keys, offsets) = (self.packed_keys, self.offsets);
+                scores::block_i8(lanes, (n, d), queries, keys, offsets, &mut logits);
+            }
+            Queries::F32(Rows { data, stride }) => {
+                let queries = Rows { data: &data[from * stride..], stride };
+                scores::block_f32(lanes, (n, d), queries, self.packed_keys, &mut logits);
+            }
+        }
+    }
+
+    /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Gives their factors.
+    #[inline(always)]
+    fn weights<L: Lanes, const R: usize>(&self, lanes: L, logits: &mut [f32], weights: &mut [f32]) -> [f32; R] {
+        let n_padded = self.op.layout.n_padded;
+        let used = self.op.shape.n.next_multiple_of(L::N);
+        let step = match self.values {
+            Values::Codes(step) => Some(step),
+            Values::F32(_) => None,
+        };
+        let rows = logits.chunks_exact_mut(n_padded).zip(bytes_mut(weights).chunks_exact_mut(n_padded));
+        let mut factors = [0.0; R];
+        for (factor, (logits, codes)) in factors.iter_mut().zip(rows) {
+            let codes = step.is_some().then_some(&mut codes[..used]);
+            let mut row = Row { logits: &mut logits[..used], codes };
+            *factor = row.weigh(lanes, self.op.quant.probs, step.unwrap_or(1.0));
+        }
+        factors
+    }
+}
+
+/// What turns products into logits.
+pub(super) fn finish(spec: &AttentionSpec<'_>) -> Finish {
+    let step = match (spec.quant.q, spec.quant.k) {
+        (Some(q), Some(k)) => q.scale() * k.scale(),
+        _ => 1.0,
+    };
+    Finish { step, scale: spec.scale, site: spec.quant.scores }
+}

@@ -1,0 +1,85 @@
+//! What one window and head needs in scratch memory.
+
+use super::tables::KEY_BLOCK;
+use super::{Shape, integer_scores, integer_values};
+use crate::buffer::AlignedBuf;
+use crate::reference::AttentionQuant;
+
+/// Queries taken together.
+pub(super) const ROWS: usize = 6;
+
+/// Sizes in f32 of the regions of [`Work`], each a whole number of cache lines.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Channels, padded to whole registers of any instruction set.
+    pub(super) d_padded: usize,
+    /// Keys, padded likewise: from one row of logits or weights to the next.
+    pub(super) n_padded: usize,
+    rows: usize,
+    keys: usize,
+    values: usize,
+    offsets: usize,
+    logits: usize,
+    weights: usize,
+}
+
+impl Layout {
+    pub(super) fn new(shape: Shape, quant: &AttentionQuant) -> Layout {
+        let Shape { d, n, .. } = shape;
+        let (d_padded, n_padded) = (d.next_multiple_of(KEY_BLOCK), n.next_multiple_of(KEY_BLOCK));
+        let keys = if integer_scores(quant) { n_padded * d.div_ceil(4) } else { n_padded * d };
+        let values = if integer_values(quant) { n.div_ceil(4) * d_padded } else { 0 };
+        let [rows, keys, values, offsets, logits, weights] =
+            [n * d_padded, keys, values, n_padded, ROWS * n_padded, ROWS * n_padded / 4]
+                .map(|size| size.next_multiple_of(16));
+        Layout { d_padded, n_padded, rows, keys, values, offsets, logits, weights }
+    }
+
+    fn total(&self) -> usize {
+        3 * self.rows + self.keys + self.values + self.offsets + self.logits + self.weights
+    }
+}
+
+/// The scratch memory of one window and head. What a region holds depends on whether its product is in integers.
+pub(super) struct Work<'s> {
+    /// Rows of q, k and v that cannot be used where they lie in the input: f32 or codes, `[n, d_padded]`.
+    pub(super) rows: [&'s mut [f32]; 3],
+    /// `[key block][channel group][lane][4]` s8, or `[key block][channel][lane]` f32.
+    pub(super) keys: &'s mut [f32],
+    /// `[channel block][key group][lane][4]` s8.
+    pub(super) values: &'s mut [f32],
+    /// -128 times the sum of each key's codes, i32.
+    pub(super) offsets: &'s mut [f32],
+    /// Logits, then weights in f32: `[ROWS, n_padded]`.
+    pub(super) logits: &'s mut [f32],
+    /// Weights as unsigned codes: `[ROWS, n_padded]`.
+    pub(super) weights: &'s mut [f32],
+}
+
+impl<'s> Work<'s> {
+    pub(super) fn split(layout: &Layout, scratch: &'s mut AlignedBuf) -> Work<'s> {
+        scratch.reserve(layout.total() * size_of::<f32>());
+        let mut rest = scratch.as_f32_mut();
+        let mut take = |size| rest.split_off_mut(..size).expect("`reserve` made room for all");
+        Work {
+            rows: [take(layout.rows), take(layout.rows), take(layout.rows)],
+            keys: take(layout.keys),
+            values: take(layout.values),
+            offsets: take(layout.offsets),
+            logits: take(layout.logits),
+            weights: take(layout.weights),
+        }
+    }
+}
+
+/// The bytes of `x`.
+pub(super) fn bytes(x: &[f32]) -> &[u8] {
+    // SAFETY: the same memory, 4 bytes for each f32, all initialised; any byte is a valid u8.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+}
+
+/// The bytes of `x`.
+pub(super) fn bytes_mut(x: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as in `bytes`, any four bytes are a valid f32, and the borrow is unique.
+    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
+}

@@ -1,0 +1,186 @@
+//! AVX2 and FMA, with or without AVX-VNNI: eight lanes.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Lanes};
+use crate::simd_math::avx2 as math;
+
+/// Proof of AVX2 and FMA, and of AVX-VNNI if `VNNI`: only [`run`] and [`run_vnni`] make one.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2<const VNNI: bool>(());
+
+/// # Safety
+/// The processor has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn run(kernel: impl Kernel) {
+    kernel.vector(Avx2::<false>(()));
+}
+
+/// # Safety
+/// The processor has AVX2, FMA and AVX-VNNI.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(super) fn run_vnni(kernel: impl Kernel) {
+    kernel.vector(Avx2::<true>(()));
+}
+
+/// All ones in the first `count` lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first(count: usize) -> __m256i {
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes)
+}
+
+/// Folds the halves of `x`, then halves of halves, with `f`.
+macro_rules! fold {
+    ($x:expr, $halves:ident, $f:ident) => {{
+        let [low, high] = $halves($x);
+        let x = $f(low, high);
+        let x = $f(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32($f(x, _mm_movehdup_ps(x)))
+    }};
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves(x: __m256) -> [__m128; 2] {
+    [_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_i(x: __m256i) -> i32 {
+    let x = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    let x = _mm_add_epi32(x, _mm_shuffle_epi32::<0b01_00_11_10>(x));
+    _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32::<0b10_11_00_01>(x)))
+}
+
+/// Products of even bytes and of odd bytes, each widened to 16 bits; their sums in pairs cannot overflow 32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot_by_widening(acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
+    let u_even = _mm256_and_si256(u, _mm256_set1_epi16(0xff));
+    let u_odd = _mm256_srli_epi16::<8>(u);
+    let s_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(s));
+    let s_odd = _mm256_srai_epi16::<8>(s);
+    let even = _mm256_madd_epi16(u_even, s_even);
+    _mm256_add_epi32(acc, _mm256_add_epi32(even, _mm256_madd_epi16(u_odd, s_odd)))
+}
+
+/// The low byte of each lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn low_bytes(x: __m256i) -> __m128i {
+    let words = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    _mm_packus_epi16(words, words)
+}
+
+/// The bodies of methods that are one expression of instructions.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        fn $name(self $(, $arg: $type)*) -> $out {
+            // SAFETY: an `Avx2` proves the instructions.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
+    type F = __m256;
+    type I = __m256i;
+    const N: usize = 8;
+    const TILE: usize = 2;
+
+    instructions! {
+        fn splat(self, x: f32) -> __m256 { _mm256_set1_ps(x) }
+        fn splat_i(self, x: i32) -> __m256i { _mm256_set1_epi32(x) }
+        fn keep(self, x: __m256, count: usize) -> __m256 {
+            _mm256_and_ps(x, _mm256_castsi256_ps(first(count)))
+        }
+        fn add(self, a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
+        fn sub(self, a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
+        fn mul(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
+        fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
+        fn max(self, a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
+        fn sum(self, x: __m256) -> f32 { fold!(x, halves, _mm_add_ps) }
+        fn highest(self, x: __m256) -> f32 { fold!(x, halves, _mm_max_ps) }
+        fn exp(self, x: __m256) -> __m256 { math::exp(x) }
+        fn add_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
+        fn sub_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
+        fn xor_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
+        fn sum_i(self, x: __m256i) -> i32 { sum_i(x) }
+        fn times_128(self, x: __m256i) -> __m256i { _mm256_slli_epi32::<7>(x) }
+        fn dot(self, acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
+            if VNNI { _mm256_dpbusd_avx_epi32(acc, u, s) } else { dot_by_widening(acc, u, s) }
+        }
+        fn float(self, x: __m256i) -> __m256 { _mm256_cvtepi32_ps(x) }
+        fn round(self, x: __m256) -> __m256i {
+            _mm256_cvtps_epi32(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x))
+        }
+        fn clamp(self, x: __m256) -> __m256 {
+            _mm256_min_ps(
+                _mm256_max_ps(
+                    _mm256_and_ps(x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)),
+                    _mm256_set1_ps(-128.0),
+                ),
+                _mm256_set1_ps(127.0),
+            )
+        }
+        fn interleave(self, bytes: [__m256i; 4]) -> __m256i {
+            _mm256_or_si256(
+                _mm256_or_si256(bytes[0], _mm256_slli_epi32::<8>(bytes[1])),
+                _mm256_or_si256(_mm256_slli_epi32::<16>(bytes[2]), _mm256_slli_epi32::<24>(bytes[3])),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn load_part(self, x: &[f32]) -> __m256 {
+        // SAFETY: an `Avx2` proves the instructions; only lanes inside `x` are read.
+        unsafe { _mm256_maskload_ps(x.as_ptr(), first(x.len())) }
+    }
+
+    #[inline(always)]
+    fn store_part(self, out: &mut [f32], x: __m256) {
+        // SAFETY: an `Avx2` proves the instructions; only lanes inside `out` are written.
+        unsafe { _mm256_maskstore_ps(out.as_mut_ptr(), first(out.len()), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read(self, at: *const f32) -> __m256 {
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
+        unsafe { _mm256_loadu_ps(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(self, at: *mut f32, x: __m256) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe { _mm256_storeu_ps(at, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_i(self, at: *const u8) -> __m256i {
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_i(self, at: *mut u8, x: __m256i) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe { _mm256_storeu_si256(at.cast(), x) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(self, at: *const u8) -> __m256i {
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow(self, at: *mut u8, x: __m256i) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe { _mm_storel_epi64(at.cast(), low_bytes(x)) }
+    }
+}

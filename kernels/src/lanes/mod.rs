@@ -1,0 +1,159 @@
+//! Vector registers behind one trait, so that LayerNorm and attention are each written once for all instruction sets.
+//!
+//! A value that implements [`Lanes`] exists only where [`Cpu`] has proved its instructions, which is why most of its
+//! methods are safe. Everything generic over `Lanes` is `#[inline(always)]` down from [`dispatch`], so that it is
+//! compiled inside a function that has the instructions enabled.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use crate::isa::{Cpu, Isa};
+use crate::types::Quantizer;
+
+/// Work written for any [`Lanes`], and in scalar code.
+pub(crate) trait Kernel {
+    /// By the reference.
+    fn scalar(self);
+    /// By vectors; `#[inline(always)]`, and so is all it calls that takes `lanes`.
+    fn vector<L: Lanes>(self, lanes: L);
+}
+
+/// Runs `kernel` with the instruction set of `cpu`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn dispatch(cpu: Cpu, kernel: impl Kernel) {
+    match cpu.isa() {
+        Isa::Scalar => kernel.scalar(),
+        // SAFETY: a `Cpu` of this instruction set proves AVX2 and FMA.
+        Isa::Avx2 => unsafe { avx2::run(kernel) },
+        // SAFETY: a `Cpu` of this instruction set proves AVX2, FMA and AVX-VNNI.
+        Isa::AvxVnni => unsafe { avx2::run_vnni(kernel) },
+        // SAFETY: a `Cpu` of this instruction set proves AVX-512 F, BW, DQ, VL and VNNI.
+        Isa::Avx512Vnni => unsafe { avx512::run(kernel) },
+    }
+}
+
+/// Runs `kernel` with the instruction set of `cpu`.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn dispatch(cpu: Cpu, kernel: impl Kernel) {
+    assert_eq!(cpu.isa(), Isa::Scalar, "detection finds nothing else here");
+    kernel.scalar();
+}
+
+/// Registers of `N` f32 or `N` i32, and the instructions on them.
+pub(crate) trait Lanes: Copy {
+    /// `N` f32.
+    type F: Copy;
+    /// `N` i32, or `4 N` bytes.
+    type I: Copy;
+    /// Lanes of a register.
+    const N: usize;
+    /// Registers side by side in a tile of an outer product with six rows.
+    const TILE: usize;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn splat_i(self, x: i32) -> Self::I;
+
+    /// The first `N` elements.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline(always)]
+    fn load(self, x: &[f32]) -> Self::F {
+        assert!(x.len() >= Self::N);
+        // SAFETY: in bounds by the assertion.
+        unsafe { self.read(x.as_ptr()) }
+    }
+    /// The first elements, at most `N`; zeros after them.
+    fn load_part(self, x: &[f32]) -> Self::F;
+    /// Writes the first elements, as many as `out` holds, at most `N`.
+    fn store_part(self, out: &mut [f32], x: Self::F);
+    /// As `store_part`, for an `out` that mostly holds a whole register.
+    #[inline(always)]
+    fn store(self, out: &mut [f32], x: Self::F) {
+        if out.len() < Self::N {
+            return self.store_part(out, x);
+        }
+        // SAFETY: in bounds by the comparison.
+        unsafe { self.write(out.as_mut_ptr(), x) }
+    }
+    /// `x` in the first `count` lanes, zeros in the others.
+    fn keep(self, x: Self::F, count: usize) -> Self::F;
+
+    /// # Safety
+    /// `N` f32 at `at` are readable.
+    unsafe fn read(self, at: *const f32) -> Self::F;
+    /// # Safety
+    /// `N` f32 at `at` are writable.
+    unsafe fn write(self, at: *mut f32, x: Self::F);
+    /// # Safety
+    /// `4 N` bytes at `at` are readable.
+    unsafe fn read_i(self, at: *const u8) -> Self::I;
+    /// # Safety
+    /// `4 N` bytes at `at` are writable.
+    unsafe fn write_i(self, at: *mut u8, x: Self::I);
+    /// `N` bytes, each widened to 32 bits.
+    ///
+    /// # Safety
+    /// `N` bytes at `at` are readable.
+    unsafe fn widen(self, at: *const u8) -> Self::I;
+    /// The low byte of each lane, which must be in 0..=255.
+    ///
+    /// # Safety
+    /// `N` bytes at `at` are writable.
+    unsafe fn narrow(self, at: *mut u8, x: Self::I);
+    /// As `narrow`, as many lanes as `out` holds, at most `N`.
+    #[inline(always)]
+    fn narrow_all(self, out: &mut [u8], x: Self::I) {
+        if out.len() >= Self::N {
+            // SAFETY: in bounds by the comparison.
+            return unsafe { self.narrow(out.as_mut_ptr(), x) };
+        }
+        const { assert!(Self::N <= 16) };
+        let mut bytes = [0; 16];
+        // SAFETY: `bytes` holds N bytes.
+        unsafe { self.narrow(bytes.as_mut_ptr(), x) };
+        out.copy_from_slice(&bytes[..out.len()]);
+    }
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sum(self, x: Self::F) -> f32;
+    fn highest(self, x: Self::F) -> f32;
+    /// e^x within 2 ulp; 0 or next to it below -87; a NaN stays one.
+    fn exp(self, x: Self::F) -> Self::F;
+
+    fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn xor_i(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sum_i(self, x: Self::I) -> i32;
+    /// `x << 7`.
+    fn times_128(self, x: Self::I) -> Self::I;
+    /// `a | b << 8 | c << 16 | d << 24`, of lanes in 0..=255.
+    fn interleave(self, bytes: [Self::I; 4]) -> Self::I;
+    /// In each lane, `acc` plus the four products of the bytes of `u`, unsigned, and of `s`, signed. Exact.
+    fn dot(self, acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+
+    fn float(self, x: Self::I) -> Self::F;
+    /// To the nearest integer, ties to even.
+    fn round(self, x: Self::F) -> Self::I;
+    /// Clamped to [-128, 127]; 0 for a NaN.
+    fn clamp(self, x: Self::F) -> Self::F;
+
+    /// `code + 128` of values already multiplied by the reciprocal of the step.
+    #[inline(always)]
+    fn codes(self, scaled: Self::F) -> Self::I {
+        self.add_i(self.round(self.clamp(scaled)), self.splat_i(128))
+    }
+    /// What codes of `quantizer` stand for.
+    #[inline(always)]
+    fn fake(self, x: Self::F, quantizer: Quantizer) -> Self::F {
+        let codes = self.round(self.clamp(self.mul(x, self.splat(quantizer.recip()))));
+        self.mul(self.float(codes), self.splat(quantizer.scale()))
+    }
+}
