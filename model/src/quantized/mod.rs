@@ -3,6 +3,9 @@
 //! This is what the quantized-checkpoint file holds, the only channel from calibration and training to the engine.
 //! A float model is one whose sites are all off ([`QuantizedModel::from_float`]), so that the engine has one input.
 
+mod decode;
+pub mod file;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,74 @@
+//! The float forward as a [`Classifier`].
+
+use candle_core::Device;
+
+use super::{FakeQuant, Float, Sites, Swin};
+use crate::batch::{Batch, BoxError, Classifier, Logits, Transform};
+use crate::error::ModelError;
+use crate::quantized::{FloatModel, QuantizedModel};
+use crate::tensor::StateDict;
+
+/// The float forward on the CPU: of a float model, or of a quantized one in simulation.
+pub struct FloatClassifier {
+    swin: Swin,
+    transform: Transform,
+    sites: Box<dyn Sites + Send>,
+}
+
+impl FloatClassifier {
+    /// `model` in f32.
+    ///
+    /// # Errors
+    /// What [`Swin::new`] refuses.
+    pub fn new(model: &FloatModel) -> Result<FloatClassifier, ModelError> {
+        Ok(FloatClassifier {
+            swin: Swin::new(&model.config, &model.tensors, &Device::Cpu)?,
+            transform: model.transform.clone(),
+            sites: Box::new(Float),
+        })
+    }
+
+    /// Simulates `model`: its quantization in float arithmetic ([`FakeQuant`]).
+    ///
+    /// # Errors
+    /// What [`FakeQuant::new`] and [`Swin::new`] refuse.
+    pub fn simulate(model: &QuantizedModel) -> Result<FloatClassifier, ModelError> {
+        let sites = FakeQuant::new(model)?;
+        let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
+        Ok(FloatClassifier {
+            swin: Swin::new(&model.config, &tensors, &Device::Cpu)?,
+            transform: model.transform.clone(),
+            sites: Box::new(sites),
+        })
+    }
+}
+
+impl Classifier for FloatClassifier {
+    fn classes(&self) -> usize {
+        self.swin.config().num_classes
+    }
+
+    fn input_size(&self) -> usize {
+        self.swin.config().image_size
+    }
+
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+        let classes = self.classes();
+        if batch.is_empty() {
+            return Ok(Logits { values: Vec::new(), classes });
+        }
+        let images = self.swin.images(batch, &self.transform)?;
+        let logits = self.swin.forward(&images, self.sites.as_mut())?;
+        let values: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        if let Some(index) = values.iter().position(|v| v.is_nan()) {
+            let (image, class) = (index / classes, index % classes);
+            let id = batch.ids[image];
+            let problem = format!(
+                "the logit of class {class} is NaN for image {id} of the data set; a value overflowed on the way: \
+                 check the checkpoint and its preprocessing"
+            );
+            return Err(ModelError::tensor("head", problem).into());
+        }
+        Ok(Logits { values, classes })
+    }
+}

@@ -1,0 +1,57 @@
+//! The operations as compositions of candle's: the definition the fused ones are tested against.
+
+use candle_core::{D, Result, Tensor};
+
+use super::{Gather, Norm};
+
+pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+    let unit = centred.broadcast_div(&(variance + norm.eps)?.sqrt()?)?;
+    unit.broadcast_mul(&norm.weight)?.broadcast_add(&norm.bias)
+}
+
+pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    let (rows, c) = x.dims2()?;
+    let images = rows / gather.source_rows;
+    let mut x = x.reshape((images, gather.source_rows, c))?;
+    let mut index = gather.index.to_vec();
+    if index.contains(&Gather::ABSENT) {
+        x = Tensor::cat(&[&x, &x.zeros_like()?.narrow(1, 0, 1)?], 1)?;
+        for row in index.iter_mut().filter(|row| **row == Gather::ABSENT) {
+            *row = gather.source_rows as u32;
+        }
+    }
+    let index = Tensor::new(index, x.device())?;
+    x.contiguous()?.index_select(&index, 1)?.reshape((images * gather.rows(), gather.parts * c))
+}
+
+pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: usize) -> Result<Tensor> {
+    let (rows, width) = qkv.dims2()?;
+    let qkv = bias.map_or_else(|| Ok(qkv.clone()), |bias| qkv.broadcast_add(bias))?;
+    qkv.reshape((rows / n, n, 3, heads, width / 3 / heads))?.permute((2, 0, 3, 1, 4))?.contiguous()
+}
+
+pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    let (windows, heads, n, d) = x.dims4()?;
+    x.transpose(1, 2)?.contiguous()?.reshape((windows * n, heads * d))
+}
+
+pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let (all, heads, n, _) = scores.dims4()?;
+    let logits = (scores * f64::from(scale))?.broadcast_add(bias)?;
+    let Some(mask) = mask else { return Ok(logits) };
+    let windows = mask.dim(0)?;
+    logits
+        .reshape((all / windows, windows, heads, n, n))?
+        .broadcast_add(&mask.unsqueeze(1)?)?
+        .reshape((all, heads, n, n))
+}
+
+pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
+    candle_nn::ops::softmax(x, D::Minus1)
+}
+
+pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
+    softmax(logits)?.matmul(&v.contiguous()?)
+}

@@ -1,0 +1,388 @@
+//! The operations as single passes over contiguous f32 in host memory, on every core.
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use super::math::{exp, gelu, max, sum, vectorised};
+use super::product::Product;
+use super::{Gather, Norm};
+
+/// Values that one task handles at least: less is not worth handing to another core.
+const GRAIN: usize = 1 << 14;
+
+/// A pass: from the contiguous values of its arguments to those of its result.
+struct Pass<F> {
+    name: &'static str,
+    shape: Shape,
+    run: F,
+}
+
+impl<F: Fn(&[&[f32]], &mut [f32])> Pass<F> {
+    fn new(name: &'static str, shape: impl Into<Shape>, run: F) -> Pass<F> {
+        Pass { name, shape: shape.into(), run }
+    }
+
+    fn on(&self, arguments: &[&Tensor]) -> Result<Tensor> {
+        match arguments {
+            [a] => a.contiguous()?.apply_op1_no_bwd(self),
+            [a, b] => a.contiguous()?.apply_op2_no_bwd(&b.contiguous()?, self),
+            [a, b, c] => a.contiguous()?.apply_op3_no_bwd(&b.contiguous()?, &c.contiguous()?, self),
+            _ => bail!("{}: {} arguments", self.name, arguments.len()),
+        }
+    }
+
+    fn execute(&self, arguments: &[(&CpuStorage, &Layout)]) -> Result<(CpuStorage, Shape)> {
+        let mut slices = Vec::with_capacity(arguments.len());
+        for (storage, layout) in arguments {
+            let Some((start, end)) = layout.contiguous_offsets() else {
+                bail!("{}: an argument is not contiguous", self.name)
+            };
+            slices.push(&storage.as_slice::<f32>()?[start..end]);
+        }
+        let mut out = vec![0.0; self.shape.elem_count()];
+        (self.run)(&slices, &mut out);
+        Ok((CpuStorage::F32(out), self.shape.clone()))
+    }
+}
+
+impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp1 for Pass<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.execute(&[(s, l)])
+    }
+}
+
+impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp2 for Pass<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.execute(&[(s, l), (s2, l2)])
+    }
+}
+
+impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp3 for Pass<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        s: &CpuStorage,
+        l: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.execute(&[(s, l), (s2, l2), (s3, l3)])
+    }
+}
+
+/// Calls `f(row index, row)` for every row of `out`, in vector code, rows spread over the cores.
+fn each_row(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    let rows_per_task = GRAIN.div_ceil(width);
+    out.par_chunks_mut(rows_per_task * width).enumerate().for_each(|(task, rows)| {
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                    f(task * rows_per_task + i, row);
+                }
+            },
+        );
+    });
+}
+
+fn row<'a>(values: &'a [f32], width: usize, index: usize) -> &'a [f32] {
+    &values[index * width..][..width]
+}
+
+#[inline(always)]
+fn norm_row(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+    let count = x.len() as f32;
+    let mean = sum(x, #[inline(always)] |v| v) / count;
+    let variance = sum(x, #[inline(always)] |v| (v - mean) * (v - mean)) / count;
+    let factor = 1.0 / (variance + eps).sqrt();
+    for (((out, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+        *out = ((x - mean) * factor).mul_add(w, b);
+    }
+}
+
+pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    let (_, c) = x.dims2()?;
+    let eps = norm.eps as f32;
+    Pass::new("layer_norm", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
+        each_row(out, c, #[inline(always)] |i, out| norm_row(row(x, c, i), weight, bias, eps, out));
+    })
+    .on(&[x, &norm.weight, &norm.bias])
+}
+
+/// The source row of output row `i` over all images; `None` where it is absent.
+#[inline(always)]
+fn source(gather: &Gather, i: usize) -> Option<usize> {
+    let per_image = gather.index.len();
+    let source = gather.index[i % per_image];
+    (source != Gather::ABSENT).then(|| i / per_image * gather.source_rows + source as usize)
+}
+
+pub(super) fn norm_then_gather(x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
+    let (rows, c) = x.dims2()?;
+    let eps = norm.eps as f32;
+    let shape = (rows / gather.source_rows * gather.rows(), c);
+    Pass::new("layer_norm_gather", shape, |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
+        each_row(out, c, #[inline(always)] |i, out| {
+            if let Some(from) = source(gather, i) {
+                norm_row(row(x, c, from), weight, bias, eps, out);
+            }
+        });
+    })
+    .on(&[x, &norm.weight, &norm.bias])
+}
+
+pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    let (rows, c) = x.dims2()?;
+    let shape = (rows / gather.source_rows * gather.rows(), gather.parts * c);
+    Pass::new("gather", shape, |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, c, #[inline(always)] |i, out| {
+            if let Some(from) = source(gather, i) {
+                out.copy_from_slice(row(arguments[0], c, from));
+            }
+        });
+    })
+    .on(&[x])
+}
+
+#[inline(always)]
+fn add_row(x: &[f32], y: &[f32], out: &mut [f32]) {
+    for ((out, &x), &y) in out.iter_mut().zip(x).zip(y) {
+        *out = x + y;
+    }
+}
+
+pub(super) fn gather_add_bias(x: &Tensor, gather: &Gather, bias: &Tensor) -> Result<Tensor> {
+    let (rows, c) = x.dims2()?;
+    let shape = (rows / gather.source_rows * gather.rows(), c);
+    Pass::new("gather_add_bias", shape, |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, bias] = [arguments[0], arguments[1]];
+        each_row(out, c, #[inline(always)] |i, out| match source(gather, i) {
+            Some(from) => add_row(row(x, c, from), bias, out),
+            None => out.copy_from_slice(bias),
+        });
+    })
+    .on(&[x, bias])
+}
+
+pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    let (_, c) = x.dims2()?;
+    Pass::new("add_bias", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, c, #[inline(always)] |i, out| add_row(row(arguments[0], c, i), arguments[1], out));
+    })
+    .on(&[x, bias])
+}
+
+pub(super) fn add_bias_gelu(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    let (_, c) = x.dims2()?;
+    Pass::new("add_bias_gelu", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, bias] = [arguments[0], arguments[1]];
+        each_row(out, c, #[inline(always)] |i, out| {
+            for ((out, &x), &b) in out.iter_mut().zip(row(x, c, i)).zip(bias) {
+                *out = gelu(x + b);
+            }
+        });
+    })
+    .on(&[x, bias])
+}
+
+pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (_, c) = a.dims2()?;
+    Pass::new("add", a.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, c, #[inline(always)] |i, out| add_row(row(arguments[0], c, i), row(arguments[1], c, i), out));
+    })
+    .on(&[a, b])
+}
+
+pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: usize) -> Result<Tensor> {
+    let (rows, width) = qkv.dims2()?;
+    let d = width / 3 / heads;
+    let windows = rows / n;
+    let zeros = match bias {
+        Some(bias) => bias.clone(),
+        None => Tensor::zeros(width, qkv.dtype(), qkv.device())?,
+    };
+    Pass::new("split_heads", (3, windows, heads, n, d), |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, bias] = [arguments[0], arguments[1]];
+        each_row(out, d, #[inline(always)] |i, out| {
+            let (token, head) = (i % n, i / n % heads);
+            let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
+            let column = (which * heads + head) * d;
+            add_row(&x[(window * n + token) * width + column..][..d], &bias[column..][..d], out);
+        });
+    })
+    .on(&[qkv, &zeros])
+}
+
+pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    let (windows, heads, n, d) = x.dims4()?;
+    Pass::new("merge_heads", (windows * n, heads * d), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, d, #[inline(always)] |i, out| {
+            let (head, token, window) = (i % heads, i / heads % n, i / (heads * n));
+            out.copy_from_slice(row(arguments[0], d, (window * heads + head) * n + token));
+        });
+    })
+    .on(&[x])
+}
+
+/// Calls `f(head index, its matrix, scratch)` for every `size` values of `out`, heads spread over the cores.
+fn each_head(out: &mut [f32], size: usize, f: impl Fn(usize, &mut [f32], &mut [Vec<f32>; 2]) + Sync) {
+    out.par_chunks_exact_mut(size).enumerate().with_min_len(4).for_each_init(
+        || [Vec::new(), Vec::new()],
+        |scratch, (head, out)| f(head, out, scratch),
+    );
+}
+
+pub(super) fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
+    let (windows, heads, n, d) = q.dims4()?;
+    Pass::new("scores", (windows, heads, n, n), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_head(out, n * n, |head, out, [packed, _]| {
+            let [a, b] = [row(arguments[0], n * d, head), row(arguments[1], n * d, head)];
+            pulp::Arch::new().dispatch(Product { a, b, transposed: true, n, k: d, out, packed });
+        });
+    })
+    .on(&[q, k])
+}
+
+pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let (_, heads, n, _) = scores.dims4()?;
+    let size = n * n;
+    let run = |arguments: &[&[f32]], out: &mut [f32]| {
+        let [x, bias] = [arguments[0], arguments[1]];
+        let mask = arguments.get(2);
+        let windows = mask.map_or(1, |mask| mask.len() / size);
+        each_row(out, size, #[inline(always)] |i, out| {
+            let (x, bias) = (row(x, size, i), row(bias, size, i % heads));
+            for ((out, &x), &b) in out.iter_mut().zip(x).zip(bias) {
+                *out = x.mul_add(scale, b);
+            }
+            if let Some(mask) = mask {
+                for (out, &m) in out.iter_mut().zip(row(mask, size, i / heads % windows)) {
+                    *out += m;
+                }
+            }
+        });
+    };
+    let pass = Pass::new("logits", scores.shape(), run);
+    match mask {
+        Some(mask) => pass.on(&[scores, bias, mask]),
+        None => pass.on(&[scores, bias]),
+    }
+}
+
+#[inline(always)]
+fn exp_row(x: &[f32], out: &mut [f32]) {
+    let largest = max(x);
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out = exp(x - largest);
+    }
+}
+
+#[inline(always)]
+fn scale_row(out: &mut [f32], factor: f32) {
+    for out in out {
+        *out *= factor;
+    }
+}
+
+pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
+    let n = x.dim(candle_core::D::Minus1)?;
+    Pass::new("softmax", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, n, #[inline(always)] |i, out| {
+            exp_row(row(arguments[0], n, i), out);
+            let total = sum(out, #[inline(always)] |v| v);
+            scale_row(out, 1.0 / total);
+        });
+    })
+    .on(&[x])
+}
+
+pub(super) fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+    let (_, _, n, d) = v.dims4()?;
+    Pass::new("mix", v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_head(out, n * d, |head, out, [packed, _]| {
+            let [a, b] = [row(arguments[0], n * n, head), row(arguments[1], n * d, head)];
+            pulp::Arch::new().dispatch(Product { a, b, transposed: false, n: d, k: n, out, packed });
+        });
+    })
+    .on(&[probs, v])
+}
+
+pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
+    weighted_mean("attend", logits, v, #[inline(always)] |e| e)
+}
+
+/// Attention with unsigned 8-bit probabilities, in float on the same codes: `e = rte(255 exp(x - rowmax))`, then
+/// `(e v) / sum(e)`. Shapes as [`attend`](super::attend).
+///
+/// # Errors
+/// Shapes that do not fit; a device without host memory.
+pub fn attend_u8(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
+    weighted_mean("attend_u8", logits, v, #[inline(always)] |e| (255.0 * e).round_ties_even())
+}
+
+/// The mean of the rows of `v`, weighted by `code(exp(x - rowmax))`.
+fn weighted_mean(
+    name: &'static str,
+    logits: &Tensor,
+    v: &Tensor,
+    code: impl Fn(f32) -> f32 + Sync + Copy,
+) -> Result<Tensor> {
+    let (_, _, n, d) = v.dims4()?;
+    Pass::new(name, v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_head(out, n * d, |head, out, [packed, weights]| {
+            let [x, b] = [row(arguments[0], n * n, head), row(arguments[1], n * d, head)];
+            weights.resize(n * n, 0.0);
+            vectorised(#[inline(always)] || {
+                for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
+                    exp_row(x, weights);
+                    for weight in weights {
+                        *weight = code(*weight);
+                    }
+                }
+            });
+            pulp::Arch::new().dispatch(Product { a: weights, b, transposed: false, n: d, k: n, out, packed });
+            vectorised(#[inline(always)] || {
+                for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
+                    scale_row(out, 1.0 / sum(weights, #[inline(always)] |v| v));
+                }
+            });
+        });
+    })
+    .on(&[logits, v])
+}
+
+/// What signed 8-bit codes of scale `scale` make of `x`: `rte(clamp(x / scale, -128, 127)) * scale`, where the
+/// division is a multiplication by the reciprocal in f32. NaN becomes 0. Any shape.
+///
+/// # Errors
+/// A device without host memory.
+pub fn fake_quantize(x: &Tensor, scale: f32) -> Result<Tensor> {
+    let reciprocal = 1.0 / scale;
+    let width = x.elem_count().clamp(1, GRAIN);
+    Pass::new("fake_quantize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        out.par_chunks_mut(width).zip(arguments[0].par_chunks(width)).for_each(|(out, x)| {
+            vectorised(#[inline(always)] || {
+                for (out, &x) in out.iter_mut().zip(x) {
+                    let code = (x * reciprocal).clamp(-128.0, 127.0).round_ties_even();
+                    *out = if code.is_nan() { 0.0 } else { code * scale };
+                }
+            });
+        });
+    })
+    .on(&[x])
+}

@@ -1,0 +1,220 @@
+//! The operations of the forward between its large products.
+//!
+//! Each exists twice: `fused`, one pass over contiguous f32 in host memory, vectorised and on every core, without
+//! a gradient; and `composed` of candle's own operations, differentiable and for any device. [`Ops`] names the choice;
+//! the tests hold the first to the second.
+
+mod composed;
+mod fused;
+mod math;
+mod product;
+
+use std::sync::Arc;
+
+use candle_core::{Device, Result, Tensor};
+
+pub use fused::{attend_u8, fake_quantize};
+
+/// Which of the two families of operations a forward uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ops {
+    /// Own single-pass kernels: host memory only, no gradient.
+    Fused,
+    /// candle's operations: any device, differentiable.
+    Composed,
+}
+
+/// A LayerNorm over the last dimension.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// `[c]`.
+    pub weight: Tensor,
+    /// `[c]`.
+    pub bias: Tensor,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+/// A gather of rows, the same in every image: output row `i` of an image is `parts` source rows of that image side
+/// by side. [`Gather::ABSENT`] stands for a row of zeros.
+#[derive(Clone, Debug)]
+pub struct Gather {
+    /// Rows of an image before.
+    pub source_rows: usize,
+    /// Source rows per output row.
+    pub parts: usize,
+    /// `[rows * parts]` source rows.
+    pub index: Arc<[u32]>,
+}
+
+impl Gather {
+    /// No source: zeros.
+    pub const ABSENT: u32 = u32::MAX;
+
+    /// From index maps such as [`Stage::partition`](crate::Stage::partition).
+    pub fn new(source_rows: usize, parts: usize, index: impl IntoIterator<Item = Option<usize>>) -> Gather {
+        let index = index.into_iter().map(|row| row.map_or(Gather::ABSENT, |row| row as u32)).collect();
+        Gather { source_rows, parts, index }
+    }
+
+    /// The gather that puts every row back where it came from, for `parts` of 1 where every source row is used.
+    pub fn inverse(&self) -> Gather {
+        let mut back = vec![None; self.source_rows];
+        for (row, &source) in self.index.iter().enumerate().filter(|(_, s)| **s != Gather::ABSENT) {
+            back[source as usize] = Some(row);
+        }
+        Gather::new(self.index.len(), 1, back)
+    }
+
+    /// Rows of an image after.
+    pub fn rows(&self) -> usize {
+        self.index.len() / self.parts
+    }
+}
+
+impl Ops {
+    /// The family for inference on `device`.
+    pub fn for_inference(device: &Device) -> Ops {
+        if device.is_cpu() { Ops::Fused } else { Ops::Composed }
+    }
+
+    /// LayerNorm of the rows of `x` `[rows, c]`.
+    pub(crate) fn norm(self, x: &Tensor, norm: &Norm) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm(x, norm),
+            Ops::Composed => composed::norm(x, norm),
+        }
+    }
+
+    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`; absent rows are zeros after
+    /// the norm. `gather.parts` is 1.
+    pub(crate) fn norm_then_gather(self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm_then_gather(x, norm, gather),
+            Ops::Composed => composed::gather(&composed::norm(x, norm)?, gather),
+        }
+    }
+
+    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`; absent parts are
+    /// zeros before the norm.
+    pub(crate) fn gather_then_norm(self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm(&fused::gather(x, gather)?, norm),
+            Ops::Composed => composed::norm(&composed::gather(x, gather)?, norm),
+        }
+    }
+
+    /// The gather (`parts` of 1), then the bias `[c]`.
+    pub(crate) fn gather_add_bias(self, x: &Tensor, gather: &Gather, bias: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::gather_add_bias(x, gather, bias),
+            Ops::Composed => composed::gather(x, gather)?.broadcast_add(bias),
+        }
+    }
+
+    /// `x` `[rows, c]` plus the bias `[c]`.
+    pub(crate) fn add_bias(self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::add_bias(x, bias),
+            Ops::Composed => x.broadcast_add(bias),
+        }
+    }
+
+    /// GELU (the exact one, by erf) of `x` plus the bias.
+    pub(crate) fn add_bias_gelu(self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::add_bias_gelu(x, bias),
+            Ops::Composed => x.broadcast_add(bias)?.gelu_erf(),
+        }
+    }
+
+    /// The sum of two tensors of one shape.
+    pub(crate) fn add(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::add(a, b),
+            Ops::Composed => a + b,
+        }
+    }
+
+    /// Bias, then `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
+    pub(crate) fn split_heads(
+        self,
+        qkv: &Tensor,
+        bias: Option<&Tensor>,
+        heads: usize,
+        n: usize,
+    ) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::split_heads(qkv, bias, heads, n),
+            Ops::Composed => composed::split_heads(qkv, bias, heads, n),
+        }
+    }
+
+    /// `[windows, heads, n, d]` to `[windows * n, heads * d]`.
+    pub(crate) fn merge_heads(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::merge_heads(x),
+            Ops::Composed => composed::merge_heads(x),
+        }
+    }
+
+    /// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.
+    pub(crate) fn scores(self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::scores(q, k),
+            Ops::Composed => q.contiguous()?.matmul(&k.t()?.contiguous()?),
+        }
+    }
+
+    /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, bias `[heads, n, n]`, mask
+    /// `[windows, n, n]`.
+    pub(crate) fn logits(
+        self,
+        scores: &Tensor,
+        scale: f32,
+        bias: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::logits(scores, scale, bias, mask),
+            Ops::Composed => composed::logits(scores, scale, bias, mask),
+        }
+    }
+}
+
+/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. With a
+/// gradient wherever an argument carries one.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
+    if logits.device().is_cpu() && !logits.track_op() && !v.track_op() {
+        fused::attend(logits, v)
+    } else {
+        composed::attend(logits, v)
+    }
+}
+
+/// Softmax over the last dimension. With a gradient where `x` carries one.
+///
+/// # Errors
+/// A scalar.
+pub fn softmax(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_cpu() && !x.track_op() { fused::softmax(x) } else { composed::softmax(x) }
+}
+
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. With a gradient wherever an argument carries
+/// one.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+    if probs.device().is_cpu() && !probs.track_op() && !v.track_op() {
+        fused::mix(probs, v)
+    } else {
+        probs.contiguous()?.matmul(&v.contiguous()?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! A Swin's parameters as candle tensors, and the index maps of its stages.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+
+use super::ops::{Gather, Norm};
+use crate::arch::{Stage, SwinConfig};
+use crate::error::ModelError;
+use crate::site::{BlockId, Linear};
+
+/// Added to the logits of pairs of tokens that must not attend to each other.
+const MASKED: f32 = -100.0;
+
+/// A product's weight, and its bias where it has one.
+pub(super) struct LinearWeights {
+    pub linear: Linear,
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl LinearWeights {
+    /// The bias of a product that always has one.
+    pub fn bias(&self) -> Result<&Tensor, ModelError> {
+        let missing = || ModelError::tensor(self.linear.bias_name(), "is missing; this product always has a bias");
+        self.bias.as_ref().ok_or_else(missing)
+    }
+}
+
+pub(super) struct BlockWeights {
+    pub id: BlockId,
+    pub norm1: Norm,
+    pub norm2: Norm,
+    /// `[(2 window - 1)^2, heads]`.
+    pub bias_table: Tensor,
+    pub qkv: LinearWeights,
+    pub proj: LinearWeights,
+    pub fc1: LinearWeights,
+    pub fc2: LinearWeights,
+}
+
+pub(super) struct StageWeights {
+    pub stage: Stage,
+    pub blocks: Vec<BlockWeights>,
+    pub merge: Option<(Norm, LinearWeights)>,
+}
+
+/// The index maps of one stage for one shift.
+pub(super) struct Windows {
+    pub partition: Gather,
+    pub reverse: Gather,
+    /// `[windows, n, n]`.
+    pub mask: Option<Tensor>,
+}
+
+impl Windows {
+    pub fn new(stage: &Stage, shift: usize, device: &Device) -> Result<Windows, ModelError> {
+        let partition = Gather::new(stage.tokens(), 1, stage.partition(shift));
+        let reverse = partition.inverse();
+        let mask = stage.shift_regions(shift).map(|regions| mask(stage, &regions, device)).transpose()?;
+        Ok(Windows { partition, reverse, mask })
+    }
+}
+
+fn mask(stage: &Stage, regions: &[u8], device: &Device) -> Result<Tensor, ModelError> {
+    let n = stage.window_tokens();
+    let mut mask = Vec::with_capacity(regions.len() * n);
+    for window in regions.chunks_exact(n) {
+        for a in window {
+            mask.extend(window.iter().map(|b| if a == b { 0.0 } else { MASKED }));
+        }
+    }
+    Ok(Tensor::from_vec(mask, (stage.windows(), n, n), device)?)
+}
+
+/// Takes parameters by name.
+pub(super) struct Source<'a> {
+    pub config: &'a SwinConfig,
+    pub tensors: &'a BTreeMap<String, Tensor>,
+}
+
+impl Source<'_> {
+    pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
+        self.tensors.get(name).cloned().ok_or_else(|| {
+            let problem = format!("is missing; {} needs it", self.config.name);
+            ModelError::tensor(name, problem)
+        })
+    }
+
+    pub fn norm(&self, name: &str) -> Result<Norm, ModelError> {
+        Ok(Norm {
+            weight: self.tensor(&format!("{name}.weight"))?,
+            bias: self.tensor(&format!("{name}.bias"))?,
+            eps: self.config.norm_eps,
+        })
+    }
+
+    pub fn linear(&self, linear: Linear) -> Result<LinearWeights, ModelError> {
+        let has_bias = match linear {
+            Linear::Qkv(_) => self.config.qkv_bias,
+            Linear::Reduction(_) => false,
+            _ => true,
+        };
+        Ok(LinearWeights {
+            linear,
+            weight: self.tensor(&linear.weight_name())?,
+            bias: has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?,
+        })
+    }
+
+    fn block(&self, id: BlockId) -> Result<BlockWeights, ModelError> {
+        Ok(BlockWeights {
+            id,
+            norm1: self.norm(&format!("{id}.norm1"))?,
+            norm2: self.norm(&format!("{id}.norm2"))?,
+            bias_table: self.tensor(&format!("{id}.attn.relative_position_bias_table"))?,
+            qkv: self.linear(Linear::Qkv(id))?,
+            proj: self.linear(Linear::Proj(id))?,
+            fc1: self.linear(Linear::Fc1(id))?,
+            fc2: self.linear(Linear::Fc2(id))?,
+        })
+    }
+
+    pub fn stage(&self, stage: Stage) -> Result<StageWeights, ModelError> {
+        let index = stage.index;
+        let blocks = (0..stage.depth).map(|block| self.block(BlockId { stage: index, block }));
+        let blocks = blocks.collect::<Result<_, _>>()?;
+        let merge = match stage.merge {
+            true => Some((
+                self.norm(&format!("layers.{index}.downsample.norm"))?,
+                self.linear(Linear::Reduction(index))?,
+            )),
+            false => None,
+        };
+        Ok(StageWeights { stage, blocks, merge })
+    }
+}

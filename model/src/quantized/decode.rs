@@ -1,0 +1,273 @@
+//! Reading a quantized checkpoint: every state that cannot be trusted is refused by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use super::file::{Document, FORMAT_VERSION, METADATA_KEY, SiteEntry, scale_name};
+use super::{Int8Weight, Param, QuantizedModel, SiteState};
+use crate::arch::SwinConfig;
+use crate::error::ModelError;
+use crate::params::{name_list, parameters};
+use crate::recipe::SiteSpec;
+use crate::site::{Site, all_linears};
+use crate::tensor::HostTensor;
+
+/// The model in `bytes`; `path` is the file to blame.
+pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
+    let file = SafeTensors::deserialize(bytes).map_err(|e| {
+        let problem = format!("not a safetensors file, or a damaged or truncated one ({e}); write it again");
+        ModelError::file(path, problem)
+    })?;
+    let document = read_document(path, bytes)?;
+    document.architecture.validate()?;
+    check_transform(&document)?;
+    let specs: BTreeMap<Site, SiteSpec> =
+        document.recipe.resolve(&document.architecture)?.into_iter().collect();
+    check_site_table(path, &specs, &document.sites)?;
+    check_names(path, &document.architecture, &specs, &file)?;
+    let params = read_params(&document.architecture, &specs, &file)?;
+    let sites = read_sites(specs, &document.sites, &file)?;
+    let model = QuantizedModel {
+        config: document.architecture,
+        transform: document.transform,
+        labels: document.labels,
+        recipe: document.recipe,
+        sites,
+        params,
+        provenance: document.provenance,
+    };
+    model.validate()?;
+    Ok(model)
+}
+
+fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
+    let damaged = |e: String| ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}"));
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(e.to_string()))?;
+    let text = metadata.metadata().as_ref().and_then(|map| map.get(METADATA_KEY)).ok_or_else(|| {
+        let problem = "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float";
+        ModelError::file(path, problem)
+    })?;
+    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+    match value.get("format_version").and_then(serde_json::Value::as_u64) {
+        Some(FORMAT_VERSION) => serde_json::from_value(value).map_err(|e| damaged(e.to_string())),
+        Some(other) => Err(ModelError::file(
+            path,
+            format!(
+                "is of format version {other}, but this swinq reads version {FORMAT_VERSION}; use the swinq that \
+                 wrote it, or calibrate again"
+            ),
+        )),
+        None => Err(damaged("it has no format_version".to_owned())),
+    }
+}
+
+fn check_transform(document: &Document) -> Result<(), ModelError> {
+    let (transform, size) = (&document.transform, document.architecture.image_size);
+    if transform.size != size {
+        let problem = format!("{} pixels, but the architecture takes {size}; calibrate again", transform.size);
+        return Err(ModelError::config("transform.size", problem));
+    }
+    if transform.mean.iter().any(|m| !m.is_finite()) {
+        let problem = format!("{:?} are not all finite; calibrate again", transform.mean);
+        return Err(ModelError::config("transform.mean", problem));
+    }
+    if transform.std.iter().any(|s| !(s.is_finite() && *s > 0.0)) {
+        let problem = format!("{:?} are not all positive and finite; calibrate again", transform.std);
+        return Err(ModelError::config("transform.std", problem));
+    }
+    Ok(())
+}
+
+/// The stored site table has exactly the architecture's sites, each as the recipe says.
+fn check_site_table(
+    path: &Path,
+    specs: &BTreeMap<Site, SiteSpec>,
+    entries: &BTreeMap<String, SiteEntry>,
+) -> Result<(), ModelError> {
+    let known: BTreeSet<String> = specs.keys().map(Site::to_string).collect();
+    let missing: Vec<&str> = known.iter().map(String::as_str).filter(|n| !entries.contains_key(*n)).collect();
+    let extra: Vec<&str> = entries.keys().map(String::as_str).filter(|n| !known.contains(*n)).collect();
+    if !(missing.is_empty() && extra.is_empty()) {
+        let problem = format!(
+            "its site table does not fit its architecture: missing {}; unexpected {}; calibrate again",
+            name_list(&missing),
+            name_list(&extra)
+        );
+        return Err(ModelError::file(path, problem));
+    }
+    for (&site, spec) in specs {
+        let entry = &entries[&site.to_string()];
+        let stored = (entry.enabled, entry.bits, entry.granularity, entry.calibrator, entry.kind);
+        if stored != (spec.enabled, spec.bits, spec.granularity, spec.calibrator, spec.kind) {
+            let problem = "the stored site table contradicts the stored recipe; calibrate again";
+            return Err(ModelError::site(site, problem));
+        }
+    }
+    Ok(())
+}
+
+/// The file has exactly the tensors that the architecture and the recipe ask for.
+fn check_names(
+    path: &Path,
+    config: &SwinConfig,
+    specs: &BTreeMap<Site, SiteSpec>,
+    file: &SafeTensors,
+) -> Result<(), ModelError> {
+    let stored: BTreeSet<&str> = file.names().into_iter().collect();
+    let has_scale = |(site, spec): &(&Site, &SiteSpec)| spec.enabled && (site.is_weight() || spec.needs_scale(**site));
+    let scaled = specs.iter().filter(has_scale);
+    let scales: BTreeSet<String> = scaled.map(|(site, _)| scale_name(site)).collect();
+    if let Some(name) = scales.iter().find(|name| !stored.contains(name.as_str())) {
+        let site = name.strip_suffix(".scale").unwrap_or(name);
+        let problem = format!(
+            "is enabled but the file has no tensor `{name}`: the file is only half calibrated; run `swinq calibrate` \
+             again, or disable the site with a rule"
+        );
+        return Err(ModelError::site(site, problem));
+    }
+    let mut expected: BTreeSet<String> = parameters(config).into_iter().map(|(name, _)| name).collect();
+    expected.extend(scales);
+    let missing: Vec<&str> = expected.iter().map(String::as_str).filter(|n| !stored.contains(n)).collect();
+    let extra: Vec<&str> = stored.iter().copied().filter(|n| !expected.contains(*n)).collect();
+    if missing.is_empty() && extra.is_empty() {
+        return Ok(());
+    }
+    let problem = format!(
+        "its tensors do not fit its architecture and recipe: missing {}; unexpected {}; calibrate again",
+        name_list(&missing),
+        name_list(&extra)
+    );
+    Err(ModelError::file(path, problem))
+}
+
+fn read_params(
+    config: &SwinConfig,
+    specs: &BTreeMap<Site, SiteSpec>,
+    file: &SafeTensors,
+) -> Result<BTreeMap<String, Param>, ModelError> {
+    let linears = all_linears(config).into_iter();
+    let weights: BTreeMap<String, Site> = linears.map(|l| (l.weight_name(), Site::Weight(l))).collect();
+    let mut params = BTreeMap::new();
+    for (name, shape) in parameters(config) {
+        let param = match weights.get(&name).map(|site| &specs[site]).filter(|spec| spec.enabled) {
+            Some(spec) => Param::Int8(read_int8(&name, shape, spec, file)?),
+            None => Param::Float(read_float(&name, &shape, file)?),
+        };
+        params.insert(name, param);
+    }
+    Ok(params)
+}
+
+fn read_sites(
+    specs: BTreeMap<Site, SiteSpec>,
+    entries: &BTreeMap<String, SiteEntry>,
+    file: &SafeTensors,
+) -> Result<BTreeMap<Site, SiteState>, ModelError> {
+    let mut sites = BTreeMap::new();
+    for (site, spec) in specs {
+        let amax = entries[&site.to_string()].amax;
+        if spec.needs_scale(site) {
+            check_amax(site, amax, read_scales(&scale_name(site), &[], file)?[0])?;
+        } else if amax.is_some() {
+            let problem = "the stored site table gives it an amax, but it is off or needs none; calibrate again";
+            return Err(ModelError::site(site, problem));
+        }
+        sites.insert(site, SiteState { spec, amax });
+    }
+    Ok(sites)
+}
+
+fn check_amax(site: Site, amax: Option<f32>, scale: f32) -> Result<(), ModelError> {
+    let problem = match amax {
+        Some(amax) if amax / 127.0 == scale => return Ok(()),
+        Some(amax) => format!(
+            "the stored amax {amax} contradicts the scale tensor, which holds {scale} (amax / 127 would be {}); \
+             calibrate again",
+            amax / 127.0
+        ),
+        None => "has a scale tensor, but the stored site table has no amax for it; calibrate again".to_owned(),
+    };
+    Err(ModelError::site(site, problem))
+}
+
+fn read_int8(
+    name: &str,
+    shape: Vec<usize>,
+    spec: &SiteSpec,
+    file: &SafeTensors,
+) -> Result<Int8Weight, ModelError> {
+    let view = view(name, &shape, file)?;
+    if view.dtype() != Dtype::I8 {
+        let problem = format!(
+            "is stored as {:?}, but its site is quantized, so it must be I8; calibrate again",
+            view.dtype()
+        );
+        return Err(ModelError::tensor(name, problem));
+    }
+    let codes: Vec<i8> = bytemuck::cast_slice(view.data()).to_vec();
+    let limit = if spec.bits == 4 { 7 } else { 127 };
+    if let Some(code) = codes.iter().find(|c| c.unsigned_abs() > limit) {
+        let problem = format!("holds the code {code}; {}-bit weights use [-{limit}, {limit}]", spec.bits);
+        return Err(ModelError::tensor(name, problem));
+    }
+    let channels = match spec.granularity {
+        crate::recipe::Granularity::Channel => shape[0],
+        crate::recipe::Granularity::Tensor => 1,
+    };
+    let scales = read_scales(&scale_name(name), &[channels], file)?;
+    Ok(Int8Weight { shape, codes, scales })
+}
+
+/// Scales: F32, positive, finite, with finite reciprocals.
+fn read_scales(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<f32>, ModelError> {
+    let view = view(name, shape, file)?;
+    if view.dtype() != Dtype::F32 {
+        let problem = format!("is stored as {:?}; scales are F32; calibrate again", view.dtype());
+        return Err(ModelError::tensor(name, problem));
+    }
+    let scales = f32_values(view.data());
+    match scales.iter().position(|&s| !(s.is_finite() && s > 0.0 && (1.0 / s).is_finite())) {
+        None => Ok(scales),
+        Some(index) => {
+            let problem = format!(
+                "holds {} at index {index}, which cannot be a scale (it must be positive and finite, and so must its \
+                 reciprocal); calibrate again",
+                scales[index]
+            );
+            Err(ModelError::tensor(name, problem))
+        }
+    }
+}
+
+fn read_float(name: &str, shape: &[usize], file: &SafeTensors) -> Result<HostTensor, ModelError> {
+    let view = view(name, shape, file)?;
+    let halves = || view.data().chunks_exact(2).map(|b| [b[0], b[1]]);
+    let data = match view.dtype() {
+        Dtype::F32 => f32_values(view.data()),
+        Dtype::F16 => halves().map(|b| half::f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::BF16 => halves().map(|b| half::bf16::from_le_bytes(b).to_f32()).collect(),
+        other => {
+            let problem = format!(
+                "is stored as {other:?}, but the recipe leaves it in float, so it must be F32, F16 or BF16; calibrate \
+                 again"
+            );
+            return Err(ModelError::tensor(name, problem));
+        }
+    };
+    Ok(HostTensor::new(shape, data))
+}
+
+fn f32_values(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn view<'a>(name: &str, shape: &[usize], file: &SafeTensors<'a>) -> Result<TensorView<'a>, ModelError> {
+    let view = file.tensor(name).map_err(|e| ModelError::tensor(name, format!("{e}; calibrate again")))?;
+    if view.shape() != shape {
+        let problem = format!("has shape {:?}, but {shape:?} is expected; calibrate again", view.shape());
+        return Err(ModelError::tensor(name, problem));
+    }
+    Ok(view)
+}

@@ -1,0 +1,174 @@
+//! The quantized-checkpoint file, version 1: one safetensors file, specified in `docs/quantized-checkpoint.md`.
+//!
+//! The tensors are authoritative; the JSON under the metadata key `swinq` describes them, and a JSON that contradicts
+//! them is refused.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::{Dtype, View};
+use serde::{Deserialize, Serialize};
+
+use super::{Param, Provenance, QuantizedModel, SiteState, decode};
+use crate::arch::SwinConfig;
+use crate::atomic::write_atomic;
+use crate::batch::Transform;
+use crate::error::ModelError;
+use crate::recipe::{Calibrator, Granularity, Kind, Recipe};
+use crate::site::Site;
+
+/// Version of the format that this crate writes and reads.
+pub const FORMAT_VERSION: u64 = 1;
+/// Key of the JSON among the file's metadata.
+pub const METADATA_KEY: &str = "swinq";
+
+/// The JSON document of the file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    pub format_version: u64,
+    pub architecture: SwinConfig,
+    pub transform: Transform,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Vec<String>>,
+    pub recipe: Recipe,
+    pub sites: BTreeMap<String, SiteEntry>,
+    pub provenance: Provenance,
+}
+
+/// One row of the document's site table. `amax` is the range in use, calibrated or fixed.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SiteEntry {
+    pub enabled: bool,
+    pub bits: u8,
+    pub granularity: Granularity,
+    pub calibrator: Calibrator,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub amax: Option<f32>,
+    pub kind: Kind,
+}
+
+impl SiteEntry {
+    fn new(state: &SiteState) -> SiteEntry {
+        let spec = &state.spec;
+        SiteEntry {
+            enabled: spec.enabled,
+            bits: spec.bits,
+            granularity: spec.granularity,
+            calibrator: spec.calibrator,
+            amax: state.amax,
+            kind: spec.kind,
+        }
+    }
+}
+
+/// Name of the tensor that holds the scale of an activation site, or the scales of a weight.
+pub(super) fn scale_name(name: impl std::fmt::Display) -> String {
+    format!("{name}.scale")
+}
+
+impl QuantizedModel {
+    /// Writes the model to `path`, whole or not at all. The bytes depend on the model only.
+    ///
+    /// # Errors
+    /// What [`QuantizedModel::validate`] refuses; a range on a site that uses none; [`ModelError::Io`].
+    pub fn save(&self, path: &Path) -> Result<(), ModelError> {
+        self.validate()?;
+        let bytes = self.to_bytes()?;
+        write_atomic(path, |out| out.write_all(&bytes))
+    }
+
+    /// Reads a quantized checkpoint. Float tensors may be F32, F16 or BF16.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] where the file cannot be read. Otherwise every state that cannot be trusted is refused,
+    /// naming the tensor or site: another kind of file, another format version, missing, unexpected, mis-shaped or
+    /// mis-typed tensors, unusable scales, and metadata that contradicts the tensors or itself.
+    pub fn load(path: &Path) -> Result<QuantizedModel, ModelError> {
+        let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
+        decode::decode(path, &bytes)
+    }
+
+    fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
+        let mut tensors = BTreeMap::new();
+        for (name, param) in &self.params {
+            match param {
+                Param::Float(t) => {
+                    tensors.insert(name.clone(), Stored::f32(t.shape.clone(), &t.data));
+                }
+                Param::Int8(w) => {
+                    tensors.insert(name.clone(), Stored::i8(w.shape.clone(), &w.codes));
+                    tensors.insert(scale_name(name), Stored::f32(vec![w.scales.len()], &w.scales));
+                }
+            }
+        }
+        for (&site, state) in &self.sites {
+            if let Some(scale) = stored_scale(site, state)? {
+                tensors.insert(scale_name(site), Stored::f32(vec![], &[scale]));
+            }
+        }
+        let metadata = [(METADATA_KEY.to_owned(), self.document()?)].into();
+        safetensors::serialize(tensors, Some(metadata))
+            .map_err(|e| ModelError::tensor(METADATA_KEY, format!("the model cannot be laid out as safetensors: {e}")))
+    }
+
+    fn document(&self) -> Result<String, ModelError> {
+        let document = Document {
+            format_version: FORMAT_VERSION,
+            architecture: self.config.clone(),
+            transform: self.transform.clone(),
+            labels: self.labels.clone(),
+            recipe: self.recipe.clone(),
+            sites: self.sites.iter().map(|(site, state)| (site.to_string(), SiteEntry::new(state))).collect(),
+            provenance: self.provenance.clone(),
+        };
+        serde_json::to_string(&document)
+            .map_err(|e| ModelError::config(METADATA_KEY, format!("the description cannot be written as JSON: {e}")))
+    }
+}
+
+/// The scale to store for `site`: that of an enabled `s8` activation, `None` for every other site.
+fn stored_scale(site: Site, state: &SiteState) -> Result<Option<f32>, ModelError> {
+    if !state.spec.needs_scale(site) && state.amax.is_some() {
+        let problem = "has a range, but is off or needs none; clear its amax, or enable it with a rule";
+        return Err(ModelError::site(site, problem));
+    }
+    Ok(state.scale())
+}
+
+/// A tensor on its way into the file.
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    fn f32(shape: Vec<usize>, values: &[f32]) -> Stored {
+        Stored { dtype: Dtype::F32, shape, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+    }
+
+    fn i8(shape: Vec<usize>, codes: &[i8]) -> Stored {
+        Stored { dtype: Dtype::I8, shape, bytes: bytemuck::cast_slice(codes).to_vec() }
+    }
+}
+
+impl View for Stored {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
