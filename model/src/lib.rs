@@ -4,6 +4,7 @@
 pub mod arch;
 pub mod atomic;
 pub mod batch;
+pub mod checkpoint;
 pub mod config;
 pub mod error;
 #[cfg(feature = "float")]
@@ -16,6 +17,9 @@ pub mod tensor;
 
 pub use arch::{Stage, SwinConfig, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
+pub use checkpoint::{
+    Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, random_model,
+};
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use error::ModelError;
 pub use quantized::QuantizedModel;

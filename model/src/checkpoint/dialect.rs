@@ -1,0 +1,107 @@
+//! Naming conventions of checkpoints.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::arch::WindowPolicy;
+use crate::error::ModelError;
+use crate::params::name_list;
+
+/// Whose names a checkpoint's tensors have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Microsoft's Swin Transformer repository: `layers.{s}.downsample`, `head`.
+    Microsoft,
+    /// timm 0.9 and later: the downsample at the start of the next stage, `head.fc`. (Earlier versions of timm have
+    /// Microsoft's names.)
+    Timm,
+    /// Hugging Face transformers: q, k and v apart, `classifier`.
+    HuggingFace,
+    /// torchvision: `features.*`.
+    TorchVision,
+    /// FasterTransformer's calibrated checkpoints: Microsoft's names and `*_quantizer._amax`.
+    FasterTransformer,
+}
+
+impl Dialect {
+    /// The dialect of a checkpoint with these tensor names; `None` where no dialect's mark is among them.
+    pub fn detect<'a>(keys: impl IntoIterator<Item = &'a str>) -> Option<Dialect> {
+        let keys: Vec<&str> = keys.into_iter().collect();
+        let has = |test: &dyn Fn(&str) -> bool| keys.iter().any(|key| test(key));
+        if has(&|key| key.contains("embeddings.patch_embeddings.")) {
+            Some(Dialect::HuggingFace)
+        } else if has(&|key| key.starts_with("features.0.0.")) {
+            Some(Dialect::TorchVision)
+        } else if has(&|key| key.ends_with("_quantizer._amax")) {
+            Some(Dialect::FasterTransformer)
+        } else if !has(&|key| key.starts_with("patch_embed.proj.")) {
+            None
+        } else if has(&|key| key.starts_with("layers.0.downsample.")) {
+            Some(Dialect::Microsoft)
+        } else if has(&|key| key.starts_with("layers.1.downsample.") || key.starts_with("head.fc.")) {
+            Some(Dialect::Timm)
+        } else {
+            Some(Dialect::Microsoft)
+        }
+    }
+
+    /// What the dialect's own code does where windows do not divide the grid.
+    pub fn window_policy(self) -> WindowPolicy {
+        match self {
+            Dialect::Microsoft | Dialect::FasterTransformer => WindowPolicy::Microsoft,
+            Dialect::Timm | Dialect::HuggingFace => WindowPolicy::ShrinkAndPad,
+            Dialect::TorchVision => WindowPolicy::Pad,
+        }
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dialect::Microsoft => "microsoft",
+            Dialect::Timm => "timm",
+            Dialect::HuggingFace => "hf",
+            Dialect::TorchVision => "torchvision",
+            Dialect::FasterTransformer => "ft",
+        })
+    }
+}
+
+impl FromStr for Dialect {
+    type Err = ModelError;
+
+    /// Reads what [`Display`](fmt::Display) writes, and the full names.
+    fn from_str(text: &str) -> Result<Dialect, ModelError> {
+        match text.to_ascii_lowercase().as_str() {
+            "microsoft" | "ms" => Ok(Dialect::Microsoft),
+            "timm" => Ok(Dialect::Timm),
+            "hf" | "huggingface" | "transformers" => Ok(Dialect::HuggingFace),
+            "torchvision" => Ok(Dialect::TorchVision),
+            "ft" | "fastertransformer" => Ok(Dialect::FasterTransformer),
+            _ => Err(ModelError::config(
+                "dialect",
+                format!("`{text}` is none of microsoft, timm, hf, torchvision, ft"),
+            )),
+        }
+    }
+}
+
+/// Refuses tensors that only a Swin V2 has.
+pub(super) fn refuse_v2<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<(), ModelError> {
+    const MARKS: [&str; 4] = ["cpb_mlp", "logit_scale", "continuous_position_bias", "relative_coords_table"];
+    match keys.into_iter().find(|key| MARKS.iter().any(|mark| key.contains(mark))) {
+        Some(key) => {
+            Err(ModelError::tensor(key, "belongs to a Swin V2; Swin V2 is not supported yet, use a Swin V1"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The error for names in which no dialect shows.
+pub(super) fn unknown_dialect(path: &std::path::Path, keys: &[&str]) -> ModelError {
+    let problem = format!(
+        "its tensors have no known naming convention of a Swin ({}); if it is one, say which with --dialect",
+        name_list(keys)
+    );
+    ModelError::file(path, problem)
+}

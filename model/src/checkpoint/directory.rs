@@ -1,0 +1,70 @@
+//! Directories with a `config.json`.
+
+use std::path::{Path, PathBuf};
+
+use super::json::Json;
+use super::{Description, hf, timm};
+use crate::config::LoadedConfig;
+use crate::error::ModelError;
+
+/// The file with the weights.
+///
+/// # Errors
+/// [`ModelError::File`] where there is none, or where they are in several.
+pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
+    for name in ["model.safetensors", "pytorch_model.bin"] {
+        let path = folder.join(name);
+        if path.is_file() {
+            return Ok(path);
+        }
+        let index = folder.join(format!("{name}.index.json"));
+        if index.is_file() {
+            return Err(ModelError::file(
+                index,
+                "says that the weights are in several files; save them in one",
+            ));
+        }
+    }
+    Err(ModelError::file(
+        folder,
+        "has neither model.safetensors nor pytorch_model.bin; name a checkpoint file",
+    ))
+}
+
+/// Architecture, transform and labels: from `cfg` where given (labels still from the directory), else from
+/// `config.json` of transformers or timm.
+///
+/// # Errors
+/// [`ModelError::File`] naming the file and field that is missing or cannot be honoured.
+pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Description, ModelError> {
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        let Some(cfg) = cfg else {
+            return Err(ModelError::file(folder, "has no config.json; pass --cfg NAME or --cfg FILE.yaml"));
+        };
+        return Ok(Description {
+            config: cfg.config.clone(),
+            transform: cfg.transform.clone(),
+            labels: None,
+        });
+    }
+    let json = Json::read(&path)?;
+    let is_hf = match (json.text("model_type")?.as_deref(), json.get("architecture")) {
+        (Some("swin"), _) => true,
+        (None, Some(_)) => false,
+        (Some("swinv2"), _) => {
+            return Err(json.error("model_type", "Swin V2 is not supported yet; use a Swin V1"));
+        }
+        (Some(other), _) => return Err(json.error("model_type", format!("`{other}` is not `swin`"))),
+        (None, None) => {
+            let problem = "is missing, and so is timm's `architecture`; pass --cfg NAME or --cfg FILE.yaml";
+            return Err(json.error("model_type", problem));
+        }
+    };
+    if let Some(cfg) = cfg {
+        let labels = if is_hf { hf::labels(&json)? } else { timm::labels(&json)? };
+        let labels = labels.filter(|labels| labels.len() == cfg.config.num_classes);
+        return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
+    }
+    if is_hf { hf::describe(folder, &json) } else { timm::describe(&json) }
+}

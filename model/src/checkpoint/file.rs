@@ -1,0 +1,74 @@
+//! A checkpoint file in memory.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::raw::RawDict;
+use super::{safetensors, torch};
+use crate::error::ModelError;
+use crate::params::name_list;
+
+/// Largest checkpoint file accepted, in bytes (Swin-L with its optimizer's state has under 3 GB).
+const MAX_FILE: u64 = 16 << 30;
+
+/// A checkpoint file's bytes and their hash.
+#[derive(Debug)]
+pub(super) struct CheckpointFile {
+    pub(super) path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl CheckpointFile {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// The system's reason, or a size that no checkpoint of a Swin has.
+    pub(super) fn open(path: &Path) -> Result<CheckpointFile, ModelError> {
+        let metadata = std::fs::metadata(path).map_err(|e| ModelError::io(path, e))?;
+        if !metadata.is_file() {
+            return Err(ModelError::file(path, "is not a regular file"));
+        }
+        if metadata.len() > MAX_FILE {
+            return Err(ModelError::file(path, format!("has {} bytes, more than any Swin", metadata.len())));
+        }
+        let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
+        Ok(CheckpointFile { path: path.to_owned(), bytes })
+    }
+
+    /// SHA-256 of the bytes, hexadecimal.
+    pub(super) fn sha256(&self) -> String {
+        Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The file's tensors, whatever its format; the content decides, not the name.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] with what is wrong.
+    pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
+        let result = if safetensors::is_safetensors(&self.bytes) {
+            safetensors::read(&self.bytes)
+        } else if torch::is_torch(&self.bytes) {
+            torch::read(&self.bytes)
+        } else {
+            Err(self.unknown_format())
+        };
+        result.map_err(|problem| ModelError::file(&self.path, problem))
+    }
+
+    fn unknown_format(&self) -> String {
+        let formats = "is neither a safetensors file nor one of torch.save";
+        if self.bytes.starts_with(b"version https://git-lfs") {
+            return format!("{formats}, but a pointer of Git LFS; fetch the file itself with `git lfs pull`");
+        }
+        if self.bytes.is_empty() {
+            return "is empty; fetch it again".to_owned();
+        }
+        format!("{formats}; it is damaged or of another kind")
+    }
+}
+
+/// The names, for messages.
+pub(super) fn names_of(raw: &RawDict<'_>) -> String {
+    name_list(&raw.keys().map(String::as_str).collect::<Vec<_>>())
+}

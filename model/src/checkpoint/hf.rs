@@ -1,0 +1,141 @@
+//! Directories of Hugging Face transformers: `config.json` and `preprocessor_config.json`.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Description;
+use super::json::Json;
+use crate::arch::{SwinConfig, WindowPolicy};
+use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::error::ModelError;
+
+/// The model that the folder's files describe; absent fields have the defaults of transformers' `SwinConfig`.
+pub(super) fn describe(folder: &Path, json: &Json) -> Result<Description, ModelError> {
+    let config = config(folder, json)?;
+    let transform = transform(folder, config.image_size)?;
+    Ok(Description { config, transform, labels: labels(json)? })
+}
+
+fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
+    refuse_unsupported(json)?;
+    let default = SwinConfig::default();
+    let stem =
+        folder.file_name().map_or_else(|| "swin".to_owned(), |name| name.to_string_lossy().into_owned());
+    Ok(SwinConfig {
+        name: json.text("_name_or_path")?.filter(|name| !name.is_empty()).unwrap_or(stem),
+        image_size: json.side("image_size")?.unwrap_or(default.image_size),
+        patch_size: json.side("patch_size")?.unwrap_or(default.patch_size),
+        num_classes: classes(json)?,
+        embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
+        depths: json.sizes("depths")?.unwrap_or(default.depths),
+        num_heads: json.sizes("num_heads")?.unwrap_or(default.num_heads),
+        window_size: json.side("window_size")?.unwrap_or(default.window_size),
+        mlp_ratio: json.float("mlp_ratio")?.unwrap_or(default.mlp_ratio),
+        qkv_bias: json.bool("qkv_bias")?.unwrap_or(true),
+        qk_scale: None,
+        ape: json.bool("use_absolute_embeddings")?.unwrap_or(false),
+        patch_norm: true,
+        norm_eps: default.norm_eps,
+        window_policy: WindowPolicy::ShrinkAndPad,
+    })
+}
+
+fn refuse_unsupported(json: &Json) -> Result<(), ModelError> {
+    if let Some(act) = json.text("hidden_act")?.filter(|act| act != "gelu") {
+        return Err(json.error("hidden_act", format!("`{act}` is not supported; only gelu is")));
+    }
+    if let Some(channels) = json.side("num_channels")?.filter(|&channels| channels != 3) {
+        return Err(json.error("num_channels", format!("{channels}: only RGB input (3) is supported")));
+    }
+    // transformers uses it in the blocks only; its other norms keep 1e-5.
+    if let Some(eps) = json.float("layer_norm_eps")?.filter(|&eps| eps != 1e-5) {
+        let problem =
+            format!("{eps} is not supported; only 1e-5, which every other norm of the model has, is");
+        return Err(json.error("layer_norm_eps", problem));
+    }
+    Ok(())
+}
+
+/// Number of classes: of `id2label`, else `num_labels`, else transformers' default of 2.
+fn classes(json: &Json) -> Result<usize, ModelError> {
+    match json.object("id2label")? {
+        Some(labels) => Ok(labels.names().count()),
+        None => Ok(json.side("num_labels")?.unwrap_or(2)),
+    }
+}
+
+/// Class names by index from `id2label`; `None` where they are absent or transformers' own `LABEL_0`, ….
+pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
+    let Some(table) = json.object("id2label")? else { return Ok(None) };
+    let mut labels = Vec::new();
+    for index in 0..table.names().count() {
+        let label = table.text(&index.to_string())?;
+        labels.push(label.ok_or_else(|| json.error("id2label", format!("has no name for class {index}")))?);
+    }
+    let generic = labels.iter().enumerate().all(|(index, label)| *label == format!("LABEL_{index}"));
+    Ok((!generic).then_some(labels))
+}
+
+fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
+    let path = folder.join("preprocessor_config.json");
+    if !path.is_file() {
+        let problem =
+            "is missing, so the preprocessing is unknown; add it, or pass --cfg NAME or --cfg FILE.yaml";
+        return Err(ModelError::file(path, problem));
+    }
+    let json = Json::read(&path)?;
+    let crop = json.bool("do_center_crop")?.unwrap_or(false);
+    if !json.bool("do_resize")?.unwrap_or(true) {
+        return Err(json.error("do_resize", "false is not supported: images would have any size"));
+    }
+    let rescaled = json.bool("do_rescale")?.unwrap_or(true);
+    let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
+    if !rescaled || (factor * 255.0 - 1.0).abs() > 1e-6 {
+        return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
+    }
+    let (mean, std) = if json.bool("do_normalize")?.unwrap_or(true) {
+        let mean = json.rgb("image_mean")?.unwrap_or(IMAGENET_MEAN);
+        (mean, json.deviations("image_std")?.unwrap_or(IMAGENET_STD))
+    } else {
+        ([0.0; 3], [1.0; 3])
+    };
+    Ok(Transform {
+        family: "hf".to_owned(),
+        size,
+        resize: resize(&json, size, crop)?,
+        filter: json.filter("resample")?.unwrap_or(Filter::Bicubic),
+        mean,
+        std,
+    })
+}
+
+/// `size` is a side, `{height, width}` (both sides directly), or `{shortest_edge}` (in proportion, then a crop).
+fn resize(json: &Json, side: usize, crop: bool) -> Result<Resize, ModelError> {
+    let sides = |field: &str| match json.get(field) {
+        Some(Value::Object(_)) => {
+            let size = json.object(field)?.expect("the field holds an object");
+            match (size.side("shortest_edge")?, size.side("height")?, size.side("width")?) {
+                (Some(edge), None, None) => Ok((true, edge)),
+                (None, Some(height), Some(width)) if height == width => Ok((false, height)),
+                _ => Err(json.error(field, "is neither a shortest_edge nor an equal height and width")),
+            }
+        }
+        _ => json.side(field)?.map(|side| (false, side)).ok_or_else(|| json.error(field, "is missing")),
+    };
+    let (in_proportion, resized) = sides("size")?;
+    let result = if crop { sides("crop_size")?.1 } else { resized };
+    if result != side {
+        let problem = format!("gives images of {result} pixels, but config.json has image_size {side}");
+        return Err(json.error("size", problem));
+    }
+    match (in_proportion, crop) {
+        (true, true) => Ok(Resize::ShorterSide(resized)),
+        (true, false) => {
+            Err(json
+                .error("size", "a shortest_edge without do_center_crop leaves images that are no squares"))
+        }
+        (false, _) if resized == side => Ok(Resize::Direct),
+        (false, _) => Err(json.error("size", "a direct resize followed by a crop is not supported")),
+    }
+}

@@ -1,0 +1,160 @@
+//! Float checkpoints: files and directories in any of the dialects that trained Swins come in.
+//!
+//! Nothing in a checkpoint is executed: pickles are read as plain data ([`pickle`]).
+
+mod dialect;
+mod directory;
+mod file;
+mod ft;
+mod hf;
+mod json;
+mod names;
+mod pickle;
+mod random;
+mod raw;
+mod safetensors;
+mod timm;
+mod torch;
+
+use std::path::Path;
+
+pub use dialect::Dialect;
+pub use ft::{ft_key, ft_site, import_ft_amax};
+pub use random::random_model;
+pub use safetensors::is_quantized_file;
+
+use crate::arch::{SwinConfig, WindowPolicy};
+use crate::batch::Transform;
+use crate::config::{LoadedConfig, check_sizes};
+use crate::error::ModelError;
+use crate::params::{check_parameters, parameters};
+use crate::quantized::{FloatModel, Source};
+use crate::tensor::StateDict;
+use file::CheckpointFile;
+
+/// How to read a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Architecture and transform; needed for a bare file, and instead of a directory's own where given.
+    pub cfg: Option<LoadedConfig>,
+    /// Naming convention, instead of detecting it.
+    pub dialect: Option<Dialect>,
+}
+
+/// What a directory says of its model.
+#[derive(Clone, Debug, PartialEq)]
+struct Description {
+    config: SwinConfig,
+    transform: Transform,
+    labels: Option<Vec<String>>,
+}
+
+/// Loads a float Swin V1.
+///
+/// `path` is a file of `torch.save` (either format; a state dictionary under `model`, `state_dict` or
+/// `model_state_dict`, looked for in this order, or at the top level; a common prefix `module.` is taken off), a
+/// safetensors file, or a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
+/// `pytorch_model.bin`, and for transformers `preprocessor_config.json`. Parameters may be f32, f16, bf16 or f64
+/// (rounded to f32) and come out as f32 under Microsoft's names.
+///
+/// The dialect is detected from the tensor names. It decides the window policy, also where `options.cfg` gives the
+/// shape. `options.cfg` decides the transform, else the directory does.
+///
+/// # Errors
+/// A file that is damaged, of another kind, or tries to execute something; a bare file without `options.cfg`; tensors
+/// that are missing, unexpected, of another shape, or not finite; a Swin V2; an architecture that cannot be.
+pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
+    let (weights, described) = if path.is_dir() {
+        (directory::weights(path)?, Some(directory::describe(path, options.cfg.as_ref())?))
+    } else {
+        (path.to_owned(), None)
+    };
+    if is_quantized_file(&weights) {
+        return Err(ModelError::file(weights, "is a quantized checkpoint, but a float one is needed here"));
+    }
+    let file = CheckpointFile::open(&weights)?;
+    let raw = file.tensors()?;
+    let keys = || raw.keys().map(String::as_str);
+    dialect::refuse_v2(keys())?;
+    let dialect = options
+        .dialect
+        .or_else(|| Dialect::detect(keys()))
+        .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
+    let description = described.map_or_else(|| bare(&weights, options, dialect), Ok)?;
+    let config = configured(description.config, dialect)?;
+    let tensors = names::to_microsoft(dialect, &raw)?;
+    check_tables(&config, &tensors)?;
+    check_parameters(&config, &tensors)?;
+    let source = Source { file: shown(&weights), sha256: file.sha256(), dialect: dialect.to_string() };
+    Ok(FloatModel { config, transform: description.transform, labels: description.labels, tensors, source })
+}
+
+/// A file without a description of its own.
+fn bare(path: &Path, options: &LoadOptions, dialect: Dialect) -> Result<Description, ModelError> {
+    let Some(cfg) = &options.cfg else {
+        let mut problem = format!(
+            "holds weights in {dialect} names, but no architecture: pass --cfg NAME or --cfg FILE.yaml (names: {}, …)",
+            crate::config::shipped_configs().next().unwrap_or_default()
+        );
+        if path.parent().is_some_and(|folder| folder.join("config.json").is_file()) {
+            problem += "; or name its folder, which has a config.json, instead of the file";
+        }
+        return Err(ModelError::file(path, problem));
+    };
+    Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None })
+}
+
+/// The configuration with the dialect's window policy, checked.
+fn configured(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
+    config.window_policy = dialect.window_policy();
+    check_sizes(&config)?;
+    config.validate()?;
+    // timm shifts the grid cyclically before it pads it, so the windows of a shifted block differ from those of a
+    // grid padded first, as `Stage::partition` and transformers have them.
+    let shifted_padding = |s: &crate::arch::Stage| s.shift > 0 && s.depth > 1 && s.padded != s.grid;
+    if let Some(stage) = config.stages().iter().find(|s| dialect == Dialect::Timm && shifted_padding(s)) {
+        let problem = format!(
+            "window {} does not divide the {}x{} tokens of stage {}; timm shifts before it pads, which is not \
+             supported; use an input size that the windows divide",
+            stage.window, stage.grid, stage.grid, stage.index
+        );
+        return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", problem));
+    }
+    if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
+        let problem = format!("a model in {dialect} names has no such setting; remove it");
+        return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
+    }
+    Ok(config)
+}
+
+/// Refuses bias tables of another window than the configuration's: they are not resized.
+fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
+    for (name, shape) in parameters(config) {
+        if !name.ends_with(".relative_position_bias_table") {
+            continue;
+        }
+        let Some(rows) = tensors.get(&name).and_then(|table| table.shape.first().copied()) else { continue };
+        if rows == shape[0] {
+            continue;
+        }
+        let window = |rows: usize| (rows.isqrt() + 1) / 2;
+        let problem = format!(
+            "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
+             resized here: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
+            window(rows),
+            config.name,
+            config.image_size,
+            window(shape[0]),
+            shape[0]
+        );
+        return Err(ModelError::tensor(name, problem));
+    }
+    Ok(())
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests;

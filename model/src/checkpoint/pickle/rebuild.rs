@@ -1,0 +1,126 @@
+//! The calls of a pickle that are understood: those that rebuild tensors and dictionaries.
+
+use super::object::{Id, Object, StorageRef, TensorRef};
+use crate::checkpoint::raw::DType;
+
+/// Result of a call.
+pub(super) enum Called {
+    /// An object that is there already.
+    Existing(Id),
+    /// A new one.
+    New(Object),
+}
+
+/// What `callee(*arguments)` stands for; an opaque object for anything not known. Nothing is executed.
+pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Called, String> {
+    let name = name_of(objects, callee);
+    let Object::Tuple(items) = &objects[arguments as usize] else {
+        return Err(format!("a call of {name} whose arguments are no tuple"));
+    };
+    let known = match (name.as_str(), items.as_slice()) {
+        (
+            "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor",
+            [storage, offset, shape, strides, ..],
+        ) => Called::New(Object::Tensor(tensor(objects, *storage, [*offset, *shape, *strides])?)),
+        ("torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state", [data, ..]) => {
+            Called::Existing(*data)
+        }
+        ("collections.OrderedDict" | "builtins.dict" | "__builtin__.dict", pairs @ ([] | [_])) => {
+            Called::New(Object::Dict(dictionary(objects, pairs.first().copied())?))
+        }
+        ("collections.defaultdict", _) => Called::New(Object::Dict(Vec::new())),
+        ("torch.Size", [sizes]) => Called::Existing(*sizes),
+        _ => Called::New(Object::Opaque(name)),
+    };
+    Ok(known)
+}
+
+/// The name of a class or function object.
+pub(super) fn name_of(objects: &[Object], id: Id) -> String {
+    match &objects[id as usize] {
+        Object::Global(name) | Object::Opaque(name) => name.clone(),
+        _ => "an unknown class".to_owned(),
+    }
+}
+
+fn tensor(objects: &[Object], storage: Id, [offset, shape, strides]: [Id; 3]) -> Result<TensorRef, String> {
+    if !matches!(objects[storage as usize], Object::Storage(_)) {
+        return Err("a tensor whose storage is no storage".to_owned());
+    }
+    Ok(TensorRef {
+        storage,
+        offset: size(objects, offset)?,
+        shape: sizes(objects, shape)?,
+        strides: sizes(objects, strides)?,
+    })
+}
+
+fn size(objects: &[Object], id: Id) -> Result<usize, String> {
+    match objects[id as usize] {
+        Object::Int(value) if value >= 0 => Ok(value as usize),
+        _ => Err("a tensor with a size, stride or offset that is no whole number".to_owned()),
+    }
+}
+
+fn sizes(objects: &[Object], id: Id) -> Result<Vec<usize>, String> {
+    match &objects[id as usize] {
+        Object::Tuple(items) | Object::List(items) if items.len() <= 16 => {
+            items.iter().map(|&item| size(objects, item)).collect()
+        }
+        _ => Err("a tensor whose shape is no tuple of up to 16 sizes".to_owned()),
+    }
+}
+
+/// The argument of an ordered dictionary: a list of pairs.
+fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, String> {
+    let Some(pairs) = pairs else { return Ok(Vec::new()) };
+    let bad = || "an ordered dictionary that is not made of pairs".to_owned();
+    let pair = |&id: &Id| match &objects[id as usize] {
+        Object::Tuple(items) | Object::List(items) => match items[..] {
+            [key, value] => Ok((key, value)),
+            _ => Err(bad()),
+        },
+        _ => Err(bad()),
+    };
+    match &objects[pairs as usize] {
+        Object::List(items) | Object::Tuple(items) => items.iter().map(pair).collect(),
+        Object::Dict(items) => Ok(items.clone()),
+        _ => Err(bad()),
+    }
+}
+
+/// A persistent id: `('storage', type, key, device, elements[, view])`.
+pub(super) fn storage(objects: &[Object], id: Id) -> Result<StorageRef, String> {
+    let bad = || "a persistent id that is no storage of torch.save".to_owned();
+    let Object::Tuple(items) = &objects[id as usize] else { return Err(bad()) };
+    let (&[tag, kind, key, _device, elements], view) = items.split_first_chunk::<5>().ok_or_else(bad)?;
+    let is_storage = matches!(&objects[tag as usize], Object::Text(tag) if tag == "storage");
+    let view_free = view.iter().all(|&v| matches!(objects[v as usize], Object::None));
+    match (&objects[kind as usize], &objects[key as usize]) {
+        (Object::Global(kind), Object::Text(key)) if is_storage && view_free => Ok(StorageRef {
+            key: key.clone(),
+            dtype: storage_type(kind).ok_or_else(|| format!("a storage of the unknown type {kind}"))?,
+            elements: size(objects, elements)?,
+        }),
+        _ => Err(bad()),
+    }
+}
+
+fn storage_type(class: &str) -> Option<DType> {
+    let (module, name) = class.rsplit_once('.')?;
+    if !matches!(module, "torch" | "torch.cuda" | "torch.storage") {
+        return None;
+    }
+    Some(match name.strip_suffix("Storage")? {
+        "Float" => DType::F32,
+        "Half" => DType::F16,
+        "BFloat16" => DType::Bf16,
+        "Double" => DType::F64,
+        "Byte" | "Char" | "Bool" | "QInt8" | "QUInt8" | "Untyped" => DType::Other(1),
+        "Short" => DType::Other(2),
+        "Int" | "QInt32" => DType::Other(4),
+        "Long" | "ComplexFloat" => DType::Other(8),
+        "ComplexDouble" => DType::Other(16),
+        _ => return None,
+    })
+}

@@ -1,0 +1,112 @@
+//! Models with drawn parameters: the shape of a trained one without its values.
+
+use crate::config::LoadedConfig;
+use crate::params::parameters;
+use crate::quantized::{FloatModel, Source};
+use crate::tensor::{HostTensor, StateDict};
+
+/// A model of the given shape whose every parameter is drawn from `seed`: weights N(0, 1 / fan-in), norm weights
+/// uniform in 0.7..1.3, biases, bias tables and position embeddings N(0, 0.5^2). The same seed gives the same bits on
+/// every machine. It stands for a checkpoint in measurements; its predictions mean nothing.
+pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
+    let mut tensors = StateDict::new();
+    for (index, (name, shape)) in parameters(&loaded.config).into_iter().enumerate() {
+        let mut generator = Generator(Generator(seed ^ (index as u64).rotate_left(40)).next());
+        let data = draw(&mut generator, &name, &shape);
+        tensors.insert(name, HostTensor::new(shape, data));
+    }
+    FloatModel {
+        config: loaded.config.clone(),
+        transform: loaded.transform.clone(),
+        labels: None,
+        tensors,
+        source: Source {
+            file: format!("random weights, seed {seed}, {}", loaded.config.name),
+            sha256: String::new(),
+            dialect: "random".to_owned(),
+        },
+    }
+}
+
+fn draw(generator: &mut Generator, name: &str, shape: &[usize]) -> Vec<f32> {
+    let count = shape.iter().product();
+    let is_table = name.ends_with("_table") || name == "absolute_pos_embed";
+    if shape.len() == 1 && name.ends_with(".weight") {
+        return (0..count).map(|_| 0.7 + 0.6 * generator.uniform()).collect();
+    }
+    let deviation = if is_table || shape.len() == 1 {
+        0.5
+    } else {
+        let fan_in: usize = shape[1..].iter().product();
+        1.0 / (fan_in as f32).sqrt()
+    };
+    (0..count).map(|_| deviation * generator.normal()).collect()
+}
+
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+struct Generator(u64);
+
+impl Generator {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in 0..1, a multiple of 2^-24.
+    fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Nearly normal, of mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall), exact in f32
+    /// and therefore the same on every machine.
+    fn normal(&mut self) -> f32 {
+        let mut sum = 0u64;
+        for _ in 0..3 {
+            let bits = self.next();
+            sum += (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+        }
+        (sum as f32 - 6.0 * 65535.0) / 65536.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load_config;
+    use crate::params::check_parameters;
+
+    #[test]
+    fn every_parameter_is_drawn_and_depends_on_the_seed_only() {
+        let loaded = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
+        let model = random_model(&loaded, 7);
+        check_parameters(&model.config, &model.tensors).unwrap();
+        assert_eq!(model.tensors, random_model(&loaded, 7).tensors);
+        let other = random_model(&loaded, 8);
+        for (name, tensor) in &model.tensors {
+            let mean = tensor.data.iter().sum::<f32>() / tensor.data.len() as f32;
+            assert!(tensor.data.iter().any(|&v| (v - mean).abs() > 0.01), "{name} is constant");
+            assert_ne!(*tensor, other.tensors[name], "{name}");
+        }
+        assert_ne!(
+            model.tensors["layers.0.blocks.0.attn.proj.bias"].data,
+            model.tensors["layers.0.blocks.1.attn.proj.bias"].data
+        );
+    }
+
+    #[test]
+    fn weights_have_fan_in_scale() {
+        let loaded = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
+        let model = random_model(&loaded, 1);
+        let weight = &model.tensors["layers.3.blocks.0.mlp.fc1.weight"];
+        let n = weight.data.len() as f64;
+        let variance = weight.data.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / n;
+        assert!((variance * 768.0 - 1.0).abs() < 0.01, "{variance}");
+        let fourth = weight.data.iter().map(|&v| f64::from(v).powi(4)).sum::<f64>() / n;
+        assert!((fourth / (variance * variance) - 2.9).abs() < 0.05);
+        let norm = &model.tensors["norm.weight"].data;
+        assert!(norm.iter().all(|v| (0.7..=1.3).contains(v)));
+    }
+}

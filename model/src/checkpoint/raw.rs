@@ -1,0 +1,205 @@
+//! Tensors as a file stores them: a typed, strided window into the file's bytes.
+
+use std::collections::BTreeMap;
+
+use half::{bf16, f16};
+
+use crate::tensor::HostTensor;
+
+/// Element type of a stored tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DType {
+    F16,
+    Bf16,
+    F32,
+    F64,
+    /// Any other type, by its element size in bytes: only buffers, which are never read, have it.
+    Other(usize),
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            DType::F16 | DType::Bf16 => 2,
+            DType::F32 => 4,
+            DType::F64 => 8,
+            DType::Other(size) => size,
+        }
+    }
+}
+
+/// A tensor inside a file's bytes. Every index that it can reach is inside `bytes`.
+#[derive(Clone, Debug)]
+pub(crate) struct RawTensor<'a> {
+    dtype: DType,
+    shape: Vec<usize>,
+    /// In elements; one per dimension.
+    strides: Vec<usize>,
+    /// The storage, from the tensor's first element on.
+    bytes: &'a [u8],
+}
+
+/// Stored tensors by the file's own names.
+pub(crate) type RawDict<'a> = BTreeMap<String, RawTensor<'a>>;
+
+impl<'a> RawTensor<'a> {
+    /// A tensor of `shape` that starts `offset` elements into `storage` and steps by `strides` elements.
+    ///
+    /// # Errors
+    /// What is wrong, where an element lies outside the storage or the tensor repeats elements so often that it
+    /// has more of them than the storage.
+    pub(crate) fn new(
+        dtype: DType,
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+        offset: usize,
+        storage: &'a [u8],
+    ) -> Result<RawTensor<'a>, String> {
+        let outside = || {
+            format!(
+                "shape {shape:?} with strides {strides:?} and offset {offset} reaches outside its storage of {} \
+                 elements; the file is truncated or damaged",
+                storage.len() / dtype.size()
+            )
+        };
+        if shape.len() != strides.len() || shape.len() > 16 {
+            return Err(outside());
+        }
+        let available = storage.len() / dtype.size();
+        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(outside)?;
+        let last = shape.iter().zip(&strides).try_fold(offset, |at, (&size, &stride)| {
+            at.checked_add(size.saturating_sub(1).checked_mul(stride)?)
+        });
+        if elements > available || (elements > 0 && last.is_none_or(|last| last >= available)) {
+            return Err(outside());
+        }
+        let bytes = if elements == 0 { &[] } else { &storage[offset * dtype.size()..] };
+        Ok(RawTensor { dtype, shape, strides, bytes })
+    }
+
+    /// A contiguous, row-major tensor that is all of `bytes`.
+    pub(crate) fn contiguous(
+        dtype: DType,
+        shape: Vec<usize>,
+        bytes: &'a [u8],
+    ) -> Result<RawTensor<'a>, String> {
+        let strides = contiguous_strides(&shape);
+        RawTensor::new(dtype, shape, strides, 0, bytes)
+    }
+
+    /// A tensor of a type that no parameter has.
+    pub(crate) fn unreadable() -> RawTensor<'a> {
+        RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], bytes: &[] }
+    }
+
+    /// Number of elements.
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The values in f32, row-major. f64 is rounded to nearest.
+    ///
+    /// # Errors
+    /// For a type that is no float.
+    pub(crate) fn to_f32(&self) -> Result<HostTensor, String> {
+        let data = match self.dtype {
+            DType::F16 => self.gather(|b| f16::from_le_bytes(b).to_f32()),
+            DType::Bf16 => self.gather(|b| bf16::from_le_bytes(b).to_f32()),
+            DType::F32 => self.gather(f32::from_le_bytes),
+            DType::F64 => self.gather(|b| f64::from_le_bytes(b) as f32),
+            DType::Other(_) => {
+                return Err(
+                    "holds integers or another type that is no parameter (f16, bf16, f32 or f64)".to_owned()
+                );
+            }
+        };
+        Ok(HostTensor::new(self.shape.clone(), data))
+    }
+
+    fn gather<const N: usize>(&self, read: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        let elements = self.elements();
+        let (stored, _) = self.bytes.as_chunks::<N>();
+        if self.strides == contiguous_strides(&self.shape) {
+            return stored[..elements].iter().map(|&b| read(b)).collect();
+        }
+        let mut data = Vec::with_capacity(elements);
+        let mut index = vec![0usize; self.shape.len()];
+        let mut at = 0usize;
+        for _ in 0..elements {
+            data.push(read(stored[at]));
+            for dim in (0..index.len()).rev() {
+                index[dim] += 1;
+                // A dimension of size 1 may have any stride; what it adds is taken back below.
+                at = at.wrapping_add(self.strides[dim]);
+                if index[dim] < self.shape[dim] {
+                    break;
+                }
+                at = at.wrapping_sub(self.shape[dim].wrapping_mul(self.strides[dim]));
+                index[dim] = 0;
+            }
+        }
+        data
+    }
+}
+
+fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1usize; shape.len()];
+    for dim in (0..shape.len().saturating_sub(1)).rev() {
+        strides[dim] = strides[dim + 1].saturating_mul(shape[dim + 1]);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn storage() -> Vec<u8> {
+        (0..12).flat_map(|i| (i as f32).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn strides_and_offsets_are_honoured() {
+        let bytes = storage();
+        let tensor = RawTensor::new(DType::F32, vec![2, 3], vec![1, 2], 4, &bytes).unwrap();
+        assert_eq!(tensor.to_f32().unwrap().data, [4.0, 6.0, 8.0, 5.0, 7.0, 9.0]);
+        let broadcast = RawTensor::new(DType::F32, vec![2, 2], vec![0, 3], 0, &bytes).unwrap();
+        assert_eq!(broadcast.to_f32().unwrap().data, [0.0, 3.0, 0.0, 3.0]);
+        let scalar = RawTensor::new(DType::F32, vec![], vec![], 11, &bytes).unwrap();
+        assert_eq!(scalar.to_f32().unwrap().data, [11.0]);
+        let unit = RawTensor::new(DType::F32, vec![2, 1], vec![3, usize::MAX], 1, &bytes).unwrap();
+        assert_eq!(unit.to_f32().unwrap().data, [1.0, 4.0]);
+        let empty = RawTensor::new(DType::F32, vec![0, 5], vec![5, 1], 99, &bytes).unwrap();
+        assert!(empty.to_f32().unwrap().data.is_empty());
+    }
+
+    #[test]
+    fn other_float_types_convert() {
+        let half: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
+        let brain: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+        let double: Vec<u8> = [1.5f64, -2.0].iter().flat_map(|&v| v.to_le_bytes()).collect();
+        for (dtype, bytes) in [(DType::F16, half), (DType::Bf16, brain), (DType::F64, double)] {
+            let tensor = RawTensor::contiguous(dtype, vec![2], &bytes).unwrap();
+            assert_eq!(tensor.to_f32().unwrap().data, [1.5, -2.0]);
+        }
+        assert!(RawTensor::contiguous(DType::Other(8), vec![1], &[0; 8]).unwrap().to_f32().is_err());
+    }
+
+    #[test]
+    fn what_lies_outside_the_storage_is_refused() {
+        let bytes = storage();
+        let bad = [
+            (vec![3, 5], vec![5, 1], 0),
+            (vec![2, 3], vec![6, 3], 1),
+            (vec![2], vec![usize::MAX], 1),
+            (vec![usize::MAX, 2], vec![0, 0], 0),
+            (vec![1 << 40], vec![0], 0),
+            (vec![2, 2], vec![1], 0),
+            (vec![1], vec![1], 12),
+        ];
+        for (shape, strides, offset) in bad {
+            assert!(RawTensor::new(DType::F32, shape.clone(), strides, offset, &bytes).is_err(), "{shape:?}");
+        }
+    }
+}

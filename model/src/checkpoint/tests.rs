@@ -1,0 +1,133 @@
+//! Damaged and hostile files: an error or a clean result, never a panic, with memory bounded by the file's size.
+
+use proptest::prelude::*;
+
+use super::raw::RawDict;
+use super::{safetensors, torch};
+
+const ZIP: &[u8] = include_bytes!("../../tests/checkpoints/ms_training.pth");
+const LEGACY: &[u8] = include_bytes!("../../tests/checkpoints/ms_training_legacy.pth");
+const SAFE: &[u8] = include_bytes!("../../tests/checkpoints/timm/model.safetensors");
+
+type Reader = for<'a> fn(&'a [u8]) -> Result<RawDict<'a>, String>;
+const FILES: [(&[u8], Reader); 3] = [(ZIP, torch::read), (LEGACY, torch::read), (SAFE, safetensors::read)];
+
+/// Reads and converts everything; the values read are at most as many as the file has bytes.
+fn exercise(bytes: &[u8], read: Reader) -> Result<usize, String> {
+    let raw = read(bytes)?;
+    let mut values = 0;
+    for tensor in raw.values() {
+        values += tensor.to_f32().map_or(0, |tensor| tensor.data.len());
+    }
+    assert!(values <= bytes.len(), "{values} values from {} bytes", bytes.len());
+    Ok(values)
+}
+
+#[test]
+fn whole_files_read() {
+    for (bytes, read) in FILES {
+        assert!(exercise(bytes, read).unwrap() > 3000);
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    for (bytes, read) in FILES {
+        for length in (0..bytes.len()).step_by(97) {
+            let message = exercise(&bytes[..length], read).unwrap_err();
+            assert!(!message.is_empty());
+        }
+        assert!(exercise(&bytes[..bytes.len() - 1], read).is_err());
+    }
+}
+
+/// A safetensors file with this header and no data.
+fn header(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+#[test]
+fn headers_that_lie_are_refused() {
+    for text in [
+        r#"{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[18446744073709551615,2],"data_offsets":[0,0]}}"#,
+        r#"{"a":{"dtype":"F99","shape":[0],"data_offsets":[0,0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[0],"data_offsets":[4,0]}}"#,
+        r#"{"a":"#,
+        "[]",
+    ] {
+        assert!(exercise(&header(text), safetensors::read).is_err(), "{text}");
+    }
+    let mut long = header("{}");
+    long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(exercise(&long, safetensors::read).is_err());
+}
+
+#[test]
+fn tensors_that_repeat_one_storage_are_bounded() {
+    // A thousand names for one tensor of 1000 values; the values together are more than the file's bytes.
+    let mut body = b"\x80\x02}(".to_vec();
+    let tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000\
+        X\x03\x00\x00\x00cpuM\xe8\x03tQK\x00M\xe8\x03\x85K\x01\x85\x89Nt";
+    let tensor = [&tensor[..], b"R"].concat();
+    for index in 0..1000u16 {
+        body.extend([b'X', 2, 0, 0, 0, b'a' + (index / 26 % 26) as u8, b'a' + (index % 26) as u8]);
+        if index == 0 {
+            body.extend(&tensor);
+            body.extend(b"q\x00");
+        } else {
+            body.extend(b"h\x00");
+        }
+    }
+    body.extend(b"u.");
+    let mut file = LEGACY[..legacy_prefix()].to_vec();
+    file.extend(body);
+    file.extend(b"\x80\x02]X\x01\x00\x00\x000a.");
+    file.extend(1000i64.to_le_bytes());
+    file.extend([0; 4000]);
+    let message = exercise(&file, torch::read).unwrap_err();
+    assert!(message.contains("more values together than the file has bytes"), "{message}");
+}
+
+/// Length of the three pickles that every file of the older format begins with.
+fn legacy_prefix() -> usize {
+    (0..3).fold(0, |at, _| at + super::pickle::read(&LEGACY[at..]).unwrap().consumed)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_files_never_panic(
+        file in 0usize..3,
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        // Most of a file is tensor data; aim at the header, the pickle or the zip directory instead.
+        window in prop_oneof![Just(0.0..0.15f64), Just(0.85..1.0), Just(0.0..1.0)],
+    ) {
+        let (bytes, read) = FILES[file];
+        let mut bytes = bytes.to_vec();
+        let start = (window.start * bytes.len() as f64) as usize;
+        let end = (window.end * bytes.len() as f64) as usize;
+        for (at, byte) in edits {
+            bytes[start + at.index(end - start)] = byte;
+        }
+        let _ = exercise(&bytes, read);
+    }
+
+    #[test]
+    fn spliced_files_never_panic(
+        file in 0usize..3,
+        from in any::<prop::sample::Index>(),
+        to in any::<prop::sample::Index>(),
+        length in 0usize..200,
+    ) {
+        let (bytes, read) = FILES[file];
+        let from = from.index(bytes.len());
+        let piece = bytes[from..(from + length).min(bytes.len())].to_vec();
+        let mut bytes = bytes.to_vec();
+        let at = to.index(bytes.len());
+        bytes.splice(at..at, piece);
+        let _ = exercise(&bytes, read);
+    }
+}

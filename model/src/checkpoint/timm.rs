@@ -1,0 +1,138 @@
+//! Directories of timm: `config.json` with `architecture`, `pretrained_cfg` and `model_args`.
+
+use super::Description;
+use super::json::Json;
+use crate::arch::{SwinConfig, WindowPolicy};
+use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::error::ModelError;
+
+/// Arguments of timm's `SwinTransformer` that inference does not depend on.
+const TRAINING_ONLY: [&str; 6] =
+    ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "strict_img_size", "weight_init"];
+/// Arguments that [`config`] reads.
+const READ: [&str; 12] = [
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "num_classes",
+    "global_pool",
+    "embed_dim",
+    "depths",
+    "num_heads",
+    "window_size",
+    "mlp_ratio",
+    "qkv_bias",
+    "always_partition",
+];
+
+/// The model that the file describes: the named architecture changed by `model_args`, with the transform of
+/// `pretrained_cfg`.
+pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
+    let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
+    let config = config(json, &cfg)?;
+    let transform = transform(&cfg, config.image_size)?;
+    let labels = labels(json)?;
+    if let Some(labels) = labels.as_ref().filter(|labels| labels.len() != config.num_classes) {
+        let problem = format!("{} names for {} classes", labels.len(), config.num_classes);
+        return Err(json.error("label_names", problem));
+    }
+    Ok(Description { config, transform, labels })
+}
+
+fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
+    let name = json.text("architecture")?.unwrap_or_default();
+    let base = name.split('.').next().unwrap_or_default();
+    let Some(official) = SwinConfig::official(base) else {
+        let problem = format!(
+            "`{name}` is not supported; swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} are (Swin V1)"
+        );
+        return Err(json.error("architecture", problem));
+    };
+    let args = json.object("model_args")?;
+    let args = args.as_ref();
+    if let Some(args) = args {
+        refuse_unsupported(args)?;
+    }
+    let side = |field| args.map_or(Ok(None), |args| args.side(field));
+    let sizes = |field| args.map_or(Ok(None), |args| args.sizes(field));
+    // Precedence as in timm: an argument, the file's own count, the pretrained configuration.
+    let classes = match (side("num_classes")?, json.side("num_classes")?) {
+        (Some(classes), _) | (None, Some(classes)) => classes,
+        (None, None) => cfg.side("num_classes")?.unwrap_or(official.num_classes),
+    };
+    Ok(SwinConfig {
+        image_size: side("img_size")?.or(input_side(cfg)?).unwrap_or(official.image_size),
+        patch_size: side("patch_size")?.unwrap_or(official.patch_size),
+        num_classes: classes,
+        embed_dim: side("embed_dim")?.unwrap_or(official.embed_dim),
+        depths: sizes("depths")?.unwrap_or(official.depths),
+        num_heads: sizes("num_heads")?.unwrap_or(official.num_heads),
+        window_size: side("window_size")?.unwrap_or(official.window_size),
+        mlp_ratio: args.map_or(Ok(None), |args| args.float("mlp_ratio"))?.unwrap_or(official.mlp_ratio),
+        qkv_bias: args.map_or(Ok(None), |args| args.bool("qkv_bias"))?.unwrap_or(official.qkv_bias),
+        window_policy: WindowPolicy::ShrinkAndPad,
+        name,
+        ..SwinConfig::default()
+    })
+}
+
+fn refuse_unsupported(args: &Json) -> Result<(), ModelError> {
+    for name in args.names() {
+        if args.get(name).is_some() && !READ.contains(&name) && !TRAINING_ONLY.contains(&name) {
+            return Err(args.error(&format!("model_args.{name}"), "is not supported by this program"));
+        }
+    }
+    if let Some(channels) = args.side("in_chans")?.filter(|&channels| channels != 3) {
+        return Err(args.error("model_args.in_chans", format!("{channels}: only RGB input (3) is supported")));
+    }
+    if let Some(pool) = args.text("global_pool")?.filter(|pool| pool != "avg") {
+        return Err(args.error("model_args.global_pool", format!("`{pool}`: only avg is supported")));
+    }
+    if args.bool("always_partition")? == Some(true) {
+        return Err(args.error("model_args.always_partition", "is not supported"));
+    }
+    Ok(())
+}
+
+/// The side of `input_size`, `[3, side, side]`.
+fn input_side(cfg: &Json) -> Result<Option<usize>, ModelError> {
+    match cfg.sizes("input_size")?.as_deref() {
+        None => Ok(None),
+        Some(&[3, height, width]) if height == width => Ok(Some(height)),
+        Some(other) => Err(cfg.error("input_size", format!("{other:?} is not [3, side, side]"))),
+    }
+}
+
+/// Class names by index.
+pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
+    match json.texts("label_names")? {
+        Some(labels) => Ok(Some(labels)),
+        None => json.object("pretrained_cfg")?.map_or(Ok(None), |cfg| cfg.texts("label_names")),
+    }
+}
+
+/// timm's evaluation transform: the shorter side to `floor(size / crop_pct)`, then a center crop; with `crop_mode:
+/// squash` both sides directly. Absent fields have timm's defaults for Swin.
+fn transform(cfg: &Json, side: usize) -> Result<Transform, ModelError> {
+    if let Some(input) = input_side(cfg)?.filter(|&input| input != side) {
+        return Err(cfg.error("input_size", format!("{input} contradicts model_args.img_size {side}")));
+    }
+    let crop = cfg.float("crop_pct")?.unwrap_or(0.9);
+    if !(0.1..=1.0).contains(&crop) {
+        return Err(cfg.error("crop_pct", format!("{crop} is outside [0.1, 1]")));
+    }
+    let resized = (side as f64 / crop).floor() as usize;
+    let resize = match cfg.text("crop_mode")?.as_deref() {
+        None | Some("center") => Resize::ShorterSide(resized),
+        Some("squash") if resized == side => Resize::Direct,
+        Some(other) => return Err(cfg.error("crop_mode", format!("`{other}` is not supported; use center"))),
+    };
+    Ok(Transform {
+        family: "timm".to_owned(),
+        size: side,
+        resize,
+        filter: cfg.filter("interpolation")?.unwrap_or(Filter::Bicubic),
+        mean: cfg.rgb("mean")?.unwrap_or(IMAGENET_MEAN),
+        std: cfg.deviations("std")?.unwrap_or(IMAGENET_STD),
+    })
+}

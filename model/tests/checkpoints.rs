@@ -1,0 +1,331 @@
+//! Every dialect and format of one small Swin loads to the same parameters; what cannot be loaded says why.
+//! The files are made by `make_checkpoints.py`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use swinq_model::quantized::FloatModel;
+use swinq_model::{
+    Dialect, Filter, LoadOptions, LoadedConfig, ModelError, Resize, Site, StateDict, WindowPolicy, all_sites,
+    ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
+};
+
+const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
+                    [2, 3], WINDOW_SIZE: 3, MLP_RATIO: 1.5}\n";
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints").join(name)
+}
+
+fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.yaml");
+    fs::write(&path, YAML).unwrap();
+    let opts: Vec<_> = opts.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    load_config(path.to_str().unwrap(), &opts).unwrap()
+}
+
+fn options_with(opts: &[(&str, &str)]) -> LoadOptions {
+    LoadOptions { cfg: Some(config_with(opts)), dialect: None }
+}
+
+fn load(name: &str) -> Result<FloatModel, ModelError> {
+    load_float(&fixture(name), &options_with(&[]))
+}
+
+/// The parameters in `expected`, read by the safetensors crate.
+fn expected(name: &str) -> StateDict {
+    let bytes = fs::read(fixture(name)).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
+        let data = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        (name.to_owned(), swinq_model::HostTensor::new(view.shape(), data))
+    };
+    file.iter().map(tensor).collect()
+}
+
+fn refusal(name: &str, options: &LoadOptions) -> String {
+    load_float(&fixture(name), options).unwrap_err().to_string()
+}
+
+#[test]
+fn every_dialect_and_format_gives_the_same_parameters() {
+    let wanted = expected("expected.safetensors");
+    let files = [
+        ("expected.safetensors", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms_legacy.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms_protocol5.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms_ddp.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms_training.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("ms_training_legacy.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
+        ("timm/model.safetensors", Dialect::Timm, WindowPolicy::ShrinkAndPad),
+        ("timm", Dialect::Timm, WindowPolicy::ShrinkAndPad),
+        ("hf", Dialect::HuggingFace, WindowPolicy::ShrinkAndPad),
+        ("hf_modules.bin", Dialect::HuggingFace, WindowPolicy::ShrinkAndPad),
+        ("torchvision.pth", Dialect::TorchVision, WindowPolicy::Pad),
+        ("ft_calib.pth", Dialect::FasterTransformer, WindowPolicy::Microsoft),
+    ];
+    for (name, dialect, policy) in files {
+        let model = load(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(model.tensors, wanted, "{name}");
+        assert_eq!(model.source.dialect, dialect.to_string(), "{name}");
+        assert_eq!(model.config.window_policy, policy, "{name}");
+        assert_eq!(model.source.sha256.len(), 64);
+    }
+}
+
+#[test]
+fn views_and_other_float_types_are_read_as_torch_reads_them() {
+    let wanted = expected("expected_views.safetensors");
+    assert_ne!(wanted, expected("expected.safetensors"));
+    for name in ["ms_views.pth", "ms_views_legacy.pth"] {
+        assert_eq!(load(name).unwrap().tensors, wanted, "{name}");
+    }
+}
+
+#[test]
+fn directories_describe_themselves() {
+    let mean_std = ([0.5, 0.4, 0.3], [0.2, 0.25, 0.3]);
+    let timm = load_float(&fixture("timm"), &LoadOptions::default()).unwrap();
+    let hf = load_float(&fixture("hf"), &LoadOptions::default()).unwrap();
+    for (model, family) in [(&timm, "timm"), (&hf, "hf")] {
+        assert_eq!(model.tensors, expected("expected.safetensors"), "{family}");
+        assert_eq!(model.labels.as_deref().unwrap().join(" "), "ant bee cat dog eel");
+        assert_eq!((model.transform.mean, model.transform.std), mean_std);
+        assert_eq!((model.transform.family.as_str(), model.transform.size), (family, 24));
+        let like = swinq_model::SwinConfig {
+            name: model.config.name.clone(),
+            window_policy: WindowPolicy::ShrinkAndPad,
+            ..config_with(&[]).config
+        };
+        assert_eq!(model.config, like);
+    }
+    assert_eq!((timm.transform.resize, timm.transform.filter), (Resize::ShorterSide(26), Filter::Bicubic));
+    assert_eq!((hf.transform.resize, hf.transform.filter), (Resize::Direct, Filter::Bilinear));
+    let cfg = options_with(&[("TEST.CROP", "False")]);
+    let model = load_float(&fixture("hf"), &cfg).unwrap();
+    assert_eq!(model.transform, cfg.cfg.unwrap().transform);
+    assert_eq!(model.labels.unwrap().len(), 5);
+}
+
+/// A copy of a fixture folder with one JSON file edited.
+fn edited(folder: &str, file: &str, edit: impl Fn(&mut serde_json::Value)) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture(folder)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let path = copy.path().join(file);
+    let mut json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut json);
+    fs::write(&path, json.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn what_a_directory_asks_for_is_honoured_or_refused() {
+    use serde_json::json;
+    let cases = [
+        ("hf", "config.json", "hidden_act", json!("relu"), "hidden_act"),
+        ("hf", "config.json", "layer_norm_eps", json!(1e-6), "layer_norm_eps"),
+        ("hf", "config.json", "model_type", json!("swinv2"), "Swin V2 is not supported yet"),
+        ("hf", "config.json", "model_type", json!("vit"), "model_type"),
+        ("hf", "config.json", "num_channels", json!(1), "num_channels"),
+        ("hf", "config.json", "embed_dim", json!(-6), "embed_dim"),
+        ("hf", "config.json", "embed_dim", json!(1_000_000_000), "EMBED_DIM"),
+        ("hf", "config.json", "window_size", json!(4), "bias table is not resized"),
+        ("hf", "config.json", "image_size", json!([24, 28]), "image_size"),
+        ("hf", "preprocessor_config.json", "resample", json!(1), "resample"),
+        ("hf", "preprocessor_config.json", "size", json!(26), "size"),
+        ("hf", "preprocessor_config.json", "size", json!({"shortest_edge": 24}), "do_center_crop"),
+        ("hf", "preprocessor_config.json", "image_std", json!([0.1, 0.0, 0.1]), "image_std"),
+        ("hf", "preprocessor_config.json", "rescale_factor", json!(1.0), "rescale_factor"),
+        ("timm", "config.json", "architecture", json!("swin_s3_tiny_224"), "swin_s3_tiny_224"),
+        ("timm", "config.json", "num_classes", json!(6), "label_names"),
+        ("timm", "config.json", "model_args", json!({"head_dim": 9}), "model_args.head_dim"),
+        ("timm", "config.json", "label_names", json!([1]), "label_names"),
+    ];
+    for (folder, file, field, value, part) in cases {
+        let copy = edited(folder, file, |json| json[field] = value.clone());
+        let message = load_float(copy.path(), &LoadOptions::default()).unwrap_err().to_string();
+        assert!(message.contains(part), "{folder} {field} {value}: {message}");
+    }
+    let copy = edited("hf", "preprocessor_config.json", |json| {
+        json["size"] = json!({"shortest_edge": 28});
+        json["crop_size"] = json!({"height": 24, "width": 24});
+        json["do_center_crop"] = json!(true);
+    });
+    let model = load_float(copy.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(model.transform.resize, Resize::ShorterSide(28));
+    fs::remove_file(copy.path().join("preprocessor_config.json")).unwrap();
+    let message = load_float(copy.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("preprocessor_config.json") && message.contains("--cfg"), "{message}");
+}
+
+#[test]
+fn attacks_are_refused_and_not_run() {
+    let none = LoadOptions::default();
+    for (name, function) in [
+        ("attack_system.pth", "posix.system"),
+        ("attack_system_legacy.pth", "posix.system"),
+        ("attack_eval.pth", "builtins.eval"),
+    ] {
+        let message = refusal(name, &none);
+        assert!(
+            message.contains(name) && message.contains(&format!("tries to execute {function}")),
+            "{message}"
+        );
+        assert!(message.contains("not a checkpoint to trust; nothing was executed"), "{message}");
+    }
+    let message = refusal("attack_array.pth", &none);
+    assert!(
+        message.contains("`head.bias`: is an object of") && message.contains("not a tensor"),
+        "{message}"
+    );
+    let message = refusal("whole_module.pth", &none);
+    assert!(
+        message.contains("torch.nn.modules.linear.Linear") && message.contains("state_dict"),
+        "{message}"
+    );
+    assert!(!Path::new("attacked").exists());
+}
+
+#[test]
+fn mismatches_are_explained() {
+    let message = refusal("ms.pth", &LoadOptions::default());
+    assert!(message.contains("ms.pth") && message.contains("--cfg"), "{message}");
+    let message = refusal("hf/model.safetensors", &LoadOptions::default());
+    assert!(message.contains("name its folder"), "{message}");
+    let message = refusal("ms.pth", &options_with(&[("MODEL.NUM_CLASSES", "7")]));
+    assert!(message.contains("head.") && message.contains("5 classes") && message.contains('7'), "{message}");
+    let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.WINDOW_SIZE", "6")]));
+    assert!(
+        message.contains("window 3") && message.contains("window 6") && message.contains("not resized"),
+        "{message}"
+    );
+    let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", "[1, 1]")]));
+    assert!(message.contains("unexpected") && message.contains("layers.1.blocks.1."), "{message}");
+    let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.APE", "True")]));
+    assert!(message.contains("absolute_pos_embed"), "{message}");
+    let mut forced = options_with(&[]);
+    forced.dialect = Some(Dialect::TorchVision);
+    assert!(refusal("timm/model.safetensors", &forced).contains("missing"));
+    let message = load_float(&fixture("absent.pth"), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("absent.pth"), "{message}");
+}
+
+#[test]
+fn grids_that_windows_do_not_divide_follow_the_dialect() {
+    // 28 pixels: 7 tokens, then 4, in windows of 3.
+    let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
+    assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
+    let message = refusal("timm/model.safetensors", &odd);
+    assert!(message.contains("timm shifts before it pads"), "{message}");
+    for name in ["hf_modules.bin", "torchvision.pth"] {
+        let model = load_float(&fixture(name), &odd).unwrap();
+        assert_eq!(model.config.stages()[0].padded, 9, "{name}");
+    }
+    // 16 pixels: 4 tokens, then 2: smaller than the window. torchvision keeps the window, Hugging Face the table only.
+    let small = options_with(&[("DATA.IMG_SIZE", "16")]);
+    assert_eq!(load_float(&fixture("torchvision.pth"), &small).unwrap().config.stages()[1].window, 3);
+    assert!(refusal("hf_modules.bin", &small).contains("bias table is not resized"));
+}
+
+/// Writes `tensors` as f32 safetensors and loads them.
+fn load_written(tensors: &StateDict) -> Result<FloatModel, ModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("written.safetensors");
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(n, t)| (n.clone(), t.shape.clone(), t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, data)| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    assert!(!is_quantized_file(&path));
+    load_float(&path, &options_with(&[]))
+}
+
+#[test]
+fn every_missing_extra_or_not_finite_tensor_is_named() {
+    let whole = expected("expected.safetensors");
+    for name in whole.keys() {
+        let mut tensors = whole.clone();
+        tensors.remove(name);
+        let message = load_written(&tensors).unwrap_err().to_string();
+        assert!(message.contains(name), "{name}: {message}");
+        let mut tensors = whole.clone();
+        tensors.get_mut(name).unwrap().data[0] = f32::NAN;
+        let message = load_written(&tensors).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("NaN"), "{name}: {message}");
+    }
+    let mut tensors = whole.clone();
+    tensors.insert("head2.weight".to_owned(), tensors["head.weight"].clone());
+    assert!(load_written(&tensors).unwrap_err().to_string().contains("head2.weight"));
+    let mut tensors = whole;
+    tensors.insert("layers.0.blocks.0.attn.logit_scale".to_owned(), tensors["head.weight"].clone());
+    let message = load_written(&tensors).unwrap_err().to_string();
+    assert!(message.contains("logit_scale") && message.contains("Swin V2 is not supported yet"), "{message}");
+}
+
+#[test]
+fn ranges_of_faster_transformer_become_sites() {
+    let config = config_with(&[]).config;
+    let ranges = import_ft_amax(&fixture("ft_calib.pth"), &config).unwrap();
+    let without = |site: &Site| {
+        let name = site.to_string();
+        name.starts_with("patch_embed.") || name.starts_with("head.")
+    };
+    for site in all_sites(&config) {
+        assert_eq!(ranges.contains_key(&site), !without(&site), "{} ({site})", ft_key(site));
+    }
+    for (site, amax) in [
+        ("layers.1.blocks.1.mlp.fc2.input", 1.0),
+        ("layers.0.downsample.reduction.output", 3.0),
+        ("layers.1.blocks.0.attn.v", 6.0),
+        ("layers.1.blocks.0.attn.probs", 7.0),
+        ("layers.1.blocks.0.mlp.add.shortcut", 12.0),
+    ] {
+        assert_eq!(ranges[&site.parse().unwrap()], amax, "{site}");
+    }
+    let message = import_ft_amax(&fixture("ms.pth"), &config).unwrap_err().to_string();
+    assert!(message.contains("no calibrated ranges"), "{message}");
+    let smaller = config_with(&[("MODEL.SWIN.DEPTHS", "[1, 1]")]).config;
+    let message = import_ft_amax(&fixture("ft_calib.pth"), &smaller).unwrap_err().to_string();
+    assert!(message.contains("layers.1.blocks.1"), "{message}");
+}
+
+#[test]
+fn quantized_files_are_told_by_their_metadata() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q.safetensors");
+    let header = r#"{"__metadata__":{"swinq":"{}"}}"#;
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    assert!(is_quantized_file(&path));
+    let message = load_float(&path, &options_with(&[])).unwrap_err().to_string();
+    assert!(message.contains("is a quantized checkpoint"), "{message}");
+    for name in ["expected.safetensors", "ms.pth", "hf", "absent", "timm/config.json"] {
+        assert!(!is_quantized_file(fixture(name)), "{name}");
+    }
+    let mut lie = fs::read(&path).unwrap();
+    lie[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    fs::write(&path, lie).unwrap();
+    assert!(!is_quantized_file(&path));
+}
+
+#[test]
+fn the_trained_micro_swin_loads() {
+    let Some(data) = std::env::var_os("SWINQ_DATA") else {
+        eprintln!("SKIPPED the_trained_micro_swin_loads: SWINQ_DATA is not set");
+        return;
+    };
+    let folder = Path::new(&data).join("models/swin_micro_cifar10");
+    let cfg = load_config(folder.join("cfg.yaml").to_str().unwrap(), &[]).unwrap();
+    let options = LoadOptions { cfg: Some(cfg), dialect: None };
+    let model = load_float(&folder.join("model.safetensors"), &options).unwrap();
+    assert_eq!((model.source.dialect.as_str(), model.config.num_classes), ("timm", 10));
+    let parameters: usize = model.tensors.values().map(|t| t.data.len()).sum();
+    assert_eq!((parameters as f64 / 1e4).round(), 93.0);
+}
