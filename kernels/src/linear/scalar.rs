@@ -1,63 +1,60 @@
 //! The reference, value by value.
 
-use std::ops::Range;
-
+use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
+use super::pack::Layout;
 use super::spec::Store;
 use crate::buffer::AlignedBuf;
 use crate::reference;
-use crate::types::{Quantizer, code_stride};
-
-/// Columns of a panel: those whose f32 sums are taken side by side.
-pub(super) const COLUMNS: usize = 8;
+use crate::types::Quantizer;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 1;
 
-/// Rows `rows` and columns `columns` of an INT8 product; `codes` are the weights `[n, k]`.
+/// Columns of a panel of f32: those whose sums are taken side by side.
+const COLUMNS: usize = 8;
+
+/// INT8 weights stay `[n, k]`.
+pub(super) const INT8: Layout = Layout { columns: 1, group: 1 };
+
+pub(super) const F32: Layout = Layout { columns: COLUMNS, group: 1 };
+
+/// One block of an INT8 product. `scratch` takes the codes of a row.
 pub(super) fn block_i8(
-    epilogue: &Epilogue,
-    codes: &[i8],
-    input: &[u8],
+    block: &Block<'_, u8, i8>,
     k: usize,
-    (rows, columns): (Range<usize>, Range<usize>),
+    epilogue: &Epilogue,
     dest: &Dest<'_>,
+    scratch: &mut AlignedBuf,
 ) {
-    let mut signed = vec![0i8; k];
-    for row in rows {
-        for (signed, &byte) in signed.iter_mut().zip(&input[row * code_stride(k)..]) {
-            *signed = (byte ^ 0x80) as i8;
+    scratch.reserve(k);
+    for row in block.rows.clone() {
+        for (code, &byte) in scratch.as_u8_mut()[..k].iter_mut().zip(block.input_from(row)) {
+            *code = byte ^ 0x80;
         }
-        for c in columns.clone() {
-            let acc = reference::accumulate_i8(&signed, &codes[c * k..][..k]);
-            let value = reference::epilogue_i8(
-                acc,
-                epilogue.multiplier[c],
-                epilogue.bias[c],
-                epilogue.output,
-                epilogue.gelu,
-            );
-            store(epilogue, value, row, c, dest);
+        let codes = &scratch.as_i8()[..k];
+        for column in block.panels.clone() {
+            let acc = reference::accumulate_i8(codes, block.panel(column));
+            let (multiplier, bias) = (epilogue.multiplier[column], epilogue.bias[column]);
+            let value = reference::epilogue_i8(acc, multiplier, bias, epilogue.output, epilogue.gelu);
+            store(epilogue, value, row, column, dest);
         }
     }
 }
 
-/// Rows `rows` of one panel of a product in float; `panel` is `[k][COLUMNS]`.
-pub(super) fn panel_f32(
-    epilogue: &Epilogue,
-    panel: &[f32],
-    input: &[f32],
-    k: usize,
-    (rows, columns): (Range<usize>, Range<usize>),
-    dest: &Dest<'_>,
-) {
-    for row in rows {
-        let mut sums = [0.0; COLUMNS];
-        reference::accumulate_f32(&input[row * k..][..k], panel, &mut sums);
-        for (c, sum) in columns.clone().zip(sums) {
-            let value = reference::epilogue_f32(sum as f32, epilogue.bias[c], epilogue.output, epilogue.gelu);
-            store(epilogue, value, row, c, dest);
+/// One block of a product in f32.
+pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    for panel in block.panels.clone() {
+        for row in block.rows.clone() {
+            let mut sums = [0.0; COLUMNS];
+            let input = &block.input_from(row)[..block.stride];
+            reference::accumulate_f32(input, block.panel(panel), &mut sums);
+            for (column, sum) in (panel * COLUMNS..epilogue.n).zip(sums) {
+                let bias = epilogue.bias[column];
+                let value = reference::epilogue_f32(sum as f32, bias, epilogue.output, epilogue.gelu);
+                store(epilogue, value, row, column, dest);
+            }
         }
     }
 }
@@ -66,10 +63,10 @@ fn store(epilogue: &Epilogue, value: f32, row: usize, column: usize, dest: &Dest
     let Some(at) = dest.offset(row, epilogue.n).map(|start| start + column) else { return };
     let fake = |q: Option<Quantizer>, x: f32| q.map_or(x, |q| q.fake(x));
     match (dest, &epilogue.store) {
-        // SAFETY (all three): tasks write disjoint rows and columns, and `Dest` gives each its own place.
-        (Dest::F32(out), Store::Fake(q)) => unsafe { out.get(at, 1)[0] = q.fake(value) },
-        // SAFETY: as above.
-        (Dest::F32(out), _) => unsafe { out.get(at, 1)[0] = value },
+        // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
+        (Dest::F32(out), store) => unsafe {
+            out.get(at, 1)[0] = if let Store::Fake(q) = store { q.fake(value) } else { value };
+        },
         (Dest::Codes(out), Store::Codes(recip)) => {
             let code = reference::code(value * recip[column]);
             // SAFETY: as above.

@@ -1,0 +1,285 @@
+//! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::Block;
+use super::dest::Dest;
+use super::epilogue::Epilogue;
+use super::pack::Layout;
+use super::spec::Store;
+use super::split::row_tiles;
+use crate::simd_math::avx512::gelu;
+use crate::types::Quantizer;
+
+/// Rows of a tile at most.
+pub(super) const ROWS: usize = 14;
+
+/// Columns of a tile: two registers of 16.
+const COLUMNS: usize = 32;
+
+pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
+
+pub(super) const F32: Layout = Layout { columns: COLUMNS, group: 1 };
+
+/// Accumulators of a tile, `[ROWS][COLUMNS]`, between the product and the epilogue.
+#[repr(C, align(64))]
+struct Tile<T>([[T; COLUMNS]; ROWS]);
+
+/// One block of an INT8 product; `start` holds the initial accumulator of each column.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
+    let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
+    for panel in block.panels.clone() {
+        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+        for rows in row_tiles(block.rows.clone(), ROWS) {
+            let (input, weight) = (block.input_from(rows.start), block.panel(panel));
+            match rows.len() {
+                1 => tile_i8::<1>(input, block.stride, weight, start, &mut tile),
+                2 => tile_i8::<2>(input, block.stride, weight, start, &mut tile),
+                3 => tile_i8::<3>(input, block.stride, weight, start, &mut tile),
+                4 => tile_i8::<4>(input, block.stride, weight, start, &mut tile),
+                5 => tile_i8::<5>(input, block.stride, weight, start, &mut tile),
+                6 => tile_i8::<6>(input, block.stride, weight, start, &mut tile),
+                7 => tile_i8::<7>(input, block.stride, weight, start, &mut tile),
+                8 => tile_i8::<8>(input, block.stride, weight, start, &mut tile),
+                9 => tile_i8::<9>(input, block.stride, weight, start, &mut tile),
+                10 => tile_i8::<10>(input, block.stride, weight, start, &mut tile),
+                11 => tile_i8::<11>(input, block.stride, weight, start, &mut tile),
+                12 => tile_i8::<12>(input, block.stride, weight, start, &mut tile),
+                13 => tile_i8::<13>(input, block.stride, weight, start, &mut tile),
+                _ => tile_i8::<14>(input, block.stride, weight, start, &mut tile),
+            }
+            finish(epilogue, &tile, rows, panel, dest);
+        }
+    }
+}
+
+/// One block of a product in f32.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
+    for panel in block.panels.clone() {
+        for rows in row_tiles(block.rows.clone(), ROWS) {
+            let (input, weight) = (block.input_from(rows.start), block.panel(panel));
+            match rows.len() {
+                1 => tile_f32::<1>(input, block.stride, weight, &mut tile),
+                2 => tile_f32::<2>(input, block.stride, weight, &mut tile),
+                3 => tile_f32::<3>(input, block.stride, weight, &mut tile),
+                4 => tile_f32::<4>(input, block.stride, weight, &mut tile),
+                5 => tile_f32::<5>(input, block.stride, weight, &mut tile),
+                6 => tile_f32::<6>(input, block.stride, weight, &mut tile),
+                7 => tile_f32::<7>(input, block.stride, weight, &mut tile),
+                8 => tile_f32::<8>(input, block.stride, weight, &mut tile),
+                9 => tile_f32::<9>(input, block.stride, weight, &mut tile),
+                10 => tile_f32::<10>(input, block.stride, weight, &mut tile),
+                11 => tile_f32::<11>(input, block.stride, weight, &mut tile),
+                12 => tile_f32::<12>(input, block.stride, weight, &mut tile),
+                13 => tile_f32::<13>(input, block.stride, weight, &mut tile),
+                _ => tile_f32::<14>(input, block.stride, weight, &mut tile),
+            }
+            finish(epilogue, &tile, rows, panel, dest);
+        }
+    }
+}
+
+/// `R` rows by one panel of INT8; `input` starts at the first row.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn tile_i8<const R: usize>(
+    input: &[u8],
+    stride: usize,
+    weight: &[i8],
+    start: &[i32; COLUMNS],
+    tile: &mut Tile<i32>,
+) {
+    let groups = weight.len() / (4 * COLUMNS);
+    assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
+    // SAFETY: `start` holds two registers.
+    let start =
+        unsafe { [_mm512_loadu_si512(start.as_ptr().cast()), _mm512_loadu_si512(start[16..].as_ptr().cast())] };
+    let mut acc = [start; R];
+    let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
+    for _ in 0..groups {
+        // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
+        let b = unsafe { [_mm512_loadu_si512(w.cast()), _mm512_loadu_si512(w.add(64).cast())] };
+        for (r, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: the four bytes are in row r < R of `input`, by the assertion above.
+            let a = _mm512_set1_epi32(unsafe { x.add(r * stride).cast::<i32>().read_unaligned() });
+            acc[0] = _mm512_dpbusd_epi32(acc[0], a, b[0]);
+            acc[1] = _mm512_dpbusd_epi32(acc[1], a, b[1]);
+        }
+        // Never read beyond the last group.
+        (w, x) = (w.wrapping_add(4 * COLUMNS), x.wrapping_add(4));
+    }
+    for (row, acc) in tile.0.iter_mut().zip(acc) {
+        // SAFETY: a row of the tile holds two registers.
+        unsafe {
+            _mm512_storeu_si512(row.as_mut_ptr().cast(), acc[0]);
+            _mm512_storeu_si512(row[16..].as_mut_ptr().cast(), acc[1]);
+        }
+    }
+}
+
+/// `R` rows by one panel of f32; `input` starts at the first row.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn tile_f32<const R: usize>(input: &[f32], stride: usize, weight: &[f32], tile: &mut Tile<f32>) {
+    let k = weight.len() / COLUMNS;
+    assert!(input.len() >= (R - 1) * stride + k, "a tile's rows are whole");
+    let mut acc = [[_mm512_setzero_ps(); 2]; R];
+    let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
+    for _ in 0..k {
+        // SAFETY: `w` is at a row of `weight`, of which there are `k`, each of two registers.
+        let b = unsafe { [_mm512_loadu_ps(w), _mm512_loadu_ps(w.add(16))] };
+        for (r, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: the value is in row r < R of `input`, by the assertion above.
+            let a = _mm512_set1_ps(unsafe { *x.add(r * stride) });
+            acc[0] = _mm512_fmadd_ps(a, b[0], acc[0]);
+            acc[1] = _mm512_fmadd_ps(a, b[1], acc[1]);
+        }
+        // Never read beyond the last row of weights.
+        (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
+    }
+    for (row, acc) in tile.0.iter_mut().zip(acc) {
+        // SAFETY: a row of the tile holds two registers.
+        unsafe {
+            _mm512_storeu_ps(row.as_mut_ptr(), acc[0]);
+            _mm512_storeu_ps(row[16..].as_mut_ptr(), acc[1]);
+        }
+    }
+}
+
+/// An accumulator type: how 16 of them become f32.
+trait Lanes: Copy {
+    /// # Safety
+    /// The processor has AVX-512 F, and `from` points to 16 accumulators.
+    unsafe fn load(from: *const Self) -> __m512;
+}
+
+impl Lanes for i32 {
+    #[inline(always)]
+    unsafe fn load(from: *const i32) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_cvtepi32_ps(_mm512_loadu_si512(from.cast())) }
+    }
+}
+
+impl Lanes for f32 {
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+}
+
+/// The vectors of 16 columns, in registers.
+struct Columns {
+    factor: __m512,
+    bias: __m512,
+    output: Option<__m512>,
+    gelu: bool,
+}
+
+impl Columns {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn new(epilogue: &Epilogue, column: usize) -> Columns {
+        Columns {
+            factor: sixteen(&epilogue.factor, column),
+            bias: sixteen(&epilogue.bias, column),
+            output: epilogue.output.map(|q| _mm512_set1_ps(q.scale())),
+            gelu: epilogue.gelu,
+        }
+    }
+
+    /// From accumulators to values after bias and GELU.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn value(&self, acc: __m512) -> __m512 {
+        let y = match self.output {
+            None => _mm512_fmadd_ps(acc, self.factor, self.bias),
+            Some(scale) => {
+                let code = code(_mm512_mul_ps(acc, self.factor));
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale, self.bias)
+            }
+        };
+        if self.gelu { gelu(y) } else { y }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn sixteen(values: &[f32], start: usize) -> __m512 {
+    let values: &[f32; 16] = values[start..].first_chunk().expect("padded to whole panels");
+    // SAFETY: 16 values.
+    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+}
+
+/// Codes in [-128, 127] of values already multiplied by the reciprocal step; 0 for NaN.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn code(scaled: __m512) -> __m512i {
+    let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
+    let clamped = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-128.0)), _mm512_set1_ps(127.0));
+    _mm512_maskz_cvtps_epi32(number, clamped)
+}
+
+/// Quantizes and dequantizes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn fake(quantizer: Option<Quantizer>, x: __m512) -> __m512 {
+    let Some(q) = quantizer else { return x };
+    let code = code(_mm512_mul_ps(x, _mm512_set1_ps(q.recip())));
+    _mm512_mul_ps(_mm512_cvtepi32_ps(code), _mm512_set1_ps(q.scale()))
+}
+
+/// The epilogue of rows `rows` of panel `panel`, whose accumulators are in `tile`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, rows: Range<usize>, panel: usize, dest: &Dest<'_>) {
+    let mut starts = [None; ROWS];
+    for (start, row) in starts.iter_mut().zip(rows) {
+        *start = dest.offset(row, epilogue.n);
+    }
+    for half in 0..COLUMNS / 16 {
+        let column = panel * COLUMNS + half * 16;
+        let lanes = epilogue.n.saturating_sub(column).min(16);
+        if lanes == 0 {
+            return;
+        }
+        let columns = Columns::new(epilogue, column);
+        let mask = u16::MAX >> (16 - lanes);
+        for (row, start) in tile.0.iter().zip(starts) {
+            let Some(start) = start else { continue };
+            // SAFETY: the half row holds 16 accumulators; this function's target features include AVX-512 F.
+            let value = columns.value(unsafe { T::load(row[half * 16..][..16].as_ptr()) });
+            match (dest, &epilogue.store) {
+                (Dest::F32(out), store) => {
+                    let value = if let Store::Fake(q) = store { fake(Some(*q), value) } else { value };
+                    // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask`
+                    // selects the `lanes` values of the part.
+                    unsafe {
+                        let out = out.get(start + column, lanes);
+                        _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, value);
+                    }
+                }
+                (Dest::Codes(out), Store::Codes(recip)) => {
+                    let code = code(_mm512_mul_ps(value, sixteen(recip, column)));
+                    let byte = _mm_xor_si128(_mm512_cvtepi32_epi8(code), _mm_set1_epi8(-128));
+                    // SAFETY: as above.
+                    unsafe {
+                        let out = out.get(start + column, lanes);
+                        _mm_mask_storeu_epi8(out.as_mut_ptr().cast(), mask, byte);
+                    }
+                }
+                (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+                    // SAFETY: as above; the masked load reads what the masked store writes.
+                    unsafe {
+                        let place = stream.get(start + column, lanes).as_mut_ptr();
+                        let held = fake(shortcut, _mm512_maskz_loadu_ps(mask, place));
+                        _mm512_mask_storeu_ps(place, mask, _mm512_add_ps(held, fake(branch, value)));
+                    }
+                }
+                _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Products of INT8 codes.
+
+use super::dest::Dest;
+use super::epilogue::Epilogue;
+use super::pack::{Layout, compensation};
+use super::split::Split;
+use super::{Block, LinearOut, LinearSpec, scalar, tile_rows};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512, avxvnni};
+use crate::buffer::AlignedBuf;
+use crate::isa::{Cpu, Isa};
+use crate::pool::Pool;
+use crate::types::code_stride;
+
+/// The largest k of an INT8 product: 255 * 128 * k fits an i32.
+pub const MAX_INT8_K: usize = 65_793;
+
+/// A product of INT8 codes with an INT8 weight, accumulated exactly in INT32.
+pub struct LinearI8 {
+    cpu: Cpu,
+    k: usize,
+    layout: Layout,
+    weight: AlignedBuf,
+    /// The initial accumulator of each column, where the kernel multiplies `code + 128`.
+    start: Vec<i32>,
+    epilogue: Epilogue,
+}
+
+impl LinearI8 {
+    /// Packs the weight `codes` `[n, k]`; `multiplier[c]` is the input's scale times that of weight row c.
+    ///
+    /// # Panics
+    /// When a vector's length does not suit n and k, or k exceeds [`MAX_INT8_K`].
+    pub fn new(cpu: Cpu, spec: LinearSpec<'_>, codes: &[i8], multiplier: &[f32]) -> LinearI8 {
+        let (n, k) = (spec.n, spec.k);
+        assert_eq!(codes.len(), n * k, "weight: want i8 [{n}, {k}], have {} codes", codes.len());
+        assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
+        let layout = layout(cpu);
+        let padded = layout.panels(n) * layout.columns;
+        LinearI8 {
+            cpu,
+            k,
+            layout,
+            weight: layout.pack_i8(n, k, codes),
+            start: compensation(k, codes, padded),
+            epilogue: Epilogue::new(&spec, multiplier, padded),
+        }
+    }
+
+    /// The product of `rows` rows of codes (`u8 = code + 128`, `[rows, code_stride(k)]`), stored in `out`.
+    ///
+    /// # Panics
+    /// When a size is wrong, or `out` does not suit the op's [`Store`](super::Store).
+    pub fn run(&self, pool: &mut Pool, rows: usize, input: &[u8], out: LinearOut<'_>) {
+        let stride = code_stride(self.k);
+        assert_eq!(input.len(), rows * stride, "input: want u8 [{rows}, {stride}], have {} bytes", input.len());
+        let n = self.epilogue.n;
+        let dest = Dest::new(out, &self.epilogue.store, rows, n);
+        let split = Split::new(rows, self.layout.panels(n), stride, tile_rows(self.cpu), pool.threads());
+        pool.run(split.tasks(), &|task, scratch| {
+            let (rows, panels) = split.block(task);
+            let (weight, panel_len) = (self.weight.as_i8(), self.layout.panel_len(self.k));
+            self.block(&Block { input, stride, weight, panel_len, rows, panels }, &dest, scratch);
+        });
+    }
+
+    fn block(&self, block: &Block<'_, u8, i8>, dest: &Dest<'_>, scratch: &mut AlignedBuf) {
+        match self.cpu.isa() {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
+            Isa::Avx512Vnni => unsafe { avx512::block_i8(block, &self.start, &self.epilogue, dest) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
+            Isa::AvxVnni => unsafe { avxvnni::block_i8(block, &self.start, &self.epilogue, dest) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
+            Isa::Avx2 => unsafe { avx2::block_i8(block, &self.epilogue, dest, scratch) },
+            _ => scalar::block_i8(block, self.k, &self.epilogue, dest, scratch),
+        }
+    }
+
+    /// Multiply-accumulates per row.
+    pub fn macs(&self) -> usize {
+        self.epilogue.n * self.k
+    }
+
+    /// Bytes of the packed weight.
+    pub fn packed_bytes(&self) -> usize {
+        self.weight.len()
+    }
+}
+
+fn layout(cpu: Cpu) -> Layout {
+    match cpu.isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512::INT8,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => avxvnni::INT8,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::INT8,
+        _ => scalar::INT8,
+    }
+}
