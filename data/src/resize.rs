@@ -1,9 +1,12 @@
 //! Pillow's resampling of 8-bit RGB with antialias, bit for bit.
 //!
 //! The filter is widened by the downscale factor, its weights are computed in f64, normalised and rounded to 22-bit
-//! fixed point; the horizontal pass rounds to `u8`, then the vertical pass reads those bytes (Pillow's
+//! fixed point; the first pass rounds to `u8`, then the second pass reads those bytes (Pillow's
 //! `src/libImaging/Resample.c`). A pass whose size does not change is skipped. Only the window of the result that
 //! is asked for is computed; its pixels are the same as those of the whole result.
+//!
+//! The order of the passes is Pillow 13's, see [`vertical_first`]; Pillow 12 and earlier always go horizontally first,
+//! which differs by rounding where the aspect ratio changes much.
 
 use std::ops::Range;
 
@@ -29,18 +32,30 @@ pub(crate) fn resize_window(
 ) -> RgbImage {
     assert!(image.width > 0 && image.height > 0 && width > 0 && height > 0, "sizes must not be zero");
     assert!(columns.end <= width && rows.end <= height, "the window must lie inside the result");
-    let vertical = (height != image.height).then(|| Taps::new(image.height, height, rows.clone(), filter));
-    let needed = vertical.as_ref().map_or(rows, Taps::span);
-    let narrow = if width == image.width {
-        cut(image, columns, needed.clone())
-    } else {
-        let taps = Taps::new(image.width, width, columns, filter);
-        horizontal(image, needed.clone(), &taps)
-    };
-    match vertical {
-        Some(taps) => down(&narrow, needed.start, &taps),
-        None => narrow,
+    let taps = |from, to, window, needed: bool| needed.then(|| Taps::new(from, to, window, filter));
+    let across = taps(image.width, width, columns.clone(), width != image.width);
+    let down = taps(image.height, height, rows.clone(), height != image.height);
+    match (across, down) {
+        (None, None) => cut(image, columns, rows),
+        (Some(across), None) => resize_across(image, rows, &across, 0),
+        (None, Some(down)) => resize_down(image, columns, &down, 0),
+        (Some(across), Some(down)) if vertical_first(image, width, height) => {
+            let columns = across.span();
+            let flat = resize_down(image, columns.clone(), &down, 0);
+            resize_across(&flat, 0..flat.height, &across, columns.start)
+        }
+        (Some(across), Some(down)) => {
+            let rows = down.span();
+            let narrow = resize_across(image, rows.clone(), &across, 0);
+            resize_down(&narrow, 0..narrow.width, &down, rows.start)
+        }
     }
+}
+
+/// Whether Pillow 13 makes the vertical pass first: where it takes away rows, and more than twice as many as the
+/// horizontal pass takes away columns.
+fn vertical_first(image: &RgbImage, width: usize, height: usize) -> bool {
+    image.height.saturating_sub(height) > 2 * image.width.saturating_sub(width)
 }
 
 /// The weights of consecutive output positions along one axis.
@@ -142,11 +157,12 @@ fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage 
     RgbImage { width, height, pixels }
 }
 
-/// The horizontal pass over source rows `rows`.
-fn horizontal(image: &RgbImage, rows: Range<usize>, taps: &Taps) -> RgbImage {
+/// The horizontal pass over the source rows `rows`; column 0 of `image` is column `origin` of the axis that `taps`
+/// index.
+fn resize_across(image: &RgbImage, rows: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
     let (width, height) = (taps.len(), rows.len());
     let mut pixels = vec![0; width * height * 3];
-    if width == 0 {
+    if pixels.is_empty() {
         return RgbImage { width, height, pixels };
     }
     let sources = image.pixels.chunks_exact(image.width * 3).skip(rows.start);
@@ -155,6 +171,7 @@ fn horizontal(image: &RgbImage, rows: Range<usize>, taps: &Taps) -> RgbImage {
         let (out, _) = out.as_chunks_mut::<3>();
         for (index, pixel) in out.iter_mut().enumerate() {
             let (first, weights) = taps.of(index);
+            let first = first - origin;
             let mut sums = [HALF; 3];
             for (&[red, green, blue], &weight) in source[first..first + weights.len()].iter().zip(weights) {
                 sums[0] += i32::from(red) * weight;
@@ -167,23 +184,26 @@ fn horizontal(image: &RgbImage, rows: Range<usize>, taps: &Taps) -> RgbImage {
     RgbImage { width, height, pixels }
 }
 
-/// The vertical pass; row 0 of `image` is row `origin` of the axis that `taps` index.
-fn down(image: &RgbImage, origin: usize, taps: &Taps) -> RgbImage {
-    let (width, height) = (image.width, taps.len());
-    let stride = width * 3;
-    let mut pixels = vec![0; stride * height];
-    let mut sums = vec![HALF; stride];
-    for index in 0..height {
+/// The vertical pass over the source columns `columns`; row 0 of `image` is row `origin` of the axis that `taps`
+/// index.
+fn resize_down(image: &RgbImage, columns: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
+    let (width, height) = (columns.len(), taps.len());
+    let mut pixels = vec![0; width * height * 3];
+    if pixels.is_empty() {
+        return RgbImage { width, height, pixels };
+    }
+    let mut sums = vec![HALF; width * 3];
+    for (index, out) in pixels.chunks_exact_mut(width * 3).enumerate() {
         let (first, weights) = taps.of(index);
         sums.fill(HALF);
-        for (tap, &weight) in weights.iter().enumerate() {
-            let start = (first - origin + tap) * stride;
-            for (sum, &byte) in sums.iter_mut().zip(&image.pixels[start..start + stride]) {
+        for (row, &weight) in (first - origin..).zip(weights) {
+            let start = (row * image.width + columns.start) * 3;
+            for (sum, &byte) in sums.iter_mut().zip(&image.pixels[start..start + width * 3]) {
                 *sum += i32::from(byte) * weight;
             }
         }
-        for (out, &sum) in pixels[index * stride..].iter_mut().zip(&sums) {
-            *out = to_byte(sum);
+        for (byte, &sum) in out.iter_mut().zip(&sums) {
+            *byte = to_byte(sum);
         }
     }
     RgbImage { width, height, pixels }
@@ -206,7 +226,7 @@ mod tests {
     #[test]
     fn a_window_equals_the_same_part_of_the_whole() {
         let image = noise(61, 47);
-        for (width, height) in [(29, 83), (61, 20), (100, 47), (61, 47), (7, 5)] {
+        for (width, height) in [(29, 83), (60, 20), (61, 20), (100, 47), (61, 47), (7, 5)] {
             for filter in [Filter::Bicubic, Filter::Bilinear] {
                 let whole = resize_window(&image, (width, height), 0..width, 0..height, filter);
                 let (columns, rows) = (width / 3..width - 1, height / 4..height - 2);

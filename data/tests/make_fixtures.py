@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Makes the images of `tests/pillow.rs` and what Pillow, torchvision and timm make of them.
+
+    make_fixtures.py                       the committed fixtures, in tests/fixtures
+    make_fixtures.py --large FOLDER        200 images of odd sizes and every mode; run the test on them with
+                                           SWINQ_PARITY=FOLDER
+    make_fixtures.py --pillow SRC DST      every JPEG of SRC as Pillow decodes it, as PNG in DST (for
+                                           examples/jpeg_difference.rs)
+
+A folder of fixtures holds the images; `pixels.tsv`, lines `file<TAB>width<TAB>height<TAB>sha256 of convert("RGB")`
+for every PNG; `inputs.tsv`, lines `file<TAB>size<TAB>shorter side or "direct"<TAB>filter<TAB>sha256 of the input`;
+and for every JPEG the file `<name>.png` with Pillow's pixels, since decoders may differ there.
+"""
+import argparse
+import hashlib
+import io
+import pathlib
+import struct
+import zlib
+
+import numpy as np
+import timm.data
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+FILTERS = {"bicubic": InterpolationMode.BICUBIC, "bilinear": InterpolationMode.BILINEAR}
+# size, shorter side (None: direct), filter; Microsoft, timm, torchvision (V1 tiny, V2 base), Hugging Face, and three
+# that no family uses: bilinear, a crop larger than the resized image, and one small enough to shrink the fixtures.
+TRANSFORMS = [
+    (224, 256, "bicubic"),
+    (224, 248, "bicubic"),
+    (224, 232, "bicubic"),
+    (256, 272, "bicubic"),
+    (224, None, "bicubic"),
+    (65, 80, "bilinear"),
+    (48, 33, "bicubic"),
+    (16, None, "bicubic"),
+]
+
+
+def sha(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def network_input(image, size, shorter, name):
+    """u8 [size, size, 3], by the library whose convention it is."""
+    if shorter is None:
+        return np.asarray(image.resize((size, size), Image.Resampling[name.upper()]))
+    if (size, shorter) == (224, 248):
+        chain = timm.data.create_transform(size, interpolation=name, crop_pct=0.9)
+        assert type(chain.transforms[0]).__name__ == "Resize" and chain.transforms[0].size == 248, chain
+        return np.asarray(chain.transforms[1](chain.transforms[0](image)))
+    image = F.center_crop(transforms.Resize(shorter, FILTERS[name])(image), [size, size])
+    return np.asarray(image)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def adam7(rows, width, height, bits):
+    """Filter-less interlaced scan lines of `rows` (a list of lists of pixels, each an int of `bits` bits)."""
+    out = b""
+    for x0, y0, dx, dy in [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]:
+        for y in range(y0, height, dy):
+            pixels = rows[y][x0::dx]
+            if pixels:
+                text = "".join(format(p, f"0{bits}b") for p in pixels)
+                text += "0" * (-len(text) % 8)
+                out += b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
+    return out
+
+
+def raw_png(rng, width, height, depth, color, interlaced=False, palette=0, transparent=b""):
+    """A PNG of random pixels of any colour type and depth, written by hand: Pillow cannot write them all."""
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
+    bits = depth * channels
+    limit = palette if color == 3 else 1 << bits
+    rows = [[int.from_bytes(rng.bytes(8), "big") % limit for _ in range(width)] for _ in range(height)]
+    if interlaced:
+        data = adam7(rows, width, height, bits)
+    else:
+        data = b""
+        for row in rows:
+            text = "".join(format(p, f"0{bits}b") for p in row)
+            text += "0" * (-len(text) % 8)
+            data += b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
+    head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, int(interlaced))
+    extra = chunk(b"PLTE", rng.bytes(3 * palette)) if palette else b""
+    extra += chunk(b"tRNS", transparent) if transparent else b""
+    body = chunk(b"IHDR", head) + extra + chunk(b"IDAT", zlib.compress(data, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def picture(rng, width, height, channels):
+    """Smooth gradients and blobs with some noise: what JPEG and resampling filters are made for."""
+    y, x = np.mgrid[0:height, 0:width]
+    planes = []
+    for _ in range(channels):
+        a, b, c, d = rng.uniform(-1, 1, 4)
+        wave = np.sin(x * a * 0.3 + b * 5) + np.cos(y * c * 0.3 + d * 5) + rng.normal(0, 0.15, x.shape)
+        edge = ((x * a + y * c) > (width * a + height * c) / 2) * 0.8
+        planes.append((wave + edge + 2) * 60)
+    return np.clip(np.stack(planes, -1), 0, 255).astype(np.uint8).squeeze()
+
+
+def pillow_png(rng, mode, width, height):
+    """A PNG of this Pillow mode."""
+    noise = lambda channels: rng.integers(0, 256, (height, width, channels), dtype=np.uint8).squeeze(-1 if channels == 1 else ())
+    if mode == "1":
+        image = Image.fromarray((noise(1) > 127).astype(np.uint8) * 255).convert("1")
+    elif mode == "P":
+        image = Image.fromarray(noise(3)).quantize(200)
+    elif mode == "PA":
+        image = Image.fromarray(noise(1)).convert("P")
+        image.info["transparency"] = bytes(range(256))
+    elif mode == "I;16":
+        values = rng.integers(0, 65536, (height, width)) >> rng.integers(0, 12)
+        image = Image.fromarray(values.astype(np.uint16))
+    else:
+        array = noise({"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}[mode])
+        image = Image.fromarray(array, mode=mode) if mode == "LA" else Image.fromarray(array)
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def jpeg(rng, width, height, channels, **options):
+    ycck = options.pop("ycck", False)
+    array = picture(rng, width, height, channels).reshape(height, width, -1).squeeze(-1 if channels == 1 else ())
+    image = Image.fromarray(array, mode="CMYK") if channels == 4 else Image.fromarray(array)
+    out = io.BytesIO()
+    image.save(out, "JPEG", **{"quality": 90, **options})
+    data = out.getvalue()
+    if ycck:  # The same samples declared as YCCK by the Adobe segment's transform byte.
+        at = data.index(b"Adobe") + 11
+        data = data[:at] + b"\2" + data[at + 1 :]
+    return data
+
+
+def small(rng):
+    yield from {
+        "grey.png": pillow_png(rng, "L", 7, 5),
+        "grey_alpha.png": pillow_png(rng, "LA", 5, 9),
+        "rgb.png": pillow_png(rng, "RGB", 31, 17),
+        "rgb_portrait.png": pillow_png(rng, "RGB", 13, 40),
+        "rgb_is_256.png": pillow_png(rng, "RGB", 256, 3),
+        "rgba.png": pillow_png(rng, "RGBA", 11, 12),
+        "palette.png": pillow_png(rng, "P", 12, 7),
+        "palette_alpha.png": pillow_png(rng, "PA", 9, 9),
+        "bilevel.png": pillow_png(rng, "1", 19, 6),
+        "grey16.png": pillow_png(rng, "I;16", 8, 8),
+        "one_pixel.png": pillow_png(rng, "RGB", 1, 1),
+        "thin.png": pillow_png(rng, "RGB", 1, 23),
+        "flat.png": pillow_png(rng, "L", 400, 1),
+        "grey2.png": raw_png(rng, 9, 5, 2, 0, transparent=b"\0\1"),
+        "grey4.png": raw_png(rng, 5, 5, 4, 0),
+        "rgb16.png": raw_png(rng, 6, 4, 16, 2),
+        "grey_alpha16.png": raw_png(rng, 4, 6, 16, 4),
+        "rgba16_interlaced.png": raw_png(rng, 9, 10, 16, 6, interlaced=True),
+        "palette2_interlaced.png": raw_png(rng, 11, 13, 2, 3, interlaced=True, palette=4),
+        "palette4_short.png": raw_png(rng, 6, 6, 4, 3, palette=11, transparent=b"\x10\x80"),
+        "bilevel_interlaced.png": raw_png(rng, 17, 3, 1, 0, interlaced=True),
+        "rgb_transparent.png": raw_png(rng, 5, 7, 8, 2, transparent=b"\0\1\0\2\0\3"),
+        "grey.jpg": jpeg(rng, 33, 21, 1),
+        "rgb444.jpg": jpeg(rng, 40, 31, 3, subsampling="4:4:4"),
+        "rgb422.jpg": jpeg(rng, 37, 30, 3, subsampling="4:2:2"),
+        "rgb420.jpg": jpeg(rng, 51, 47, 3, subsampling="4:2:0"),
+        "progressive.jpg": jpeg(rng, 45, 35, 3, progressive=True),
+        "restart.jpg": jpeg(rng, 64, 40, 3, restart_marker_blocks=2),
+        "stored_rgb.jpg": jpeg(rng, 20, 20, 3, keep_rgb=True),
+        "cmyk.jpg": jpeg(rng, 24, 17, 4),
+        "ycck.jpg": jpeg(rng, 24, 17, 4, ycck=True),
+    }.items()
+
+
+def large(rng):
+    modes = ["L", "LA", "RGB", "RGBA", "P", "PA", "1", "I;16"]
+    raw = [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (8, 4), (16, 4), (8, 6), (16, 6)]
+    edges = [(1, 1), (1, 700), (700, 1), (2, 500), (500, 375), (375, 500), (224, 224), (256, 256), (257, 255), (699, 499)]
+    for index in range(200):
+        width, height = edges[index] if index < len(edges) else (int(rng.integers(1, 701)), int(rng.integers(1, 501)))
+        kind = index % 5
+        if kind == 4:
+            options = [
+                {"subsampling": "4:2:0"}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}, {"progressive": True},
+            ][index // 5 % 4]
+            channels = [3, 1, 4, 3, 4][index // 5 % 5]
+            options = {} if channels == 1 else options
+            ycck = channels == 4 and index % 2 == 0
+            yield f"{index:03}.jpg", jpeg(rng, width, height, channels, ycck=ycck, **options)
+        elif kind == 3:
+            depth, color = raw[index // 5 % len(raw)]
+            width, height = min(width, 150), min(height, 150)
+            yield f"{index:03}_raw.png", raw_png(rng, width, height, depth, color, interlaced=index % 2 == 0)
+        else:
+            yield f"{index:03}.png", pillow_png(rng, modes[index % len(modes)], width, height)
+
+
+def write(folder, images):
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels, inputs = [], []
+    for name, data in images:
+        (folder / name).write_bytes(data)
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        if name.endswith(".jpg"):
+            image.save(folder / f"{name}.png", optimize=True)
+        else:
+            pixels.append(f"{name}\t{image.width}\t{image.height}\t{sha(np.asarray(image))}\n")
+        for size, shorter, filter_name in TRANSFORMS:
+            digest = sha(network_input(image, size, shorter, filter_name))
+            inputs.append(f"{name}\t{size}\t{shorter or 'direct'}\t{filter_name}\t{digest}\n")
+    (folder / "pixels.tsv").write_text("".join(pixels))
+    (folder / "inputs.tsv").write_text("".join(inputs))
+    print(f"{folder}: {len(pixels)} PNG, {len(inputs)} inputs")
+
+
+def dump_pillow(source, target):
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if path.suffix.lower() in (".jpg", ".jpeg"):
+            Image.open(path).convert("RGB").save(target / f"{path.name}.png", compress_level=1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", type=pathlib.Path)
+    parser.add_argument("--pillow", type=pathlib.Path, nargs=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.pillow:
+        dump_pillow(*arguments.pillow)
+    elif arguments.large:
+        write(arguments.large, large(np.random.default_rng(20)))
+    else:
+        write(pathlib.Path(__file__).parent / "fixtures", small(np.random.default_rng(7)))
+
+
+if __name__ == "__main__":
+    main()
