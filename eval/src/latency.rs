@@ -39,13 +39,18 @@ impl Latency {
     /// From the times of runs in milliseconds, in the order measured.
     ///
     /// # Errors
-    /// [`EvalError::Samples`] if there is none, or one is negative or not finite.
+    /// [`EvalError::Samples`] if there is none, one is negative or not finite, or all are 0.
     pub fn from_samples(samples_ms: Vec<f64>) -> Result<Latency, EvalError> {
         if samples_ms.is_empty() {
             return Err(EvalError::Samples { problem: "there are none".to_owned() });
         }
         if let Some(bad) = samples_ms.iter().find(|ms| !(ms.is_finite() && **ms >= 0.0)) {
             return Err(EvalError::Samples { problem: format!("{bad} ms is no duration") });
+        }
+        if samples_ms.iter().all(|&ms| ms == 0.0) {
+            return Err(EvalError::Samples {
+                problem: "all are 0; measure a step that takes time".to_owned(),
+            });
         }
         let mut sorted_ms = samples_ms.clone();
         sorted_ms.sort_by(f64::total_cmp);

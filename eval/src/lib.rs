@@ -22,6 +22,7 @@ pub mod error;
 pub mod fidelity;
 pub mod interval;
 pub mod latency;
+pub mod report;
 pub mod results;
 pub mod text;
 
@@ -34,6 +35,7 @@ pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved};
+pub use report::{RangeHistogram, ReportExtras, html};
 pub use results::{
     DataInfo, ModelResult, Precision, Results, SCHEMA, SiteResult, Stats, read_results, write_results,
 };

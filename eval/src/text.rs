@@ -39,21 +39,17 @@ pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> Strin
 /// A column of a table: its header and what a model (against the baseline) shows in it, where it has it.
 pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> Option<String> + 'a>);
 
-/// One table of accuracy and size and, where measured, one of latency; a row per model in Markdown. The first model
-/// is the baseline: the others show their difference to it, as in `80.748(-0.434)`. Columns that no model has are
-/// left out, and what one model lacks is `-`.
+/// A table of accuracy and, where any of it is known, one of speed and size; a row per model, in Markdown. The first
+/// model is the baseline: the others show their difference to it, as in `80.748(-0.434)`. Columns that no model has
+/// are left out, and what one model lacks is `-`.
 pub fn table(results: &Results) -> String {
-    let mut text = markdown(results, accuracy_columns());
-    let speed = markdown(results, speed_columns(results));
-    if !results.batch_sizes().is_empty() {
-        text.push('\n');
-        text.push_str(&speed);
-    }
-    text
+    let accuracy = cells(results, accuracy_columns());
+    let speed = cells(results, speed_columns(results));
+    let known = [accuracy, speed].into_iter().filter(|(header, _)| header.len() > 1);
+    known.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n")
 }
 
-fn markdown(results: &Results, columns: Vec<Column<'_>>) -> String {
-    let (header, rows) = cells(results, columns);
+fn markdown(header: Vec<String>, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header).add_rows(rows);
     for column in table.column_iter_mut().skip(1) {
@@ -84,7 +80,7 @@ fn column<'a>(name: &str, show: impl Fn(&ModelResult, &ModelResult) -> Option<St
     (name.to_owned(), Box::new(show))
 }
 
-/// Accuracy, closeness, size and memory.
+/// Accuracy and closeness to the baseline.
 pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
     vec![
         column("Acc@1", |base, model| with_delta(base, model, ModelResult::top1_percent)),
@@ -97,13 +93,10 @@ pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
         column("agreement", |_, model| model.agreement.map(|share| format!("{:.3} %", 100.0 * share))),
         column("SQNR", |_, model| model.sqnr_db.map(decibels)),
         column("cosine", |_, model| model.cosine.map(|cosine| format!("{cosine:.6}"))),
-        column("INT8 MACs", |_, model| model.int8_share.map(|share| format!("{:.1} %", 100.0 * share))),
-        column("size", |_, model| model.size_bytes.map(mebibytes)),
-        column("peak memory", |_, model| model.peak_memory_bytes.map(mebibytes)),
     ]
 }
 
-/// Median latency and speed-up by batch size, and the best throughput.
+/// Median latency and speed-up by batch size, the best throughput, size and memory.
 pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
     let mut columns = Vec::new();
     for batch in results.batch_sizes() {
@@ -119,6 +112,11 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
         let best = model.throughput_ips.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
         Some(format!("{:.1} @ {}", best.1, best.0))
     }));
+    columns.extend([
+        column("INT8 MACs", |_, model| model.int8_share.map(|share| format!("{:.1} %", 100.0 * share))),
+        column("size", |_, model| model.size_bytes.map(mebibytes)),
+        column("peak memory", |_, model| model.peak_memory_bytes.map(mebibytes)),
+    ]);
     columns
 }
 

@@ -1,0 +1,140 @@
+//! The JSON: its keys, what is absent, round trips, and what is refused.
+
+mod common;
+
+use serde_json::{Value, json};
+use swinq_eval::{
+    DataInfo, Environment, EvalError, ModelResult, Precision, Results, SCHEMA, read_results, write_results,
+};
+use swinq_model::Transform;
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_documented_layout() {
+    let mut results = common::results();
+    results.data = Some(DataInfo {
+        path: "imagenet".to_owned(),
+        split: Some("val".to_owned()),
+        transform: Some(Transform::microsoft(224, true)),
+        ..DataInfo::default()
+    });
+    let json = serde_json::to_value(&results).unwrap();
+    assert_eq!(keys(&json), ["data", "environment", "models", "schema"]);
+    assert_eq!(json["schema"], 1);
+    let int8 = &json["models"][1];
+    let documented = [
+        "name",
+        "precision",
+        "backend",
+        "images",
+        "top1_correct",
+        "top5_correct",
+        "agreement",
+        "sqnr_db",
+        "latency_ms",
+        "throughput_ips",
+        "peak_memory_bytes",
+        "size_bytes",
+        "sites",
+    ];
+    for key in documented {
+        assert!(!int8[key].is_null(), "{key}");
+    }
+    assert_eq!((&int8["precision"], &int8["backend"]), (&json!("int8"), &json!("cpu")));
+    assert_eq!((&int8["top1_correct"], &int8["images"]), (&json!(40_374), &json!(50_000)));
+    assert_eq!(keys(&int8["latency_ms"]), ["1", "32", "8"]);
+    assert_eq!(keys(&int8["latency_ms"]["8"]), ["max", "mean", "median", "min", "p90", "p95", "p99", "runs"]);
+    let quantized = int8["sites"].as_array().unwrap().iter().find(|site| !site["scale"].is_null()).unwrap();
+    assert_eq!(keys(quantized), ["enabled", "kind", "scale", "site", "sqnr_db"]);
+    assert_eq!((&quantized["enabled"], &quantized["kind"]), (&json!(true), &json!("s8")));
+    let off = int8["sites"].as_array().unwrap().iter().find(|site| site["enabled"] == false).unwrap();
+    assert_eq!(keys(off), ["enabled", "kind", "reason", "site"]);
+    assert_eq!(json["data"]["transform"]["family"], "ms");
+}
+
+#[test]
+fn what_was_not_measured_is_absent() {
+    let mut results = Results::new(Environment::default());
+    results.models.push(ModelResult::new("m", Precision::Fp16, "cuda"));
+    let json = serde_json::to_value(&results).unwrap();
+    assert_eq!(json["models"][0], json!({"name": "m", "precision": "fp16", "backend": "cuda"}));
+    assert_eq!(json["environment"], json!({"swinq": "", "os": "", "arch": "", "threads": 0, "time": ""}));
+    assert_eq!(keys(&json), ["environment", "models", "schema"]);
+    assert_eq!(serde_json::from_value::<Results>(json).unwrap(), results);
+}
+
+#[test]
+fn files_round_trip() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.json");
+    let mut results = common::results();
+    results.models[1].sqnr_db = Some(f64::INFINITY);
+    results.models[2].sqnr_db = Some(f64::NEG_INFINITY);
+    results.notes = vec!["a note".to_owned()];
+    write_results(&path, &results).unwrap();
+    assert_eq!(read_results(&path).unwrap(), results);
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(
+        (&json["models"][1]["sqnr_db"], &json["models"][2]["sqnr_db"]),
+        (&json!("inf"), &json!("-inf"))
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// A way to break results, and the field that the error must name.
+type Break = (&'static str, fn(&mut Results));
+
+const BROKEN: [Break; 11] = [
+    ("schema", |r| r.schema = SCHEMA + 1),
+    ("models[1].top1_correct", |r| r.models[1].top1_correct = Some(50_001)),
+    ("models[1].top5_correct", |r| r.models[1].top5_correct = Some(40_000)),
+    ("models[0].top1_correct", |r| r.models[0].images = None),
+    ("models[2].agreement", |r| r.models[2].agreement = Some(95.3)),
+    ("models[2].agreement", |r| r.models[2].agreement = Some(f64::NAN)),
+    ("models[1].sqnr_db", |r| r.models[1].sqnr_db = Some(f64::NAN)),
+    ("models[0].latency_ms.8.mean", |r| r.models[0].latency_ms.get_mut(&8).unwrap().mean = f64::INFINITY),
+    ("models[0].latency_ms.8", |r| r.models[0].latency_ms.get_mut(&8).unwrap().p99 = 0.0),
+    ("models[0].throughput_ips.1", |r| *r.models[0].throughput_ips.get_mut(&1).unwrap() = -1.0),
+    ("models[1].sites[patch_embed.proj.input].scale", |r| r.models[1].sites[0].scale = Some(0.0)),
+];
+
+#[test]
+fn figures_that_cannot_be_are_neither_written_nor_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.json");
+    for (expected, spoil) in BROKEN {
+        let mut results = common::results();
+        spoil(&mut results);
+        match write_results(&path, &results).unwrap_err() {
+            EvalError::Results { field, .. } => assert_eq!(field, expected),
+            other => panic!("{expected}: {other}"),
+        }
+        assert!(!path.exists(), "{expected}");
+        // JSON has no NaN and no infinity (serde_json writes null): absent or unreadable, but never taken as good.
+        std::fs::write(&path, serde_json::to_string(&results).unwrap()).unwrap();
+        if let Ok(read) = read_results(&path) {
+            assert_ne!(read, results, "{expected}");
+            read.check().unwrap();
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn other_files_are_refused_with_their_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.json");
+    for text in ["", "[]", "{\"schema\": 1}", "{\"schema\": 1, \"models\": [], \"environment\": 3}"] {
+        std::fs::write(&path, text).unwrap();
+        let error = read_results(&path).unwrap_err();
+        assert!(matches!(error, EvalError::File { .. }), "{text}: {error}");
+        assert!(error.to_string().contains("other.json"), "{error}");
+    }
+    let missing = folder.path().join("missing.json");
+    assert!(matches!(read_results(&missing), Err(EvalError::Io { .. })));
+    let bad = json!({"name": "m", "precision": "int8", "backend": "cpu", "sqnr_db": "loud"});
+    assert!(serde_json::from_value::<ModelResult>(bad).unwrap_err().to_string().contains("loud"));
+}

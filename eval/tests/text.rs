@@ -1,0 +1,123 @@
+//! The lines and tables that people grep, character for character, and the comparison of runs.
+
+mod common;
+
+use swinq_eval::{Accuracy, Latency, acc_line, compare, performance_summary, table};
+
+#[test]
+fn the_accuracy_line() {
+    let line =
+        |top1_correct, top5_correct| acc_line(&Accuracy { images: 50_000, top1_correct, top5_correct });
+    assert_eq!(line(40_591, 47_761), " * Acc@1 81.182 Acc@5 95.522");
+    assert_eq!(line(0, 50_000), " * Acc@1 0.000 Acc@5 100.000");
+}
+
+#[test]
+fn the_performance_summary() {
+    let latency = Latency::from_samples((1..=11).map(|i| f64::from(i) * 2.0).collect()).unwrap();
+    let expected = "\
+=== Performance summary ===
+Model: swin_t (int8, cpu), batch size 8, 11 runs
+Throughput: 83.3333 qps
+Latency: min = 2.000000 ms, max = 22.000000 ms, mean = 12.000000 ms, median = 12.000000 ms, percentile(90%) = 20.000000 ms, percentile(95%) = 21.000000 ms, percentile(99%) = 21.800000 ms
+Total Host Walltime: 0.13200 s
+Images per second: 666.67
+";
+    assert_eq!(performance_summary("swin_t (int8, cpu)", 8, &latency), expected);
+}
+
+#[test]
+fn the_table_shows_differences_to_the_first_model() {
+    let mut results = common::results();
+    let text = table(&results);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[0].split_whitespace().collect::<Vec<_>>().join(" "),
+        "| model | Acc@1 | 95 % interval | Acc@5 | images | agreement | SQNR | cosine |"
+    );
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    assert_eq!(
+        cells(lines[2])[1..9],
+        ["swin_t.pth (fp32, cpu)", "81.182", "-", "95.522", "50000", "-", "-", "-"]
+    );
+    assert_eq!(
+        cells(lines[3])[1..9],
+        [
+            "swin_t-default.safetensors (int8, cpu)",
+            "80.748(-0.434)",
+            "[-0.612, -0.256]",
+            "95.522(+0.000)",
+            "50000",
+            "95.330 %",
+            "31.27 dB",
+            "0.999620"
+        ]
+    );
+    assert_eq!(lines[5], "");
+    assert_eq!(
+        lines[6].split_whitespace().collect::<Vec<_>>().join(" "),
+        "| model | median ms @ 1 | median ms @ 8 | median ms @ 32 | best images/s | INT8 MACs | size | peak memory |"
+    );
+    assert_eq!(cells(lines[8])[6..9], ["-", "113.0 MiB", "512.0 MiB"]);
+    assert!(cells(lines[9])[2].ends_with("(2.36x)"), "{}", lines[9]);
+
+    // What no model has is no column, and what is infinite says so.
+    for model in &mut results.models {
+        (model.agreement, model.sqnr_db) = (None, Some(f64::INFINITY));
+        model.latency_ms.clear();
+    }
+    let text = table(&results);
+    assert!(!text.contains("agreement") && !text.contains("median ms") && text.contains("inf dB"), "{text}");
+    results.models.clear();
+    assert_eq!(table(&results), "");
+}
+
+#[test]
+fn comparing_a_run_with_itself_finds_nothing() {
+    let results = common::results();
+    let text = compare(&results, &results);
+    assert!(!text.contains("differs") && !text.contains("differ:") && !text.contains("only in"), "{text}");
+    for line in text.lines().filter(|line| line.starts_with("| ") && !line.contains("| change")) {
+        assert!(line.ends_with(" 0 |"), "{line}");
+    }
+    assert!(text.contains("Acc@1") && text.contains("median ms @ 32"));
+}
+
+#[test]
+fn comparing_names_what_changed() {
+    let a = common::results();
+    let mut b = a.clone();
+    b.environment.cpu = Some("another".to_owned());
+    b.models[0].name = "renamed.pth".to_owned();
+    b.models[1].top1_correct = Some(40_474);
+    b.models[1].latency_ms.get_mut(&8).unwrap().median /= 2.0;
+    b.models[1].sqnr_db = Some(f64::INFINITY);
+    let site = b.models[1].sites.iter_mut().find(|site| site.scale.is_some()).unwrap();
+    site.enabled = false;
+    site.scale = None;
+    let name = site.site.clone();
+    for site in &mut b.models[2].sites {
+        site.sqnr_db = None;
+    }
+    let text = compare(&a, &b);
+    let row = |start: &str| {
+        let line =
+            text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"));
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(
+        text.contains("processor differs: ") && text.contains("-> another; latencies cannot be compared")
+    );
+    assert!(text.contains("swin_t.pth (fp32, cpu): only in the first run"), "{text}");
+    assert!(text.contains("renamed.pth (fp32, cpu): only in the second run"), "{text}");
+    assert_eq!(row("| Acc@1"), "| Acc@1 | 80.748 | 80.948 | +0.200 |");
+    assert!(row("| median ms @ 8").ends_with("| -50.0 % |"));
+    assert_eq!(row("| SQNR dB"), "| SQNR dB | 31.27 | inf | +inf |");
+    assert!(text.contains("1 sites differ:\n"), "{text}");
+    assert!(row(&format!("  {name}:")).contains("on -> off, scale 0.0"), "{text}");
+    assert!(text.contains("\n  and ") && text.contains(" more\n"), "{text}");
+
+    let mut other_data = a.clone();
+    other_data.data = Some(swinq_eval::DataInfo { sha256: Some("ab".to_owned()), ..Default::default() });
+    assert!(compare(&a, &other_data).contains("accuracies cannot be compared"));
+}
