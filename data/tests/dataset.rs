@@ -1,0 +1,320 @@
+//! Layouts on disk, their errors, and the loader.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use swinq_data::{DataError, Dataset, Layout, Loader, LoaderOptions, Split};
+use swinq_model::{Batch, BatchSource, Resize, Transform};
+use tempfile::TempDir;
+use zip::CompressionMethod;
+use zip::write::SimpleFileOptions;
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn put(root: &Path, name: &str, bytes: &[u8]) {
+    let path = root.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+/// A folder with these files, all of them the same image.
+fn folder(names: &[&str]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for name in names {
+        put(root.path(), name, &fixture("rgb.png"));
+    }
+    root
+}
+
+fn open(root: &Path, split: Split) -> Result<Dataset, DataError> {
+    Dataset::open(root, split)
+}
+
+fn names(dataset: &Dataset) -> Vec<String> {
+    (0..dataset.len()).map(|i| dataset.name(i)).collect()
+}
+
+fn labels(dataset: &Dataset) -> Vec<Option<u32>> {
+    (0..dataset.len()).map(|i| dataset.label(i)).collect()
+}
+
+/// The official layout: `val.zip` with the members given (odd ones deflated), and its map.
+fn zip_layout(members: &[(&str, Vec<u8>)], map: &str) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let mut zip = zip::ZipWriter::new(fs::File::create(root.path().join("val.zip")).unwrap());
+    for (index, (name, bytes)) in members.iter().enumerate() {
+        let method = if index % 2 == 0 { CompressionMethod::Stored } else { CompressionMethod::Deflated };
+        zip.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap();
+    put(root.path(), "val_map.txt", map.as_bytes());
+    root
+}
+
+fn message(result: Result<Dataset, DataError>) -> String {
+    result.err().expect("this must be refused").to_string()
+}
+
+#[test]
+fn a_folder_per_class() {
+    let root =
+        folder(&["val/b/2.png", "val/b/deep/1.PNG", "val/a/x.png", "val/.cache/y.png", "train/a/z.png"]);
+    put(root.path(), "val/a/notes.txt", b"no image");
+    let dataset = open(root.path(), Split::Val).unwrap();
+    assert_eq!(dataset.layout(), Layout::ImageFolder);
+    assert_eq!(names(&dataset), ["val/a/x.png", "val/b/2.png", "val/b/deep/1.PNG"]);
+    assert_eq!(labels(&dataset), [Some(0), Some(1), Some(1)]);
+    assert_eq!((dataset.num_classes(), dataset.class_names().unwrap().len()), (Some(2), 2));
+    assert_eq!(dataset.decode(2).unwrap().width, 31);
+    assert!(dataset.describe().contains("3 images, 2 classes"), "{}", dataset.describe());
+    let direct = open(&root.path().join("val"), Split::Train).unwrap();
+    assert_eq!(names(&direct), ["a/x.png", "b/2.png", "b/deep/1.PNG"]);
+}
+
+#[test]
+fn folders_and_files_without_labels() {
+    let root = folder(&["2.png", "1.png", "readme.md"]);
+    let dataset = open(root.path(), Split::Val).unwrap();
+    assert_eq!(
+        (dataset.layout(), names(&dataset)),
+        (Layout::Flat, vec!["1.png".to_owned(), "2.png".to_owned()])
+    );
+    assert_eq!((dataset.has_labels(), dataset.num_classes(), dataset.label(0)), (false, None, None));
+    let file = root.path().join("readme.md");
+    let single = open(&file, Split::Val).unwrap();
+    assert_eq!((single.layout(), single.len()), (Layout::Files, 1));
+    assert_eq!(single.decode(0).unwrap().height, 17);
+    assert!(message(Dataset::from_files(&[])).contains("no image file"));
+    put(root.path(), "notes", b"text");
+    assert!(message(open(&root.path().join("notes"), Split::Val)).contains("neither an image"));
+}
+
+#[test]
+fn lists_with_and_without_classes() {
+    let root = folder(&["images/a b.png", "images/c.png"]);
+    put(root.path(), "list.txt", b"images/c.png\t1\nimages/a b.png 0\n");
+    put(root.path(), "classes.txt", b"cat\ndog\nfox\n");
+    let dataset = open(&root.path().join("list.txt"), Split::Val).unwrap();
+    assert_eq!((dataset.layout(), labels(&dataset)), (Layout::List, vec![Some(1), Some(0)]));
+    assert_eq!((dataset.num_classes(), &dataset.class_names().unwrap()[2][..]), (Some(3), "fox"));
+    assert_eq!(dataset.decode(1).unwrap().width, 31);
+    put(root.path(), "classes.txt", b"cat\n");
+    assert!(message(open(&root.path().join("list.txt"), Split::Val)).contains("labels go up to 1"));
+    put(root.path(), "plain.txt", b"images/c.png\nimages/gone.png\n");
+    let text = message(open(&root.path().join("plain.txt"), Split::Val));
+    assert!(text.contains("1 of 2") && text.contains("images/gone.png"), "{text}");
+}
+
+#[test]
+fn missing_things_say_what_was_looked_for() {
+    let empty = tempfile::tempdir().unwrap();
+    assert!(message(open(empty.path(), Split::Val)).contains("looked for"));
+    let only_train = folder(&["train/a/1.png"]);
+    let text = message(open(only_train.path(), Split::Val));
+    assert!(text.contains("split `val` is missing") && text.contains("val_map.txt"), "{text}");
+    let hollow = folder(&["val/a/1.png"]);
+    fs::create_dir(hollow.path().join("val/b")).unwrap();
+    let text = message(open(hollow.path(), Split::Val));
+    assert!(text.contains("1 of 2 class folders") && text.contains(": b"), "{text}");
+    let mixed = folder(&["1.png", "a/2.png"]);
+    assert!(message(open(mixed.path(), Split::Val)).contains("1 images lie beside 1 folders"));
+    let unmapped = zip_layout(&[("a.png", fixture("rgb.png"))], "");
+    fs::remove_file(unmapped.path().join("val_map.txt")).unwrap();
+    assert!(message(open(unmapped.path(), Split::Val)).contains("val_map.txt"));
+    assert!(matches!(open(Path::new("/no/such/place"), Split::Val), Err(DataError::Io { .. })));
+}
+
+#[test]
+fn zip_archives_are_read_by_many_threads() {
+    let files = ["rgb.png", "grey.jpg", "rgba.png", "rgb420.jpg"];
+    let members: Vec<(&str, Vec<u8>)> = files.iter().map(|&name| (name, fixture(name))).collect();
+    let root = zip_layout(&members, "rgba.png\t2\nrgb.png\t0\nrgb420.jpg\t1\ngrey.jpg\t0\n");
+    for path in [root.path().to_owned(), root.path().join("val.zip"), root.path().join("val_map.txt")] {
+        let dataset = open(&path, Split::Val).unwrap();
+        assert_eq!(dataset.layout(), Layout::Zip);
+        assert_eq!(dataset.name(0), "val.zip@/rgba.png");
+        assert_eq!(labels(&dataset), [Some(2), Some(0), Some(1), Some(0)]);
+        assert_eq!(dataset.num_classes(), Some(3));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let dataset = &dataset;
+                scope.spawn(move || {
+                    for i in (0..40).map(|k| (k + thread) % 4) {
+                        let file = ["rgba.png", "rgb.png", "rgb420.jpg", "grey.jpg"][i];
+                        assert_eq!(dataset.read(i).unwrap(), fixture(file));
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_map_must_match_its_archive() {
+    let root = zip_layout(&[("val/a.png", fixture("rgb.png"))], "a.png\t0\nb.png\t1\n");
+    let text = message(open(root.path(), Split::Val));
+    for part in ["2 of 2", "a.png, b.png", "the archive has, for example, val/a.png"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn damaged_archives_and_members_are_located() {
+    let members =
+        [("a.png", fixture("rgb.png")), ("b.png", fixture("rgba.png")), ("c.jpg", b"junk".to_vec())];
+    let root = zip_layout(&members, "a.png\t0\nb.png\t1\nc.jpg\t0\n");
+    let path = root.path().join("val.zip");
+    let whole = fs::read(&path).unwrap();
+    let dataset = open(root.path(), Split::Val).unwrap();
+    let text = dataset.decode(2).unwrap_err().to_string();
+    assert!(
+        text.contains("val.zip@/c.jpg (local header at byte ") && text.contains("not an image"),
+        "{text}"
+    );
+
+    for length in [0, 10, whole.len() / 2, whole.len() - 5] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let text = message(open(root.path(), Split::Val));
+        assert!(text.contains("val.zip") && text.contains("cut short"), "{length}: {text}");
+    }
+    // A flipped byte inside the first, stored member: its checksum tells.
+    let mut flipped = whole.clone();
+    flipped[200] ^= 1;
+    fs::write(&path, &flipped).unwrap();
+    let error = open(root.path(), Split::Val).unwrap().read(0).unwrap_err();
+    assert!(matches!(&error, DataError::Member { offset: 0, member, .. } if member == "a.png"), "{error}");
+}
+
+/// Any byte of an archive changed: opening and reading it works or is refused, with memory bounded by its content.
+#[test]
+fn mutated_archives_never_panic() {
+    let root = zip_layout(
+        &[("a.png", fixture("one_pixel.png")), ("b.png", fixture("grey.png"))],
+        "a.png\t0\nb.png\t1\n",
+    );
+    let path = root.path().join("val.zip");
+    let whole = fs::read(&path).unwrap();
+    let mut refused = 0;
+    for at in 0..whole.len() {
+        for value in [0x00, 0x7f, 0xff, whole[at] ^ 0x10] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            fs::write(&path, &bytes).unwrap();
+            match open(root.path(), Split::Val) {
+                Ok(dataset) => refused += (0..2).filter(|&i| dataset.decode(i).is_err()).count(),
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused > whole.len(), "{refused} refusals of {} bytes", whole.len());
+}
+
+fn small() -> Transform {
+    Transform { size: 16, resize: Resize::Direct, ..Transform::microsoft(16, true) }
+}
+
+/// 23 images of two classes, images 5 and 11 damaged.
+fn damaged_folder() -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for i in 0..23 {
+        let file = if i % 2 == 0 { "rgb.png" } else { "grey.png" };
+        let bytes = if [5, 11].contains(&i) { fixture(file)[..50].to_vec() } else { fixture(file) };
+        put(root.path(), &format!("val/{}/{i:02}.png", if i < 12 { "a" } else { "b" }), &bytes);
+    }
+    root
+}
+
+fn options(skip_corrupt: usize) -> LoaderOptions {
+    LoaderOptions { batch_size: 4, threads: 3, prefetch: 2, skip_corrupt }
+}
+
+fn loader(root: &TempDir, options: LoaderOptions) -> Loader {
+    let dataset = open(root.path(), Split::Val).unwrap();
+    let ids = dataset.sample(None, 0);
+    Loader::new(dataset, ids, small(), options)
+}
+
+#[test]
+fn batches_are_the_same_in_any_order_and_with_any_threads() {
+    let root = damaged_folder();
+    let mut reference = loader(&root, LoaderOptions { threads: 1, prefetch: 0, ..options(2) });
+    assert_eq!((reference.batches(), reference.images()), (6, 23));
+    let batches: Vec<Batch> = (0..6).map(|i| reference.batch(0, i).unwrap()).collect();
+    assert_eq!(batches.iter().flat_map(|b| b.ids.clone()).count(), 21);
+    assert_eq!(batches[1].ids, [4, 6, 7]);
+    assert_eq!(batches[1].labels, [0, 0, 0]);
+    assert_eq!(batches[3].labels, [1, 1, 1, 1]);
+    assert!(batches.iter().all(|b| b.pixels.len() == b.len() * 16 * 16 * 3));
+    assert_ne!(batches[0].pixels[..768], batches[0].pixels[768..1536]);
+    for threads in [0, 1, 2, 7] {
+        let mut loader = loader(&root, LoaderOptions { threads, prefetch: 3, ..options(2) });
+        for epoch in 0..2 {
+            for index in [0, 1, 2, 5, 0, 3, 3, 1, 4, 2] {
+                assert_eq!(loader.batch(epoch, index).unwrap(), batches[index], "{threads} {index}");
+            }
+        }
+        assert_eq!(loader.skipped().len(), 2);
+        assert!(loader.skipped()[0].contains("05.png"), "{:?}", loader.skipped());
+    }
+}
+
+#[test]
+fn corrupt_images_beyond_the_tolerance_are_errors() {
+    let root = damaged_folder();
+    let error = loader(&root, options(0)).batch(0, 1).unwrap_err().to_string();
+    assert!(error.contains("05.png") && error.contains("truncated"), "{error}");
+    let mut one = loader(&root, options(1));
+    assert_eq!(one.batch(0, 1).unwrap().ids, [4, 6, 7]);
+    assert_eq!(one.batch(1, 1).unwrap().ids, [4, 6, 7]);
+    let error = one.batch(0, 2).unwrap_err().to_string();
+    assert!(error.contains("11.png") && error.contains("1 corrupt images were skipped"), "{error}");
+    assert_eq!(one.batch(0, 3).unwrap().len(), 4);
+    assert!(one.batch(0, 6).unwrap_err().to_string().contains("beyond the epoch"));
+}
+
+#[test]
+fn a_file_that_vanishes_is_not_a_corrupt_image() {
+    let root = damaged_folder();
+    let mut loader = loader(&root, options(9));
+    fs::remove_file(root.path().join("val/b/22.png")).unwrap();
+    assert!(loader.batch(0, 5).unwrap_err().to_string().contains("22.png"));
+}
+
+#[test]
+fn dropping_a_loader_with_work_in_flight_returns() {
+    let root = damaged_folder();
+    for reads in [0, 1, 3] {
+        let mut loader = loader(&root, LoaderOptions { prefetch: 100, ..options(9) });
+        for index in 0..reads {
+            loader.batch(0, index).unwrap();
+        }
+    }
+}
+
+#[test]
+fn cifar10_opens_and_samples_evenly() {
+    let Some(data) = std::env::var_os("SWINQ_DATA").map(PathBuf::from) else {
+        eprintln!(
+            "SKIPPED: cifar10_opens_and_samples_evenly; set SWINQ_DATA to the folder that holds data/cifar10"
+        );
+        return;
+    };
+    let dataset = open(&data.join("data/cifar10"), Split::Train).unwrap();
+    assert_eq!((dataset.len(), dataset.num_classes(), dataset.layout()), (50_000, Some(10), Layout::Zip));
+    assert_eq!(dataset.class_names().unwrap()[9], "truck");
+    let ids = dataset.sample(Some(200), 1);
+    let mut loader =
+        Loader::new(dataset, ids.clone(), Transform::microsoft(32, true), LoaderOptions::default());
+    let mut counts = [0; 10];
+    for index in 0..loader.batches() {
+        let batch = loader.batch(0, index).unwrap();
+        assert_eq!(batch.ids, ids[index * 8..index * 8 + 8]);
+        batch.labels.iter().for_each(|&label| counts[label as usize] += 1);
+    }
+    assert_eq!(counts, [20; 10]);
+}

@@ -1,0 +1,103 @@
+//! Damaged, hostile and mutated image files: an error or a whole image, never a panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use swinq_data::{DecodeError, decode_image};
+
+fn fixtures() -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "png" || e == "jpg"));
+    paths.retain(|path| !path.to_string_lossy().ends_with(".jpg.png"));
+    paths.sort();
+    assert!(paths.len() > 25);
+    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    paths.iter().map(|path| (name(path), fs::read(path).unwrap())).collect()
+}
+
+/// Where in `png` the header's width starts: signature, length and type of the first chunk come before.
+const IHDR: usize = 16;
+
+/// `png` with other sizes in its header, and the header's checksum made right.
+fn claim_png(png: &[u8], width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = png.to_vec();
+    bytes[IHDR..IHDR + 4].copy_from_slice(&width.to_be_bytes());
+    bytes[IHDR + 4..IHDR + 8].copy_from_slice(&height.to_be_bytes());
+    let crc = crc32(&bytes[IHDR - 4..IHDR + 13]);
+    bytes[IHDR + 13..IHDR + 17].copy_from_slice(&crc.to_be_bytes());
+    bytes
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { (c >> 1) ^ 0xedb8_8320 } else { c >> 1 })
+    })
+}
+
+#[test]
+fn every_truncation_is_an_error() {
+    for (name, bytes) in fixtures() {
+        // A PNG is whole when its image data is; the 12 bytes of the end chunk and the data's checksum add nothing.
+        let end = if name.ends_with(".png") { bytes.len() - 20 } else { bytes.len() };
+        for length in 0..end {
+            assert!(decode_image(&bytes[..length]).is_err(), "{name} cut to {length} of {}", bytes.len());
+        }
+        assert!(decode_image(&bytes).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn claims_beyond_the_limit_are_refused_unread() {
+    let png = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rgb.png")).unwrap();
+    for (width, height) in [(100_000, 100_000), (0x7fff_ffff, 0x7fff_ffff), (178_956_971, 1)] {
+        let error = decode_image(&claim_png(&png, width, height)).unwrap_err();
+        assert!(matches!(error, DecodeError::TooLarge { .. }), "{width} x {height}: {error}");
+    }
+    assert!(matches!(decode_image(&claim_png(&png, 0, 5)), Err(DecodeError::Corrupt(_))));
+    let mut jpeg = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rgb444.jpg")).unwrap();
+    let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 5..frame + 9].fill(0xff);
+    let error = decode_image(&jpeg).unwrap_err();
+    assert!(matches!(error, DecodeError::TooLarge { width: 65_535, height: 65_535, .. }), "{error}");
+}
+
+#[test]
+fn a_jpeg_whose_scan_is_cut_but_ends_is_an_error() {
+    for (name, bytes) in fixtures().into_iter().filter(|(name, _)| name.ends_with(".jpg")) {
+        let scan = bytes.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap();
+        let mut cut = bytes[..scan + (bytes.len() - scan) / 2].to_vec();
+        cut.extend([0xff, 0xd9]);
+        assert!(decode_image(&cut).is_err(), "{name}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #[test]
+    fn mutations_decode_or_are_refused(
+        file in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let fixtures = fixtures();
+        let (_, bytes) = &fixtures[file.index(fixtures.len())];
+        let mut bytes = bytes.clone();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Ok(image) = decode_image(&bytes) {
+            prop_assert_eq!(image.pixels.len(), image.width * image.height * 3);
+        }
+    }
+
+    #[test]
+    fn any_bytes_after_a_magic_are_refused_or_decode(
+        jpeg in any::<bool>(), tail in prop::collection::vec(any::<u8>(), 0..300)
+    ) {
+        let mut bytes = if jpeg { vec![0xff, 0xd8, 0xff] } else { b"\x89PNG\r\n\x1a\n".to_vec() };
+        bytes.extend(tail);
+        prop_assert!(decode_image(&bytes).is_err());
+    }
+}
