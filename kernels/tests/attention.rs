@@ -1,0 +1,339 @@
+//! Conformance of window attention, for every implementation and every combination of sites.
+
+mod support;
+
+use support::{Rng, assert_codes_close, assert_varied, for_each_cpu, max_error, step};
+use swinq_kernels::{
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Pool, Probs, RowOut, RowStore, WindowAttention,
+    code_stride, reference,
+};
+
+/// Sizes, tables and input of one case.
+struct Case {
+    heads: usize,
+    d: usize,
+    n: usize,
+    windows: usize,
+    images: usize,
+    scale: f32,
+    bias: Vec<f32>,
+    regions: Option<Vec<u8>>,
+    /// q, k, v as f32, `[rows, 3 * heads * d]`.
+    x: Vec<f32>,
+}
+
+const Q: f32 = 0.031;
+const K: f32 = 0.027;
+const V: f32 = 0.02;
+
+/// Every site off.
+const FLOAT: AttentionQuant = AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float };
+
+/// q, k and v on.
+fn int8(probs: Probs) -> AttentionQuant {
+    AttentionQuant { q: Some(step(Q)), k: Some(step(K)), v: Some(step(V)), scores: None, probs }
+}
+
+impl Case {
+    fn new(heads: usize, d: usize, n: usize, windows: usize, images: usize) -> Case {
+        let mut rng = Rng((heads + 10 * d + 1000 * n + windows) as u64);
+        let regions = (windows > 1).then(|| {
+            // The first window is whole, the others are divided in various ways.
+            (0..windows * n).map(|i| if i < n { 7 } else { ((i % n) * (i / n) / n) as u8 % 4 }).collect()
+        });
+        let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
+        let bias = rng.floats(heads * n * n, 1.5);
+        Case { heads, d, n, windows, images, scale: 1.0 / (d as f32).sqrt(), bias, regions, x }
+    }
+
+    fn columns(&self) -> usize {
+        self.heads * self.d
+    }
+
+    fn op(&self, cpu: Cpu, quant: AttentionQuant, store: RowStore) -> WindowAttention {
+        let (heads, head_dim, tokens, windows) = (self.heads, self.d, self.n, self.windows);
+        let (bias, regions) = (&self.bias[..], self.regions.as_deref());
+        let scale = self.scale;
+        WindowAttention::new(
+            cpu,
+            AttentionSpec { heads, head_dim, tokens, windows, scale, bias, regions, quant, store },
+        )
+    }
+
+    /// The input as codes of the sites of `quant`, with 99 in the bytes of padding.
+    fn codes(&self, quant: &AttentionQuant) -> Vec<u8> {
+        let (wide, columns) = (3 * self.columns(), self.columns());
+        let mut codes = Vec::new();
+        for row in self.x.chunks_exact(wide) {
+            for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k, quant.v]) {
+                codes.extend(part.iter().map(|&x| site.unwrap().code(x).cast_unsigned() ^ 0x80));
+            }
+            codes.resize(codes.len().next_multiple_of(4), 99);
+        }
+        codes
+    }
+
+    fn run(&self, op: &WindowAttention, threads: usize, input: AttentionIn<'_>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; self.x.len() / 3];
+        op.run(&mut Pool::new(threads), self.images, input, RowOut::F32(&mut out));
+        out
+    }
+
+    /// Calls `each` with the operands of every window and head, its bias with the mask, and the index of each output.
+    fn units(&self, mut each: impl FnMut([Vec<f32>; 3], Vec<f32>, &dyn Fn(usize, usize) -> usize)) {
+        let (n, d, columns) = (self.n, self.d, self.columns());
+        for (window, head) in
+            (0..self.images * self.windows).flat_map(|w| (0..self.heads).map(move |h| (w, h)))
+        {
+            let at = |part: usize, i: usize, c: usize| {
+                self.x[(window * n + i) * 3 * columns + part * columns + head * d + c]
+            };
+            let qkv = [0, 1, 2].map(|part| (0..n * d).map(|i| at(part, i / d, i % d)).collect());
+            let mut bias = self.bias[head * n * n..][..n * n].to_vec();
+            if let Some(regions) = &self.regions {
+                let regions = &regions[window % self.windows * n..][..n];
+                for (i, bias) in bias.iter_mut().enumerate() {
+                    *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
+                }
+            }
+            each(qkv, bias, &|i, c| (window * n + i) * columns + head * d + c);
+        }
+    }
+
+    fn reference(&self, quant: &AttentionQuant) -> Vec<f32> {
+        let (n, d) = (self.n, self.d);
+        let mut out = vec![f32::NAN; self.x.len() / 3];
+        self.units(|[q, k, v], bias, index| {
+            let mut y = vec![0.0; n * d];
+            reference::attention_window(n, d, (&q, &k, &v), self.scale, &bias, quant, &mut y);
+            y.iter().enumerate().for_each(|(i, y)| out[index(i / d, i % d)] = *y);
+        });
+        out
+    }
+
+    /// Softmax attention in f64.
+    fn truth(&self) -> Vec<f64> {
+        let (n, d) = (self.n, self.d);
+        let mut out = vec![f64::NAN; self.x.len() / 3];
+        self.units(|[q, k, v], bias, index| {
+            for i in 0..n {
+                let dot = |j: usize| -> f64 {
+                    (0..d).map(|c| f64::from(q[i * d + c]) * f64::from(k[j * d + c])).sum()
+                };
+                let logit = |j| dot(j) * f64::from(self.scale) + f64::from(bias[i * n + j]);
+                let logits: Vec<f64> = (0..n).map(logit).collect();
+                let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let exps: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
+                let total: f64 = exps.iter().sum();
+                for c in 0..d {
+                    out[index(i, c)] = (0..n).map(|j| exps[j] * f64::from(v[j * d + c])).sum::<f64>() / total;
+                }
+            }
+        });
+        out
+    }
+}
+
+/// Swin's own sizes, and sizes about the edges of every tile.
+fn cases() -> Vec<Case> {
+    [
+        (3, 32, 49, 5, 1),
+        (1, 32, 144, 2, 1),
+        (2, 32, 64, 1, 2),
+        (2, 6, 7, 3, 1),
+        (3, 20, 17, 2, 2),
+        (1, 1, 1, 1, 1),
+        (1, 5, 3, 2, 1),
+        (2, 16, 16, 2, 1),
+        (1, 33, 15, 2, 1),
+        (1, 48, 33, 1, 1),
+        (1, 7, 9, 2, 0),
+    ]
+    .map(|(heads, d, n, windows, images)| Case::new(heads, d, n, windows, images))
+    .into()
+}
+
+/// Panics unless all but one row in a hundred (or one) equal the reference to rounding, and those differ by no more
+/// than a step of one probability does: one code that rounds the other way changes every channel of its row.
+fn assert_rows_close(case: &Case, got: &[f32], want: &[f32], one_step: f32, what: &str) {
+    let d = case.d;
+    let mut far = 0;
+    for (got, want) in got.chunks_exact(d).zip(want.chunks_exact(d)) {
+        let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(
+            got.iter().all(|y| y.is_finite()) && worst <= one_step,
+            "{what}: off by {worst}, {one_step} allowed"
+        );
+        far += usize::from(worst > 2e-5);
+    }
+    assert!(far <= 1.max(want.len() / d / 100), "{what}: {far} of {} rows differ", want.len() / d);
+    assert_varied(got, what);
+}
+
+#[test]
+fn f32_errors_are_within_twice_those_of_the_plain_definition() {
+    for_each_cpu(|cpu| {
+        for case in cases() {
+            let (truth, plain) = (case.truth(), case.reference(&FLOAT));
+            let bound = 2.0 * max_error(&plain, &truth) + 1e-6;
+            let op = case.op(cpu, FLOAT, RowStore::F32);
+            for threads in [1, 3] {
+                let got = case.run(&op, threads, AttentionIn::F32(&case.x));
+                let error = max_error(&got, &truth);
+                assert!(error <= bound, "{cpu:?} n {} d {}: {error:e} > {bound:e}", case.n, case.d);
+                assert_varied(&got, "attention");
+            }
+        }
+    });
+}
+
+#[test]
+fn integer_attention_is_the_references() {
+    for_each_cpu(|cpu| {
+        for case in cases() {
+            for scores in [None, Some(step(1.7))] {
+                for probs in [Probs::U8, Probs::S8(step(1.0 / 127.0))] {
+                    let quant = AttentionQuant { scores, ..int8(probs) };
+                    let what =
+                        format!("{cpu:?} n {} d {} {probs:?} scores {}", case.n, case.d, scores.is_some());
+                    let want = case.reference(&quant);
+                    let op = case.op(cpu, quant, RowStore::F32);
+                    let codes = case.codes(&quant);
+                    let got = case.run(&op, 2, AttentionIn::Codes(&codes));
+                    assert_rows_close(&case, &got, &want, 2.0 * 128.0 * V / 127.0, &what);
+                    let from_f32 = case.run(&op, 3, AttentionIn::F32(&case.x));
+                    assert_eq!(from_f32, got, "{what}: from f32");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn every_combination_of_sites_is_the_references() {
+    let pick = |on: bool, x: f32| on.then(|| step(x));
+    for_each_cpu(|cpu| {
+        for case in [Case::new(2, 32, 49, 2, 1), Case::new(1, 5, 11, 2, 1)] {
+            for bits in 0..16 {
+                for probs in [Probs::Float, Probs::U8, Probs::S8(step(0.6 / 127.0))] {
+                    let quant = AttentionQuant {
+                        q: pick(bits & 1 != 0, Q),
+                        k: pick(bits & 2 != 0, K),
+                        v: pick(bits & 4 != 0, V),
+                        scores: pick(bits & 8 != 0, 1.7),
+                        probs,
+                    };
+                    let what = format!("{cpu:?} n {} {quant:?}", case.n);
+                    let want = case.reference(&quant);
+                    // A score or a probability that rounds the other way.
+                    let one_step = if quant.scores.is_some() { 2.5 } else { 0.08 };
+                    let op = case.op(cpu, quant, RowStore::F32);
+                    assert_rows_close(
+                        &case,
+                        &case.run(&op, 2, AttentionIn::F32(&case.x)),
+                        &want,
+                        one_step,
+                        &what,
+                    );
+                    if bits & 7 == 7 {
+                        let codes = case.codes(&quant);
+                        let got = case.run(&op, 2, AttentionIn::Codes(&codes));
+                        assert_rows_close(&case, &got, &want, one_step, &what);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn results_are_quantized_where_the_projection_reads_them() {
+    for_each_cpu(|cpu| {
+        for case in cases() {
+            let quant = int8(Probs::U8);
+            let quantizer = step(0.012); // Small enough to clamp both ways.
+            let columns = case.columns();
+            let stride = code_stride(columns);
+            let mut want = Vec::new();
+            for row in case.reference(&quant).chunks_exact(columns) {
+                want.extend(row.iter().map(|&y| quantizer.code(y).cast_unsigned() ^ 0x80));
+                want.resize(want.len().next_multiple_of(4), 77);
+            }
+            let codes = case.codes(&quant);
+            let mut got = vec![77; want.len()];
+            assert_eq!(got.len(), case.images * case.windows * case.n * stride);
+            let op = case.op(cpu, quant, RowStore::Codes(quantizer));
+            op.run(&mut Pool::new(2), case.images, AttentionIn::Codes(&codes), RowOut::Codes(&mut got));
+            assert_codes_close(&got, &want, &format!("{cpu:?} n {} d {}", case.n, case.d));
+            let fake = case.op(cpu, quant, RowStore::Fake(quantizer));
+            let fake = case.run(&fake, 1, AttentionIn::Codes(&codes));
+            for (fake, got) in fake.chunks_exact(columns).zip(got.chunks_exact(stride)) {
+                let back = |c: &u8| f32::from((c ^ 0x80).cast_signed()) * quantizer.scale();
+                assert_eq!(fake, got[..columns].iter().map(back).collect::<Vec<_>>());
+            }
+        }
+    });
+}
+
+/// Where `exp` has no part, every implementation gives the reference's bits: rows of equal logits, and rows where one
+/// key takes all. Codes are the extremes, where a saturating product would show.
+#[test]
+fn without_exp_the_bits_are_the_references() {
+    for_each_cpu(|cpu| {
+        for one_hot in [false, true] {
+            let mut case = Case::new(2, 32, 49, 1, 1);
+            let n = case.n;
+            for (i, x) in case.x.iter_mut().enumerate() {
+                let extreme = if (i * 2_654_435_761) & 0x400 == 0 { 100.0 } else { -100.0 };
+                *x = if !one_hot && i % 192 < 64 { 0.0 } else { extreme };
+            }
+            for (i, bias) in case.bias.iter_mut().enumerate() {
+                *bias = if !one_hot {
+                    0.25
+                } else if i % n == i / n * 5 % n {
+                    5000.0
+                } else {
+                    -5000.0
+                };
+            }
+            let quant = int8(Probs::U8);
+            let codes = case.codes(&quant);
+            let got = case.run(&case.op(cpu, quant, RowStore::F32), 1, AttentionIn::Codes(&codes));
+            assert_eq!(got, case.reference(&quant), "{cpu:?} one hot {one_hot}");
+            assert_varied(&got, "attention");
+        }
+    });
+}
+
+/// Rows nearly flat, which is where normalising before rounding would lose most.
+#[test]
+fn flat_rows_keep_their_accuracy() {
+    for_each_cpu(|cpu| {
+        let mut case = Case::new(1, 32, 144, 1, 1);
+        case.bias.iter_mut().for_each(|b| *b *= 0.01);
+        case.x.iter_mut().enumerate().for_each(|(i, x)| *x *= if i % 96 < 64 { 0.02 } else { 0.5 });
+        let quant = AttentionQuant { q: Some(step(0.001)), k: Some(step(0.001)), ..int8(Probs::U8) };
+        let got = case.run(&case.op(cpu, quant, RowStore::F32), 2, AttentionIn::F32(&case.x));
+        let (truth, error) = (case.truth(), max_error(&got, &case.truth()));
+        let largest = truth.iter().fold(0.0_f64, |m, y| m.max(y.abs()));
+        assert!(error <= 0.05 * largest, "{cpu:?}: {error} of {largest}");
+    });
+}
+
+#[test]
+fn large_windows_and_many_heads() {
+    for_each_cpu(|cpu| {
+        let case = Case::new(1, 32, 576, 1, 1);
+        let quant = int8(Probs::U8);
+        let got = case.run(&case.op(cpu, quant, RowStore::F32), 2, AttentionIn::F32(&case.x));
+        assert_rows_close(&case, &got, &case.reference(&quant), 0.05, &format!("{cpu:?}"));
+    });
+}
+
+#[test]
+#[should_panic(expected = "codes need the scales of q, k and v")]
+fn codes_without_scales_are_refused() {
+    let case = Case::new(1, 4, 4, 1, 1);
+    let op = case.op(Cpu::available()[0], FLOAT, RowStore::F32);
+    case.run(&op, 1, AttentionIn::Codes(&[0; 48]));
+}

@@ -1,0 +1,222 @@
+//! Conformance of LayerNorm and the ops around it, for every implementation.
+
+mod support;
+
+use support::{Rng, assert_codes_close, assert_varied, for_each_cpu, max_error, step};
+use swinq_kernels::{
+    LayerNorm, MergeNorm, Pool, PooledNorm, RowMap, RowOut, RowStore, code_stride, reference,
+};
+
+const EPS: f32 = 1e-5;
+
+/// Gamma, beta and `rows` rows of `c` channels with means far from 0 and spreads that differ.
+fn case(c: usize, rows: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    let mut rng = Rng(c as u64 * 1000 + rows as u64);
+    let gamma: Vec<f32> = (0..c).map(|_| 1.0 + 0.3 * rng.float()).collect();
+    let beta = rng.floats(c, 0.5);
+    let mut x = Vec::new();
+    for row in 0..rows {
+        let (mean, spread) = (4.0 * rng.float(), [1.0, 0.01, 30.0][row % 3]);
+        x.extend(rng.floats(c, spread).iter().map(|v| v + mean));
+    }
+    (gamma, beta, x)
+}
+
+fn truth(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+    let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+    let inverse = 1.0 / (variance + f64::from(EPS)).sqrt();
+    let affine = gamma.iter().zip(beta).map(|(&g, &b)| (f64::from(g), f64::from(b)));
+    x.iter().zip(affine).map(|(&v, (g, b))| (f64::from(v) - mean) * inverse * g + b).collect()
+}
+
+/// In f32 throughout, from left to right.
+fn naive(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
+    let n = x.len() as f32;
+    let mean = x.iter().sum::<f32>() / n;
+    let variance = x.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n;
+    let inverse = 1.0 / (variance + EPS).sqrt();
+    x.iter().zip(gamma).zip(beta).map(|((v, g), b)| (v - mean) * inverse * g + b).collect()
+}
+
+fn reference_rows(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    for (x, out) in x.chunks_exact(gamma.len()).zip(out.chunks_exact_mut(gamma.len())) {
+        reference::layer_norm_row(x, gamma, beta, EPS, out);
+    }
+    out
+}
+
+#[test]
+fn errors_are_within_twice_those_of_plain_f32() {
+    for_each_cpu(|cpu| {
+        for c in [1, 7, 8, 15, 16, 17, 31, 63, 64, 65, 96, 100, 128, 192, 384, 768, 1023, 1536, 6144] {
+            let rows = 12;
+            let (gamma, beta, x) = case(c, rows);
+            let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+            for threads in [1, 3] {
+                let mut out = vec![f32::NAN; x.len()];
+                let map = RowMap::identity(rows);
+                op.run(&mut Pool::new(threads), 1, &x, &map, RowOut::F32(&mut out));
+                for (row, x) in x.chunks_exact(c).enumerate() {
+                    let got = &out[row * c..][..c];
+                    let truth = truth(x, &gamma, &beta);
+                    let largest = truth.iter().fold(0.0_f64, |m, v| m.max(v.abs()));
+                    let bound = 2.0 * max_error(&naive(x, &gamma, &beta), &truth) + 3e-7 * largest;
+                    let error = max_error(got, &truth);
+                    assert!(error <= bound, "{cpu:?} c {c} row {row}: error {error:e}, bound {bound:e}");
+                }
+                if c > 1 {
+                    assert_varied(&out, "LayerNorm"); // A row of one channel is beta.
+                }
+                let mut in_place = x.clone();
+                op.run_in_place(&mut Pool::new(threads), &mut in_place);
+                assert_eq!(in_place, out, "in place, {cpu:?} c {c}");
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_are_gathered_padded_and_quantized() {
+    // Two images of six tokens in windows of four rows, with padding.
+    let rows = [Some(5), None, Some(0), Some(3), Some(1), Some(2), None, Some(4)];
+    let map = RowMap::new(&rows, 6).unwrap();
+    for_each_cpu(|cpu| {
+        for c in [5, 96, 200] {
+            let (gamma, beta, x) = case(c, 12);
+            let normed = reference_rows(&x, &gamma, &beta);
+            let quantizer = step(1.4 / 127.0); // Small enough to clamp both ways.
+            let stride = code_stride(c);
+            let mut want = vec![128; 16 * stride];
+            for (row, want) in want.chunks_exact_mut(stride).enumerate() {
+                if let Some(token) = rows[row % 8] {
+                    let normed = &normed[(row / 8 * 6 + token) * c..][..c];
+                    want.iter_mut()
+                        .zip(normed)
+                        .for_each(|(w, &y)| *w = quantizer.code(y).cast_unsigned() ^ 0x80);
+                }
+            }
+            assert!(want.contains(&0) && want.contains(&255), "both clamps are hit");
+            for threads in [1, 2, 3] {
+                let mut pool = Pool::new(threads);
+                let mut codes = vec![128; 16 * stride];
+                let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::Codes(quantizer));
+                op.run(&mut pool, 2, &x, &map, RowOut::Codes(&mut codes));
+                assert_codes_close(&codes, &want, &format!("{cpu:?} c {c}"));
+                let mut fake = vec![f32::NAN; 16 * c];
+                let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::Fake(quantizer));
+                op.run(&mut pool, 2, &x, &map, RowOut::F32(&mut fake));
+                for (fake, codes) in fake.chunks_exact(c).zip(codes.chunks_exact(stride)) {
+                    let back = |code: &u8| f32::from((code ^ 0x80).cast_signed()) * quantizer.scale();
+                    let back: Vec<f32> = codes[..c].iter().map(back).collect();
+                    assert_eq!(fake, back, "{cpu:?} c {c}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn few_codes_differ_from_the_reference() {
+    let (c, rows) = (96, 3136);
+    let (gamma, beta, x) = case(c, rows);
+    let quantizer = step(4.0 / 127.0);
+    let want: Vec<u8> =
+        reference_rows(&x, &gamma, &beta).iter().map(|&y| quantizer.code(y).cast_unsigned() ^ 0x80).collect();
+    for_each_cpu(|cpu| {
+        let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::Codes(quantizer));
+        let mut codes = vec![0; rows * c];
+        op.run(&mut Pool::new(2), 1, &x, &RowMap::identity(rows), RowOut::Codes(&mut codes));
+        assert_codes_close(&codes, &want, &format!("{cpu:?}"));
+    });
+}
+
+#[test]
+fn a_nan_becomes_code_0_and_stays_a_nan_in_f32() {
+    for_each_cpu(|cpu| {
+        let (gamma, beta, mut x) = case(40, 2);
+        x[3] = f32::NAN;
+        let mut codes = vec![1; 80];
+        let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::Codes(step(0.01)));
+        op.run(&mut Pool::new(1), 1, &x, &RowMap::identity(2), RowOut::Codes(&mut codes));
+        assert_eq!(codes[..40], [128; 40], "{cpu:?}");
+        assert_varied(&codes[40..], "the other row");
+        LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32).run_in_place(&mut Pool::new(1), &mut x);
+        assert!(x[..40].iter().all(|y| y.is_nan()) && x[40..].iter().all(|y| y.is_finite()), "{cpu:?}");
+    });
+}
+
+#[test]
+fn four_rows_are_merged_with_zeros_before_the_norm() {
+    let sources = [[Some(4), Some(0), Some(3), Some(1)], [Some(2), None, Some(4), None]];
+    for_each_cpu(|cpu| {
+        for c in [3, 20, 96] {
+            let (gamma, beta, _) = case(4 * c, 1);
+            let (_, _, x) = case(c, 15);
+            let mut merged = Vec::new();
+            for image in x.chunks_exact(5 * c) {
+                for source in sources.as_flattened() {
+                    merged.extend(source.map_or(vec![0.0; c], |t| image[t * c..][..c].to_vec()));
+                }
+            }
+            let want = reference_rows(&merged, &gamma, &beta);
+            for threads in [1, 2, 3] {
+                let mut pool = Pool::new(threads);
+                let mut out = vec![f32::NAN; want.len()];
+                let op = MergeNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, &sources, 5);
+                op.run(&mut pool, 3, &x, RowOut::F32(&mut out));
+                for (got, want) in out.iter().zip(&want) {
+                    assert!((got - want).abs() <= 2e-5 * want.abs().max(1.0), "{cpu:?} c {c}: {got} {want}");
+                }
+                assert_varied(&out, "MergeNorm");
+            }
+        }
+    });
+}
+
+#[test]
+fn tokens_are_normalised_and_then_averaged() {
+    for_each_cpu(|cpu| {
+        for (c, tokens) in [(9, 1), (768, 49), (100, 7)] {
+            let (gamma, beta, x) = case(c, 2 * tokens);
+            let normed = reference_rows(&x, &gamma, &beta);
+            let mut want = vec![0.0_f64; 2 * c];
+            for (row, y) in normed.chunks_exact(c).enumerate() {
+                let want = &mut want[row / tokens * c..][..c];
+                want.iter_mut().zip(y).for_each(|(w, &y)| *w += f64::from(y) / tokens as f64);
+            }
+            let mut out = vec![f32::NAN; 2 * c];
+            let op = PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, tokens);
+            op.run(&mut Pool::new(2), 2, &x, RowOut::F32(&mut out));
+            assert!(max_error(&out, &want) <= 2e-5, "{cpu:?} c {c}");
+            assert_varied(&out, "PooledNorm");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_a_batch_too() {
+    for_each_cpu(|cpu| {
+        let (gamma, beta, _) = case(16, 1);
+        let mut pool = Pool::new(2);
+        let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+        op.run(&mut pool, 0, &[], &RowMap::identity(4), RowOut::F32(&mut []));
+        op.run_in_place(&mut pool, &mut []);
+        PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, 4).run(
+            &mut pool,
+            0,
+            &[],
+            RowOut::F32(&mut []),
+        );
+    });
+}
+
+#[test]
+#[should_panic(expected = "LayerNorm: was prepared to store F32 and is given an output of codes")]
+fn an_output_of_the_wrong_kind_is_refused() {
+    let cpu = swinq_kernels::Cpu::available()[0];
+    let op = LayerNorm::new(cpu, &[1.0; 4], &[0.0; 4], EPS, RowStore::F32);
+    op.run(&mut Pool::new(1), 1, &[0.0; 4], &RowMap::identity(1), RowOut::Codes(&mut [0; 4]));
+}

@@ -1,0 +1,68 @@
+//! What the conformance suites share: the implementations to run, and numbers to run them on.
+
+#![allow(dead_code)] // Each suite uses its own part.
+
+use swinq_kernels::{Cpu, Quantizer};
+
+/// Runs `check` for every implementation that the processor has, and prints which. One that `REQUIRE_IMPL` (names
+/// with commas between) asks for and that is absent is a failure.
+pub fn for_each_cpu(check: impl Fn(Cpu)) {
+    let available = Cpu::available();
+    let names: Vec<&str> = available.iter().map(|cpu| cpu.isa().name()).collect();
+    eprintln!("implementations: {}", names.join(" "));
+    let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+    for name in required.split(',').filter(|name| !name.is_empty() && *name != "cuda") {
+        assert!(names.contains(&name), "REQUIRE_IMPL asks for {name}; there are {names:?}");
+    }
+    available.into_iter().for_each(check);
+}
+
+/// SplitMix64 (Steele et al., 2014).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// Uniform in [-1, 1).
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub fn floats(&mut self, count: usize, amplitude: f32) -> Vec<f32> {
+        (0..count).map(|_| self.float() * amplitude).collect()
+    }
+
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// A quantizer of step `scale`.
+pub fn step(scale: f32) -> Quantizer {
+    Quantizer::new(scale).unwrap()
+}
+
+/// The largest difference of two slices.
+pub fn max_error(a: &[f32], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max)
+}
+
+/// Panics unless codes differ by at most one step, and that in at most one element in a thousand (or one in all).
+pub fn assert_codes_close(got: &[u8], want: &[u8], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let worst = got.iter().zip(want).map(|(&a, &b)| a.abs_diff(b)).max().unwrap_or(0);
+    let count = got.iter().zip(want).filter(|(a, b)| a != b).count();
+    assert!(worst <= 1, "{what}: off by {worst} steps");
+    assert!(count <= 1.max(want.len() / 1000), "{what}: {count} of {} codes differ", want.len());
+}
+
+/// Panics if all elements are equal, where there are enough of them to tell.
+pub fn assert_varied<T: PartialEq>(x: &[T], what: &str) {
+    assert!(x.len() < 8 || x.iter().any(|v| *v != x[0]), "{what}: all outputs are equal");
+}
