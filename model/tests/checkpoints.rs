@@ -298,6 +298,28 @@ fn ranges_of_faster_transformer_become_sites() {
 }
 
 #[test]
+fn ranges_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config_with(&[]).config;
+    let import = |site: &str, values: &[f32]| {
+        let path = folder.path().join("calib.safetensors");
+        let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let key = ft_key(site.parse().unwrap());
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![values.len()], &data).unwrap();
+        safetensors::serialize_to_file([(key, view)], None, &path).unwrap();
+        import_ft_amax(&path, &config)
+    };
+    for values in [&[0.0][..], &[-1.0], &[f32::NAN], &[f32::INFINITY], &[1.0, 2.0], &[]] {
+        let message = import("layers.0.blocks.0.mlp.fc1.input", values).unwrap_err().to_string();
+        assert!(message.contains("layers.0.blocks.0.mlp.fc1"), "{values:?}: {message}");
+    }
+    let weight = "layers.0.blocks.0.mlp.fc1.weight";
+    assert_eq!(import(weight, &[1.0, 3.0, 2.0]).unwrap()[&weight.parse().unwrap()], 3.0);
+    assert!(import(weight, &[1.0, f32::NAN, 3.0]).is_err());
+}
+
+#[test]
 fn quantized_files_are_told_by_their_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("q.safetensors");

@@ -12,6 +12,9 @@ use crate::params::name_list;
 /// Largest checkpoint file accepted, in bytes (Swin-L with its optimizer's state has under 3 GB).
 const MAX_FILE: u64 = 16 << 30;
 
+/// Longest name of a tensor, in bytes.
+const MAX_NAME: usize = 1024;
+
 /// A checkpoint file's bytes and their hash.
 #[derive(Debug)]
 pub(super) struct CheckpointFile {
@@ -53,7 +56,12 @@ impl CheckpointFile {
         } else {
             Err(self.unknown_format())
         };
-        result.map_err(|problem| ModelError::file(&self.path, problem))
+        let tensors = result.map_err(|problem| ModelError::file(&self.path, problem))?;
+        if let Some(name) = tensors.keys().find(|name| name.len() > MAX_NAME) {
+            let problem = format!("has a tensor with a name of {} bytes, which no Swin has", name.len());
+            return Err(ModelError::file(&self.path, problem));
+        }
+        Ok(tensors)
     }
 
     fn unknown_format(&self) -> String {

@@ -1,6 +1,6 @@
 //! Float checkpoints: files and directories in any of the dialects that trained Swins come in.
 //!
-//! Nothing in a checkpoint is executed: pickles are read as plain data ([`pickle`]).
+//! Nothing in a checkpoint is executed: pickles are read as plain data.
 
 mod dialect;
 mod directory;
@@ -137,7 +137,7 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         if rows == shape[0] {
             continue;
         }
-        let window = |rows: usize| (rows.isqrt() + 1) / 2;
+        let window = |rows: usize| rows.isqrt().div_ceil(2);
         let problem = format!(
             "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
              resized here: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",

@@ -191,11 +191,12 @@ fn read_legacy(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
 }
 
 fn legacy_storages<'a>(object: &Pickle, keys: &Pickle, mut rest: &'a [u8]) -> Result<Storages<'a>, String> {
-    let storage = |o| match o {
-        &Object::Storage(ref storage) => Some((storage.key.as_str(), storage)),
-        _ => None,
-    };
-    let known: HashMap<&str, &StorageRef> = object.objects.iter().filter_map(storage).collect();
+    let mut known: HashMap<&str, &StorageRef> = HashMap::new();
+    for object in &object.objects {
+        if let Object::Storage(storage) = object {
+            known.insert(&storage.key, storage);
+        }
+    }
     let Object::List(names) = keys.get(keys.root) else {
         return Err("its list of storages is damaged".to_owned());
     };

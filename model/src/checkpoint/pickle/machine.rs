@@ -9,9 +9,11 @@ use super::danger::is_dangerous;
 use super::object::{Id, Object, Pickle};
 use super::rebuild;
 
-/// Most objects, stack entries, marks and memo entries of one pickle, each: a large training checkpoint has some
-/// hundred thousand.
-const MAX_ITEMS: usize = 1 << 22;
+/// Most objects, stack entries, marks and memo entries of one pickle, each: a large training checkpoint has some ten
+/// thousand.
+const MAX_ITEMS: usize = 1 << 20;
+/// Longest name of a module, class or function, in bytes.
+const MAX_NAME: usize = 256;
 
 /// Objects that every pickle starts with, so that opcodes of one byte cost no memory.
 const NONE: Id = 0;
@@ -34,12 +36,13 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Pickle, String> {
             Object::Bool(false),
             Object::Bool(true),
             Object::Tuple(Vec::new()),
-            Object::Opaque("a number".to_owned()),
-            Object::Opaque("bytes".to_owned()),
+            Object::Opaque("a number".into()),
+            Object::Opaque("bytes".into()),
         ],
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
+        copied: 0,
     };
     loop {
         let opcode = machine.byte()?;
@@ -59,6 +62,8 @@ struct Machine<'a> {
     /// Stack heights at the open marks.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
+    /// Dictionary entries made from lists that stay: one short call copies a list of any length.
+    copied: usize,
 }
 
 impl Machine<'_> {
@@ -123,10 +128,13 @@ impl Machine<'_> {
     fn global(&mut self, opcode: u8) -> Result<(), String> {
         let (module, name) = if opcode == 0x93 {
             let (name, module) = (self.pop()?, self.pop()?);
-            (self.text(module)?.to_owned(), self.text(name)?.to_owned())
+            (self.name(module)?, self.name(name)?)
         } else {
             (self.line()?, self.line()?)
         };
+        if module.len() > MAX_NAME || name.len() > MAX_NAME {
+            return Err(format!("a class name of more than {MAX_NAME} bytes, which no checkpoint has"));
+        }
         if is_dangerous(&module, &name) {
             return Err(format!(
                 "tries to execute {module}.{name}; this is not a checkpoint to trust; nothing was executed"
@@ -134,9 +142,9 @@ impl Machine<'_> {
         }
         if opcode == b'i' {
             self.pop_mark()?;
-            return self.make(Object::Opaque(format!("{module}.{name}")));
+            return self.make(Object::Opaque(format!("{module}.{name}").into()));
         }
-        self.make(Object::Global(format!("{module}.{name}")))
+        self.make(Object::Global(format!("{module}.{name}").into()))
     }
 
     /// REDUCE, NEWOBJ, NEWOBJ_EX and OBJ.
@@ -152,7 +160,15 @@ impl Machine<'_> {
         let (arguments, callee) = (self.pop()?, self.pop()?);
         match rebuild::call(&self.objects, callee, arguments)? {
             rebuild::Called::Existing(id) => self.push(id),
-            rebuild::Called::New(object) => self.make(object),
+            rebuild::Called::New(object) => {
+                if let Object::Dict(items) = &object {
+                    self.copied += items.len();
+                }
+                if self.copied > MAX_ITEMS {
+                    return Err(too_large());
+                }
+                self.make(object)
+            }
         }
     }
 
@@ -193,12 +209,12 @@ impl Machine<'_> {
             b')' => return self.push(EMPTY_TUPLE),
             b']' => Object::List(Vec::new()),
             b'}' => Object::Dict(Vec::new()),
-            0x8f => Object::Opaque("set".to_owned()),
+            0x8f => Object::Opaque("set".into()),
             b'l' => Object::List(self.pop_mark()?),
             b't' => Object::Tuple(self.pop_mark()?),
             0x91 => {
                 self.pop_mark()?;
-                Object::Opaque("frozenset".to_owned())
+                Object::Opaque("frozenset".into())
             }
             b'd' => {
                 let items = self.pop_mark()?;
@@ -263,10 +279,10 @@ impl Machine<'_> {
         self.push(BYTES)
     }
 
-    fn text(&self, id: Id) -> Result<&str, String> {
+    fn name(&self, id: Id) -> Result<String, String> {
         match &self.objects[id as usize] {
-            Object::Text(text) => Ok(text),
-            _ => Err("a class name that is no text".to_owned()),
+            Object::Text(text) if text.len() <= MAX_NAME => Ok(text.clone()),
+            _ => Err(format!("a class name that is no text of up to {MAX_NAME} bytes")),
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Indices instead of ownership mean that circles and deep nesting cost nothing to build, walk or drop.
 
+use std::sync::Arc;
+
 use crate::checkpoint::raw::DType;
 
 /// Index of an object.
@@ -43,12 +45,12 @@ pub(crate) enum Object {
     Tuple(Vec<Id>),
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
-    /// A class or function, by its dotted name.
-    Global(String),
+    /// A class or function, by its dotted name; shared, so that many instances of one class cost one name.
+    Global(Arc<str>),
     Storage(StorageRef),
     Tensor(TensorRef),
     /// Anything else, by what it is: floats, bytes, and instances of classes that this reader does not know.
-    Opaque(String),
+    Opaque(Arc<str>),
 }
 
 /// The objects of one pickle.

@@ -1,7 +1,12 @@
 //! The calls of a pickle that are understood: those that rebuild tensors and dictionaries.
 
+use std::sync::Arc;
+
 use super::object::{Id, Object, StorageRef, TensorRef};
 use crate::checkpoint::raw::DType;
+
+/// Longest name of a storage, in bytes; torch.save writes decimal numbers.
+const MAX_KEY: usize = 64;
 
 /// Result of a call.
 pub(super) enum Called {
@@ -17,7 +22,7 @@ pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Call
     let Object::Tuple(items) = &objects[arguments as usize] else {
         return Err(format!("a call of {name} whose arguments are no tuple"));
     };
-    let known = match (name.as_str(), items.as_slice()) {
+    let known = match (&*name, items.as_slice()) {
         (
             "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor",
             [storage, offset, shape, strides, ..],
@@ -36,10 +41,10 @@ pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Call
 }
 
 /// The name of a class or function object.
-pub(super) fn name_of(objects: &[Object], id: Id) -> String {
+pub(super) fn name_of(objects: &[Object], id: Id) -> Arc<str> {
     match &objects[id as usize] {
         Object::Global(name) | Object::Opaque(name) => name.clone(),
-        _ => "an unknown class".to_owned(),
+        _ => "an unknown class".into(),
     }
 }
 
@@ -84,7 +89,6 @@ fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, St
     };
     match &objects[pairs as usize] {
         Object::List(items) | Object::Tuple(items) => items.iter().map(pair).collect(),
-        Object::Dict(items) => Ok(items.clone()),
         _ => Err(bad()),
     }
 }
@@ -97,11 +101,13 @@ pub(super) fn storage(objects: &[Object], id: Id) -> Result<StorageRef, String> 
     let is_storage = matches!(&objects[tag as usize], Object::Text(tag) if tag == "storage");
     let view_free = view.iter().all(|&v| matches!(objects[v as usize], Object::None));
     match (&objects[kind as usize], &objects[key as usize]) {
-        (Object::Global(kind), Object::Text(key)) if is_storage && view_free => Ok(StorageRef {
-            key: key.clone(),
-            dtype: storage_type(kind).ok_or_else(|| format!("a storage of the unknown type {kind}"))?,
-            elements: size(objects, elements)?,
-        }),
+        (Object::Global(kind), Object::Text(key)) if is_storage && view_free && key.len() <= MAX_KEY => {
+            Ok(StorageRef {
+                key: key.clone(),
+                dtype: storage_type(kind).ok_or_else(|| format!("a storage of the unknown type {kind}"))?,
+                elements: size(objects, elements)?,
+            })
+        }
         _ => Err(bad()),
     }
 }

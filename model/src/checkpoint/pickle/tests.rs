@@ -19,7 +19,7 @@ fn scalars_and_containers() {
 
 #[test]
 fn circles_cost_nothing() {
-    // A list that holds itself, and a chain of a million nested lists.
+    // A list that holds itself, and a chain of nested lists.
     let read_circle = read(&pickle(b"]q\x00h\x00a")).unwrap();
     let Object::List(items) = read_circle.get(read_circle.root) else { panic!() };
     assert_eq!(items[..], [read_circle.root]);
@@ -79,6 +79,23 @@ fn malformed_pickles_are_errors() {
     assert!(read(b"\x80\x09.").is_err());
     let flood = vec![b']'; 5_000_000];
     assert!(read(&pickle(&flood)).unwrap_err().contains("more than"));
+}
+
+#[test]
+fn one_long_object_named_often_stays_bounded() {
+    // A list of 1000 pairs made into 100 000 dictionaries; a long class name; a long storage name.
+    let pair = [&b"X\x01\x00\x00\x00aK\x01\x86"[..]; 1000].concat();
+    let call = [&b"h\x00h\x01\x85R0"[..]; 100_000].concat();
+    let bomb = [b"ccollections\nOrderedDict\nq\x000](".as_slice(), &pair, b"eq\x010", &call, b"N"].concat();
+    assert!(read(&pickle(&bomb)).unwrap_err().contains("more than"));
+    let name = "x".repeat(1000);
+    assert!(read(&pickle(format!("c{name}\n{name}\n").as_bytes())).unwrap_err().contains("class name"));
+    let text = |text: &str| [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let stack = [text(&name), text("f"), vec![0x93]].concat();
+    assert!(read(&pickle(&stack)).unwrap_err().contains("class name"));
+    let id = [b"(", &text("storage")[..], b"ctorch\nFloatStorage\n", &text(&name), &text("cpu"), b"K\x01tQ"]
+        .concat();
+    assert!(read(&pickle(&id)).unwrap_err().contains("persistent id"));
 }
 
 proptest::proptest! {
