@@ -95,8 +95,9 @@ fn tile_i8<const R: usize>(
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
-    let start =
-        unsafe { [_mm512_loadu_si512(start.as_ptr().cast()), _mm512_loadu_si512(start[16..].as_ptr().cast())] };
+    let start = unsafe {
+        [_mm512_loadu_si512(start.as_ptr().cast()), _mm512_loadu_si512(start[16..].as_ptr().cast())]
+    };
     let mut acc = [start; R];
     let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
     for _ in 0..groups {

@@ -44,8 +44,9 @@ fn tile_i8<const R: usize>(
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
-    let start =
-        unsafe { [_mm256_loadu_si256(start.as_ptr().cast()), _mm256_loadu_si256(start[8..].as_ptr().cast())] };
+    let start = unsafe {
+        [_mm256_loadu_si256(start.as_ptr().cast()), _mm256_loadu_si256(start[8..].as_ptr().cast())]
+    };
     let mut acc = [start; R];
     let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
     for _ in 0..groups {

@@ -53,7 +53,12 @@ impl LinearI8 {
     /// When a size is wrong, or `out` does not suit the op's [`Store`](super::Store).
     pub fn run(&self, pool: &mut Pool, rows: usize, input: &[u8], out: LinearOut<'_>) {
         let stride = code_stride(self.k);
-        assert_eq!(input.len(), rows * stride, "input: want u8 [{rows}, {stride}], have {} bytes", input.len());
+        assert_eq!(
+            input.len(),
+            rows * stride,
+            "input: want u8 [{rows}, {stride}], have {} bytes",
+            input.len()
+        );
         let n = self.epilogue.n;
         let dest = Dest::new(out, &self.epilogue.store, rows, n);
         let split = Split::new(rows, self.layout.panels(n), stride, tile_rows(self.cpu), pool.threads());

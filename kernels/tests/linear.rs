@@ -1,0 +1,297 @@
+//! Products with a weight against the reference, for every implementation of this processor.
+//!
+//! Without GELU everything must be equal bit for bit: INT8 products always, f32 products where the inputs are small
+//! integers, whose sums are exact in any order.
+
+mod support;
+
+use support::{Rng, assert_codes_close, assert_varied, for_each_cpu, step};
+use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
+use swinq_kernels::{Cpu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
+
+/// Rows, columns, inputs: around the tiles (1, 6 and 14 rows; 8, 16 and 32 columns) and Swin's own.
+const SHAPES: [(usize, usize, usize); 21] = [
+    (0, 16, 8),
+    (1, 1, 1),
+    (1, 32, 4),
+    (2, 15, 3),
+    (5, 16, 18),
+    (6, 17, 27),
+    (7, 31, 5),
+    (13, 33, 48),
+    (14, 32, 96),
+    (15, 48, 97),
+    (28, 64, 2),
+    (29, 7, 0),
+    (49, 96, 96),
+    (49, 100, 768),
+    (49, 40, 3072),
+    (64, 18, 49),
+    (98, 288, 96),
+    (144, 97, 384),
+    (196, 63, 30),
+    (300, 10, 192),
+    (3, 1000, 65),
+];
+
+/// A product to check: input codes or integers, weight, vectors.
+struct Case {
+    rows: usize,
+    n: usize,
+    k: usize,
+    bytes: Vec<u8>,
+    codes: Vec<i8>,
+    multiplier: Vec<f32>,
+    bias: Vec<f32>,
+    recip: Vec<f32>,
+    stream: Vec<f32>,
+    map: RowMap,
+}
+
+impl Case {
+    /// Multipliers and steps are powers of two, so that many values are ties; sums of a few hundred inputs reach both
+    /// clamps; one bias is a NaN.
+    fn new((rows, n, k): (usize, usize, usize), seed: u64) -> Case {
+        let mut rng = Rng(seed);
+        let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
+        let mut bytes = rng.bytes(rows * code_stride(k));
+        let mut codes: Vec<i8> = rng.bytes(n * k).into_iter().map(|b| b as i8).collect();
+        // The extremes of both operands, in the same places.
+        bytes.iter_mut().take(k.min(3)).for_each(|b| *b = 0);
+        bytes.iter_mut().rev().take(3).for_each(|b| *b = 255);
+        codes.iter_mut().take(k.min(3)).for_each(|c| *c = -128);
+        let mut bias: Vec<f32> = (0..n).map(|_| (rng.next() % 41) as f32 * 0.5 - 10.0).collect();
+        if n > 3 {
+            bias[3] = f32::NAN;
+        }
+        let (map, images) = window_map(rows);
+        Case {
+            rows,
+            n,
+            k,
+            multiplier: (0..n).map(|_| power(&mut rng, -9)).collect(),
+            recip: (0..n).map(|_| power(&mut rng, -1)).collect(),
+            stream: rng.floats(images * map.tokens() * n, 20.0),
+            bytes,
+            codes,
+            bias,
+            map,
+        }
+    }
+
+    /// Input and weight as integers of few bits: f32 products of them are exact.
+    fn integers(&self) -> (Vec<f32>, Vec<f32>) {
+        let input = self.bytes[..self.rows * self.k].iter().map(|b| f32::from(b % 17) - 8.0).collect();
+        (input, self.codes.iter().map(|c| f32::from(c % 9)).collect())
+    }
+
+    fn spec(&self, output: Option<Quantizer>, gelu: bool, store: Store) -> LinearSpec<'_> {
+        LinearSpec { n: self.n, k: self.k, bias: Some(&self.bias), output, gelu, store }
+    }
+
+    /// The values before they are stored, `[rows, n]`, of the INT8 product or that of [`Case::integers`].
+    fn values(&self, float: bool, output: Option<Quantizer>, gelu: bool) -> Vec<f32> {
+        let (input, weight) = self.integers();
+        let signed: Vec<i8> = self.bytes.iter().map(|b| (b ^ 0x80) as i8).collect();
+        let value = |i: usize| {
+            let (row, c) = (i / self.n, i % self.n);
+            if float {
+                let pairs = input[row * self.k..][..self.k].iter().zip(&weight[c * self.k..]);
+                let sum = pairs.map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>();
+                return reference::epilogue_f32(sum as f32, self.bias[c], output, gelu);
+            }
+            let x = &signed[row * code_stride(self.k)..][..self.k];
+            let acc = reference::accumulate_i8(x, &self.codes[c * self.k..][..self.k]);
+            reference::epilogue_i8(acc, self.multiplier[c], self.bias[c], output, gelu)
+        };
+        (0..self.rows * self.n).map(value).collect()
+    }
+
+    /// Runs the product into f32.
+    fn run(&self, cpu: Cpu, pool: &mut Pool, float: bool, spec: LinearSpec<'_>, out: LinearOut<'_>) {
+        if float {
+            let (input, weight) = self.integers();
+            return LinearF32::new(cpu, spec, &weight).run(pool, self.rows, &input, out);
+        }
+        LinearI8::new(cpu, spec, &self.codes, &self.multiplier).run(pool, self.rows, &self.bytes, out);
+    }
+}
+
+/// A map with one row of padding in eight, in a scrambled order, and how many images of it `rows` are: 2 when even.
+fn window_map(rows: usize) -> (RowMap, usize) {
+    let images = if rows.is_multiple_of(2) { 2 } else { 1 };
+    let period = rows / images;
+    let kept: Vec<usize> = (0..period).filter(|i| i % 8 != 5).collect();
+    let mut order: Vec<Option<usize>> = vec![None; period];
+    let tokens = kept.len();
+    for (token, place) in kept.into_iter().enumerate() {
+        order[place] = Some((token + tokens / 3) % tokens);
+    }
+    (RowMap::new(&order, tokens).unwrap(), images)
+}
+
+fn same(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!(
+            a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
+            "{what}, element {i}: {a:e}, not {b:e}"
+        );
+    }
+    assert_varied(b, what);
+}
+
+fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
+    for_each_cpu(|cpu| {
+        for threads in [1, 2, 3] {
+            let mut pool = Pool::new(threads);
+            for (seed, shape) in SHAPES.into_iter().enumerate() {
+                let case = Case::new(shape, seed as u64);
+                for float in [false, true] {
+                    let dtype = if float { "f32" } else { "INT8" };
+                    let what = format!("{} {dtype} {shape:?}, {threads} threads", cpu.isa());
+                    check(cpu, &mut pool, &case, float, &what);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn f32_results_are_equal_with_and_without_output_and_fake() {
+    each_case(|cpu, pool, case, float, what| {
+        for output in [None, Some(step(if float { 0.5 } else { 0.25 }))] {
+            for fake in [None, Some(step(0.5))] {
+                let store = fake.map_or(Store::F32, Store::Fake);
+                let mut got = vec![f32::NAN; case.rows * case.n];
+                case.run(cpu, pool, float, case.spec(output, false, store), LinearOut::F32(&mut got));
+                let mut want = case.values(float, output, false);
+                want.iter_mut().for_each(|v| *v = fake.map_or(*v, |q| q.fake(*v)));
+                same(&got, &want, &format!("{what}, output {output:?}, fake {fake:?}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn codes_are_equal_and_nothing_else_is_written() {
+    each_case(|cpu, pool, case, float, what| {
+        let stride = code_stride(case.n);
+        let mut got = vec![77u8; case.rows * stride];
+        let store = Store::Codes(case.recip.clone());
+        case.run(cpu, pool, float, case.spec(None, false, store), LinearOut::Codes(&mut got));
+        let mut want = vec![77u8; case.rows * stride];
+        for (i, value) in case.values(float, None, false).into_iter().enumerate() {
+            let code = reference::code(value * case.recip[i % case.n]);
+            want[i / case.n * stride + i % case.n] = code as u8 ^ 0x80;
+        }
+        assert_eq!(got, want, "{what}");
+        assert_varied(&want, what);
+        if case.rows * case.n > 4000 {
+            assert!(
+                want.contains(&0) && want.contains(&255) && want.contains(&128),
+                "{what}: clamps and zero"
+            );
+        }
+    });
+}
+
+#[test]
+fn the_residual_stream_is_equal_and_padding_is_dropped() {
+    let sites = [(None, None), (Some(step(0.5)), None), (Some(step(0.125)), Some(step(0.25)))];
+    each_case(|cpu, pool, case, float, what| {
+        for (branch, shortcut) in sites {
+            let mut got = case.stream.clone();
+            let spec = case.spec(None, false, Store::Residual { branch, shortcut });
+            let out = LinearOut::Residual { stream: &mut got, map: &case.map };
+            case.run(cpu, pool, float, spec, out);
+            let fake = |q: Option<Quantizer>, x| q.map_or(x, |q: Quantizer| q.fake(x));
+            let mut want = case.stream.clone();
+            for (i, value) in case.values(float, None, false).into_iter().enumerate() {
+                let (row, period) = (i / case.n, case.map.rows().len());
+                let token = case.map.rows()[row % period];
+                if token != PAD {
+                    let at = (row / period * case.map.tokens() + token as usize) * case.n + i % case.n;
+                    want[at] = fake(shortcut, want[at]) + fake(branch, value);
+                }
+            }
+            same(&got, &want, &format!("{what}, branch {branch:?}, shortcut {shortcut:?}"));
+        }
+    });
+}
+
+#[test]
+fn gelu_is_close_and_its_codes_are_within_a_step() {
+    each_case(|cpu, pool, case, float, what| {
+        let want = case.values(float, None, true);
+        let mut got = vec![f32::NAN; want.len()];
+        case.run(cpu, pool, float, case.spec(None, true, Store::F32), LinearOut::F32(&mut got));
+        for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+            let close = (got - want).abs() <= 2e-7 * want.abs().max(1.0) || (got.is_nan() && want.is_nan());
+            assert!(close, "{what}, element {i}: {got:e}, not {want:e}");
+        }
+        let stride = code_stride(case.n);
+        let mut codes = vec![0u8; case.rows * stride];
+        let store = Store::Codes(vec![7.3; case.n]);
+        case.run(cpu, pool, float, case.spec(None, true, store), LinearOut::Codes(&mut codes));
+        let mut expected = vec![0u8; case.rows * stride];
+        for (i, value) in want.into_iter().enumerate() {
+            expected[i / case.n * stride + i % case.n] = reference::code(value * 7.3) as u8 ^ 0x80;
+        }
+        assert_codes_close(&codes, &expected, what);
+    });
+}
+
+#[test]
+fn f32_sums_err_no_more_than_twice_a_naive_sum() {
+    for_each_cpu(|cpu| {
+        let mut pool = Pool::new(2);
+        for (rows, n, k) in SHAPES {
+            let mut rng = Rng(k as u64);
+            let (input, weight) = (rng.floats(rows * k, 2.0), rng.floats(n * k, 1.0));
+            let spec = LinearSpec { n, k, bias: None, output: None, gelu: false, store: Store::F32 };
+            let mut got = vec![f32::NAN; rows * n];
+            LinearF32::new(cpu, spec, &weight).run(&mut pool, rows, &input, LinearOut::F32(&mut got));
+            let (mut ours, mut naive, mut largest) = (0f64, 0f64, 0f64);
+            for (i, &got) in got.iter().enumerate() {
+                let pairs = || input[i / n * k..][..k].iter().zip(&weight[i % n * k..]);
+                let truth: f64 = pairs().map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                let sum: f32 = pairs().map(|(x, w)| x * w).sum();
+                ours = ours.max((f64::from(got) - truth).abs());
+                naive = naive.max((f64::from(sum) - truth).abs());
+                largest = largest.max(truth.abs());
+            }
+            let floor = largest * f64::from(f32::EPSILON);
+            assert!(ours <= 2.0 * naive + floor, "{} ({rows}, {n}, {k}): {ours:e}, {naive:e}", cpu.isa());
+            if k > 0 {
+                assert_varied(&got, "f32 sums");
+            }
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "input: want u8 [2, 8], have 15 bytes")]
+fn an_input_of_another_size_is_refused() {
+    let cpu = Cpu::available()[0];
+    let spec = LinearSpec { n: 1, k: 5, bias: None, output: None, gelu: false, store: Store::F32 };
+    LinearI8::new(cpu, spec, &[1; 5], &[1.0]).run(
+        &mut Pool::new(1),
+        2,
+        &[0; 15],
+        LinearOut::F32(&mut [0.0; 2]),
+    );
+}
+
+#[test]
+#[should_panic(expected = "cannot write")]
+fn an_output_that_does_not_suit_the_store_is_refused() {
+    let cpu = Cpu::available()[0];
+    let spec = LinearSpec { n: 1, k: 4, bias: None, output: None, gelu: false, store: Store::F32 };
+    LinearI8::new(cpu, spec, &[1; 4], &[1.0]).run(
+        &mut Pool::new(1),
+        1,
+        &[0; 4],
+        LinearOut::Codes(&mut [0; 4]),
+    );
+}
