@@ -6,12 +6,12 @@
 //! | module | what it answers |
 //! | --- | --- |
 //! | [`collected`] | the logits of every image of an epoch |
-//! | [`accuracy`], [`interval`] | how many are right, and how sure a difference is |
-//! | [`fidelity`], [`distortion`] | how far two models, or two tensors, are apart |
+//! | [`mod@accuracy`], [`interval`] | how many are right, and how sure a difference is |
+//! | [`mod@fidelity`], [`distortion`] | how far two models, or two tensors, are apart |
 //! | [`latency`] | how long a forward takes |
 //! | [`environment`] | on which machine |
 //! | [`results`] | the JSON of `eval` and `bench` |
-//! | [`text`], [`compare`], [`report`] | what people read |
+//! | [`text`], [`mod@compare`], [`report`] | what people read |
 
 pub mod accuracy;
 pub mod collected;

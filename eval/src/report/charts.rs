@@ -91,9 +91,9 @@ impl Labels {
         for ([x, y], name) in self.0 {
             let right = x > middle;
             let side = &mut last[usize::from(right)];
-            let at = (y + 4.0).max(*side + 15.0);
+            let at = (y - 11.0).max(*side + 15.0);
             *side = at;
-            let (x, anchor) = if right { (x - 11.0, Anchor::End) } else { (x + 11.0, Anchor::Start) };
+            let (x, anchor) = if right { (x + 6.0, Anchor::End) } else { (x - 6.0, Anchor::Start) };
             svg.text("name", [x, at], anchor, &name);
         }
     }

@@ -59,8 +59,3 @@ pub fn results() -> Results {
     results.models = vec![model("swin_t.pth", Precision::Fp32, 40_591, 26.0), default, mode1];
     results
 }
-
-/// A half-bell of magnitudes with a tail.
-pub fn counts(bins: u64, scale: f64) -> Vec<u64> {
-    (0..bins).map(|i| (1e6 * (-(i as f64 / scale).powi(2)).exp()) as u64 + u64::from(i % 17 == 3)).collect()
-}

@@ -1,5 +1,8 @@
 //! The JSON of `eval` and `bench`, schema version 1. What was not measured is absent, never zero.
 
+mod check;
+mod decibel;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -243,101 +246,12 @@ impl ModelResult {
     pub fn label(&self) -> String {
         format!("{} ({}, {})", self.name, self.precision, self.backend)
     }
-
-    fn check(&self, at: &str) -> Result<(), EvalError> {
-        self.check_counts(at)?;
-        let unit = [("agreement", self.agreement), ("int8_share", self.int8_share)];
-        for (key, value) in unit {
-            within(&format!("{at}.{key}"), value, 0.0, 1.0)?;
-        }
-        within(&format!("{at}.cosine"), self.cosine, -1.0, 1.0)?;
-        not_nan(&format!("{at}.sqnr_db"), self.sqnr_db)?;
-        for (batch, stats) in &self.latency_ms {
-            stats.check(&format!("{at}.latency_ms.{batch}"))?;
-        }
-        for (batch, &ips) in &self.throughput_ips {
-            within(&format!("{at}.throughput_ips.{batch}"), Some(ips), 0.0, f64::MAX)?;
-        }
-        if let Some(Interval { difference, low, high }) = self.top1_difference {
-            for (key, value) in [("difference", difference), ("low", low), ("high", high)] {
-                within(&format!("{at}.top1_difference.{key}"), Some(value), -1.0, 1.0)?;
-            }
-        }
-        for site in &self.sites {
-            let at = format!("{at}.sites[{}]", site.site);
-            not_nan(&format!("{at}.sqnr_db"), site.sqnr_db)?;
-            within(&format!("{at}.scale"), site.scale.map(f64::from), f64::MIN_POSITIVE, f64::MAX)?;
-        }
-        Ok(())
-    }
-
-    fn check_counts(&self, at: &str) -> Result<(), EvalError> {
-        let counts = [("top1_correct", self.top1_correct), ("top5_correct", self.top5_correct)];
-        let mut least = 0;
-        for (key, count) in counts {
-            let Some(count) = count else { continue };
-            let field = format!("{at}.{key}");
-            let Some(images) = self.images.filter(|&images| images > 0) else {
-                return Err(EvalError::results(field, "counts need `images`, at least 1"));
-            };
-            if !(least..=images).contains(&count) {
-                return Err(EvalError::results(field, format!("{count} is outside {least}..={images}")));
-            }
-            least = count;
-        }
-        Ok(())
-    }
-}
-
-impl Stats {
-    fn check(&self, at: &str) -> Result<(), EvalError> {
-        let Stats { median, p90, p95, p99, min, max, mean, runs: _ } = *self;
-        for (key, value) in [("min", min), ("mean", mean), ("max", max)] {
-            within(&format!("{at}.{key}"), Some(value), 0.0, f64::MAX)?;
-        }
-        let ordered = [min, median, p90, p95, p99, max];
-        if ordered.windows(2).all(|pair| pair[0] <= pair[1]) {
-            return Ok(());
-        }
-        Err(EvalError::results(at, "min, median, p90, p95, p99 and max are not in ascending order"))
-    }
-}
-
-fn within(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), EvalError> {
-    match value {
-        Some(value) if !(low <= value && value <= high) => {
-            Err(EvalError::results(field, format!("{value} is outside [{low:e}, {high:e}]")))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn not_nan(field: &str, value: Option<f64>) -> Result<(), EvalError> {
-    match value {
-        Some(value) if value.is_nan() => Err(EvalError::results(field, "is not a number")),
-        _ => Ok(()),
-    }
 }
 
 impl Results {
     /// No models yet, schema [`SCHEMA`].
     pub fn new(environment: Environment) -> Results {
         Results { schema: SCHEMA, models: Vec::new(), environment, data: None, notes: Vec::new() }
-    }
-
-    /// Checks that the schema is known and every figure is one that can be.
-    ///
-    /// # Errors
-    /// [`EvalError::Results`] naming the field.
-    pub fn check(&self) -> Result<(), EvalError> {
-        if self.schema != SCHEMA {
-            let text = format!(
-                "version {} where this program knows {SCHEMA}; use the swinq that wrote it",
-                self.schema
-            );
-            return Err(EvalError::results("schema", text));
-        }
-        self.models.iter().enumerate().try_for_each(|(i, model)| model.check(&format!("models[{i}]")))
     }
 
     /// Every batch size that has a latency in some model, ascending.
@@ -375,37 +289,4 @@ pub fn write_results(path: &Path, results: &Results) -> Result<(), EvalError> {
         writeln!(out)
     })?;
     Ok(())
-}
-
-/// Decibels in JSON, which has no infinity: a number, or the text `inf` or `-inf`.
-mod decibel {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum Decibel {
-        Number(f64),
-        Text(String),
-    }
-
-    pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-        let infinite = |value: f64| if value > 0.0 { "inf" } else { "-inf" };
-        let value = value.map(|value| match value.is_infinite() {
-            true => Decibel::Text(infinite(value).to_owned()),
-            false => Decibel::Number(value),
-        });
-        value.serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-        match Option::<Decibel>::deserialize(deserializer)? {
-            None => Ok(None),
-            Some(Decibel::Number(value)) => Ok(Some(value)),
-            Some(Decibel::Text(text)) => match text.as_str() {
-                "inf" => Ok(Some(f64::INFINITY)),
-                "-inf" => Ok(Some(f64::NEG_INFINITY)),
-                _ => Err(D::Error::custom(format!("sqnr_db: `{text}` is no number, `inf` or `-inf`"))),
-            },
-        }
-    }
 }
