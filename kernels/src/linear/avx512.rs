@@ -1,5 +1,6 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -83,6 +84,27 @@ pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: 
     }
 }
 
+/// Four products per column of one row, added to its accumulators: as assembly, because the compiler would collect the
+/// broadcasts of all rows before their use and run out of registers.
+macro_rules! row_i8 {
+    ($acc:expr, $b:expr, $address:literal, $x:expr $(, $stride:expr)?) => {{
+        let _broadcast: __m512i;
+        asm!(
+            concat!("vpbroadcastd {a}, dword ptr [", $address, "]"),
+            "vpdpbusd {c0}, {a}, {b0}",
+            "vpdpbusd {c1}, {a}, {b1}",
+            a = out(zmm_reg) _broadcast,
+            x = in(reg) $x,
+            $(s = in(reg) $stride,)?
+            b0 = in(zmm_reg) $b[0],
+            b1 = in(zmm_reg) $b[1],
+            c0 = inout(zmm_reg) $acc[0],
+            c1 = inout(zmm_reg) $acc[1],
+            options(readonly, nostack, preserves_flags)
+        )
+    }};
+}
+
 /// `R` rows by one panel of INT8; `input` starts at the first row.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_i8<const R: usize>(
@@ -99,18 +121,59 @@ fn tile_i8<const R: usize>(
         [_mm512_loadu_si512(start.as_ptr().cast()), _mm512_loadu_si512(start[16..].as_ptr().cast())]
     };
     let mut acc = [start; R];
-    let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
+    let mut w = weight.as_ptr();
+    // Rows 0, 3, 6, 9 and 12; those between are one or two strides further. Never read where there is no row.
+    let mut x = [0, 3, 6, 9, 12].map(|r| input.as_ptr().wrapping_add(r * stride));
     for _ in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
         let b = unsafe { [_mm512_loadu_si512(w.cast()), _mm512_loadu_si512(w.add(64).cast())] };
-        for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: the four bytes are in row r < R of `input`, by the assertion above.
-            let a = _mm512_set1_epi32(unsafe { x.add(r * stride).cast::<i32>().read_unaligned() });
-            acc[0] = _mm512_dpbusd_epi32(acc[0], a, b[0]);
-            acc[1] = _mm512_dpbusd_epi32(acc[1], a, b[1]);
+        // SAFETY: four bytes of rows below R of `input`, by the assertion above; only registers are written.
+        unsafe {
+            if R > 0 {
+                row_i8!(acc[0], b, "{x}", x[0]);
+            }
+            if R > 1 {
+                row_i8!(acc[1], b, "{x} + {s}", x[0], stride);
+            }
+            if R > 2 {
+                row_i8!(acc[2], b, "{x} + 2 * {s}", x[0], stride);
+            }
+            if R > 3 {
+                row_i8!(acc[3], b, "{x}", x[1]);
+            }
+            if R > 4 {
+                row_i8!(acc[4], b, "{x} + {s}", x[1], stride);
+            }
+            if R > 5 {
+                row_i8!(acc[5], b, "{x} + 2 * {s}", x[1], stride);
+            }
+            if R > 6 {
+                row_i8!(acc[6], b, "{x}", x[2]);
+            }
+            if R > 7 {
+                row_i8!(acc[7], b, "{x} + {s}", x[2], stride);
+            }
+            if R > 8 {
+                row_i8!(acc[8], b, "{x} + 2 * {s}", x[2], stride);
+            }
+            if R > 9 {
+                row_i8!(acc[9], b, "{x}", x[3]);
+            }
+            if R > 10 {
+                row_i8!(acc[10], b, "{x} + {s}", x[3], stride);
+            }
+            if R > 11 {
+                row_i8!(acc[11], b, "{x} + 2 * {s}", x[3], stride);
+            }
+            if R > 12 {
+                row_i8!(acc[12], b, "{x}", x[4]);
+            }
+            if R > 13 {
+                row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
+            }
         }
-        // Never read beyond the last group.
-        (w, x) = (w.wrapping_add(4 * COLUMNS), x.wrapping_add(4));
+        w = w.wrapping_add(4 * COLUMNS);
+        x = x.map(|x| x.wrapping_add(4));
     }
     for (row, acc) in tile.0.iter_mut().zip(acc) {
         // SAFETY: a row of the tile holds two registers.
