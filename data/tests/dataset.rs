@@ -57,7 +57,7 @@ fn zip_layout(members: &[(&str, Vec<u8>)], map: &str) -> TempDir {
 }
 
 fn message(result: Result<Dataset, DataError>) -> String {
-    result.err().expect("this must be refused").to_string()
+    result.expect_err("this must be refused").to_string()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! From a file's bytes to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` would give them.
 //!
 //! The format is told by the first bytes, never by the file's name. EXIF orientation and colour profiles are not
-//! applied, as in `ImageFolder`. Damage is an error: an image is returned whole or not at all.
+//! applied, as in `ImageFolder`. Detected damage is an error: no part of an image is returned on its own.
 
 mod jpeg;
 mod png;
@@ -74,7 +74,9 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 /// A format that is not decoded (named), a header that claims more than [`MAX_PIXELS`], and truncated or corrupt
-/// data. A JPEG whose end is missing is an error even where every pixel could be guessed.
+/// data. A JPEG without its end marker is an error even where every pixel could be guessed. A JPEG with an end marker
+/// but too short a scan cannot be told from a whole one without a second entropy decoder: as in Pillow, its missing
+/// coefficients are zero.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     match sniff(bytes) {
         Some(Format::Jpeg) => jpeg::decode(bytes),
