@@ -4,10 +4,9 @@
 //! A pair of products is at most 2 * 128 * 128, so that `vpmaddwd` is exact; `vpmaddubsw` would saturate.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::Block;
-use super::dest::Dest;
+use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::spec::Store;
@@ -41,6 +40,7 @@ pub(super) fn block_i8(
     let pairs = block.panel_len / (2 * COLUMNS);
     scratch.reserve(4 * ROWS * pairs);
     let widened = &mut scratch.as_i32_mut()[..ROWS * pairs];
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     for rows in row_tiles(block.rows.clone(), ROWS) {
         if pairs > 0 {
@@ -58,7 +58,7 @@ pub(super) fn block_i8(
                 5 => tile_i8::<5>(widened, weight, &mut tile),
                 _ => tile_i8::<6>(widened, weight, &mut tile),
             }
-            finish(epilogue, &tile, rows.clone(), panel, dest);
+            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }
@@ -66,6 +66,7 @@ pub(super) fn block_i8(
 /// One block of a product in f32.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
     for panel in block.panels.clone() {
         for rows in row_tiles(block.rows.clone(), ROWS) {
@@ -78,7 +79,7 @@ pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: 
                 5 => tile_f32::<5>(input, block.stride, weight, &mut tile),
                 _ => tile_f32::<6>(input, block.stride, weight, &mut tile),
             }
-            finish(epilogue, &tile, rows, panel, dest);
+            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }
@@ -175,38 +176,111 @@ impl Lanes for f32 {
     }
 }
 
-/// The vectors of 8 columns, in registers.
-struct Columns {
+/// 8 columns of a tile and what their epilogue needs, in registers.
+struct Columns<'a> {
+    epilogue: &'a Epilogue,
+    /// The first column.
+    first: usize,
+    /// Columns that exist: 1 to 8, those of `mask`.
+    lanes: usize,
+    mask: __m256i,
     factor: __m256,
     bias: __m256,
-    output: Option<__m256>,
-    gelu: bool,
+    /// Step of `output`; without effect when that is off.
+    scale: __m256,
 }
 
-impl Columns {
+impl<'a> Columns<'a> {
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn new(epilogue: &Epilogue, column: usize) -> Columns {
+    fn new(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
+        let lanes = (epilogue.n - first).min(8);
         Columns {
-            factor: eight(&epilogue.factor, column),
-            bias: eight(&epilogue.bias, column),
-            output: epilogue.output.map(|q| _mm256_set1_ps(q.scale())),
-            gelu: epilogue.gelu,
+            epilogue,
+            first,
+            lanes,
+            mask: mask(lanes),
+            factor: eight(&epilogue.factor, first),
+            bias: eight(&epilogue.bias, first),
+            scale: _mm256_set1_ps(epilogue.output.map_or(1.0, Quantizer::scale)),
         }
     }
 
     /// From accumulators to values after bias and GELU.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn value(&self, acc: __m256) -> __m256 {
-        let y = match self.output {
-            None => _mm256_fmadd_ps(acc, self.factor, self.bias),
-            Some(scale) => {
-                let code = code(_mm256_mul_ps(acc, self.factor));
-                _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), scale, self.bias)
-            }
+    fn value<const OUTPUT: bool, const GELU: bool>(&self, acc: __m256) -> __m256 {
+        let y = if OUTPUT {
+            let code = code(_mm256_mul_ps(acc, self.factor));
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), self.scale, self.bias)
+        } else {
+            _mm256_fmadd_ps(acc, self.factor, self.bias)
         };
-        if self.gelu { gelu(y) } else { y }
+        if GELU { gelu(y) } else { y }
+    }
+
+    /// Calls `store` with each row's values and where they go.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn each<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        store: impl Fn(__m256, usize),
+    ) {
+        let half = self.first % COLUMNS;
+        for (row, &start) in tile.0.iter().zip(starts) {
+            if start != DROPPED {
+                // SAFETY: the half row holds 8 accumulators; the processor has this function's features.
+                let acc = unsafe { T::load(row[half..][..8].as_ptr()) };
+                store(self.value::<OUTPUT, GELU>(acc), start + self.first);
+            }
+        }
+    }
+
+    /// The epilogue of these columns.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn finish<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        dest: &Dest<'_>,
+    ) {
+        match (dest, &self.epilogue.store) {
+            (Dest::F32(out), store) => {
+                // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask` selects
+                // the `lanes` values of the part.
+                let put = |value, at| unsafe {
+                    _mm256_maskstore_ps(out.get(at, self.lanes).as_mut_ptr(), self.mask, value);
+                };
+                match store {
+                    &Store::Fake(q) => {
+                        self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| put(fake(Some(q), value), at));
+                    }
+                    _ => self.each::<T, OUTPUT, GELU>(tile, starts, put),
+                }
+            }
+            (Dest::Codes(out), Store::Codes(recip)) => {
+                let recip = eight(recip, self.first);
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
+                    let bytes = bytes(code(_mm256_mul_ps(value, recip)));
+                    // SAFETY: as above.
+                    unsafe { out.get(at, self.lanes) }.copy_from_slice(&bytes[..self.lanes]);
+                });
+            }
+            (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
+                    // SAFETY: as above; the masked load reads what the masked store writes.
+                    unsafe {
+                        let place = stream.get(at, self.lanes).as_mut_ptr();
+                        let held = fake(shortcut, _mm256_maskload_ps(place, self.mask));
+                        _mm256_maskstore_ps(place, self.mask, _mm256_add_ps(held, fake(branch, value)));
+                    }
+                });
+            }
+            _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+        }
     }
 }
 
@@ -253,56 +327,23 @@ fn mask(lanes: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), index)
 }
 
-/// The epilogue of rows `rows` of panel `panel`, whose accumulators are in `tile`.
+/// The epilogue of the rows that start at `starts` in `dest`, for panel `panel`, with their accumulators in `tile`.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn finish<T: Lanes>(
     epilogue: &Epilogue,
     tile: &Tile<T>,
-    rows: Range<usize>,
+    starts: &[usize],
     panel: usize,
     dest: &Dest<'_>,
 ) {
-    let mut starts = [None; ROWS];
-    for (start, row) in starts.iter_mut().zip(rows) {
-        *start = dest.offset(row, epilogue.n);
-    }
-    for half in 0..COLUMNS / 8 {
-        let column = panel * COLUMNS + half * 8;
-        let lanes = epilogue.n.saturating_sub(column).min(8);
-        if lanes == 0 {
-            return;
-        }
-        let columns = Columns::new(epilogue, column);
-        let mask = mask(lanes);
-        for (row, start) in tile.0.iter().zip(starts) {
-            let Some(start) = start else { continue };
-            // SAFETY: the half row holds 8 accumulators; this function's target features include AVX2.
-            let value = columns.value(unsafe { T::load(row[half * 8..][..8].as_ptr()) });
-            match (dest, &epilogue.store) {
-                (Dest::F32(out), store) => {
-                    let value = if let Store::Fake(q) = store { fake(Some(*q), value) } else { value };
-                    // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask`
-                    // selects the `lanes` values of the part.
-                    unsafe {
-                        let out = out.get(start + column, lanes);
-                        _mm256_maskstore_ps(out.as_mut_ptr(), mask, value);
-                    }
-                }
-                (Dest::Codes(out), Store::Codes(recip)) => {
-                    let bytes = bytes(code(_mm256_mul_ps(value, eight(recip, column))));
-                    // SAFETY: as above.
-                    unsafe { out.get(start + column, lanes) }.copy_from_slice(&bytes[..lanes]);
-                }
-                (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                    // SAFETY: as above; the masked load reads what the masked store writes.
-                    unsafe {
-                        let place = stream.get(start + column, lanes).as_mut_ptr();
-                        let held = fake(shortcut, _mm256_maskload_ps(place, mask));
-                        _mm256_maskstore_ps(place, mask, _mm256_add_ps(held, fake(branch, value)));
-                    }
-                }
-                _ => unreachable!("`Dest::new` refuses what does not suit the store"),
-            }
+    let first = panel * COLUMNS;
+    for first in (first..epilogue.n.min(first + COLUMNS)).step_by(8) {
+        let columns = Columns::new(epilogue, first);
+        match (epilogue.output.is_some(), epilogue.gelu) {
+            (false, false) => columns.finish::<T, false, false>(tile, starts, dest),
+            (false, true) => columns.finish::<T, false, true>(tile, starts, dest),
+            (true, false) => columns.finish::<T, true, false>(tile, starts, dest),
+            (true, true) => columns.finish::<T, true, true>(tile, starts, dest),
         }
     }
 }

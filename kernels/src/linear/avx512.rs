@@ -2,10 +2,9 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::Block;
-use super::dest::Dest;
+use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::spec::Store;
@@ -30,6 +29,7 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 /// One block of an INT8 product; `start` holds the initial accumulator of each column.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     for panel in block.panels.clone() {
         let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
@@ -51,7 +51,7 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
                 13 => tile_i8::<13>(input, block.stride, weight, start, &mut tile),
                 _ => tile_i8::<14>(input, block.stride, weight, start, &mut tile),
             }
-            finish(epilogue, &tile, rows, panel, dest);
+            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }
@@ -59,6 +59,7 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
 /// One block of a product in f32.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
     for panel in block.panels.clone() {
         for rows in row_tiles(block.rows.clone(), ROWS) {
@@ -79,7 +80,7 @@ pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: 
                 13 => tile_f32::<13>(input, block.stride, weight, &mut tile),
                 _ => tile_f32::<14>(input, block.stride, weight, &mut tile),
             }
-            finish(epilogue, &tile, rows, panel, dest);
+            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }
@@ -235,38 +236,114 @@ impl Lanes for f32 {
     }
 }
 
-/// The vectors of 16 columns, in registers.
-struct Columns {
+/// 16 columns of a tile and what their epilogue needs, in registers.
+struct Columns<'a> {
+    epilogue: &'a Epilogue,
+    /// The first column.
+    first: usize,
+    /// Columns that exist: 1 to 16, those of `mask`.
+    lanes: usize,
+    mask: u16,
     factor: __m512,
     bias: __m512,
-    output: Option<__m512>,
-    gelu: bool,
+    /// Step of `output`; without effect when that is off.
+    scale: __m512,
 }
 
-impl Columns {
+impl<'a> Columns<'a> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn new(epilogue: &Epilogue, column: usize) -> Columns {
+    fn new(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
+        let lanes = (epilogue.n - first).min(16);
         Columns {
-            factor: sixteen(&epilogue.factor, column),
-            bias: sixteen(&epilogue.bias, column),
-            output: epilogue.output.map(|q| _mm512_set1_ps(q.scale())),
-            gelu: epilogue.gelu,
+            epilogue,
+            first,
+            lanes,
+            mask: u16::MAX >> (16 - lanes),
+            factor: sixteen(&epilogue.factor, first),
+            bias: sixteen(&epilogue.bias, first),
+            scale: _mm512_set1_ps(epilogue.output.map_or(1.0, Quantizer::scale)),
         }
     }
 
     /// From accumulators to values after bias and GELU.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn value(&self, acc: __m512) -> __m512 {
-        let y = match self.output {
-            None => _mm512_fmadd_ps(acc, self.factor, self.bias),
-            Some(scale) => {
-                let code = code(_mm512_mul_ps(acc, self.factor));
-                _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale, self.bias)
-            }
+    fn value<const OUTPUT: bool, const GELU: bool>(&self, acc: __m512) -> __m512 {
+        let y = if OUTPUT {
+            let code = code(_mm512_mul_ps(acc, self.factor));
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), self.scale, self.bias)
+        } else {
+            _mm512_fmadd_ps(acc, self.factor, self.bias)
         };
-        if self.gelu { gelu(y) } else { y }
+        if GELU { gelu(y) } else { y }
+    }
+
+    /// Calls `store` with each row's values and where they go.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn each<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        store: impl Fn(__m512, usize),
+    ) {
+        let half = self.first % COLUMNS;
+        for (row, &start) in tile.0.iter().zip(starts) {
+            if start != DROPPED {
+                // SAFETY: the half row holds 16 accumulators; the processor has this function's features.
+                let acc = unsafe { T::load(row[half..][..16].as_ptr()) };
+                store(self.value::<OUTPUT, GELU>(acc), start + self.first);
+            }
+        }
+    }
+
+    /// The epilogue of these columns.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn finish<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        dest: &Dest<'_>,
+    ) {
+        match (dest, &self.epilogue.store) {
+            (Dest::F32(out), store) => {
+                // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask` selects
+                // the `lanes` values of the part.
+                let put = |value, at| unsafe {
+                    _mm512_mask_storeu_ps(out.get(at, self.lanes).as_mut_ptr(), self.mask, value);
+                };
+                match store {
+                    &Store::Fake(q) => {
+                        self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| put(fake(Some(q), value), at));
+                    }
+                    _ => self.each::<T, OUTPUT, GELU>(tile, starts, put),
+                }
+            }
+            (Dest::Codes(out), Store::Codes(recip)) => {
+                let recip = sixteen(recip, self.first);
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
+                    let bytes = bytes(_mm512_mul_ps(value, recip));
+                    // SAFETY: as above.
+                    unsafe {
+                        let out = out.get(at, self.lanes).as_mut_ptr();
+                        _mm_mask_storeu_epi8(out.cast(), self.mask, bytes);
+                    }
+                });
+            }
+            (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
+                    // SAFETY: as above; the masked load reads what the masked store writes.
+                    unsafe {
+                        let place = stream.get(at, self.lanes).as_mut_ptr();
+                        let held = fake(shortcut, _mm512_maskz_loadu_ps(self.mask, place));
+                        _mm512_mask_storeu_ps(place, self.mask, _mm512_add_ps(held, fake(branch, value)));
+                    }
+                });
+            }
+            _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+        }
     }
 }
 
@@ -287,6 +364,16 @@ fn code(scaled: __m512) -> __m512i {
     _mm512_maskz_cvtps_epi32(number, clamped)
 }
 
+/// Bytes `code + 128` of values already multiplied by the reciprocal step.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn bytes(scaled: __m512) -> __m128i {
+    let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
+    // Values far below convert to the least i32; narrowing saturates it, and all others below -128.
+    let code = _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(scaled, _mm512_set1_ps(127.0)));
+    _mm_xor_si128(_mm512_cvtsepi32_epi8(code), _mm_set1_epi8(-128))
+}
+
 /// Quantizes and dequantizes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -296,54 +383,17 @@ fn fake(quantizer: Option<Quantizer>, x: __m512) -> __m512 {
     _mm512_mul_ps(_mm512_cvtepi32_ps(code), _mm512_set1_ps(q.scale()))
 }
 
-/// The epilogue of rows `rows` of panel `panel`, whose accumulators are in `tile`.
+/// The epilogue of the rows that start at `starts` in `dest`, for panel `panel`, with their accumulators in `tile`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, rows: Range<usize>, panel: usize, dest: &Dest<'_>) {
-    let mut starts = [None; ROWS];
-    for (start, row) in starts.iter_mut().zip(rows) {
-        *start = dest.offset(row, epilogue.n);
-    }
-    for half in 0..COLUMNS / 16 {
-        let column = panel * COLUMNS + half * 16;
-        let lanes = epilogue.n.saturating_sub(column).min(16);
-        if lanes == 0 {
-            return;
-        }
-        let columns = Columns::new(epilogue, column);
-        let mask = u16::MAX >> (16 - lanes);
-        for (row, start) in tile.0.iter().zip(starts) {
-            let Some(start) = start else { continue };
-            // SAFETY: the half row holds 16 accumulators; this function's target features include AVX-512 F.
-            let value = columns.value(unsafe { T::load(row[half * 16..][..16].as_ptr()) });
-            match (dest, &epilogue.store) {
-                (Dest::F32(out), store) => {
-                    let value = if let Store::Fake(q) = store { fake(Some(*q), value) } else { value };
-                    // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask`
-                    // selects the `lanes` values of the part.
-                    unsafe {
-                        let out = out.get(start + column, lanes);
-                        _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, value);
-                    }
-                }
-                (Dest::Codes(out), Store::Codes(recip)) => {
-                    let code = code(_mm512_mul_ps(value, sixteen(recip, column)));
-                    let byte = _mm_xor_si128(_mm512_cvtepi32_epi8(code), _mm_set1_epi8(-128));
-                    // SAFETY: as above.
-                    unsafe {
-                        let out = out.get(start + column, lanes);
-                        _mm_mask_storeu_epi8(out.as_mut_ptr().cast(), mask, byte);
-                    }
-                }
-                (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                    // SAFETY: as above; the masked load reads what the masked store writes.
-                    unsafe {
-                        let place = stream.get(start + column, lanes).as_mut_ptr();
-                        let held = fake(shortcut, _mm512_maskz_loadu_ps(mask, place));
-                        _mm512_mask_storeu_ps(place, mask, _mm512_add_ps(held, fake(branch, value)));
-                    }
-                }
-                _ => unreachable!("`Dest::new` refuses what does not suit the store"),
-            }
+fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, starts: &[usize], panel: usize, dest: &Dest<'_>) {
+    let first = panel * COLUMNS;
+    for first in (first..epilogue.n.min(first + COLUMNS)).step_by(16) {
+        let columns = Columns::new(epilogue, first);
+        match (epilogue.output.is_some(), epilogue.gelu) {
+            (false, false) => columns.finish::<T, false, false>(tile, starts, dest),
+            (false, true) => columns.finish::<T, false, true>(tile, starts, dest),
+            (true, false) => columns.finish::<T, true, false>(tile, starts, dest),
+            (true, true) => columns.finish::<T, true, true>(tile, starts, dest),
         }
     }
 }

@@ -15,6 +15,7 @@ pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
 /// One block of an INT8 product; `start` holds the initial accumulator of each column.
 #[target_feature(enable = "avx2,fma,avxvnni")]
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     for panel in block.panels.clone() {
         let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
@@ -28,7 +29,7 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
                 5 => tile_i8::<5>(input, block.stride, weight, start, &mut tile),
                 _ => tile_i8::<6>(input, block.stride, weight, start, &mut tile),
             }
-            finish(epilogue, &tile, rows, panel, dest);
+            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }

@@ -1,8 +1,14 @@
 //! The destination of a product, shared by the tasks that write it.
 
+use std::ops::Range;
+
 use super::spec::{LinearOut, Store};
+use super::split::MAX_ROWS;
 use crate::pool::Parts;
 use crate::types::{PAD, RowMap, code_stride};
+
+/// Where a row that is not stored starts.
+pub(super) const DROPPED: usize = usize::MAX;
 
 /// Memory of the results. Every (row, column) of the product belongs to exactly one place in it.
 pub(super) enum Dest<'a> {
@@ -58,5 +64,14 @@ impl<'a> Dest<'a> {
                 token => Some((row / map.rows().len() * map.tokens() + token as usize) * n),
             },
         }
+    }
+
+    /// [`Dest::offset`] of each of `rows`, with [`DROPPED`] for none.
+    pub(super) fn starts(&self, rows: Range<usize>, n: usize) -> [usize; MAX_ROWS] {
+        let mut starts = [DROPPED; MAX_ROWS];
+        for (start, row) in starts[..rows.len()].iter_mut().zip(rows) {
+            *start = self.offset(row, n).unwrap_or(DROPPED);
+        }
+        starts
     }
 }

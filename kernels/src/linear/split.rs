@@ -6,7 +6,7 @@ use std::ops::Range;
 const TASKS_PER_THREAD: usize = 4;
 
 /// Rows of a task at most: its inputs and outputs stay in the second-level cache while the weights pass.
-const MAX_ROWS: usize = 256;
+pub(super) const MAX_ROWS: usize = 256;
 
 /// Bytes of the inputs of a task at most (one row tile may exceed it).
 const MAX_BYTES: usize = 512 << 10;
