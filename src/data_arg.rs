@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::bail;
-use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+use sha2::{Digest, Sha256};
+use swinq_data::{Dataset, Layout, Loader, LoaderOptions, Split};
 use swinq_model::{SwinConfig, Transform};
 
 /// Batches in flight between the decoder and the model.
@@ -39,7 +40,7 @@ impl Sample {
                 config.num_classes
             );
         }
-        if self.dataset.classes_are_complete() && classes < config.num_classes {
+        if self.dataset.layout() == Layout::ImageFolder && classes < config.num_classes {
             bail!(
                 "{data} has {classes} class folders, but {} has {} classes, so folder order would not be class \
                  order; use a list file with class numbers for a part of the classes",
@@ -50,8 +51,24 @@ impl Sample {
         Ok(())
     }
 
+    /// SHA-256 over the names of the images used, one a line, hexadecimal.
+    pub fn list_sha256(&self) -> String {
+        let mut hash = Sha256::new();
+        for &id in &self.ids {
+            hash.update(self.dataset.name(id));
+            hash.update("\n");
+        }
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Batches of the sample, preprocessed.
-    pub fn loader(&self, transform: &Transform, batch_size: usize, threads: usize, skip_corrupt: usize) -> Loader {
+    pub fn loader(
+        &self,
+        transform: &Transform,
+        batch_size: usize,
+        threads: usize,
+        skip_corrupt: usize,
+    ) -> Loader {
         let options = LoaderOptions { batch_size, threads, prefetch: PREFETCH, skip_corrupt };
         Loader::new(self.dataset.clone(), self.ids.clone(), transform.clone(), options)
     }

@@ -3,9 +3,9 @@
 mod args;
 mod commands;
 mod data_arg;
+mod html;
 mod interrupt;
 mod model_arg;
-mod html;
 mod progress;
 mod runner;
 mod site_table;

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use swinq_data::presets;
 use swinq_model::checkpoint::{LoadOptions, is_quantized_file, load_float};
 use swinq_model::config::{LoadedConfig, load_config};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{QuantizedModel, Resize, Transform};
+use swinq_model::{QuantizedModel, Transform};
 
 use crate::args::{Family, FloatArgs, Usage};
 
@@ -67,12 +68,22 @@ fn configuration(args: &FloatArgs) -> anyhow::Result<Option<LoadedConfig>> {
 }
 
 fn transform_of(family: Family, model: &FloatModel) -> anyhow::Result<Transform> {
-    let size = model.config.image_size;
-    let own = &model.transform;
+    let (config, size) = (&model.config, model.config.image_size);
     Ok(match family {
-        Family::Ms => Transform { mean: own.mean, std: own.std, ..Transform::microsoft(size, true) },
-        Family::Timm => swinq_data::transforms::timm(size, if size >= 384 { 1.0 } else { 0.9 }),
-        Family::Torchvision => swinq_data::transforms::torchvision(&model.config.name, size),
-        Family::Hf => Transform { family: "hf".to_owned(), resize: Resize::Direct, ..Transform::microsoft(size, false) },
+        Family::Ms => Transform::microsoft(size, true),
+        Family::Timm => presets::timm(size, if size >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),
+        Family::Hf => presets::hugging_face(size),
+        Family::Torchvision => {
+            let name = match (config.embed_dim, config.depths.as_slice(), size) {
+                (96, [2, 2, 6, 2], 224) => "swin_t",
+                (96, [2, 2, 18, 2], 224) => "swin_s",
+                (128, [2, 2, 18, 2], 224) => "swin_b",
+                _ => bail!(
+                    "--transform torchvision: torchvision has Swin-T, S and B at 224, and {} is none of them",
+                    config.name
+                ),
+            };
+            presets::torchvision(name).context("torchvision has a transform for this model")?
+        }
     })
 }

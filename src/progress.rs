@@ -23,7 +23,9 @@ impl Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let template = "{prefix} [{bar:32}] {pos}/{len} images, {per_sec}, ETA {eta}";
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
-            ProgressBar::new(total as u64).with_style(style.progress_chars("=> ")).with_prefix(label.to_owned())
+            ProgressBar::new(total as u64)
+                .with_style(style.progress_chars("=> "))
+                .with_prefix(label.to_owned())
         });
         let now = Instant::now();
         Progress { bar, label: label.to_owned(), total, start: now, printed: now }

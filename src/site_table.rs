@@ -7,7 +7,7 @@ use swinq_model::{Granularity, Half, Kind, Linear, Operand, QuantizedModel, Site
 /// One row per product and one per attention; the rare sites (scores, additions) appear where they are on.
 pub fn products(model: &QuantizedModel) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["product", "runs in", "input", "weight", "output"]);
     for linear in all_linears(&model.config) {
         let site = |s| model.site(s);
@@ -22,7 +22,9 @@ pub fn products(model: &QuantizedModel) -> String {
         if let Linear::Qkv(block) = linear {
             let [q, k, v] = [Site::Q(block), Site::K(block), Site::V(block)].map(site);
             let probs = site(Site::Probs(block));
-            let both = |a: &SiteState, b: &SiteState| if a.spec.enabled && b.spec.enabled { "INT8" } else { "float" };
+            let both = |a: &SiteState, b: &SiteState| {
+                if a.spec.enabled && b.spec.enabled { "INT8" } else { "float" }
+            };
             table.add_row([
                 format!("{block}.attn QK^T, PV"),
                 format!("{}, {}", both(q, k), both(v, probs)),
@@ -46,7 +48,7 @@ pub fn products(model: &QuantizedModel) -> String {
 /// One row per site.
 pub fn sites(model: &QuantizedModel) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["site", "quantized", "bits", "kind", "range from", "amax", "scale"]);
     for (site, state) in &model.sites {
         let spec = &state.spec;

@@ -48,7 +48,7 @@ fn engine(model: &QuantizedModel, isa: Isa) -> Engine {
 }
 
 fn against_simulation(float: &FloatModel, model: &QuantizedModel, isa: Isa, images: usize) -> Fidelity {
-    let simulated = run(&mut FloatClassifier::quantized(model).unwrap(), float, images);
+    let simulated = run(&mut FloatClassifier::simulate(model).unwrap(), float, images);
     let engine = run(&mut engine(model, isa), float, images);
     fidelity(&simulated, &engine).unwrap()
 }
@@ -60,7 +60,7 @@ fn shipped_recipes_on_every_instruction_set() {
     eprintln!("instruction sets: {isas:?}");
     for name in ["default", "mode1", "mode2"] {
         let model = quantized(&float, &Recipe::shipped(name).unwrap());
-        let simulated = run(&mut FloatClassifier::quantized(&model).unwrap(), &float, 200);
+        let simulated = run(&mut FloatClassifier::simulate(&model).unwrap(), &float, 200);
         for &isa in &isas {
             let images = run(&mut engine(&model, isa), &float, 200);
             let found = fidelity(&simulated, &images).unwrap();
@@ -74,7 +74,7 @@ fn shipped_recipes_on_every_instruction_set() {
 #[test]
 fn float_on_every_instruction_set() {
     let float = float_model();
-    let expected = run(&mut FloatClassifier::float(&float).unwrap(), &float, 64);
+    let expected = run(&mut FloatClassifier::new(&float).unwrap(), &float, 64);
     let model = QuantizedModel::from_float(&float).unwrap();
     for cpu in Cpu::available() {
         let found = fidelity(&expected, &run(&mut engine(&model, cpu.isa()), &float, 64)).unwrap();

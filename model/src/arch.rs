@@ -267,7 +267,7 @@ impl SwinConfig {
                 format!("{} is not a positive number", self.norm_eps),
             ));
         }
-        if self.image_size % self.patch_size != 0 {
+        if !self.image_size.is_multiple_of(self.patch_size) {
             let text = format!("{} is not a multiple of PATCH_SIZE {}", self.image_size, self.patch_size);
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
@@ -276,7 +276,7 @@ impl SwinConfig {
             let dim = self.embed_dim << stage;
             bound(&format!("channels of stage {stage}"), dim, MAX_DIM)?;
             bound(&format!("MODEL.SWIN.NUM_HEADS[{stage}]"), heads, dim)?;
-            if dim % heads != 0 {
+            if !dim.is_multiple_of(heads) {
                 let text = format!("{heads} does not divide the stage's {dim} channels");
                 return Err(ModelError::config(format!("MODEL.SWIN.NUM_HEADS[{stage}]"), text));
             }
@@ -307,7 +307,7 @@ impl SwinConfig {
                 );
                 return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", text));
             }
-            if stage.merge && stage.grid % 2 != 0 {
+            if stage.merge && !stage.grid.is_multiple_of(2) {
                 let text = format!("stage {} ends with an odd grid of {} tokens", stage.index, stage.grid);
                 return Err(ModelError::config("DATA.IMG_SIZE", text));
             }

@@ -25,7 +25,7 @@ impl HostTensor {
     /// Sizes of the matrix that a weight is: the first dimension, and the product of the others.
     pub fn matrix(&self) -> (usize, usize) {
         let rows = self.shape.first().copied().unwrap_or(1);
-        (rows, if rows == 0 { 0 } else { self.data.len() / rows })
+        (rows, self.data.len().checked_div(rows).unwrap_or(0))
     }
 }
 

@@ -32,7 +32,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     runner::measure(&mut subjects, &args.batch_size, &latency, &mut |subject, batch, latency| {
         println!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
     })?;
-    let mut results = Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
+    let mut results =
+        Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
     println!("\n{}", swinq_eval::table(&results));
     if args.profile {
@@ -57,7 +58,11 @@ fn models(args: &BenchArgs) -> anyhow::Result<Vec<(String, QuantizedModel)>> {
     Ok(models)
 }
 
-fn profile(models: &[(String, QuantizedModel)], args: &BenchArgs, options: EngineOptions) -> anyhow::Result<()> {
+fn profile(
+    models: &[(String, QuantizedModel)],
+    args: &BenchArgs,
+    options: EngineOptions,
+) -> anyhow::Result<()> {
     for (name, model) in models {
         for &batch_size in &args.batch_size {
             let mut engine = Engine::new(model, EngineOptions { max_batch: batch_size, ..options })?;
@@ -66,7 +71,7 @@ fn profile(models: &[(String, QuantizedModel)], args: &BenchArgs, options: Engin
             let launches = engine.profile(&batch.pixels, PROFILE_RUNS)?;
             let total: f64 = launches.iter().map(|l| l.time.as_secs_f64()).sum();
             let mut table = Table::new();
-            table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+            table.load_style(presets::ASCII_MARKDOWN);
             table.set_header(["launch", "us", "share", "GMAC/s"]);
             for launch in &launches {
                 let seconds = launch.time.as_secs_f64();

@@ -108,7 +108,12 @@ fn describe(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs, sample: &
     println!("transform  {}", model.transform);
     println!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
     let images = sample.ids.len();
-    println!("images     {images} of {}, seed {}, batches of {}", sample.dataset.describe(), args.seed, args.batch_size);
+    println!(
+        "images     {images} of {}, seed {}, batches of {}",
+        sample.dataset.describe(),
+        args.seed,
+        args.batch_size
+    );
     if images < wanted {
         println!("           ({wanted} were asked for; the data set has no more)");
     }

@@ -13,7 +13,7 @@ const LIBRARIES: [(&str, &str); 3] = [
 
 /// Runs the command.
 pub fn run() -> anyhow::Result<()> {
-    let environment = swinq_eval::Environment::detect();
+    let environment = swinq_eval::Environment::detect(None, 0, Default::default());
     println!("swinq      {}", env!("CARGO_PKG_VERSION"));
     println!("system     {} {}", std::env::consts::OS, std::env::consts::ARCH);
     println!("processor  {}", environment.cpu.as_deref().unwrap_or("unknown"));
@@ -39,7 +39,13 @@ pub fn run() -> anyhow::Result<()> {
 fn find_library(name: &str) -> Option<PathBuf> {
     let from_variable = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = from_variable.split(':').filter(|f| !f.is_empty()).map(Path::new);
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64"];
+    let usual = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/cuda/lib64",
+    ];
     folders.chain(usual.iter().map(Path::new)).find_map(|folder| {
         let entries = std::fs::read_dir(folder).ok()?;
         let mut found: Vec<PathBuf> = entries

@@ -8,7 +8,7 @@ use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_kernels::{Cpu, Isa};
 use swinq_model::atomic::check_writable;
 use swinq_model::float::FloatClassifier;
-use swinq_model::{BoxError, Classifier, QuantizedModel, Transform};
+use swinq_model::{Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate};
 use crate::data_arg::Sample;
@@ -28,7 +28,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         println!("wrote {}", path.display());
     }
     if let Some(path) = &args.report {
-        html::write(path, &results)?;
+        html::write(path, &results, &Default::default())?;
         println!("wrote {}", path.display());
     }
     Ok(())
@@ -43,7 +43,8 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<Results> {
     println!("{} of {}", images(sample.ids.len()), sample.dataset.describe());
     let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
     let threads = swinq_kernels::Pool::new(args.threads).threads();
-    let mut results = Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
+    let mut results =
+        Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
     let mut baseline: Option<Collected> = None;
     for subject in &mut subjects {
         let collected = collect(subject, &sample, args)?;
@@ -102,7 +103,7 @@ fn simulated(
     let classifier: Box<dyn Classifier> = match simulate {
         Simulate::Fake => {
             result.backend = "fake quantization".to_owned();
-            Box::new(FloatClassifier::quantized(model)?)
+            Box::new(FloatClassifier::simulate(model)?)
         }
         Simulate::Exact => {
             result.backend = "scalar reference".to_owned();
@@ -148,9 +149,4 @@ fn data_info(args: &EvalArgs, sample: &Sample, transform: &Transform) -> DataInf
 
 fn images(count: usize) -> String {
     if count == 1 { "1 image".to_owned() } else { format!("{count} images") }
-}
-
-/// Boxed errors of injected implementations, as `anyhow` takes them.
-pub fn boxed(error: BoxError) -> anyhow::Error {
-    anyhow::Error::from_boxed(error)
 }

@@ -12,7 +12,8 @@ use crate::site_table;
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let loaded = Model::load(&args.model, &args.float)?;
-    let kind = if matches!(loaded, Model::Quantized(_)) { "quantized checkpoint" } else { "float checkpoint" };
+    let kind =
+        if matches!(loaded, Model::Quantized(_)) { "quantized checkpoint" } else { "float checkpoint" };
     let model = loaded.into_quantized()?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{} ({kind})", args.model.display())?;
@@ -32,11 +33,26 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
 
 fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
     let config = &model.config;
-    let parameters: usize = params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
-    writeln!(out, "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {}x{} input, {} classes",
-        config.name, config.depths, config.num_heads, config.embed_dim, config.window_size, config.image_size,
-        config.image_size, config.num_classes)?;
-    writeln!(out, "  size          {:.2} M parameters, {:.3} GMAC", parameters as f64 / 1e6, config.macs() as f64 / 1e9)?;
+    let parameters: usize =
+        params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    writeln!(
+        out,
+        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {}x{} input, {} classes",
+        config.name,
+        config.depths,
+        config.num_heads,
+        config.embed_dim,
+        config.window_size,
+        config.image_size,
+        config.image_size,
+        config.num_classes
+    )?;
+    writeln!(
+        out,
+        "  size          {:.2} M parameters, {:.3} GMAC",
+        parameters as f64 / 1e6,
+        config.macs() as f64 / 1e9
+    )?;
     writeln!(out, "  transform     {}", model.transform)?;
     if let Some(labels) = &model.labels {
         let shown = labels.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
@@ -45,8 +61,14 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
     let source = &model.provenance.source;
     writeln!(out, "  made from     {} ({}), SHA-256 {}", source.file, source.dialect, source.sha256)?;
     if let Some(record) = &model.provenance.calibration {
-        writeln!(out, "  calibrated on {} images, seed {}, batches of {}, SHA-256 of the pixels {}",
-            record.images.len(), record.seed, record.batch_size, record.sha256)?;
+        writeln!(
+            out,
+            "  calibrated on {} images, seed {}, batches of {}, SHA-256 of the pixels {}",
+            record.images.len(),
+            record.seed,
+            record.batch_size,
+            record.sha256
+        )?;
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         writeln!(out, "                {first}, ...")?;
     }

@@ -23,7 +23,8 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     }
     let model = Model::load(&args.model, &args.float)?.into_quantized()?;
     let labels = model.labels.clone();
-    let mut engine = Engine::new(&model, EngineOptions { threads: args.threads, ..EngineOptions::detect()? })?;
+    let mut engine =
+        Engine::new(&model, EngineOptions { threads: args.threads, ..EngineOptions::detect()? })?;
     let dataset = Dataset::from_files(&args.images)?;
     let ids = (0..dataset.len()).collect();
     let options = LoaderOptions { batch_size: BATCH, threads: args.threads, prefetch: 2, skip_corrupt: 0 };
@@ -40,7 +41,11 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let name = |class: usize| labels.as_ref().map_or_else(|| class.to_string(), |names| names[class].clone());
     let predictions: Vec<Prediction> =
         logits.rows().enumerate().map(|(i, row)| Prediction::new(dataset.name(i), row, args.topk)).collect();
-    if args.json { print_json(&predictions, name)? } else { print_table(&predictions, name) }
+    if args.json {
+        print_json(&predictions, name)?
+    } else {
+        print_table(&predictions, name)
+    }
     Ok(())
 }
 
@@ -80,7 +85,7 @@ fn print_table(predictions: &[Prediction], name: impl Fn(usize) -> String) {
     for prediction in predictions {
         println!("{}", prediction.image);
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
+        table.load_style(presets::NOTHING);
         for &(class, probability) in &prediction.best {
             table.add_row([format!("  {:.2} %", 100.0 * probability), class.to_string(), name(class)]);
         }

@@ -26,19 +26,34 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     for (name, content) in SAMPLE {
         swinq_model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
     }
-    println!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
+    println!(
+        "A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in"
+    );
     println!("{}.\n", sample.display());
     let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
-    let (float, cfg, data) = (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
+    let (float, cfg, data) =
+        (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
     let int8 = at(&args.out, "int8.safetensors");
     let (json, report) = (at(&args.out, "results.json"), at(&args.out, "report.html"));
     println!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
     let batches = ["--batches", "32", "--batch-size", "8"];
-    let command = [&["swinq", "calibrate", &float, "--cfg", &cfg, "--data-path", &data], &batches[..], &["-o", &int8]];
+    let command =
+        [&["swinq", "calibrate", &float, "--cfg", &cfg, "--data-path", &data], &batches[..], &["-o", &int8]];
     execute(&command.concat())?;
     println!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
     execute(&[
-        "swinq", "eval", &float, &int8, "--cfg", &cfg, "--data-path", &data, "--json", &json, "--report", &report,
+        "swinq",
+        "eval",
+        &float,
+        &int8,
+        "--cfg",
+        &cfg,
+        "--data-path",
+        &data,
+        "--json",
+        &json,
+        "--report",
+        &report,
     ])?;
     println!("\nOpen {report} in a browser; `swinq inspect {int8}` lists what is INT8 and why.");
     Ok(())

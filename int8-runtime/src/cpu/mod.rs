@@ -40,10 +40,6 @@ impl Place {
         Place { slot, rows: spec.rows, columns: spec.columns, element: spec.element, residual }
     }
 
-    pub(crate) fn slot(&self) -> usize {
-        self.slot
-    }
-
     fn values(&self, images: usize) -> usize {
         images * self.rows * self.columns
     }
