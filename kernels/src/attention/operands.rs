@@ -106,7 +106,10 @@ impl<'a> Source<'a> {
                     let x = self.floats_in(x);
                     for at in (0..d).step_by(L::N) {
                         let x = lanes.load_part(&x.data[token * x.stride..][at..d]);
-                        let x = self.site.map_or(x, |site| lanes.fake(x, site));
+                        let x = match self.site {
+                            Some(site) => lanes.fake(x, site),
+                            None => x,
+                        };
                         lanes.store_part(&mut row[at..d], x);
                     }
                 }

@@ -4,6 +4,10 @@ use crate::lanes::Lanes;
 use crate::reference::Probs;
 use crate::types::Quantizer;
 
+/// Logits further than this below the largest are taken to be this far below: `e^-60` is lost in the rounding of any
+/// sum that has a 1 in it, and its products are still normal numbers, where subnormal ones would be slow.
+const FLOOR: f32 = -60.0;
+
 /// The weights of one query.
 pub(super) struct Row<'a> {
     /// Logits of all keys, whole registers; left as f32 weights unless `codes` is there.
@@ -43,7 +47,7 @@ impl Row<'_> {
     fn exponentials<L: Lanes>(&mut self, lanes: L, max: L::F) -> f32 {
         let mut total = lanes.splat(0.0);
         for x in self.logits.chunks_exact_mut(L::N) {
-            let e = lanes.exp(lanes.sub(lanes.load(x), max));
+            let e = exponential(lanes, lanes.load(x), max);
             total = lanes.add(total, e);
             lanes.store(x, e);
         }
@@ -55,7 +59,7 @@ impl Row<'_> {
     fn unsigned_codes<L: Lanes>(&mut self, lanes: L, max: L::F) -> i32 {
         let mut total = lanes.splat_i(0);
         for at in (0..self.logits.len()).step_by(L::N) {
-            let e = lanes.exp(lanes.sub(lanes.load(&self.logits[at..]), max));
+            let e = exponential(lanes, lanes.load(&self.logits[at..]), max);
             let code = lanes.round(lanes.mul(e, lanes.splat(255.0)));
             total = lanes.add_i(total, code);
             self.put(lanes, at, code);
@@ -82,4 +86,10 @@ impl Row<'_> {
             None => lanes.store(&mut self.logits[at..], lanes.float(code)),
         }
     }
+}
+
+/// `exp(x - max)`; a NaN stays one.
+#[inline(always)]
+fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
+    lanes.exp(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
 }

@@ -122,6 +122,7 @@ pub(crate) trait Lanes: Copy {
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     fn sum(self, x: Self::F) -> f32;
     fn highest(self, x: Self::F) -> f32;

@@ -27,24 +27,25 @@ pub(super) fn row<L: Lanes>(lanes: L, affine: &Affine, x: &[f32], out: &mut Segm
 /// The sum of `x`, or if `SQUARES` of `(x - mean)^2`, in four registers that are added at the end.
 #[inline(always)]
 fn total<L: Lanes, const SQUARES: bool>(lanes: L, x: &[f32], mean: L::F) -> f32 {
-    let mut sums = [lanes.splat(0.0); 4];
+    let zero = lanes.splat(0.0);
+    let (mut a, mut b, mut c, mut d) = (zero, zero, zero, zero);
     let blocks = x.chunks_exact(4 * L::N);
-    let rest = blocks.remainder();
-    for block in blocks {
-        for (sum, x) in sums.iter_mut().zip(block.chunks_exact(L::N)) {
-            *sum = add_term::<L, SQUARES>(lanes, *sum, lanes.load(x), mean);
-        }
-    }
-    let vectors = rest.chunks_exact(L::N);
+    let vectors = blocks.remainder().chunks_exact(L::N);
     let tail = vectors.remainder();
-    for (sum, x) in sums.iter_mut().zip(vectors) {
-        *sum = add_term::<L, SQUARES>(lanes, *sum, lanes.load(x), mean);
+    for block in blocks {
+        a = add_term::<L, SQUARES>(lanes, a, lanes.load(block), mean);
+        b = add_term::<L, SQUARES>(lanes, b, lanes.load(&block[L::N..]), mean);
+        c = add_term::<L, SQUARES>(lanes, c, lanes.load(&block[2 * L::N..]), mean);
+        d = add_term::<L, SQUARES>(lanes, d, lanes.load(&block[3 * L::N..]), mean);
+    }
+    for x in vectors {
+        a = add_term::<L, SQUARES>(lanes, a, lanes.load(x), mean);
     }
     if !tail.is_empty() {
-        let tail_sum = add_term::<L, SQUARES>(lanes, lanes.splat(0.0), lanes.load_part(tail), mean);
-        sums[3] = lanes.add(sums[3], lanes.keep(tail_sum, tail.len()));
+        let terms = add_term::<L, SQUARES>(lanes, zero, lanes.load_part(tail), mean);
+        d = lanes.add(d, lanes.keep(terms, tail.len()));
     }
-    lanes.sum(lanes.add(lanes.add(sums[0], sums[1]), lanes.add(sums[2], sums[3])))
+    lanes.sum(lanes.add(lanes.add(a, b), lanes.add(c, d)))
 }
 
 #[inline(always)]
