@@ -159,7 +159,12 @@ pub(super) fn pack_keys_i8<L: Lanes>(
 
 /// Packs keys for [`super::scores`]: `[key block][channel][lane]`, zeros past the last key.
 #[inline(always)]
-pub(super) fn pack_keys_f32<L: Lanes>(_lanes: L, (n, d): (usize, usize), rows: Rows<'_, f32>, packed: &mut [f32]) {
+pub(super) fn pack_keys_f32<L: Lanes>(
+    _lanes: L,
+    (n, d): (usize, usize),
+    rows: Rows<'_, f32>,
+    packed: &mut [f32],
+) {
     let block = d * L::N;
     for (b, block) in packed[..n.div_ceil(L::N) * block].chunks_exact_mut(block).enumerate() {
         let keys = L::N.min(n - b * L::N);
@@ -200,4 +205,3 @@ pub(super) fn pack_values_i8<L: Lanes>(
         }
     }
 }
-

@@ -108,7 +108,9 @@ fn tile_i8<L: Lanes, const R: usize, const T: usize>(
         }
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: `R` rows of `groups` groups of four bytes, by the assertion above.
-            let query = unsafe { queries.data.as_ptr().add(r * queries.stride + 4 * g).cast::<i32>().read_unaligned() };
+            let query = unsafe {
+                queries.data.as_ptr().add(r * queries.stride + 4 * g).cast::<i32>().read_unaligned()
+            };
             let query = lanes.splat_i(query);
             for (sum, key) in sums.iter_mut().zip(key) {
                 *sum = lanes.dot(*sum, query, key);

@@ -73,7 +73,9 @@ fn tile_i8<L: Lanes, const R: usize, const T: usize>(
         }
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: `R` rows of `groups` groups of four bytes, by the assertion above.
-            let weight = unsafe { weights.data.as_ptr().add(r * weights.stride + 4 * g).cast::<i32>().read_unaligned() };
+            let weight = unsafe {
+                weights.data.as_ptr().add(r * weights.stride + 4 * g).cast::<i32>().read_unaligned()
+            };
             let weight = lanes.splat_i(weight);
             for (sum, value) in sums.iter_mut().zip(value) {
                 *sum = lanes.dot(*sum, weight, value);
@@ -127,7 +129,8 @@ fn tile_f32<L: Lanes, const R: usize, const T: usize>(
         let mut value = [lanes.splat(0.0); T];
         for (t, value) in value.iter_mut().enumerate() {
             // SAFETY: `n` rows of whole registers up to block `block + T`, by the assertion above.
-            *value = unsafe { lanes.read(values.data.as_ptr().add(key * values.stride + (block + t) * L::N)) };
+            *value =
+                unsafe { lanes.read(values.data.as_ptr().add(key * values.stride + (block + t) * L::N)) };
         }
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: `R` rows of `n` weights, by the assertion above.

@@ -112,7 +112,8 @@ impl Window<'_> {
             bias[r] = tables.bias(unit.head, from + r);
             mask[r] = tables.mask(unit.window, from + r);
         }
-        let mut logits = Logits { bias, mask, finish: self.op.finish, out, n_padded: self.op.layout.n_padded };
+        let mut logits =
+            Logits { bias, mask, finish: self.op.finish, out, n_padded: self.op.layout.n_padded };
         match self.queries {
             Queries::Codes(Rows { data, stride }) => {
                 let queries = Rows { data: &data[from * stride..], stride };
@@ -128,7 +129,12 @@ impl Window<'_> {
 
     /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Gives their factors.
     #[inline(always)]
-    fn weights<L: Lanes, const R: usize>(&self, lanes: L, logits: &mut [f32], weights: &mut [f32]) -> [f32; R] {
+    fn weights<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        logits: &mut [f32],
+        weights: &mut [f32],
+    ) -> [f32; R] {
         let n_padded = self.op.layout.n_padded;
         let used = self.op.shape.n.next_multiple_of(L::N);
         let step = match self.values {
