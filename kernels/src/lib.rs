@@ -1,7 +1,7 @@
 //! Every hot loop of swinq. Knows no Swin: products with a weight and their epilogues, LayerNorm with gathers, window
 //! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has.
 //!
-//! [`reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
+//! [`mod@reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
 //! and then run on a [`Pool`] without allocating.
 
 pub mod attention;
