@@ -131,7 +131,8 @@ fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
         check("logits", &values(&logits), &fixture.logits);
         let gradients = logits.sqr().unwrap().sum_all().unwrap().backward().unwrap();
         for (name, variable) in &variables {
-            let gradient = gradients.get(variable.as_tensor()).unwrap_or_else(|| panic!("no gradient for {name}"));
+            let gradient =
+                gradients.get(variable.as_tensor()).unwrap_or_else(|| panic!("no gradient for {name}"));
             assert!(values(gradient).iter().any(|g| *g != 0.0), "the gradient of {name} is zero");
         }
     }

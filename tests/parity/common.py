@@ -38,3 +38,31 @@ def microsoft_name(name: str) -> str:
 def microsoft_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters of a timm Swin in Microsoft's naming."""
     return {microsoft_name(name): p.detach().clone().contiguous() for name, p in model.named_parameters()}
+
+
+HF_NAMES = [
+    (r"^swin\.embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^swin\.embeddings\.norm\.", "patch_embed.norm."),
+    (r"^swin\.embeddings\.position_embeddings$", "absolute_pos_embed"),
+    (r"^swin\.layernorm\.", "norm."),
+    (r"^classifier\.", "head."),
+    (r"^swin\.encoder\.", ""),
+    (r"\.attention\.o_proj\.", ".attn.proj."),
+    (r"\.attention\.relative_position_bias\.", ".attn."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+]
+
+
+def microsoft_state_of_hf(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a transformers Swin (5.23's module names) in Microsoft's naming; q, k and v are joined."""
+    state, thirds = {}, {}
+    for name, parameter in model.named_parameters():
+        for pattern, replacement in HF_NAMES:
+            name = re.sub(pattern, replacement, name)
+        value = parameter.detach().clone()
+        if third := re.match(r"(.*)\.attention\.([qkv])_proj\.(\w+)$", name):
+            thirds.setdefault(f"{third[1]}.attn.qkv.{third[3]}", {})[third[2]] = value
+        else:
+            state[name] = value.contiguous()
+    return state | {name: torch.cat([parts[p] for p in "qkv"]) for name, parts in thirds.items()}

@@ -11,13 +11,21 @@ use crate::error::ModelError;
 use crate::site::{BlockId, Half, Operand, Site};
 
 /// The product of `x` `[rows, in]` with a weight, before its bias, through the product's three sites.
-pub(super) fn product(x: Tensor, linear: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, ModelError> {
+pub(super) fn product(
+    x: Tensor,
+    linear: &LinearWeights,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, ModelError> {
     let x = sites.activation(Site::Input(linear.linear), x)?;
     multiply(&x, linear, sites)
 }
 
 /// The product of what an input site returned, through the sites of weight and output.
-pub(super) fn multiply(x: &Tensor, linear: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, ModelError> {
+pub(super) fn multiply(
+    x: &Tensor,
+    linear: &LinearWeights,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, ModelError> {
     let weight = sites.weight(Site::Weight(linear.linear), &linear.weight)?;
     let y = x.matmul(&weight.flatten_from(1)?.t()?)?;
     sites.activation(Site::Output(linear.linear), y)

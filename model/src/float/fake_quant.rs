@@ -33,7 +33,9 @@ impl FakeQuant {
     pub fn new(model: &QuantizedModel) -> Result<FakeQuant, ModelError> {
         model.validate()?;
         let (mut scales, mut probs) = (BTreeMap::new(), BTreeMap::new());
-        for (&site, state) in model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight()) {
+        for (&site, state) in
+            model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight())
+        {
             match (site, state.spec.kind) {
                 (Site::Probs(_), Kind::U8) => {
                     probs.insert(site, Probs::U8);

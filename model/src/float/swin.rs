@@ -190,7 +190,9 @@ impl Swin {
             x = block(x, weights_of_block, &context, sites)?;
         }
         match &weights.merge {
-            Some((norm, reduction)) => product(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites),
+            Some((norm, reduction)) => {
+                product(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites)
+            }
             None => Ok(x),
         }
     }

@@ -22,7 +22,8 @@ pub(super) struct LinearWeights {
 impl LinearWeights {
     /// The bias of a product that always has one.
     pub fn bias(&self) -> Result<&Tensor, ModelError> {
-        let missing = || ModelError::tensor(self.linear.bias_name(), "is missing; this product always has a bias");
+        let missing =
+            || ModelError::tensor(self.linear.bias_name(), "is missing; this product always has a bias");
         self.bias.as_ref().ok_or_else(missing)
     }
 }

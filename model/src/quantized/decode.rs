@@ -43,10 +43,12 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelE
 }
 
 fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
-    let damaged = |e: String| ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}"));
+    let damaged =
+        |e: String| ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}"));
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(e.to_string()))?;
     let text = metadata.metadata().as_ref().and_then(|map| map.get(METADATA_KEY)).ok_or_else(|| {
-        let problem = "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float";
+        let problem =
+            "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float";
         ModelError::file(path, problem)
     })?;
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
@@ -66,7 +68,8 @@ fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
 fn check_transform(document: &Document) -> Result<(), ModelError> {
     let (transform, size) = (&document.transform, document.architecture.image_size);
     if transform.size != size {
-        let problem = format!("{} pixels, but the architecture takes {size}; calibrate again", transform.size);
+        let problem =
+            format!("{} pixels, but the architecture takes {size}; calibrate again", transform.size);
         return Err(ModelError::config("transform.size", problem));
     }
     if transform.mean.iter().any(|m| !m.is_finite()) {
@@ -116,7 +119,8 @@ fn check_names(
     file: &SafeTensors,
 ) -> Result<(), ModelError> {
     let stored: BTreeSet<&str> = file.names().into_iter().collect();
-    let has_scale = |(site, spec): &(&Site, &SiteSpec)| spec.enabled && (site.is_weight() || spec.needs_scale(**site));
+    let has_scale =
+        |(site, spec): &(&Site, &SiteSpec)| spec.enabled && (site.is_weight() || spec.needs_scale(**site));
     let scaled = specs.iter().filter(has_scale);
     let scales: BTreeSet<String> = scaled.map(|(site, _)| scale_name(site)).collect();
     if let Some(name) = scales.iter().find(|name| !stored.contains(name.as_str())) {
@@ -171,7 +175,8 @@ fn read_sites(
         if spec.needs_scale(site) {
             check_amax(site, amax, read_scales(&scale_name(site), &[], file)?[0])?;
         } else if amax.is_some() {
-            let problem = "the stored site table gives it an amax, but it is off or needs none; calibrate again";
+            let problem =
+                "the stored site table gives it an amax, but it is off or needs none; calibrate again";
             return Err(ModelError::site(site, problem));
         }
         sites.insert(site, SiteState { spec, amax });
@@ -187,7 +192,9 @@ fn check_amax(site: Site, amax: Option<f32>, scale: f32) -> Result<(), ModelErro
              calibrate again",
             amax / 127.0
         ),
-        None => "has a scale tensor, but the stored site table has no amax for it; calibrate again".to_owned(),
+        None => {
+            "has a scale tensor, but the stored site table has no amax for it; calibrate again".to_owned()
+        }
     };
     Err(ModelError::site(site, problem))
 }

@@ -110,8 +110,9 @@ impl QuantizedModel {
             }
         }
         let metadata = [(METADATA_KEY.to_owned(), self.document()?)].into();
-        safetensors::serialize(tensors, Some(metadata))
-            .map_err(|e| ModelError::tensor(METADATA_KEY, format!("the model cannot be laid out as safetensors: {e}")))
+        safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
+            ModelError::tensor(METADATA_KEY, format!("the model cannot be laid out as safetensors: {e}"))
+        })
     }
 
     fn document(&self) -> Result<String, ModelError> {
@@ -124,8 +125,9 @@ impl QuantizedModel {
             sites: self.sites.iter().map(|(site, state)| (site.to_string(), SiteEntry::new(state))).collect(),
             provenance: self.provenance.clone(),
         };
-        serde_json::to_string(&document)
-            .map_err(|e| ModelError::config(METADATA_KEY, format!("the description cannot be written as JSON: {e}")))
+        serde_json::to_string(&document).map_err(|e| {
+            ModelError::config(METADATA_KEY, format!("the description cannot be written as JSON: {e}"))
+        })
     }
 }
 

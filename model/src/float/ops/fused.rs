@@ -60,7 +60,13 @@ impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp2 for Pass<F> {
         self.name
     }
 
-    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        s: &CpuStorage,
+        l: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         self.execute(&[(s, l), (s2, l2)])
     }
 }
@@ -105,8 +111,16 @@ fn row<'a>(values: &'a [f32], width: usize, index: usize) -> &'a [f32] {
 #[inline(always)]
 fn norm_row(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
     let count = x.len() as f32;
-    let mean = sum(x, #[inline(always)] |v| v) / count;
-    let variance = sum(x, #[inline(always)] |v| (v - mean) * (v - mean)) / count;
+    let mean = sum(
+        x,
+        #[inline(always)]
+        |v| v,
+    ) / count;
+    let variance = sum(
+        x,
+        #[inline(always)]
+        |v| (v - mean) * (v - mean),
+    ) / count;
     let factor = 1.0 / (variance + eps).sqrt();
     for (((out, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
         *out = ((x - mean) * factor).mul_add(w, b);
@@ -118,7 +132,12 @@ pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let eps = norm.eps as f32;
     Pass::new("layer_norm", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
-        each_row(out, c, #[inline(always)] |i, out| norm_row(row(x, c, i), weight, bias, eps, out));
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| norm_row(row(x, c, i), weight, bias, eps, out),
+        );
     })
     .on(&[x, &norm.weight, &norm.bias])
 }
@@ -137,11 +156,16 @@ pub(super) fn norm_then_gather(x: &Tensor, norm: &Norm, gather: &Gather) -> Resu
     let shape = (rows / gather.source_rows * gather.rows(), c);
     Pass::new("layer_norm_gather", shape, |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
-        each_row(out, c, #[inline(always)] |i, out| {
-            if let Some(from) = source(gather, i) {
-                norm_row(row(x, c, from), weight, bias, eps, out);
-            }
-        });
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| {
+                if let Some(from) = source(gather, i) {
+                    norm_row(row(x, c, from), weight, bias, eps, out);
+                }
+            },
+        );
     })
     .on(&[x, &norm.weight, &norm.bias])
 }
@@ -150,11 +174,16 @@ pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
     let shape = (rows / gather.source_rows * gather.rows(), gather.parts * c);
     Pass::new("gather", shape, |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, c, #[inline(always)] |i, out| {
-            if let Some(from) = source(gather, i) {
-                out.copy_from_slice(row(arguments[0], c, from));
-            }
-        });
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| {
+                if let Some(from) = source(gather, i) {
+                    out.copy_from_slice(row(arguments[0], c, from));
+                }
+            },
+        );
     })
     .on(&[x])
 }
@@ -171,10 +200,15 @@ pub(super) fn gather_add_bias(x: &Tensor, gather: &Gather, bias: &Tensor) -> Res
     let shape = (rows / gather.source_rows * gather.rows(), c);
     Pass::new("gather_add_bias", shape, |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, bias] = [arguments[0], arguments[1]];
-        each_row(out, c, #[inline(always)] |i, out| match source(gather, i) {
-            Some(from) => add_row(row(x, c, from), bias, out),
-            None => out.copy_from_slice(bias),
-        });
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| match source(gather, i) {
+                Some(from) => add_row(row(x, c, from), bias, out),
+                None => out.copy_from_slice(bias),
+            },
+        );
     })
     .on(&[x, bias])
 }
@@ -182,7 +216,12 @@ pub(super) fn gather_add_bias(x: &Tensor, gather: &Gather, bias: &Tensor) -> Res
 pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     Pass::new("add_bias", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, c, #[inline(always)] |i, out| add_row(row(arguments[0], c, i), arguments[1], out));
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| add_row(row(arguments[0], c, i), arguments[1], out),
+        );
     })
     .on(&[x, bias])
 }
@@ -191,11 +230,16 @@ pub(super) fn add_bias_gelu(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     Pass::new("add_bias_gelu", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, bias] = [arguments[0], arguments[1]];
-        each_row(out, c, #[inline(always)] |i, out| {
-            for ((out, &x), &b) in out.iter_mut().zip(row(x, c, i)).zip(bias) {
-                *out = gelu(x + b);
-            }
-        });
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| {
+                for ((out, &x), &b) in out.iter_mut().zip(row(x, c, i)).zip(bias) {
+                    *out = gelu(x + b);
+                }
+            },
+        );
     })
     .on(&[x, bias])
 }
@@ -203,7 +247,12 @@ pub(super) fn add_bias_gelu(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (_, c) = a.dims2()?;
     Pass::new("add", a.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, c, #[inline(always)] |i, out| add_row(row(arguments[0], c, i), row(arguments[1], c, i), out));
+        each_row(
+            out,
+            c,
+            #[inline(always)]
+            |i, out| add_row(row(arguments[0], c, i), row(arguments[1], c, i), out),
+        );
     })
     .on(&[a, b])
 }
@@ -218,12 +267,17 @@ pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: 
     };
     Pass::new("split_heads", (3, windows, heads, n, d), |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, bias] = [arguments[0], arguments[1]];
-        each_row(out, d, #[inline(always)] |i, out| {
-            let (token, head) = (i % n, i / n % heads);
-            let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
-            let column = (which * heads + head) * d;
-            add_row(&x[(window * n + token) * width + column..][..d], &bias[column..][..d], out);
-        });
+        each_row(
+            out,
+            d,
+            #[inline(always)]
+            |i, out| {
+                let (token, head) = (i % n, i / n % heads);
+                let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
+                let column = (which * heads + head) * d;
+                add_row(&x[(window * n + token) * width + column..][..d], &bias[column..][..d], out);
+            },
+        );
     })
     .on(&[qkv, &zeros])
 }
@@ -231,20 +285,25 @@ pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: 
 pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
     let (windows, heads, n, d) = x.dims4()?;
     Pass::new("merge_heads", (windows * n, heads * d), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, d, #[inline(always)] |i, out| {
-            let (head, token, window) = (i % heads, i / heads % n, i / (heads * n));
-            out.copy_from_slice(row(arguments[0], d, (window * heads + head) * n + token));
-        });
+        each_row(
+            out,
+            d,
+            #[inline(always)]
+            |i, out| {
+                let (head, token, window) = (i % heads, i / heads % n, i / (heads * n));
+                out.copy_from_slice(row(arguments[0], d, (window * heads + head) * n + token));
+            },
+        );
     })
     .on(&[x])
 }
 
 /// Calls `f(head index, its matrix, scratch)` for every `size` values of `out`, heads spread over the cores.
 fn each_head(out: &mut [f32], size: usize, f: impl Fn(usize, &mut [f32], &mut [Vec<f32>; 2]) + Sync) {
-    out.par_chunks_exact_mut(size).enumerate().with_min_len(4).for_each_init(
-        || [Vec::new(), Vec::new()],
-        |scratch, (head, out)| f(head, out, scratch),
-    );
+    out.par_chunks_exact_mut(size)
+        .enumerate()
+        .with_min_len(4)
+        .for_each_init(|| [Vec::new(), Vec::new()], |scratch, (head, out)| f(head, out, scratch));
 }
 
 pub(super) fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
@@ -265,17 +324,22 @@ pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&T
         let [x, bias] = [arguments[0], arguments[1]];
         let mask = arguments.get(2);
         let windows = mask.map_or(1, |mask| mask.len() / size);
-        each_row(out, size, #[inline(always)] |i, out| {
-            let (x, bias) = (row(x, size, i), row(bias, size, i % heads));
-            for ((out, &x), &b) in out.iter_mut().zip(x).zip(bias) {
-                *out = x.mul_add(scale, b);
-            }
-            if let Some(mask) = mask {
-                for (out, &m) in out.iter_mut().zip(row(mask, size, i / heads % windows)) {
-                    *out += m;
+        each_row(
+            out,
+            size,
+            #[inline(always)]
+            |i, out| {
+                let (x, bias) = (row(x, size, i), row(bias, size, i % heads));
+                for ((out, &x), &b) in out.iter_mut().zip(x).zip(bias) {
+                    *out = x.mul_add(scale, b);
                 }
-            }
-        });
+                if let Some(mask) = mask {
+                    for (out, &m) in out.iter_mut().zip(row(mask, size, i / heads % windows)) {
+                        *out += m;
+                    }
+                }
+            },
+        );
     };
     let pass = Pass::new("logits", scores.shape(), run);
     match mask {
@@ -302,11 +366,20 @@ fn scale_row(out: &mut [f32], factor: f32) {
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
     let n = x.dim(candle_core::D::Minus1)?;
     Pass::new("softmax", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, n, #[inline(always)] |i, out| {
-            exp_row(row(arguments[0], n, i), out);
-            let total = sum(out, #[inline(always)] |v| v);
-            scale_row(out, 1.0 / total);
-        });
+        each_row(
+            out,
+            n,
+            #[inline(always)]
+            |i, out| {
+                exp_row(row(arguments[0], n, i), out);
+                let total = sum(
+                    out,
+                    #[inline(always)]
+                    |v| v,
+                );
+                scale_row(out, 1.0 / total);
+            },
+        );
     })
     .on(&[x])
 }
@@ -323,7 +396,13 @@ pub(super) fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
-    weighted_mean("attend", logits, v, #[inline(always)] |e| e)
+    weighted_mean(
+        "attend",
+        logits,
+        v,
+        #[inline(always)]
+        |e| e,
+    )
 }
 
 /// Attention with unsigned 8-bit probabilities, in float on the same codes: `e = rte(255 exp(x - rowmax))`, then
@@ -332,7 +411,13 @@ pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not fit; a device without host memory.
 pub fn attend_u8(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
-    weighted_mean("attend_u8", logits, v, #[inline(always)] |e| (255.0 * e).round_ties_even())
+    weighted_mean(
+        "attend_u8",
+        logits,
+        v,
+        #[inline(always)]
+        |e| (255.0 * e).round_ties_even(),
+    )
 }
 
 /// The mean of the rows of `v`, weighted by `code(exp(x - rowmax))`.
@@ -347,20 +432,33 @@ fn weighted_mean(
         each_head(out, n * d, |head, out, [packed, weights]| {
             let [x, b] = [row(arguments[0], n * n, head), row(arguments[1], n * d, head)];
             weights.resize(n * n, 0.0);
-            vectorised(#[inline(always)] || {
-                for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
-                    exp_row(x, weights);
-                    for weight in weights {
-                        *weight = code(*weight);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
+                        exp_row(x, weights);
+                        for weight in weights {
+                            *weight = code(*weight);
+                        }
                     }
-                }
-            });
+                },
+            );
             pulp::Arch::new().dispatch(Product { a: weights, b, transposed: false, n: d, k: n, out, packed });
-            vectorised(#[inline(always)] || {
-                for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
-                    scale_row(out, 1.0 / sum(weights, #[inline(always)] |v| v));
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
+                        scale_row(
+                            out,
+                            1.0 / sum(
+                                weights,
+                                #[inline(always)]
+                                |v| v,
+                            ),
+                        );
+                    }
+                },
+            );
         });
     })
     .on(&[logits, v])
@@ -376,12 +474,15 @@ pub fn fake_quantize(x: &Tensor, scale: f32) -> Result<Tensor> {
     let width = x.elem_count().clamp(1, GRAIN);
     Pass::new("fake_quantize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         out.par_chunks_mut(width).zip(arguments[0].par_chunks(width)).for_each(|(out, x)| {
-            vectorised(#[inline(always)] || {
-                for (out, &x) in out.iter_mut().zip(x) {
-                    let code = (x * reciprocal).clamp(-128.0, 127.0).round_ties_even();
-                    *out = if code.is_nan() { 0.0 } else { code * scale };
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (out, &x) in out.iter_mut().zip(x) {
+                        let code = (x * reciprocal).clamp(-128.0, 127.0).round_ties_even();
+                        *out = if code.is_nan() { 0.0 } else { code * scale };
+                    }
+                },
+            );
         });
     })
     .on(&[x])

@@ -72,7 +72,8 @@ fn gathers() {
 
 #[test]
 fn attention() {
-    for (windows, heads, n, d) in [(1, 1, 2, 1), (2, 3, 4, 5), (4, 2, 25, 6), (2, 1, 33, 16), (2, 2, 49, 32)] {
+    for (windows, heads, n, d) in [(1, 1, 2, 1), (2, 3, 4, 5), (4, 2, 25, 6), (2, 1, 33, 16), (2, 2, 49, 32)]
+    {
         let qkv = noise(&[windows * n, 3 * heads * d], 8);
         let bias = noise(&[3 * heads * d], 9);
         agree("split_heads", |ops| ops.split_heads(&qkv, Some(&bias), heads, n));

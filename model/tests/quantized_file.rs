@@ -1,0 +1,281 @@
+//! The quantized-checkpoint file: what goes in comes out, and every untrustworthy state is refused by name.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use swinq_model::params::parameters;
+use swinq_model::quantized::{Int8Weight, Param, Provenance, SiteState};
+use swinq_model::{
+    HostTensor, QuantizedModel, Recipe, Site, SwinConfig, Transform, WindowPolicy, all_linears,
+};
+
+const FC1: &str = "layers.0.blocks.0.mlp.fc1";
+
+fn config() -> SwinConfig {
+    SwinConfig {
+        name: "micro".to_owned(),
+        image_size: 16,
+        num_classes: 3,
+        embed_dim: 4,
+        depths: vec![1, 1],
+        num_heads: vec![1, 2],
+        window_size: 2,
+        mlp_ratio: 2.0,
+        window_policy: WindowPolicy::ShrinkAndPad,
+        ..SwinConfig::default()
+    }
+}
+
+/// A model under a shipped recipe; every range differs from every other.
+fn model(recipe: &str) -> QuantizedModel {
+    let config = config();
+    let recipe = Recipe::shipped(recipe).unwrap();
+    let table = recipe.resolve(&config).unwrap();
+    let ranges = table.iter().enumerate().map(|(i, (site, spec))| {
+        let amax = spec.needs_scale(*site).then(|| 0.1 + i as f32 / 3.0);
+        (*site, SiteState { spec: spec.clone(), amax })
+    });
+    let sites: BTreeMap<Site, SiteState> = ranges.collect();
+    let params = parameters(&config).into_iter().map(|(name, shape)| {
+        let count: usize = shape.iter().product();
+        let data = (0..count).map(|i| (i as f32 * 0.37).sin()).collect();
+        (name, Param::Float(HostTensor::new(shape, data)))
+    });
+    let mut params: BTreeMap<String, Param> = params.collect();
+    for linear in all_linears(&config) {
+        let spec = &sites[&Site::Weight(linear)].spec;
+        if let (true, Some(param)) = (spec.enabled, params.get_mut(&linear.weight_name())) {
+            *param =
+                Param::Int8(codes(&param.to_float(), spec.granularity == swinq_model::Granularity::Channel));
+        }
+    }
+    QuantizedModel {
+        transform: Transform::microsoft(config.image_size, true),
+        labels: Some(["cat", "dog", "été \"quoted\""].map(str::to_owned).into()),
+        config,
+        recipe,
+        sites,
+        params,
+        provenance: Provenance { tool_version: "test".to_owned(), ..Provenance::default() },
+    }
+}
+
+fn codes(weight: &HostTensor, per_channel: bool) -> Int8Weight {
+    let channels = if per_channel { weight.shape[0] } else { 1 };
+    let codes = weight.data.iter().map(|w| (w * 127.0).round() as i8).collect();
+    let scales = (0..channels).map(|c| (c + 1) as f32 / 127.0).collect();
+    Int8Weight { shape: weight.shape.clone(), codes, scales }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn round_trip() {
+    let folder = folder();
+    for recipe in ["default", "mode1", "mode2"] {
+        let (model, path) = (model(recipe), folder.path().join(recipe));
+        model.save(&path).unwrap();
+        assert_eq!(QuantizedModel::load(&path).unwrap(), model);
+        let first = std::fs::read(&path).unwrap();
+        model.save(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), first, "the bytes depend on the model only");
+    }
+}
+
+/// A file taken apart: tensors by name, and the JSON. [`Parts::load`] puts it together and reads it.
+#[derive(Clone)]
+struct Parts {
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    document: Value,
+}
+
+impl Parts {
+    fn new(recipe: &str) -> Parts {
+        let bytes = saved(recipe);
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let own = |view: &TensorView| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        Parts {
+            tensors: file.iter().map(|(name, view)| (name.to_owned(), own(&view))).collect(),
+            document: serde_json::from_str(&metadata.metadata().as_ref().unwrap()["swinq"]).unwrap(),
+        }
+    }
+
+    fn set_f32(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.tensors.insert(name.to_owned(), (Dtype::F32, shape.to_vec(), bytes));
+    }
+
+    fn load(&self, metadata: bool) -> Result<QuantizedModel, String> {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        let metadata = metadata.then(|| [("swinq".to_owned(), self.document.to_string())].into());
+        load_bytes(&safetensors::serialize(views, metadata).unwrap())
+    }
+}
+
+fn saved(recipe: &str) -> Vec<u8> {
+    let folder = folder();
+    let path: PathBuf = folder.path().join("q.safetensors");
+    model(recipe).save(&path).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+fn load_bytes(bytes: &[u8]) -> Result<QuantizedModel, String> {
+    let folder = folder();
+    let path = folder.path().join("q.safetensors");
+    std::fs::write(&path, bytes).unwrap();
+    QuantizedModel::load(&path).map_err(|e| e.to_string())
+}
+
+/// Asserts that a changed file is refused with a message holding every one of `words`.
+fn refused(words: &[&str], change: impl Fn(&mut Parts)) {
+    let mut parts = Parts::new("default");
+    assert!(parts.load(true).is_ok());
+    change(&mut parts);
+    assert_message(parts.load(true), words);
+}
+
+fn assert_message(outcome: Result<QuantizedModel, String>, words: &[&str]) {
+    let message = outcome.expect_err(&format!("accepted; expected {words:?}"));
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+#[test]
+fn other_files_are_refused() {
+    assert_message(load_bytes(b"PK\x03\x04 not this"), &["not a safetensors file", "q.safetensors"]);
+    let bytes = saved("default");
+    assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["truncated"]);
+    assert_message(load_bytes(&[]), &["not a safetensors file"]);
+    let words = ["this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float"];
+    assert_message(Parts::new("default").load(false), &words);
+    refused(&["format version 2", "reads version 1"], |p| p.document["format_version"] = json!(2));
+    refused(&["no format_version"], |p| p.document["format_version"] = json!("one"));
+    refused(&["metadata is damaged", "surplus"], |p| p.document["surplus"] = json!(1));
+    let missing = QuantizedModel::load("/nonexistent/q.safetensors".as_ref()).unwrap_err().to_string();
+    assert!(missing.contains("/nonexistent/q.safetensors"), "{missing}");
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused() {
+    refused(&["missing norm.bias"], |p| drop(p.tensors.remove("norm.bias")));
+    refused(&["unexpected head.scale"], |p| p.set_f32("head.scale", &[], &[1.0]));
+    refused(&["norm.bias", "shape [4]", "[8]"], |p| p.set_f32("norm.bias", &[4], &[0.0; 4]));
+    refused(&[FC1, "stored as F32", "must be I8"], |p| {
+        p.set_f32("layers.0.blocks.0.mlp.fc1.weight", &[8, 4], &[0.5; 32])
+    });
+    refused(&["norm.bias", "I8", "must be F32, F16 or BF16"], |p| {
+        p.tensors.insert("norm.bias".to_owned(), (Dtype::I8, vec![8], vec![1; 8]));
+    });
+    refused(&["fc1.input.scale", "F16", "scales are F32"], |p| {
+        p.tensors.insert(format!("{FC1}.input.scale"), (Dtype::F16, vec![], vec![0, 60]));
+    });
+    refused(&[FC1, "-128"], |p| p.tensors.get_mut("layers.0.blocks.0.mlp.fc1.weight").unwrap().2[5] = 0x80);
+    refused(&["norm.bias", "NaN"], |p| p.set_f32("norm.bias", &[8], &[f32::NAN; 8]));
+    refused(&["fc1.weight.scale", "shape [1]"], |p| p.set_f32(&format!("{FC1}.weight.scale"), &[1], &[0.5]));
+}
+
+#[test]
+fn scales_that_cannot_be_are_refused() {
+    let site = format!("{FC1}.input.scale");
+    refused(&["site layers.0.blocks.0.mlp.fc1.input", "half calibrated", "swinq calibrate"], |p| {
+        drop(p.tensors.remove(&site))
+    });
+    for bad in [-0.5, 0.0, -0.0, f32::NAN, f32::INFINITY, 1e-45] {
+        refused(&[&site, "cannot be a scale"], |p| p.set_f32(&site, &[], &[bad]));
+        let weight = format!("{FC1}.weight.scale");
+        refused(&[&weight, "index 3", "cannot be a scale"], |p| {
+            let mut scales = [0.5; 8];
+            scales[3] = bad;
+            p.set_f32(&weight, &[8], &scales);
+        });
+    }
+}
+
+#[test]
+fn metadata_that_contradicts_is_refused() {
+    let input = format!("{FC1}.input");
+    refused(&[&input, "contradicts the scale tensor"], |p| p.document["sites"][&input]["amax"] = json!(3.0));
+    refused(&[&input, "no amax"], |p| {
+        drop(p.document["sites"][&input].as_object_mut().unwrap().remove("amax"))
+    });
+    refused(&["head.input", "off"], |p| p.document["sites"]["head.input"]["amax"] = json!(3.0));
+    refused(&[&input, "contradicts the stored recipe"], |p| {
+        p.document["sites"][&input]["enabled"] = json!(false)
+    });
+    refused(&["unexpected head.bias"], |p| {
+        p.document["sites"]["head.bias"] = p.document["sites"]["head.input"].clone()
+    });
+    refused(&["missing head.input"], |p| {
+        drop(p.document["sites"].as_object_mut().unwrap().remove("head.input"))
+    });
+    refused(&["matches no site"], |p| p.document["recipe"]["rules"][0]["match"] = json!("nothing"));
+    refused(&["labels", "1 names for 3 classes"], |p| p.document["labels"] = json!(["one"]));
+    refused(&["transform.size", "32"], |p| p.document["transform"]["size"] = json!(32));
+    refused(&["transform.std"], |p| p.document["transform"]["std"] = json!([1.0, 0.0, 1.0]));
+    refused(&["NUM_HEADS"], |p| p.document["architecture"]["num_heads"] = json!([0, 2]));
+}
+
+#[test]
+fn half_precision_floats_are_read() {
+    let values = [0.5f32, -2.0, 0.0, 1.5, 8.0, -0.25, 3.0, 1.0];
+    let f16 = values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+    let bf16 = values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+    for (dtype, bytes) in [(Dtype::F16, f16), (Dtype::BF16, bf16)] {
+        let mut parts = Parts::new("default");
+        parts.tensors.insert("norm.bias".to_owned(), (dtype, vec![8], bytes));
+        assert_eq!(parts.load(true).unwrap().params["norm.bias"].to_float().data, values);
+    }
+}
+
+#[test]
+fn models_that_cannot_be_trusted_are_not_written() {
+    let folder = folder();
+    let path = folder.path().join("q.safetensors");
+    let refuse = |change: &dyn Fn(&mut QuantizedModel), word: &str| {
+        let mut model = model("default");
+        change(&mut model);
+        let message = model.save(&path).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+        assert!(!path.exists());
+    };
+    let input: Site = format!("{FC1}.input").parse().unwrap();
+    let head: Site = "head.input".parse().unwrap();
+    refuse(&|m| m.sites.get_mut(&input).unwrap().amax = None, "never calibrated");
+    refuse(&|m| m.sites.get_mut(&head).unwrap().amax = Some(1.0), "is off");
+    refuse(&|m| drop(m.params.remove("norm.bias")), "norm.bias");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever happens to the bytes, reading ends in a model that holds together or in an error.
+    #[test]
+    fn damaged_files_never_panic(
+        keep in 0.0f64..=1.0,
+        truncate in any::<bool>(),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..8),
+    ) {
+        thread_local! { static BYTES: Vec<u8> = saved("mode1"); }
+        let mut bytes = BYTES.with(Clone::clone);
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (index, value, in_header) in edits {
+            let length = if in_header { header } else { bytes.len() };
+            bytes[index.index(length)] = value;
+        }
+        if truncate {
+            bytes.truncate((keep * bytes.len() as f64) as usize);
+        }
+        if let Ok(model) = load_bytes(&bytes) {
+            model.validate().unwrap();
+        }
+    }
+}
