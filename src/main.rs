@@ -8,6 +8,8 @@ mod interrupt;
 mod model_arg;
 mod progress;
 mod runner;
+mod shell;
+mod site_noise;
 mod site_table;
 
 use std::process::ExitCode;
@@ -21,7 +23,10 @@ fn main() -> ExitCode {
     interrupt::install();
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args),
-        Command::Eval(args) => commands::eval::run(&args),
+        Command::Eval(args) => {
+            let words: Vec<String> = std::env::args().collect();
+            commands::eval::run(&args, &words)
+        }
         Command::Bench(args) => commands::bench::run(&args),
         Command::Predict(args) => commands::predict::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

@@ -26,7 +26,7 @@ impl Model {
             bail!("{}: no such file or folder", path.display());
         }
         if is_quantized_file(path) {
-            let model = QuantizedModel::load(path)?;
+            let model = QuantizedModel::load(path).with_context(|| path.display().to_string())?;
             return Ok(Model::Quantized(Box::new(model)));
         }
         Ok(Model::Float(Box::new(load_float_model(path, args)?)))
@@ -44,7 +44,7 @@ impl Model {
 /// Loads a float checkpoint or directory.
 pub fn load_float_model(path: &Path, args: &FloatArgs) -> anyhow::Result<FloatModel> {
     let options = LoadOptions { cfg: configuration(args)?, dialect: args.dialect };
-    let mut model = load_float(path, &options)?;
+    let mut model = load_float(path, &options).with_context(|| path.display().to_string())?;
     if let Some(family) = args.transform {
         model.transform = transform_of(family, &model)?;
     }

@@ -18,6 +18,8 @@ pub struct Subject {
     pub transform: Transform,
     /// Its architecture.
     pub config: SwinConfig,
+    /// The model, where its sites can be measured.
+    pub quantized: Option<QuantizedModel>,
 }
 
 impl Subject {
@@ -32,7 +34,13 @@ impl Subject {
             result.sites = site_results(model);
         }
         let classifier = Box::new(Engine::new(model, options)?);
-        Ok(Subject { result, classifier, transform: model.transform.clone(), config: model.config.clone() })
+        Ok(Subject {
+            result,
+            classifier,
+            transform: model.transform.clone(),
+            config: model.config.clone(),
+            quantized: model.is_quantized().then(|| model.clone()),
+        })
     }
 }
 

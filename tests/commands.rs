@@ -18,7 +18,9 @@ fn calibrate_is_reproducible_and_recorded() {
     assert!(a_bytes == b_bytes, "the same seed gave two files");
     assert!(a_bytes != c_bytes, "another seed gave the same file");
     let text = stdout(&swinq(["inspect"]).arg(&a).args(["--plan", "--sites"]).assert().success());
-    for word in ["16 images, seed 0", "SHA-256", "train.zip@/", "gemm INT8 + bias + GELU + quantize", "percentile"] {
+    for word in
+        ["16 images, seed 0", "SHA-256", "train.zip@/", "gemm INT8 + bias + GELU + quantize", "percentile"]
+    {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     assert_eq!(files(folder.path()), ["a", "b", "c"]);
@@ -32,7 +34,7 @@ fn options_of_calibrate_take_effect() {
         calibrate(&path, &[&["--batches", "1"], more].concat()).success();
         stdout(&swinq(["inspect", "--sites"]).arg(&path).assert().success())
     };
-    let line = |text: &str, site: &str| text.lines().find(|l| l.trim().starts_with(site)).unwrap().to_owned();
+    let line = |text: &str, site: &str| text.lines().find(|l| l.trim_start_matches(['|', ' ']).starts_with(site)).unwrap().to_owned();
     let text = inspect(&["--calibrator", "mse"]);
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.input").contains("mse"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.weight").contains("max"), "{text}");
@@ -50,7 +52,13 @@ fn eval_prints_the_lines_people_grep_and_writes_json_and_html() {
     let [int8, json, html] = ["q.safetensors", "r.json", "r.html"].map(|n| folder.path().join(n));
     calibrate(&int8, &[]).success();
     let mut command = swinq(["eval"]);
-    command.arg(sample_model()).arg(&int8).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
+    command
+        .arg(sample_model())
+        .arg(&int8)
+        .arg("--cfg")
+        .arg(sample_cfg())
+        .arg("--data-path")
+        .arg(sample_data());
     command.args(["--limit", "100", "--latency", "1", "--json"]).arg(&json).arg("--report").arg(&html);
     let text = stdout(&command.assert().success());
     assert_eq!(text.matches(" * Acc@1 ").count(), 2, "{text}");
@@ -122,5 +130,8 @@ fn doctor_and_quickstart() {
     for word in ["$ swinq calibrate ", "$ swinq eval ", " * Acc@1 ", "report.html"] {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
-    assert_eq!(files(&folder.path().join("q")), ["int8.safetensors", "report.html", "results.json", "sample"]);
+    assert_eq!(
+        files(&folder.path().join("q")),
+        ["int8.safetensors", "report.html", "results.json", "sample"]
+    );
 }

@@ -5,24 +5,17 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{sample_cfg, sample_data, sample_model};
+use common::{float_model, sample_data};
 use proptest::prelude::*;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, Fidelity, collect, fidelity};
 use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_kernels::{Cpu, Isa};
-use swinq_model::checkpoint::{LoadOptions, load_float};
-use swinq_model::config::load_config;
 use swinq_model::float::FloatClassifier;
 use swinq_model::quantized::FloatModel;
 use swinq_model::site::all_sites;
 use swinq_model::{Classifier, Granularity, Kind, QuantizedModel, Recipe, Rule, Site};
-
-fn float_model() -> FloatModel {
-    let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
-    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
-}
 
 fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
     let dataset = Dataset::open(&sample_data(), split).unwrap();

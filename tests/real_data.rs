@@ -32,7 +32,8 @@ fn cifar10_top1_and_fidelity() {
     let top1 = models[0]["top1_correct"].as_i64().unwrap();
     assert_eq!(models[0]["images"], 10_000);
     assert!((top1 - TORCH_TOP1).abs() <= ALLOWED, "top-1 {top1}");
-    let (sqnr, agreement) = (models[1]["sqnr_db"].as_f64().unwrap(), models[1]["agreement"].as_f64().unwrap());
+    let (sqnr, agreement) =
+        (models[1]["sqnr_db"].as_f64().unwrap(), models[1]["agreement"].as_f64().unwrap());
     eprintln!("float {top1}, INT8 {}, {sqnr:.2} dB, agreement {agreement:.4}", models[1]["top1_correct"]);
     assert!(sqnr >= PEER_SQNR_DB + 4.0, "{sqnr} dB");
     assert!(agreement > PEER_AGREEMENT, "agreement {agreement}");
@@ -44,7 +45,8 @@ fn logits_equal_pytorchs() {
     let folder = tempfile::tempdir().unwrap();
     let model = data.join("models/swin_micro_cifar10");
     let map = std::fs::read_to_string(data.join("data/cifar10/val_map.txt")).unwrap();
-    let mut archive = zip::ZipArchive::new(std::fs::File::open(data.join("data/cifar10/val.zip")).unwrap()).unwrap();
+    let mut archive =
+        zip::ZipArchive::new(std::fs::File::open(data.join("data/cifar10/val.zip")).unwrap()).unwrap();
     let mut command = swinq(["predict"]);
     command.arg(model.join("model.safetensors"));
     for (index, line) in map.lines().step_by(39).take(256).enumerate() {

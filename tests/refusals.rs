@@ -62,7 +62,8 @@ fn rewrite(from: &Path, to: &Path, change: impl FnOnce(&mut Vec<Entry>, &mut ser
     if !json.is_null() {
         metadata.insert("swinq".to_owned(), json.to_string());
     }
-    let views = entries.iter().map(|e| (e.name.clone(), TensorView::new(e.dtype, e.shape.clone(), &e.data).unwrap()));
+    let views =
+        entries.iter().map(|e| (e.name.clone(), TensorView::new(e.dtype, e.shape.clone(), &e.data).unwrap()));
     std::fs::write(to, safetensors::serialize(views, Some(metadata)).unwrap()).unwrap();
 }
 
@@ -124,7 +125,9 @@ fn tensors_missing_extra_misshapen_or_not_finite() {
     refused(predict(&bad), 1, &["bad.safetensors", "stray"]);
     rewrite(&good, &bad, |entries, _| entry(entries, name).shape = vec![64, 2]);
     refused(predict(&bad), 1, &["bad.safetensors", name, "shape"]);
-    rewrite(&good, &bad, |entries, _| entry(entries, name).data[..4].copy_from_slice(&f32::NAN.to_le_bytes()));
+    rewrite(&good, &bad, |entries, _| {
+        entry(entries, name).data[..4].copy_from_slice(&f32::NAN.to_le_bytes())
+    });
     refused(predict(&bad), 1, &["bad.safetensors", name, "NaN"]);
 }
 
@@ -146,7 +149,9 @@ fn the_same_in_a_float_checkpoint() {
     refused(run(), 1, &["bad.safetensors", "stray"]);
     rewrite(&sample_model(), &bad, |entries, _| entry(entries, name).shape.reverse());
     refused(run(), 1, &["bad.safetensors", name, "shape"]);
-    rewrite(&sample_model(), &bad, |entries, _| entry(entries, name).data[..2].copy_from_slice(&[0x00, 0x7e]));
+    rewrite(&sample_model(), &bad, |entries, _| {
+        entry(entries, name).data[..2].copy_from_slice(&[0x00, 0x7e])
+    });
     refused(run(), 1, &["bad.safetensors", name, "NaN"]);
     folder.holds_only(&["bad.safetensors"]);
 }
@@ -184,7 +189,11 @@ fn a_pickle_that_tries_to_execute_something() {
 fn recipes_that_match_nothing_or_say_nothing() {
     let folder = Folder::new();
     let out = folder.path("out.safetensors");
-    refused(calibrate(&out, &["--disable", "layers.9.**"]), 1, &["layers.9.**", "matches no site", "layers.0"]);
+    refused(
+        calibrate(&out, &["--disable", "layers.9.**"]),
+        1,
+        &["layers.9.**", "matches no site", "layers.0"],
+    );
     let bad = folder.write("r.yaml", "name: r\nrules:\n  - {match: '**', enabel: true}\n");
     refused(calibrate(&out, &["--recipe", bad.to_str().unwrap()]), 1, &["r.yaml", "enabel"]);
     refused(calibrate(&out, &["--recipe", "nosuch"]), 1, &["nosuch", "default, mode1, mode2"]);
@@ -266,7 +275,10 @@ fn an_interrupt_leaves_no_file() {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
     child.arg("calibrate").arg(sample_model()).arg("--cfg").arg(sample_cfg());
     child.arg("--data-path").arg(sample_data()).args(["--batches", "250", "--batch-size", "1", "-o"]);
-    child.arg(folder.path("q.safetensors")).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    child
+        .arg(folder.path("q.safetensors"))
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
     let child = child.spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(400));
     let pid = child.id().to_string();

@@ -315,7 +315,9 @@ impl Matcher {
 
 fn nearest_sites(pattern: &str, sites: &[Site]) -> String {
     let mut names: Vec<String> = sites.iter().map(Site::to_string).collect();
-    names.sort_by_cached_key(|name| strsim::levenshtein(pattern, name));
+    // What the pattern begins with says most about what was meant.
+    let common = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+    names.sort_by_cached_key(|name| (std::cmp::Reverse(common(name)), strsim::levenshtein(pattern, name)));
     names.truncate(3);
     names.join(", ")
 }

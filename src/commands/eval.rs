@@ -3,38 +3,44 @@
 use std::path::Path;
 
 use anyhow::Context;
+use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
 use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_kernels::{Cpu, Isa};
 use swinq_model::atomic::check_writable;
 use swinq_model::float::FloatClassifier;
-use swinq_model::{Classifier, QuantizedModel, Transform};
+use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate};
 use crate::data_arg::Sample;
 use crate::model_arg::Model;
 use crate::progress::Progress;
 use crate::runner::{self, Subject};
-use crate::{html, interrupt};
+use crate::{html, interrupt, shell, site_noise};
 
 /// Seconds of latency measurement for each model and batch size.
 const LATENCY_SECONDS: f64 = 2.0;
 
-/// Runs the command.
-pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
-    let results = evaluate(args)?;
+/// Images over which the noise of each site is measured.
+const NOISE_IMAGES: usize = 16;
+
+/// Runs the command; `words` is the command line, for the report.
+pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
+    let (results, calibration) = evaluate(args)?;
     if let Some(path) = &args.json {
         swinq_eval::write_results(path, &results)?;
         println!("wrote {}", path.display());
     }
     if let Some(path) = &args.report {
-        html::write(path, &results, &Default::default())?;
+        let commands = vec![shell::join(words)];
+        html::write(path, &results, &ReportExtras { calibration, commands, ..ReportExtras::default() })?;
         println!("wrote {}", path.display());
     }
     Ok(())
 }
 
-fn evaluate(args: &EvalArgs) -> anyhow::Result<Results> {
+/// The results, and how each quantized model was calibrated.
+fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     for path in args.json.iter().chain(&args.report) {
         check_writable(path)?;
     }
@@ -63,10 +69,27 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<Results> {
         let options = LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() };
         runner::measure(&mut subjects, &args.latency, &options, &mut |_, _, _| {})?;
     }
+    if args.json.is_some() || args.report.is_some() {
+        measure_sites(&mut subjects, &sample)?;
+    }
     results.data = Some(data_info(args, &sample, &subjects[0].transform));
+    let calibration = subjects.iter().filter_map(calibration_of).collect();
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
     println!("\n{}", swinq_eval::table(&results));
-    Ok(results)
+    Ok((results, calibration))
+}
+
+/// How a quantized model was calibrated, in one sentence.
+fn calibration_of(subject: &Subject) -> Option<String> {
+    let model = subject.quantized.as_ref()?;
+    let how = match &model.provenance.calibration {
+        Some(record) => {
+            format!("{} images, seed {}, SHA-256 of the pixels {}", record.images.len(), record.seed, record.sha256)
+        }
+        None => "ranges imported or fixed by the recipe".to_owned(),
+    };
+    let (recipe, source) = (&model.recipe.name, &model.provenance.source);
+    Some(format!("{}: recipe {recipe}; {how}; made from {} ({})", subject.result.name, source.file, source.sha256))
 }
 
 /// The models as they will be run: each on the engine, and quantized ones simulated too where that was asked for.
@@ -112,7 +135,13 @@ fn simulated(
         }
     };
     result.recipe = Some(model.recipe.name.clone());
-    Ok(Subject { result, classifier, transform: model.transform.clone(), config: model.config.clone() })
+    Ok(Subject {
+        result,
+        classifier,
+        transform: model.transform.clone(),
+        config: model.config.clone(),
+        quantized: None,
+    })
 }
 
 fn collect(subject: &mut Subject, sample: &Sample, args: &EvalArgs) -> anyhow::Result<Collected> {
@@ -132,6 +161,23 @@ fn collect(subject: &mut Subject, sample: &Sample, args: &EvalArgs) -> anyhow::R
         eprintln!("warning: left out {skipped}");
     }
     Ok(collected)
+}
+
+/// Enters the noise of every quantized site, over the first images of the sample.
+fn measure_sites(subjects: &mut [Subject], sample: &Sample) -> anyhow::Result<()> {
+    for subject in subjects.iter_mut().filter(|s| !s.result.sites.is_empty()) {
+        let Some(model) = &subject.quantized else { continue };
+        let first = Sample { dataset: sample.dataset.clone(), ids: sample.ids.iter().copied().take(NOISE_IMAGES).collect() };
+        let batch = first.loader(&subject.transform, NOISE_IMAGES, 0, NOISE_IMAGES).batch(0, 0);
+        let noise = site_noise::measure(model, &batch.map_err(anyhow::Error::from_boxed)?)?;
+        for (site, db) in noise {
+            let name = site.to_string();
+            if let Some(result) = subject.result.sites.iter_mut().find(|r| r.site == name) {
+                result.sqnr_db = Some(db);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn data_info(args: &EvalArgs, sample: &Sample, transform: &Transform) -> DataInfo {

@@ -7,6 +7,7 @@ use clap::Parser;
 
 use crate::args::{Cli, Command, QuickstartArgs};
 use crate::commands::{calibrate, eval};
+use crate::shell;
 
 /// The sample: file name and content.
 const SAMPLE: [(&str, &[u8]); 7] = [
@@ -61,16 +62,13 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
 
 /// Prints a command and runs it.
 fn execute(command: &[&str]) -> anyhow::Result<()> {
-    println!("$ {}", command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
+    println!("$ {}", shell::join(command));
     match Cli::try_parse_from(command)?.command {
         Command::Calibrate(args) => calibrate::run(&args),
-        Command::Eval(args) => eval::run(&args),
+        Command::Eval(args) => {
+            let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
+            eval::run(&args, &words)
+        }
         other => unreachable!("the quickstart runs no {other:?}"),
     }
-}
-
-/// A word as a shell reads it back.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+%".contains(c);
-    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
+use swinq_model::checkpoint::{LoadOptions, load_float};
+use swinq_model::config::load_config;
+use swinq_model::quantized::FloatModel;
 
 /// The repository's root.
 pub fn root() -> PathBuf {
@@ -22,6 +25,12 @@ pub fn sample_cfg() -> PathBuf {
     root().join("samples/swin_micro_cifar10/cfg.yaml")
 }
 
+/// The bundled float model, loaded.
+pub fn float_model() -> FloatModel {
+    let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
+    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+}
+
 /// The bundled images.
 pub fn sample_data() -> PathBuf {
     root().join("samples/cifar10")
@@ -29,7 +38,8 @@ pub fn sample_data() -> PathBuf {
 
 /// The folder of large data, or `None` after saying that the test is skipped.
 pub fn large_data(test: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("SWINQ_DATA").map(PathBuf::from).filter(|p| p.join("data/cifar10").is_dir());
+    let folder =
+        std::env::var_os("SWINQ_DATA").map(PathBuf::from).filter(|p| p.join("data/cifar10").is_dir());
     if folder.is_none() {
         eprintln!("SKIPPED {test}: SWINQ_DATA names no folder with data/cifar10");
     }

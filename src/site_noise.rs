@@ -1,0 +1,64 @@
+//! Quantization noise of each site: what its rounding alone does to the tensor that reaches it.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use swinq_eval::Distortion;
+use swinq_model::float::{FakeQuant, Float, Sites, Swin};
+use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
+
+/// Signal to noise in dB at every enabled activation site of `model`, over the images of `batch`, in a forward that
+/// is quantized everywhere. At an attention's probabilities it is measured where they end up: after their product
+/// with the values.
+///
+/// # Errors
+/// What the float forward met.
+pub fn measure(model: &QuantizedModel, batch: &Batch) -> anyhow::Result<BTreeMap<Site, f64>> {
+    let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
+    let swin = Swin::new(&model.config, &tensors, &Device::Cpu)?;
+    let mut sites = Noise { model, fake: FakeQuant::new(model)?, found: BTreeMap::new() };
+    swin.forward(&swin.images(batch, &model.transform)?, &mut sites)?;
+    Ok(sites.found.into_iter().map(|(site, distortion)| (site, distortion.sqnr_db())).collect())
+}
+
+struct Noise<'a> {
+    model: &'a QuantizedModel,
+    fake: FakeQuant,
+    found: BTreeMap<Site, Distortion>,
+}
+
+impl Noise<'_> {
+    fn note(&mut self, site: Site, exact: &Tensor, rounded: &Tensor) -> Result<(), ModelError> {
+        let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let (exact, rounded) = (values(exact)?, values(rounded)?);
+        let distortion = self.found.entry(site).or_default();
+        distortion.update(&exact, &rounded).map_err(|e| ModelError::site(site, e.to_string()))
+    }
+
+    fn is_on(&self, site: Site) -> bool {
+        self.model.site(site).spec.enabled
+    }
+}
+
+impl Sites for Noise<'_> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+        let rounded = self.fake.activation(site, x.clone())?;
+        if self.is_on(site) {
+            self.note(site, &x, &rounded)?;
+        }
+        Ok(rounded)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+        self.fake.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+        let rounded = self.fake.attend(site, logits.clone(), v.clone())?;
+        if self.is_on(site) {
+            let exact = Float.attend(site, logits, v)?;
+            self.note(site, &exact, &rounded)?;
+        }
+        Ok(rounded)
+    }
+}
