@@ -30,11 +30,13 @@ impl Sample {
     pub fn check_labels(&self, config: &SwinConfig) -> anyhow::Result<()> {
         let data = self.dataset.describe();
         let Some(classes) = self.dataset.num_classes() else {
-            bail!("{data} has no labels; accuracy needs an ImageFolder, a Swin zip layout or a list file");
+            bail!(
+                "{data}; accuracy needs labels: an ImageFolder, a Swin zip layout or a list file with classes"
+            );
         };
         if classes > config.num_classes {
             bail!(
-                "{data} has {classes} classes, but {} has {}; is it the data the model was trained on? (a float \
+                "{data}, but {} has {}; is it the data the model was trained on? (a float \
                  checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes})",
                 config.name,
                 config.num_classes
@@ -42,7 +44,7 @@ impl Sample {
         }
         if self.dataset.layout() == Layout::ImageFolder && classes < config.num_classes {
             bail!(
-                "{data} has {classes} class folders, but {} has {} classes, so folder order would not be class \
+                "{data}, one folder each, but {} has {} classes, so folder order would not be class \
                  order; use a list file with class numbers for a part of the classes",
                 config.name,
                 config.num_classes

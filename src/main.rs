@@ -38,10 +38,23 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", message(&error));
             ExitCode::from(if error.is::<args::Usage>() { 2 } else { 1 })
         }
     }
+}
+
+/// The error and its causes in one line, without what a cause or its context says already.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if cause.contains(&message) {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 /// Whether the reader of our output went away (`swinq inspect M | head`), which is no failure of ours.

@@ -34,7 +34,9 @@ fn options_of_calibrate_take_effect() {
         calibrate(&path, &[&["--batches", "1"], more].concat()).success();
         stdout(&swinq(["inspect", "--sites"]).arg(&path).assert().success())
     };
-    let line = |text: &str, site: &str| text.lines().find(|l| l.trim_start_matches(['|', ' ']).starts_with(site)).unwrap().to_owned();
+    let line = |text: &str, site: &str| {
+        text.lines().find(|l| l.trim_start_matches(['|', ' ']).starts_with(site)).unwrap().to_owned()
+    };
     let text = inspect(&["--calibrator", "mse"]);
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.input").contains("mse"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.weight").contains("max"), "{text}");

@@ -220,7 +220,7 @@ fn a_class_count_mismatch_between_data_and_model() {
     folder.write("data/val_map.txt", map.replace("\t9", "\t99"));
     let mut command = swinq(["eval"]);
     command.arg(&good).arg("--data-path").arg(folder.path("data"));
-    refused(command.assert(), 1, &["100 classes", "has 10"]);
+    refused(command.assert(), 1, &["100 classes", "has 10", "MODEL.NUM_CLASSES 100"]);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn images() {
 #[test]
 fn outputs_that_cannot_be_written() {
     let folder = Folder::new();
-    refused(calibrate(&folder.path("no/such/folder/q"), &[]), 1, &["no/such/folder/q"]);
+    refused(calibrate(&folder.path("no/such/folder/q"), &[]), 1, &["no/such/folder", "does not exist"]);
     refused(calibrate(folder.0.path(), &[]), 1, &["folder"]);
     refused(calibrate(Path::new("/proc/q.safetensors"), &[]), 1, &["/proc/q.safetensors"]);
     folder.holds_only(&[]);

@@ -14,23 +14,36 @@ pub fn write_atomic(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<(), ModelError> {
-    let attempt = || {
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let mut file = tempfile::Builder::new().prefix(".swinq-").suffix(".part").tempfile_in(folder)?;
-        {
-            let mut buffered = std::io::BufWriter::new(file.as_file_mut());
-            write(&mut buffered)?;
-            buffered.flush()?;
-        }
-        file.as_file().sync_all()?;
-        set_ordinary_permissions(file.as_file())?;
-        file.persist(path).map_err(|e| e.error)?;
-        std::fs::File::open(folder)?.sync_all()
+    let mut file = temporary_beside(path)?;
+    let attempt = |file: &mut std::fs::File| {
+        let mut buffered = std::io::BufWriter::new(&mut *file);
+        write(&mut buffered)?;
+        buffered.flush()?;
+        drop(buffered);
+        file.sync_all()?;
+        set_ordinary_permissions(file)
     };
-    attempt().map_err(|e| ModelError::io(path, e))
+    attempt(file.as_file_mut()).map_err(|e| ModelError::io(path, e))?;
+    file.persist(path).map_err(|e| ModelError::io(path, e.error))?;
+    let folder = std::fs::File::open(folder_of(path)).and_then(|folder| folder.sync_all());
+    folder.map_err(|e| ModelError::io(path, e))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile, ModelError> {
+    let folder = folder_of(path);
+    if !folder.is_dir() {
+        return Err(ModelError::file(
+            path,
+            format!("the folder {} does not exist; make it first", folder.display()),
+        ));
+    }
+    let file = tempfile::Builder::new().prefix(".swinq-").suffix(".part").tempfile_in(folder);
+    // The message of the bare kind: the temporary file's own name would mean nothing to the reader.
+    file.map_err(|e| ModelError::io(path, e.kind().into()))
 }
 
 /// Checks that a file can be made at `path`, so that long work does not end in a refusal.
@@ -38,9 +51,7 @@ pub fn write_atomic(
 /// # Errors
 /// [`ModelError::Io`] naming `path`.
 pub fn check_writable(path: &Path) -> Result<(), ModelError> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let probe = tempfile::Builder::new().prefix(".swinq-").suffix(".part").tempfile_in(folder);
-    probe.map_err(|e| ModelError::io(path, e))?;
+    temporary_beside(path)?;
     if path.is_dir() {
         return Err(ModelError::file(path, "is a folder; name a file to write"));
     }

@@ -84,12 +84,20 @@ fn calibration_of(subject: &Subject) -> Option<String> {
     let model = subject.quantized.as_ref()?;
     let how = match &model.provenance.calibration {
         Some(record) => {
-            format!("{} images, seed {}, SHA-256 of the pixels {}", record.images.len(), record.seed, record.sha256)
+            format!(
+                "{} images, seed {}, SHA-256 of the pixels {}",
+                record.images.len(),
+                record.seed,
+                record.sha256
+            )
         }
         None => "ranges imported or fixed by the recipe".to_owned(),
     };
     let (recipe, source) = (&model.recipe.name, &model.provenance.source);
-    Some(format!("{}: recipe {recipe}; {how}; made from {} ({})", subject.result.name, source.file, source.sha256))
+    Some(format!(
+        "{}: recipe {recipe}; {how}; made from {} ({})",
+        subject.result.name, source.file, source.sha256
+    ))
 }
 
 /// The models as they will be run: each on the engine, and quantized ones simulated too where that was asked for.
@@ -167,7 +175,10 @@ fn collect(subject: &mut Subject, sample: &Sample, args: &EvalArgs) -> anyhow::R
 fn measure_sites(subjects: &mut [Subject], sample: &Sample) -> anyhow::Result<()> {
     for subject in subjects.iter_mut().filter(|s| !s.result.sites.is_empty()) {
         let Some(model) = &subject.quantized else { continue };
-        let first = Sample { dataset: sample.dataset.clone(), ids: sample.ids.iter().copied().take(NOISE_IMAGES).collect() };
+        let first = Sample {
+            dataset: sample.dataset.clone(),
+            ids: sample.ids.iter().copied().take(NOISE_IMAGES).collect(),
+        };
         let batch = first.loader(&subject.transform, NOISE_IMAGES, 0, NOISE_IMAGES).batch(0, 0);
         let noise = site_noise::measure(model, &batch.map_err(anyhow::Error::from_boxed)?)?;
         for (site, db) in noise {
