@@ -118,13 +118,57 @@ impl Segment<'_> {
     #[inline(always)]
     pub(crate) fn put<L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
         match self {
-            Segment::F32(out) => lanes.store(&mut out[at..], x),
-            Segment::Fake(out, q) => lanes.store(&mut out[at..], lanes.fake(x, *q)),
-            Segment::Codes(out, q) => {
-                let codes = lanes.codes(lanes.mul(x, lanes.splat(q.recip())));
-                lanes.narrow_all(&mut out[at..], codes);
-            }
+            Segment::F32(out) => ToF32.store(lanes, &mut out[at..], x),
+            Segment::Fake(out, q) => ToFake(*q).store(lanes, &mut out[at..], x),
+            Segment::Codes(out, q) => ToCodes(*q).store(lanes, &mut out[at..], x),
         }
+    }
+}
+
+/// What a kind of [`Segment`] does with values, known where loops are compiled.
+pub(crate) trait Cast: Copy {
+    /// What is stored.
+    type To;
+    /// Stores the lanes of `x`, as many as `out` holds.
+    fn store<L: Lanes>(self, lanes: L, out: &mut [Self::To], x: L::F);
+}
+
+/// As they are.
+#[derive(Clone, Copy)]
+pub(crate) struct ToF32;
+
+/// Quantized and dequantized.
+#[derive(Clone, Copy)]
+pub(crate) struct ToFake(pub(crate) Quantizer);
+
+/// As codes + 128.
+#[derive(Clone, Copy)]
+pub(crate) struct ToCodes(pub(crate) Quantizer);
+
+impl Cast for ToF32 {
+    type To = f32;
+
+    #[inline(always)]
+    fn store<L: Lanes>(self, lanes: L, out: &mut [f32], x: L::F) {
+        lanes.store(out, x);
+    }
+}
+
+impl Cast for ToFake {
+    type To = f32;
+
+    #[inline(always)]
+    fn store<L: Lanes>(self, lanes: L, out: &mut [f32], x: L::F) {
+        lanes.store(out, lanes.fake(x, self.0));
+    }
+}
+
+impl Cast for ToCodes {
+    type To = u8;
+
+    #[inline(always)]
+    fn store<L: Lanes>(self, lanes: L, out: &mut [u8], x: L::F) {
+        lanes.store_codes(out, lanes.mul(x, lanes.splat(self.0.recip())));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
 //!
-//! The definition is [`crate::reference::attention_window`]. Each of the two products is taken in integers when both
+//! The definition is [`crate::reference::attention_window`], which every instruction set equals bit for bit. Each of the two products is taken in integers when both
 //! its operands are quantized, else in f32 on what their sites return. Queries, keys, values, logits and probabilities
 //! of one window and head stay in a thread's scratch memory; only the result is written, where the projection
 //! reads it.
@@ -8,7 +8,7 @@
 mod operands;
 mod scalar;
 mod scores;
-mod softmax;
+pub(crate) mod softmax;
 mod tables;
 mod values;
 mod vector;

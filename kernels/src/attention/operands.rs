@@ -76,7 +76,7 @@ impl<'a> Source<'a> {
                     let recip = lanes.splat(quantizer.recip());
                     for at in (0..d).step_by(L::N) {
                         let x = lanes.load_part(&x.data[token * x.stride..][at..d]);
-                        lanes.narrow_all(&mut row[at..d], lanes.codes(lanes.mul(x, recip)));
+                        lanes.store_codes(&mut row[at..d], lanes.mul(x, recip));
                     }
                 }
             }

@@ -1,95 +1,98 @@
-//! From the logits of one query to the weights of its keys, and the factor of their product with the values.
+//! From the logits of one query to the weights of its keys, as [`crate::reference::attention_row_exp`] and
+//! [`crate::reference::attention_row_u8`] define them.
 
 use crate::lanes::Lanes;
-use crate::reference::Probs;
+use crate::reference::FLOOR;
 use crate::types::Quantizer;
 
-/// Logits further than this below the largest are taken to be this far below: `e^-60` is lost in the rounding of any
-/// sum that has a 1 in it, and its products are still normal numbers, where subnormal ones would be slow.
-const FLOOR: f32 = -60.0;
-
-/// The weights of one query.
-pub(super) struct Row<'a> {
-    /// Logits of all keys, whole registers; left as f32 weights unless `codes` is there.
-    pub(super) logits: &'a mut [f32],
-    /// The weights as unsigned codes, as long as `logits`, when the values are multiplied in integers.
-    pub(super) codes: Option<&'a mut [u8]>,
+/// The largest of `logits`, NaNs left out, in every lane.
+#[inline(always)]
+fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
+    let least = lanes.splat(f32::NEG_INFINITY);
+    let (registers, tail) = logits.split_at(logits.len() - logits.len() % L::N);
+    let mut max = least;
+    for x in registers.chunks_exact(L::N) {
+        // The second operand is returned when the first is a NaN.
+        max = lanes.max(lanes.load(x), max);
+    }
+    if !tail.is_empty() {
+        let last = lanes.load_or(tail, least);
+        max = lanes.max(last, max);
+    }
+    lanes.splat(lanes.highest(max))
 }
 
-impl Row<'_> {
-    /// Turns logits into weights, which are to be multiplied by the factor returned; `value_step` is the step of the
-    /// values' codes, 1 in f32.
-    #[inline(always)]
-    pub(super) fn weigh<L: Lanes>(&mut self, lanes: L, probs: Probs, value_step: f32) -> f32 {
-        let max = self.highest(lanes);
-        match probs {
-            Probs::Float => 1.0 / self.exponentials(lanes, max),
-            Probs::U8 => value_step / self.unsigned_codes(lanes, max) as f32,
-            Probs::S8(quantizer) => {
-                let total = self.exponentials(lanes, max);
-                self.signed_codes(lanes, total, quantizer);
-                quantizer.scale() * value_step
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn highest<L: Lanes>(&self, lanes: L) -> L::F {
-        let mut max = lanes.splat(f32::NEG_INFINITY);
-        for x in self.logits.chunks_exact(L::N) {
-            max = lanes.max(max, lanes.load(x));
-        }
-        lanes.splat(lanes.highest(max))
-    }
-
-    /// Puts `exp(x - max)` in place of each logit; gives their sum.
-    #[inline(always)]
-    fn exponentials<L: Lanes>(&mut self, lanes: L, max: L::F) -> f32 {
-        let mut total = lanes.splat(0.0);
-        for x in self.logits.chunks_exact_mut(L::N) {
-            let e = exponential(lanes, lanes.load(x), max);
-            total = lanes.add(total, e);
+/// Puts `exp(max(x - max, -60))` in place of each logit; gives their sum. A NaN stays one.
+#[inline(always)]
+pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
+    let (max, floor) = (largest(lanes, logits), lanes.splat(FLOOR));
+    // The second operand is returned when either is a NaN.
+    let exponential = |x| lanes.exp(lanes.max(floor, lanes.sub(x, max)));
+    let mut sums = [lanes.splat(0.0); 2];
+    let mut blocks = logits.chunks_exact_mut(16);
+    for block in &mut blocks {
+        for (x, sum) in block.chunks_exact_mut(L::N).zip(&mut sums) {
+            let e = exponential(lanes.load(x));
+            *sum = lanes.add(*sum, e);
             lanes.store(x, e);
         }
-        lanes.sum(total)
     }
-
-    /// Codes `round(255 * exp(x - max))`; gives their sum.
-    #[inline(always)]
-    fn unsigned_codes<L: Lanes>(&mut self, lanes: L, max: L::F) -> i32 {
-        let mut total = lanes.splat_i(0);
-        for at in (0..self.logits.len()).step_by(L::N) {
-            let e = exponential(lanes, lanes.load(&self.logits[at..]), max);
-            let code = lanes.round(lanes.mul(e, lanes.splat(255.0)));
-            total = lanes.add_i(total, code);
-            self.put(lanes, at, code);
-        }
-        lanes.sum_i(total)
+    for (x, sum) in blocks.into_remainder().chunks_mut(L::N).zip(&mut sums) {
+        let e = lanes.keep(exponential(lanes.load_part(x)), x.len());
+        *sum = lanes.add(*sum, e);
+        lanes.store_part(x, e);
     }
+    lanes.fold(sums)
+}
 
-    /// Codes of `exp / total`. They are not negative, so that they serve as unsigned ones.
-    #[inline(always)]
-    fn signed_codes<L: Lanes>(&mut self, lanes: L, total: f32, quantizer: Quantizer) {
-        let recip = lanes.splat(quantizer.recip());
-        let inverse = lanes.splat(1.0 / total);
-        for at in (0..self.logits.len()).step_by(L::N) {
-            let p = lanes.mul(lanes.load(&self.logits[at..]), inverse);
-            self.put(lanes, at, lanes.round(lanes.clamp(lanes.mul(p, recip))));
-        }
+/// Codes `round(255 * exp(max(x - max, -60)))`, of which a NaN has 0; gives their sum. `codes` may
+/// be longer than `logits`; what is left of a last register is filled with codes 0.
+#[inline(always)]
+pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8]) -> i32 {
+    let (max, floor) = (largest(lanes, logits), lanes.splat(FLOOR));
+    // The second operand is returned when either is a NaN.
+    let code = |x| {
+        let e = lanes.exp(lanes.max(lanes.sub(x, max), floor));
+        lanes.round(lanes.mul(e, lanes.splat(255.0)))
+    };
+    let (registers, tail) = logits.split_at(logits.len() - logits.len() % L::N);
+    let mut total = lanes.splat_i(0);
+    for (index, x) in registers.chunks_exact(L::N).enumerate() {
+        let code = code(lanes.load(x));
+        total = lanes.add_i(total, code);
+        lanes.narrow_all(&mut codes[index * L::N..], code);
     }
+    if !tail.is_empty() {
+        // The code of -inf is 0.
+        let code = code(lanes.load_or(tail, lanes.splat(f32::NEG_INFINITY)));
+        total = lanes.add_i(total, code);
+        lanes.narrow_all(&mut codes[registers.len()..], code);
+    }
+    lanes.sum_i(total)
+}
 
-    /// Stores a register of codes from key `at` on.
-    #[inline(always)]
-    fn put<L: Lanes>(&mut self, lanes: L, at: usize, code: L::I) {
-        match &mut self.codes {
-            Some(codes) => lanes.narrow_all(&mut codes[at..], code),
-            None => lanes.store(&mut self.logits[at..], lanes.float(code)),
-        }
+/// Codes of `exps * inverse`. They are not negative, so that they serve as unsigned ones. `codes` is as in
+/// [`unsigned_codes`].
+#[inline(always)]
+pub(crate) fn signed_codes<L: Lanes>(
+    lanes: L,
+    exps: &[f32],
+    inverse: f32,
+    quantizer: Quantizer,
+    codes: &mut [u8],
+) {
+    let (inverse, recip) = (lanes.splat(inverse), lanes.splat(quantizer.recip()));
+    let code = |e| lanes.round(lanes.clamp(lanes.mul(lanes.mul(e, inverse), recip)));
+    for (index, x) in exps.chunks(L::N).enumerate() {
+        lanes.narrow_all(&mut codes[index * L::N..], code(lanes.load_part(x)));
     }
 }
 
-/// `exp(x - max)`; a NaN stays one.
+/// Codes as f32.
 #[inline(always)]
-fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
-    lanes.exp(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
+pub(crate) fn widened<L: Lanes>(lanes: L, codes: &[u8], out: &mut [f32]) {
+    for (codes, out) in codes.chunks_exact(L::N).zip(out.chunks_exact_mut(L::N)) {
+        // SAFETY: `chunks_exact` gives N bytes.
+        lanes.store(out, lanes.float(unsafe { lanes.widen(codes.as_ptr()) }));
+    }
 }

@@ -2,12 +2,13 @@
 
 use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
 use super::scores::{self, Finish, Logits};
-use super::softmax::Row;
+use super::softmax;
 use super::values::{self, Results};
 use super::work::{ROWS, Work, bytes_mut};
 use super::{AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::lanes::Lanes;
+use crate::reference::Probs;
 use crate::rows::RowSink;
 use crate::types::Quantizer;
 
@@ -136,19 +137,35 @@ impl Window<'_> {
         weights: &mut [f32],
     ) -> [f32; R] {
         let n_padded = self.op.layout.n_padded;
-        let used = self.op.shape.n.next_multiple_of(L::N);
-        let step = match self.values {
-            Values::Codes(step) => Some(step),
-            Values::F32(_) => None,
-        };
         let rows = logits.chunks_exact_mut(n_padded).zip(bytes_mut(weights).chunks_exact_mut(n_padded));
         let mut factors = [0.0; R];
         for (factor, (logits, codes)) in factors.iter_mut().zip(rows) {
-            let codes = step.is_some().then_some(&mut codes[..used]);
-            let mut row = Row { logits: &mut logits[..used], codes };
-            *factor = row.weigh(lanes, self.op.quant.probs, step.unwrap_or(1.0));
+            *factor = self.weigh(lanes, logits, codes);
         }
         factors
+    }
+
+    /// [`Window::weights`] of one query; `logits` and `codes` are padded to whole registers.
+    #[inline(always)]
+    fn weigh<L: Lanes>(&self, lanes: L, logits: &mut [f32], codes: &mut [u8]) -> f32 {
+        let keys = &mut logits[..self.op.shape.n];
+        let step = match self.values {
+            Values::Codes(step) => step,
+            Values::F32(_) => 1.0,
+        };
+        let factor = match self.op.quant.probs {
+            Probs::Float => return 1.0 / softmax::exponentials(lanes, keys),
+            Probs::U8 => step / softmax::unsigned_codes(lanes, keys, codes) as f32,
+            Probs::S8(quantizer) => {
+                let inverse = 1.0 / softmax::exponentials(lanes, keys);
+                softmax::signed_codes(lanes, keys, inverse, quantizer, codes);
+                quantizer.scale() * step
+            }
+        };
+        if let Values::F32(_) = self.values {
+            softmax::widened(lanes, codes, logits);
+        }
+        factor
     }
 }
 

@@ -67,6 +67,8 @@ pub(crate) trait Lanes: Copy {
     }
     /// The first elements, at most `N`; zeros after them.
     fn load_part(self, x: &[f32]) -> Self::F;
+    /// The first elements, at most `N`; `fill` after them.
+    fn load_or(self, x: &[f32], fill: Self::F) -> Self::F;
     /// Writes the first elements, as many as `out` holds, at most `N`.
     fn store_part(self, out: &mut [f32], x: Self::F);
     /// As `store_part`, for an `out` that mostly holds a whole register.
@@ -106,15 +108,19 @@ pub(crate) trait Lanes: Copy {
     /// As `narrow`, as many lanes as `out` holds, at most `N`.
     #[inline(always)]
     fn narrow_all(self, out: &mut [u8], x: Self::I) {
-        if out.len() >= Self::N {
-            // SAFETY: in bounds by the comparison.
-            return unsafe { self.narrow(out.as_mut_ptr(), x) };
-        }
-        const { assert!(Self::N <= 16) };
-        let mut bytes = [0; 16];
-        // SAFETY: `bytes` holds N bytes.
-        unsafe { self.narrow(bytes.as_mut_ptr(), x) };
-        out.copy_from_slice(&bytes[..out.len()]);
+        // SAFETY: `store_bytes` gives N bytes.
+        store_bytes(Self::N, out, |at| unsafe { self.narrow(at, x) });
+    }
+    /// `code + 128` of values already multiplied by the reciprocal of the step.
+    ///
+    /// # Safety
+    /// `N` bytes at `at` are writable.
+    unsafe fn write_codes(self, at: *mut u8, scaled: Self::F);
+    /// As `write_codes`, as many lanes as `out` holds, at most `N`.
+    #[inline(always)]
+    fn store_codes(self, out: &mut [u8], scaled: Self::F) {
+        // SAFETY: `store_bytes` gives N bytes.
+        store_bytes(Self::N, out, |at| unsafe { self.write_codes(at, scaled) });
     }
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -124,10 +130,16 @@ pub(crate) trait Lanes: Copy {
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    fn sum(self, x: Self::F) -> f32;
+    /// [`fold`](crate::reference::fold) of sixteen lanes: those of both registers, or of the first where it has sixteen.
+    fn fold(self, x: [Self::F; 2]) -> f32;
+    /// The largest lane; there must be no NaN.
     fn highest(self, x: Self::F) -> f32;
-    /// e^x within 2 ulp; 0 or next to it below -87; a NaN stays one.
+    /// [`exp`](crate::reference::exp) of each lane.
     fn exp(self, x: Self::F) -> Self::F;
+    /// [`gelu`](crate::reference::gelu) of each lane.
+    fn gelu(self, x: Self::F) -> Self::F;
+    /// [`moments`](crate::reference::moments) of `x`.
+    fn moments(self, x: &[f32]) -> [f64; 2];
 
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
@@ -146,15 +158,22 @@ pub(crate) trait Lanes: Copy {
     /// Clamped to [-128, 127]; 0 for a NaN.
     fn clamp(self, x: Self::F) -> Self::F;
 
-    /// `code + 128` of values already multiplied by the reciprocal of the step.
-    #[inline(always)]
-    fn codes(self, scaled: Self::F) -> Self::I {
-        self.add_i(self.round(self.clamp(scaled)), self.splat_i(128))
-    }
     /// What codes of `quantizer` stand for.
     #[inline(always)]
     fn fake(self, x: Self::F, quantizer: Quantizer) -> Self::F {
         let codes = self.round(self.clamp(self.mul(x, self.splat(quantizer.recip()))));
         self.mul(self.float(codes), self.splat(quantizer.scale()))
     }
+}
+
+/// Lets `write` put `n` bytes, at most 16, where `out` is, or the first of them if it holds fewer.
+#[inline(always)]
+fn store_bytes(n: usize, out: &mut [u8], write: impl FnOnce(*mut u8)) {
+    assert!(n <= 16, "a register has at most 16 lanes");
+    if out.len() >= n {
+        return write(out.as_mut_ptr());
+    }
+    let mut bytes = [0; 16];
+    write(bytes.as_mut_ptr());
+    out.copy_from_slice(&bytes[..out.len()]);
 }

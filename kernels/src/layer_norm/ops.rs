@@ -3,11 +3,15 @@
 use super::Affine;
 use crate::isa::Cpu;
 use crate::pool::{Parts, Pool};
+use crate::reference;
 use crate::rows::{RowSink, Segment, units_per_task};
 use crate::types::{PAD, RowMap, RowOut, RowStore};
 
 /// f32 values that a task takes at least, so that sharing out costs little beside the work.
 const LEAST_VALUES: usize = 4096;
+
+/// Rows that are normalised together where they are copied first.
+const TOGETHER: usize = 8;
 
 /// LayerNorm of rows that a [`RowMap`] gathers: shift, padding and window partition happen in its reads.
 pub struct LayerNorm {
@@ -38,17 +42,14 @@ impl LayerNorm {
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
             scratch.reserve(c * size_of::<f32>());
-            for row in task * each..rows.min((task + 1) * each) {
-                // SAFETY: rows are distinct, and each is written by the one task that holds it.
-                let mut out = unsafe { sink.row(row) };
-                match map.rows()[row % n] {
-                    PAD => out.clear(),
-                    token => {
-                        let token = row / n * tokens + token as usize;
-                        self.affine.row(&x[token * c..][..c], &mut scratch.as_f32_mut()[..c], out);
-                    }
-                }
-            }
+            let from = task * each;
+            let source = |i: usize| match map.rows()[(from + i) % n] {
+                PAD => None,
+                token => Some(&x[((from + i) / n * tokens + token as usize) * c..][..c]),
+            };
+            // SAFETY: rows are distinct, and each is written, once, by the one task that holds it.
+            let out = |i| unsafe { sink.row(from + i) };
+            self.affine.rows(each.min(rows - from), source, out, &mut scratch.as_f32_mut()[..c]);
         });
     }
 
@@ -64,13 +65,16 @@ impl LayerNorm {
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
         let parts = Parts::new(x);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.reserve(2 * c * size_of::<f32>());
-            let (copy, buffer) = scratch.as_f32_mut()[..2 * c].split_at_mut(c);
-            for row in task * each..rows.min((task + 1) * each) {
+            scratch.reserve((TOGETHER + 1) * c * size_of::<f32>());
+            let (buffer, copy) = scratch.as_f32_mut()[..(TOGETHER + 1) * c].split_at_mut(c);
+            let end = rows.min((task + 1) * each);
+            for from in (task * each..end).step_by(TOGETHER) {
+                let count = TOGETHER.min(end - from);
                 // SAFETY: rows are distinct, and each belongs to the one task that holds it.
-                let x = unsafe { parts.get(row * c, c) };
-                copy.copy_from_slice(x);
-                self.affine.row(copy, buffer, Segment::F32(x));
+                copy[..count * c].copy_from_slice(unsafe { parts.get(from * c, count * c) });
+                // SAFETY: as above; the part copied from is no longer held.
+                let out = |i| Segment::F32(unsafe { parts.get((from + i) * c, c) });
+                self.affine.rows(count, |i| Some(&copy[i * c..][..c]), out, buffer);
             }
         });
     }
@@ -131,13 +135,18 @@ impl MergeNorm {
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / wide + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.reserve(2 * wide * size_of::<f32>());
-            let (merged, buffer) = scratch.as_f32_mut()[..2 * wide].split_at_mut(wide);
-            for row in task * each..rows.min((task + 1) * each) {
-                let image = &x[row / n * self.tokens * c..][..self.tokens * c];
-                gather(image, &self.sources[row % n], merged);
-                // SAFETY: rows are distinct, and each is written by the one task that holds it.
-                self.affine.row(merged, buffer, unsafe { sink.row(row) });
+            scratch.reserve((TOGETHER + 1) * wide * size_of::<f32>());
+            let (buffer, merged) = scratch.as_f32_mut()[..(TOGETHER + 1) * wide].split_at_mut(wide);
+            let end = rows.min((task + 1) * each);
+            for from in (task * each..end).step_by(TOGETHER) {
+                let count = TOGETHER.min(end - from);
+                for (row, merged) in (from..from + count).zip(merged.chunks_exact_mut(wide)) {
+                    let image = &x[row / n * self.tokens * c..][..self.tokens * c];
+                    gather(image, &self.sources[row % n], merged);
+                }
+                // SAFETY: rows are distinct, and each is written, once, by the one task that holds it.
+                let out = |i| unsafe { sink.row(from + i) };
+                self.affine.rows(count, |i| Some(&merged[i * wide..][..wide]), out, buffer);
             }
         });
     }
@@ -154,7 +163,8 @@ fn gather(image: &[f32], sources: &[u32; 4], merged: &mut [f32]) {
     }
 }
 
-/// LayerNorm of every token of an image, then the mean over its tokens.
+/// LayerNorm of every token of an image, then the mean over its tokens, as
+/// [`mean_of_rows`](crate::reference::mean_of_rows) takes it.
 pub struct PooledNorm {
     affine: Affine,
     store: RowStore,
@@ -187,15 +197,15 @@ impl PooledNorm {
         assert_eq!(x.len(), images * tokens * c, "PooledNorm: input is not [{}, {c}]", images * tokens);
         let sink = RowSink::new("PooledNorm", self.store, out, images, c);
         pool.run(images, &|image, scratch| {
-            scratch.reserve(3 * c * size_of::<f32>());
-            let (mean, rest) = scratch.as_f32_mut()[..3 * c].split_at_mut(c);
-            let (normed, buffer) = rest.split_at_mut(c);
-            mean.fill(0.0);
-            for x in x[image * tokens * c..][..tokens * c].chunks_exact(c) {
-                self.affine.row(x, buffer, Segment::F32(normed));
-                mean.iter_mut().zip(&*normed).for_each(|(mean, y)| *mean += y);
-            }
-            mean.iter_mut().for_each(|mean| *mean /= tokens as f32);
+            scratch.reserve((tokens + 2) * c * size_of::<f32>());
+            let (mean, rest) = scratch.as_f32_mut()[..(tokens + 2) * c].split_at_mut(c);
+            let (buffer, normed) = rest.split_at_mut(c);
+            let x = &x[image * tokens * c..][..tokens * c];
+            let parts = Parts::new(normed);
+            // SAFETY: rows are distinct, and each is written once.
+            let out = |i| Segment::F32(unsafe { parts.get(i * c, c) });
+            self.affine.rows(tokens, |i| Some(&x[i * c..][..c]), out, buffer);
+            reference::mean_of_rows(normed, mean);
             // SAFETY: an image is one task.
             unsafe { sink.row(image) }.put_all(mean);
         });

@@ -210,7 +210,8 @@ impl<'a> Columns<'a> {
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn finished(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
-        let (factor, bias) = (_mm256_set1_ps(1.0), _mm256_setzero_ps());
+        // `fma(x, 1, -0.0)` is x, zeros of both signs included.
+        let (factor, bias) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
         Columns { factor, bias, ..Columns::new(epilogue, first) }
     }
 

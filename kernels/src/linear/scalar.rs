@@ -52,7 +52,7 @@ pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: 
             reference::accumulate_f32(input, block.panel(panel), &mut sums);
             for (column, sum) in (panel * COLUMNS..epilogue.n).zip(sums) {
                 let bias = epilogue.bias[column];
-                let value = reference::epilogue_f32(sum as f32, bias, epilogue.output, epilogue.gelu);
+                let value = reference::epilogue_f32(sum, bias, epilogue.output, epilogue.gelu);
                 store(epilogue, value, row, column, dest);
             }
         }

@@ -13,15 +13,40 @@ pub enum Probs {
     S8(Quantizer),
 }
 
-/// Unsigned codes of one row of logits, in `codes`, and their sum.
+/// Logits further than this below the largest are taken to be this far below: `e^-60` is lost in the rounding of any
+/// sum that has a 1 in it, and its products are still normal numbers, where subnormal ones would be slow.
+pub(crate) const FLOOR: f32 = -60.0;
+
+/// The largest of `logits`, NaNs left out; -inf of none.
+fn largest(logits: &[f32]) -> f32 {
+    logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
+}
+
+/// Unsigned codes of one row of logits, in `codes`, and their sum: `round_ties_even(255 * exp(max(x - rowmax, -60)))`.
+/// A NaN has code 0.
 pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = largest(logits);
     let mut sum = 0;
     for (code, &x) in codes.iter_mut().zip(logits) {
-        *code = libm::rintf(255.0 * libm::expf(x - max)) as u8;
+        let below = x - max;
+        let below = if below > FLOOR { below } else { FLOOR };
+        *code = libm::rintf(255.0 * super::exp(below)) as u8;
         sum += u32::from(*code);
     }
     sum
+}
+
+/// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums by the index
+/// mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold). A NaN stays one.
+pub fn attention_row_exp(logits: &mut [f32]) -> f32 {
+    let max = largest(logits);
+    let mut sums = [0.0; 16];
+    for (i, x) in logits.iter_mut().enumerate() {
+        let below = *x - max;
+        *x = super::exp(if FLOOR > below { FLOOR } else { below });
+        sums[i % 16] += *x;
+    }
+    super::fold(sums)
 }
 
 /// Quantizers of the sites inside attention; `None` is a site that is off.
@@ -43,7 +68,9 @@ pub struct AttentionQuant {
 /// with the mask added, `out` is `[n, d]`.
 ///
 /// A product whose two operands are on is taken over their codes in integers, otherwise over what the sites return,
-/// in f32.
+/// in f32: fused multiply-adds in the order of the channels (`q . k`) or of the keys (`p . v`), starting from 0. The
+/// weights `p` are the codes of [`attention_row_u8`], the results of [`attention_row_exp`] with their sum `total`, or
+/// `code(exp * (1 / total))`.
 ///
 /// ```text
 /// logit = fma(acc, (s_q * s_k) * scale, bias)             integers, `scores` off
@@ -51,7 +78,9 @@ pub struct AttentionQuant {
 /// logit = fma(scores(q . k), scale, bias)                 f32
 /// y = acc * (s_v / sum(codes))                            integers, kind `u8`
 /// y = acc * (s_p * s_v)                                   integers, kind `s8`
-/// y = (p . v) * (1 / sum(codes)),  (p . v) * s_p,  p . v  f32, kinds `u8`, `s8`, float
+/// y = (p . v) * (1 / sum(codes))                          f32, kind `u8`
+/// y = (p . v) * s_p                                       f32, kind `s8`
+/// y = (p . v) * (1 / total)                               f32, kind float
 /// ```
 pub fn attention_window(
     n: usize,
@@ -122,7 +151,8 @@ impl Scores {
                 }
             }
             (Operand::Float(q), Operand::Float(k)) => {
-                let score: f32 = q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum();
+                let pairs = q[i..i + d].iter().zip(&k[j..j + d]);
+                let score = pairs.fold(0.0, |sum: f32, (q, &k)| q.mul_add(k, sum));
                 self.site.map_or(score, |s| s.fake(score)).mul_add(self.scale, bias)
             }
             _ => unreachable!("both operands are codes, or neither is"),
@@ -163,8 +193,8 @@ impl Values {
                     Factor::Step(s_p) => s_p,
                 };
                 for (c, out) in out.iter_mut().enumerate() {
-                    let column = weights.iter().enumerate().map(|(j, w)| w * v[j * d + c]);
-                    *out = column.sum::<f32>() * factor;
+                    let pairs = weights.iter().enumerate().map(|(j, w)| (w, v[j * d + c]));
+                    *out = pairs.fold(0.0, |sum: f32, (w, v)| w.mul_add(v, sum)) * factor;
                 }
             }
         }
@@ -184,13 +214,12 @@ fn probabilities(logits: &[f32], probs: Probs) -> (Vec<f32>, Factor) {
         let sum = attention_row_u8(logits, &mut codes);
         return (codes.into_iter().map(f32::from).collect(), Factor::Inverse(sum as f32));
     }
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let exps: Vec<f32> = logits.iter().map(|&x| libm::expf(x - max)).collect();
-    let total: f32 = exps.iter().sum();
-    match probs {
-        Probs::S8(s) => {
-            (exps.iter().map(|e| f32::from(s.code(e / total))).collect(), Factor::Step(s.scale()))
-        }
-        _ => (exps.iter().map(|e| e / total).collect(), Factor::Step(1.0)),
+    let mut exps = logits.to_vec();
+    let total = attention_row_exp(&mut exps);
+    if let Probs::S8(s) = probs {
+        let inverse = 1.0 / total;
+        exps.iter_mut().for_each(|e| *e = f32::from(s.code(*e * inverse)));
+        return (exps, Factor::Step(s.scale()));
     }
+    (exps, Factor::Inverse(total))
 }

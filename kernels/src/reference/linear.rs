@@ -7,13 +7,14 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
 }
 
-/// `sums[c] = sum_k input[k] * weights[k][c]`, summed in f64 in the order of k; the product is what is left after
-/// rounding to f32. `weights` is `[input.len(), sums.len()]`.
-pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f64]) {
+/// `sums[c] = sum_k input[k] * weights[k][c]` in f32: one fused multiply-add after the other, in the order of k, starting
+/// from 0. `weights` is `[input.len(), sums.len()]`.
+#[inline(always)]
+pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
     sums.fill(0.0);
     for (&x, weights) in input.iter().zip(weights.chunks_exact(sums.len())) {
         for (sum, &w) in sums.iter_mut().zip(weights) {
-            *sum += f64::from(x) * f64::from(w);
+            *sum = x.mul_add(w, *sum);
         }
     }
 }

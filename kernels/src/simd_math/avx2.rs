@@ -2,90 +2,21 @@
 
 use std::arch::x86_64::*;
 
-use super::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, Tail};
+use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT};
 
-static TAIL: Tail<8, 8> = Tail {
-    powers: [
-        [0.5, 0.19447078, 0.042437304, 0.004874384, 2.8431337e-04, 8.248295e-06, 1.17524465e-07, 0.0],
-        [
-            -0.34370413,
-            -0.23714148,
-            -0.07788895,
-            -0.012178387,
-            -9.064612e-04,
-            -3.211842e-05,
-            -5.417557e-07,
-            0.0,
-        ],
-        [7.159703e-08, 0.088008694, 0.05781317, 0.013559042, 0.001345623, 5.960429e-05, 1.2070276e-06, 0.0],
-        [
-            0.042517856,
-            0.0075615556,
-            -0.018972242,
-            -0.008557658,
-            -0.0012195881,
-            -6.9756665e-05,
-            -1.7240176e-06,
-            0.0,
-        ],
-        [
-            8.563067e-06,
-            -0.012285317,
-            -1.1514485e-04,
-            0.0030874202,
-            7.3909346e-04,
-            5.7254365e-05,
-            1.7566109e-06,
-            0.0,
-        ],
-        [
-            -0.004768519,
-            9.81119e-04,
-            0.0021454885,
-            -4.2155597e-04,
-            -3.030312e-04,
-            -3.4791436e-05,
-            -1.3805079e-06,
-            0.0,
-        ],
-        [
-            7.338177e-05,
-            0.0010611818,
-            -4.923051e-04,
-            -1.5452773e-04,
-            7.475072e-05,
-            1.6448577e-05,
-            9.3766477e-07,
-            0.0,
-        ],
-        [
-            3.4970627e-04,
-            -1.9302362e-04,
-            -8.0979036e-05,
-            8.302326e-05,
-            -4.941471e-06,
-            -5.382196e-06,
-            -4.4628376e-07,
-            0.0,
-        ],
-    ],
-    per_unit: 1.160_714_3,
-    last: 6.030_769_3,
-};
-
-/// GELU by the error function. A NaN stays one; infinities give their limits.
+/// [`crate::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn gelu(x: __m256) -> __m256 {
     let rounder = _mm256_set1_ps(ROUNDER);
-    let per_unit = _mm256_set1_ps(TAIL.per_unit);
+    let per_unit = _mm256_set1_ps(TAIL_PER_UNIT);
     let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
     // The second operand is returned when the first is a NaN.
-    let a = _mm256_min_ps(magnitude, _mm256_set1_ps(TAIL.last));
+    let a = _mm256_min_ps(magnitude, _mm256_set1_ps(TAIL_LAST));
     let column = _mm256_fmadd_ps(a, per_unit, rounder);
     let u = _mm256_fmsub_ps(a, per_unit, _mm256_sub_ps(column, rounder));
     let column = _mm256_castps_si256(column);
-    let [low @ .., highest] = &TAIL.powers;
+    let [low @ .., highest] = &TAIL.0;
     let mut h = power(highest, column);
     for row in low.iter().rev() {
         h = _mm256_fmadd_ps(h, u, power(row, column));
@@ -107,16 +38,18 @@ pub(crate) fn gelu_in_place(values: &mut [f32]) {
     }
 }
 
-/// One coefficient for each lane's interval.
+/// One coefficient for each lane's interval: the low 4 bits of `column`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn power(row: &[f32; 8], column: __m256i) -> __m256 {
-    // SAFETY: the reference is to 8 f32.
-    let row = unsafe { _mm256_loadu_ps(row.as_ptr()) };
-    _mm256_permutevar8x32_ps(row, column)
+fn power(row: &[f32; 16], column: __m256i) -> __m256 {
+    // SAFETY: the reference is to 16 f32.
+    let [low, high] = unsafe { [_mm256_loadu_ps(row.as_ptr()), _mm256_loadu_ps(row[8..].as_ptr())] };
+    let (low, high) = (_mm256_permutevar8x32_ps(low, column), _mm256_permutevar8x32_ps(high, column));
+    // Bit 3 of the interval, moved to the sign.
+    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(column)))
 }
 
-/// `exp`, with subnormal results. A NaN stays one.
+/// [`crate::reference::exp`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp(x: __m256) -> __m256 {

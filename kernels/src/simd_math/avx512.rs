@@ -2,135 +2,20 @@
 
 use std::arch::x86_64::*;
 
-use super::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, Tail};
+use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT};
 
-static TAIL: Tail<16, 6> = Tail {
-    powers: [
-        [
-            0.5,
-            0.34967172,
-            0.2199347,
-            0.12330542,
-            0.061193984,
-            0.026739392,
-            0.010245292,
-            0.003431206,
-            0.0010019452,
-            2.5460735e-04,
-            5.6215587e-05,
-            1.0771176e-05,
-            1.7891792e-06,
-            2.5743756e-07,
-            3.206436e-08,
-            0.0,
-        ],
-        [
-            -0.15407425,
-            -0.14300174,
-            -0.114333905,
-            -0.07874649,
-            -0.046720758,
-            -0.023878718,
-            -0.010513192,
-            -0.0039873165,
-            -0.0013027145,
-            -3.666404e-04,
-            -8.88902e-05,
-            -1.856479e-05,
-            -3.3400177e-06,
-            -5.1764283e-07,
-            -6.910897e-08,
-            0.0,
-        ],
-        [
-            -5.627412e-08,
-            0.010664456,
-            0.017053215,
-            0.01761811,
-            0.013937436,
-            0.008904283,
-            0.0047044107,
-            0.0020815807,
-            7.7721174e-04,
-            2.4606797e-04,
-            6.627968e-05,
-            1.5224412e-05,
-            2.9873802e-06,
-            5.014201e-07,
-            7.206368e-08,
-            0.0,
-        ],
-        [
-            0.0038306334,
-            0.0030246568,
-            0.0011465198,
-            -6.702422e-04,
-            -0.0016103124,
-            -0.0016198957,
-            -0.0011420117,
-            -6.253324e-04,
-            -2.7676e-04,
-            -1.01001664e-04,
-            -3.0748597e-05,
-            -7.866936e-06,
-            -1.7000258e-06,
-            -3.1141298e-07,
-            -4.848494e-08,
-            0.0,
-        ],
-        [
-            -1.5792099e-06,
-            -3.7457835e-04,
-            -5.05747e-04,
-            -3.616156e-04,
-            -1.0729597e-04,
-            7.89475e-05,
-            1.3748322e-04,
-            1.1124969e-04,
-            6.3428706e-05,
-            2.8007264e-05,
-            9.954137e-06,
-            2.905338e-06,
-            7.0477614e-07,
-            1.4320635e-07,
-            2.4506914e-08,
-            0.0,
-        ],
-        [
-            -8.356974e-05,
-            -5.609569e-05,
-            4.554972e-06,
-            4.707939e-05,
-            4.847387e-05,
-            2.4232442e-05,
-            8.821978e-07,
-            -9.192569e-06,
-            -8.873173e-06,
-            -5.2074897e-06,
-            -2.2548954e-06,
-            -7.6691845e-07,
-            -2.1098029e-07,
-            -4.7730254e-08,
-            -8.973034e-09,
-            0.0,
-        ],
-    ],
-    per_unit: 2.589_285_6,
-    last: 5.793_103_7,
-};
-
-/// GELU by the error function. A NaN stays one; infinities give their limits.
+/// [`crate::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn gelu(x: __m512) -> __m512 {
     let rounder = _mm512_set1_ps(ROUNDER);
-    let per_unit = _mm512_set1_ps(TAIL.per_unit);
+    let per_unit = _mm512_set1_ps(TAIL_PER_UNIT);
     // The second operand is returned when the first is a NaN.
-    let a = _mm512_min_ps(_mm512_abs_ps(x), _mm512_set1_ps(TAIL.last));
+    let a = _mm512_min_ps(_mm512_abs_ps(x), _mm512_set1_ps(TAIL_LAST));
     let column = _mm512_fmadd_ps(a, per_unit, rounder);
     let u = _mm512_fmsub_ps(a, per_unit, _mm512_sub_ps(column, rounder));
     let column = _mm512_castps_si512(column);
-    let [c0, c1, c2, c3, c4, c5] = &TAIL.powers;
+    let [c0, c1, c2, c3, c4, c5] = &TAIL.0;
     let power = |row| power(row, column);
     let mut h = _mm512_fmadd_ps(power(c5), u, power(c4));
     h = _mm512_fmadd_ps(h, u, power(c3));
@@ -163,7 +48,7 @@ fn power(row: &[f32; 16], column: __m512i) -> __m512 {
     _mm512_permutexvar_ps(column, row)
 }
 
-/// `exp`, with subnormal results. A NaN stays one.
+/// [`crate::reference::exp`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {

@@ -53,13 +53,16 @@ pub fn max_error(a: &[f32], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max)
 }
 
-/// Panics unless codes differ by at most one step, and that in at most one element in a thousand (or one in all).
-pub fn assert_codes_close(got: &[u8], want: &[u8], what: &str) {
+/// Panics unless both are the same bit for bit (any NaN is as good as another), and not all equal.
+pub fn assert_same(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
-    let worst = got.iter().zip(want).map(|(&a, &b)| a.abs_diff(b)).max().unwrap_or(0);
-    let count = got.iter().zip(want).filter(|(a, b)| a != b).count();
-    assert!(worst <= 1, "{what}: off by {worst} steps");
-    assert!(count <= 1.max(want.len() / 1000), "{what}: {count} of {} codes differ", want.len());
+    for (i, (a, b)) in got.iter().zip(want).enumerate() {
+        assert!(
+            a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
+            "{what}, element {i}: {a:e}, not {b:e}"
+        );
+    }
+    assert_varied(want, what);
 }
 
 /// Panics if all elements are equal, where there are enough of them to tell.

@@ -1,0 +1,200 @@
+//! GELU and the exponential, as sequences of correctly rounded f32 operations: whoever performs the same ones in the same
+//! order gets the same bits. The vector versions in `simd_math` do.
+//!
+//! ```text
+//! gelu(x) = max(x, 0) - a * h(a)      a = |x|,  h(a) = erfc(a / sqrt(2)) / 2
+//! exp(x)  = 2^n * p(x - n * ln(2))    n = round(x / ln(2))
+//! ```
+//! `h` is a polynomial per interval; it goes to zero without cancellation, so that GELU keeps its accuracy in the
+//! negative tail. From |x| = 5.6 on `h` is 0, where `a * h(a)` is below 6.1e-8. `p` has degree 6.
+
+/// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant of `h` in
+/// `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
+pub(crate) static TAIL: Tail = Tail([
+    [
+        0.5,
+        0.34967172,
+        0.2199347,
+        0.12330542,
+        0.061193984,
+        0.026739392,
+        0.010245292,
+        0.003431206,
+        0.0010019452,
+        2.5460735e-04,
+        5.6215587e-05,
+        1.0771176e-05,
+        1.7891792e-06,
+        2.5743756e-07,
+        3.206436e-08,
+        0.0,
+    ],
+    [
+        -0.15407425,
+        -0.14300174,
+        -0.114333905,
+        -0.07874649,
+        -0.046720758,
+        -0.023878718,
+        -0.010513192,
+        -0.0039873165,
+        -0.0013027145,
+        -3.666404e-04,
+        -8.88902e-05,
+        -1.856479e-05,
+        -3.3400177e-06,
+        -5.1764283e-07,
+        -6.910897e-08,
+        0.0,
+    ],
+    [
+        -5.627412e-08,
+        0.010664456,
+        0.017053215,
+        0.01761811,
+        0.013937436,
+        0.008904283,
+        0.0047044107,
+        0.0020815807,
+        7.7721174e-04,
+        2.4606797e-04,
+        6.627968e-05,
+        1.5224412e-05,
+        2.9873802e-06,
+        5.014201e-07,
+        7.206368e-08,
+        0.0,
+    ],
+    [
+        0.0038306334,
+        0.0030246568,
+        0.0011465198,
+        -6.702422e-04,
+        -0.0016103124,
+        -0.0016198957,
+        -0.0011420117,
+        -6.253324e-04,
+        -2.7676e-04,
+        -1.01001664e-04,
+        -3.0748597e-05,
+        -7.866936e-06,
+        -1.7000258e-06,
+        -3.1141298e-07,
+        -4.848494e-08,
+        0.0,
+    ],
+    [
+        -1.5792099e-06,
+        -3.7457835e-04,
+        -5.05747e-04,
+        -3.616156e-04,
+        -1.0729597e-04,
+        7.89475e-05,
+        1.3748322e-04,
+        1.1124969e-04,
+        6.3428706e-05,
+        2.8007264e-05,
+        9.954137e-06,
+        2.905338e-06,
+        7.0477614e-07,
+        1.4320635e-07,
+        2.4506914e-08,
+        0.0,
+    ],
+    [
+        -8.356974e-05,
+        -5.609569e-05,
+        4.554972e-06,
+        4.707939e-05,
+        4.847387e-05,
+        2.4232442e-05,
+        8.821978e-07,
+        -9.192569e-06,
+        -8.873173e-06,
+        -5.2074897e-06,
+        -2.2548954e-06,
+        -7.6691845e-07,
+        -2.1098029e-07,
+        -4.7730254e-08,
+        -8.973034e-09,
+        0.0,
+    ],
+]);
+
+/// The type of [`TAIL`]: each row is one cache line.
+#[repr(C, align(64))]
+pub(crate) struct Tail(pub(crate) [[f32; 16]; 6]);
+
+/// Intervals of [`TAIL`] per unit of `a`.
+pub(crate) const TAIL_PER_UNIT: f32 = 2.589_285_6;
+
+/// `a` at the last column, to which greater ones are clamped.
+pub(crate) const TAIL_LAST: f32 = 5.793_103_7;
+
+/// 2^23: adding it rounds a small non-negative f32 to an integer, held in the low bits of the sum.
+pub(crate) const ROUNDER: f32 = 8_388_608.0;
+
+/// `p` of `exp`, lowest power first: least maximal relative error over [-ln(2) / 2, ln(2) / 2].
+pub(crate) const EXP: [f32; 7] =
+    [1.0, 1.0, 0.499_999_9, 0.166_664_2, 0.041_668_23, 0.008_374_857, 0.001_383_679_2];
+
+/// The leading bits of ln(2): its product with any exponent of an f32 is exact.
+pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+
+/// What is left of ln(2).
+pub(crate) const LN2_LOW: f32 = -0.000_212_194_44;
+
+/// Arguments outside these give 0 and infinity.
+pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
+
+/// GELU by the error function, `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel, 2016).
+///
+/// ```text
+/// a = min(|x|, last)          s = fma(a, per_unit, 2^23)        i = low 4 bits of s
+/// u = fma(a, per_unit, -(s - 2^23))
+/// h = c5[i];  h = fma(h, u, ck[i]) for k = 4 to 0
+/// y = fma(-a, h, max(x, 0))
+/// ```
+/// Its error is at most twice that of `0.5 * x * (1 + erff(x / sqrt(2)))` in f32. A NaN stays one; the limits at the
+/// infinities are 0 and infinity; a zero keeps its sign.
+#[inline(always)]
+pub fn gelu(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let a = if magnitude < TAIL_LAST { magnitude } else { TAIL_LAST };
+    let sum = a.mul_add(TAIL_PER_UNIT, ROUNDER);
+    let u = a.mul_add(TAIL_PER_UNIT, -(sum - ROUNDER));
+    let column = (sum.to_bits() & 15) as usize;
+    let [low @ .., highest] = &TAIL.0;
+    let h = low.iter().rev().fold(highest[column], |h, row| h.mul_add(u, row[column]));
+    let positive = if 0.0 > x { 0.0 } else { x };
+    (-a).mul_add(h, positive)
+}
+
+/// `e^x`, within one unit in the last place (one subnormal step where the result is subnormal).
+///
+/// ```text
+/// x = min(max(x, -104), 89)   n = round_ties_even(x * log2(e))
+/// r = fma(-n, ln2_low, fma(-n, ln2_high, x))
+/// p = c6;  p = fma(p, r, ck) for k = 5 to 0
+/// y = p * 2^n                 rounded once
+/// ```
+/// 0 below -104 and infinity above 89; a NaN stays one.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    if x.is_nan() {
+        return x;
+    }
+    let x = x.clamp(EXP_RANGE.0, EXP_RANGE.1);
+    let n = libm::rintf(x * std::f32::consts::LOG2_E);
+    let r = (-n).mul_add(LN2_LOW, (-n).mul_add(LN2_HIGH, x));
+    let [low @ .., highest] = &EXP;
+    let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(r, c));
+    // 2^n in two factors: neither under- nor overflows where the product does not, and the first product is exact.
+    let (n, half) = (n as i32, n as i32 >> 1);
+    p * power_of_two(half) * power_of_two(n - half)
+}
+
+/// `2^n` for n in [-126, 127].
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits(((n + 127) << 23).cast_unsigned())
+}
