@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use swinq_eval::Distortion;
-use swinq_model::float::{FakeQuant, Float, Sites, Swin};
+use swinq_model::float::{Attention, FakeQuant, Float, Sites, Swin};
 use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 
 /// Signal to noise in dB at every enabled activation site of `model`, over the images of `batch`, in a forward that
@@ -54,10 +54,19 @@ impl Sites for Noise<'_> {
     }
 
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
-        let rounded = self.fake.attend(site, logits.clone(), v.clone())?;
-        if self.is_on(site) {
-            let exact = Float.attend(site, logits, v)?;
-            self.note(site, &exact, &rounded)?;
+        Float.attend(site, logits, v)
+    }
+
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
+        let rounded = self.fake.attention(attention)?;
+        let Attention { block, q, k, v, .. } = attention;
+        let q = self.activation(Site::Q(*block), q.clone())?;
+        let k = self.activation(Site::K(*block), k.clone())?;
+        let v = self.activation(Site::V(*block), v.clone())?;
+        let probs = Site::Probs(*block);
+        if self.is_on(probs) {
+            let logits = attention.logits(&attention.scores(&q, &k)?)?;
+            self.note(probs, &Float.attend(probs, logits, v)?, &rounded)?;
         }
         Ok(rounded)
     }

@@ -59,6 +59,10 @@ impl Sites for Observe {
         Float.weight(site, w)
     }
 
+    fn watches(&self, site: Site) -> bool {
+        self.histograms.contains_key(&site)
+    }
+
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
         if self.histograms.contains_key(&site) {
             self.record(site, &ops::softmax(&logits)?)?;

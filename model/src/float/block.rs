@@ -10,33 +10,10 @@ use crate::arch::Stage;
 use crate::error::ModelError;
 use crate::site::{BlockId, Half, Operand, Site};
 
-/// The product of `x` `[rows, in]` with a weight, before its bias, through the product's three sites.
-pub(super) fn product(
-    x: Tensor,
-    linear: &LinearWeights,
-    sites: &mut dyn Sites,
-) -> Result<Tensor, ModelError> {
+/// The product of `x` `[rows, in]` with a weight, through its sites, plus its bias.
+pub(super) fn product(x: Tensor, linear: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, ModelError> {
     let x = sites.activation(Site::Input(linear.linear), x)?;
-    multiply(&x, linear, sites)
-}
-
-/// The product of what an input site returned, through the sites of weight and output.
-pub(super) fn multiply(
-    x: &Tensor,
-    linear: &LinearWeights,
-    sites: &mut dyn Sites,
-) -> Result<Tensor, ModelError> {
-    let weight = sites.weight(Site::Weight(linear.linear), &linear.weight)?;
-    let y = x.matmul(&weight.flatten_from(1)?.t()?)?;
-    sites.activation(Site::Output(linear.linear), y)
-}
-
-/// `y` `[rows, out]` plus the product's bias, where it has one.
-pub(super) fn add_bias(y: Tensor, linear: &LinearWeights, ops: Ops) -> Result<Tensor, ModelError> {
-    match &linear.bias {
-        Some(bias) => Ok(ops.add_bias(&y, bias)?),
-        None => Ok(y),
-    }
+    sites.product(linear, &x)
 }
 
 /// What the blocks of one stage and one shift share.
@@ -62,8 +39,7 @@ pub(super) fn block(
     let branch = attention(input, weights, context, sites)?;
     let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
     let hidden = product(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
-    let hidden = ops.add_bias_gelu(&hidden, weights.fc1.bias()?)?;
-    let branch = add_bias(product(hidden, &weights.fc2, sites)?, &weights.fc2, ops)?;
+    let branch = product(ops.gelu(&hidden)?, &weights.fc2, sites)?;
     residual(x, branch, weights.id, Half::Mlp, ops, sites)
 }
 

@@ -8,14 +8,17 @@ mod block;
 mod classifier;
 mod fake_quant;
 pub mod ops;
+mod packed;
 mod swin;
 mod weights;
 
 use candle_core::Tensor;
 
+pub use attention::Attention;
 pub use classifier::FloatClassifier;
 pub use fake_quant::FakeQuant;
 pub use swin::Swin;
+pub use weights::LinearWeights;
 
 use crate::error::ModelError;
 use crate::site::Site;
@@ -43,6 +46,42 @@ pub trait Sites {
     /// # Errors
     /// As [`Sites::activation`].
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError>;
+
+    /// Whether anything is done or seen at `site`. Where it is not, a forward may compute past the site in one step.
+    fn watches(&self, _site: Site) -> bool {
+        true
+    }
+
+    /// The product of `x` `[rows, in]`, which its input site returned, with a weight, through the sites of weight and
+    /// output, plus the bias: `[rows, out]`. The default computes it in float.
+    ///
+    /// # Errors
+    /// As [`Sites::activation`].
+    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, ModelError> {
+        let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
+        let output = Site::Output(linear.linear);
+        match linear.packed() {
+            Some(packed) if weight.id() == linear.weight.id() && !self.watches(output) => Ok(packed.product(x)?),
+            _ => {
+                let y = self.activation(output, x.matmul(&weight.flatten_from(1)?.t()?)?)?;
+                Ok(linear.add_bias(y)?)
+            }
+        }
+    }
+
+    /// Attention inside every window of a block, through its sites: `[windows, heads, n, head_dim]`. The default
+    /// computes it in float, with [`Sites::attend`] at its end.
+    ///
+    /// # Errors
+    /// As [`Sites::activation`].
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
+        let Attention { block, q, k, v, .. } = attention;
+        let q = self.activation(Site::Q(*block), q.clone())?;
+        let k = self.activation(Site::K(*block), k.clone())?;
+        let v = self.activation(Site::V(*block), v.clone())?;
+        let scores = self.activation(Site::Scores(*block), attention.scores(&q, &k)?)?;
+        self.attend(Site::Probs(*block), attention.logits(&scores)?, v)
+    }
 }
 
 /// The identity at every site: the network in float.
@@ -56,6 +95,10 @@ impl Sites for Float {
 
     fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, ModelError> {
         Ok(w.clone())
+    }
+
+    fn watches(&self, _: Site) -> bool {
+        false
     }
 
     fn attend(&mut self, _: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {

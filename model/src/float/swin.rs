@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 
 use super::Sites;
-use super::block::{BlockContext, add_bias, block, multiply, product};
+use super::block::{BlockContext, block, product};
 use super::ops::{Gather, Norm, Ops};
+use super::packed::Packing;
 use super::weights::{LinearWeights, Source, StageWeights, Windows};
 use crate::arch::{Stage, SwinConfig};
 use crate::batch::{Batch, Transform};
@@ -83,7 +84,7 @@ impl Swin {
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, ModelError> {
-        let source = Source { config, tensors };
+        let source = Source { config, tensors, packing: Packing::for_ops(ops)? };
         let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
         let stages = config.stages();
         Ok(Swin {
@@ -146,15 +147,14 @@ impl Swin {
             x = self.stage(x, weights, maps, sites)?;
         }
         let x = self.ops.norm(&x, &self.norm)?;
-        let features = x.reshape((n, (), self.config.features()))?.mean(1)?;
-        add_bias(product(features, &self.head, sites)?, &self.head, self.ops)
+        let features = self.ops.mean_rows(&x, n)?;
+        product(features, &self.head, sites)
     }
 
     /// Patch embedding: `[n, 3, size, size]` to tokens `[n * grid^2, embed_dim]`.
     fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, ModelError> {
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
-        let y = multiply(&self.patches(&images)?, &self.patch_embed, sites)?;
-        let x = add_bias(y, &self.patch_embed, self.ops)?;
+        let x = sites.product(&self.patch_embed, &self.patches(&images)?)?;
         let x = match &self.patch_norm {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,

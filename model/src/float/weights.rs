@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 
-use super::ops::{Gather, Norm};
+use super::ops::{Gather, Norm, Ops};
+use super::packed::{Packed, Packing};
 use crate::arch::{Stage, SwinConfig};
 use crate::error::ModelError;
 use crate::site::{BlockId, Linear};
@@ -13,18 +14,29 @@ use crate::site::{BlockId, Linear};
 const MASKED: f32 = -100.0;
 
 /// A product's weight, and its bias where it has one.
-pub(super) struct LinearWeights {
+pub struct LinearWeights {
+    /// Which product.
     pub linear: Linear,
+    /// The weight, in its own shape, `[out, ...]`.
     pub weight: Tensor,
+    /// The bias, `[out]`.
     pub bias: Option<Tensor>,
+    packed: Option<Packed>,
+    ops: Ops,
 }
 
 impl LinearWeights {
-    /// The bias of a product that always has one.
-    pub fn bias(&self) -> Result<&Tensor, ModelError> {
-        let missing =
-            || ModelError::tensor(self.linear.bias_name(), "is missing; this product always has a bias");
-        self.bias.as_ref().ok_or_else(missing)
+    /// The product prepared for this processor, in a forward for inference in host memory.
+    pub(super) fn packed(&self) -> Option<&Packed> {
+        self.packed.as_ref()
+    }
+
+    /// `y` `[rows, out]` plus the bias.
+    pub(super) fn add_bias(&self, y: Tensor) -> candle_core::Result<Tensor> {
+        match &self.bias {
+            Some(bias) => self.ops.add_bias(&y, bias),
+            None => Ok(y),
+        }
     }
 }
 
@@ -78,6 +90,8 @@ fn mask(stage: &Stage, regions: &[u8], device: &Device) -> Result<Tensor, ModelE
 pub(super) struct Source<'a> {
     pub config: &'a SwinConfig,
     pub tensors: &'a BTreeMap<String, Tensor>,
+    /// How products are prepared, where they are.
+    pub packing: Packing,
 }
 
 impl Source<'_> {
@@ -102,11 +116,10 @@ impl Source<'_> {
             Linear::Reduction(_) => false,
             _ => true,
         };
-        Ok(LinearWeights {
-            linear,
-            weight: self.tensor(&linear.weight_name())?,
-            bias: has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?,
-        })
+        let weight = self.tensor(&linear.weight_name())?;
+        let bias = has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?;
+        let packed = self.packing.pack(&weight, bias.as_ref())?;
+        Ok(LinearWeights { linear, weight, bias, packed, ops: self.packing.ops() })
     }
 
     fn block(&self, id: BlockId) -> Result<BlockWeights, ModelError> {

@@ -26,9 +26,8 @@ pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
     x.contiguous()?.index_select(&index, 1)?.reshape((images * gather.rows(), gather.parts * c))
 }
 
-pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: usize) -> Result<Tensor> {
+pub(super) fn split_heads(qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
-    let qkv = bias.map_or_else(|| Ok(qkv.clone()), |bias| qkv.broadcast_add(bias))?;
     qkv.reshape((rows / n, n, 3, heads, width / 3 / heads))?.permute((2, 0, 3, 1, 4))?.contiguous()
 }
 

@@ -1,9 +1,10 @@
 //! The operations as single passes over contiguous f32 in host memory, on every core.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
 use rayon::prelude::*;
+use swinq_kernels::{Quantizer, reference};
 
-use super::math::{exp, gelu, max, sum, vectorised};
+use super::math::{exp, max, sum, vectorised};
 use super::product::Product;
 use super::{Gather, Norm};
 
@@ -108,25 +109,6 @@ fn row<'a>(values: &'a [f32], width: usize, index: usize) -> &'a [f32] {
     &values[index * width..][..width]
 }
 
-#[inline(always)]
-fn norm_row(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
-    let count = x.len() as f32;
-    let mean = sum(
-        x,
-        #[inline(always)]
-        |v| v,
-    ) / count;
-    let variance = sum(
-        x,
-        #[inline(always)]
-        |v| (v - mean) * (v - mean),
-    ) / count;
-    let factor = 1.0 / (variance + eps).sqrt();
-    for (((out, &x), &w), &b) in out.iter_mut().zip(x).zip(weight).zip(bias) {
-        *out = ((x - mean) * factor).mul_add(w, b);
-    }
-}
-
 pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     let eps = norm.eps as f32;
@@ -136,7 +118,7 @@ pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
             out,
             c,
             #[inline(always)]
-            |i, out| norm_row(row(x, c, i), weight, bias, eps, out),
+            |i, out| reference::layer_norm_row(row(x, c, i), weight, bias, eps, out),
         );
     })
     .on(&[x, &norm.weight, &norm.bias])
@@ -162,7 +144,7 @@ pub(super) fn norm_then_gather(x: &Tensor, norm: &Norm, gather: &Gather) -> Resu
             #[inline(always)]
             |i, out| {
                 if let Some(from) = source(gather, i) {
-                    norm_row(row(x, c, from), weight, bias, eps, out);
+                    reference::layer_norm_row(row(x, c, from), weight, bias, eps, out);
                 }
             },
         );
@@ -195,22 +177,15 @@ fn add_row(x: &[f32], y: &[f32], out: &mut [f32]) {
     }
 }
 
-pub(super) fn gather_add_bias(x: &Tensor, gather: &Gather, bias: &Tensor) -> Result<Tensor> {
+pub(super) fn mean_rows(x: &Tensor, images: usize) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
-    let shape = (rows / gather.source_rows * gather.rows(), c);
-    Pass::new("gather_add_bias", shape, |arguments: &[&[f32]], out: &mut [f32]| {
-        let [x, bias] = [arguments[0], arguments[1]];
-        each_row(
-            out,
-            c,
-            #[inline(always)]
-            |i, out| match source(gather, i) {
-                Some(from) => add_row(row(x, c, from), bias, out),
-                None => out.copy_from_slice(bias),
-            },
-        );
+    let size = rows / images * c;
+    Pass::new("mean_rows", (images, c), |arguments: &[&[f32]], out: &mut [f32]| {
+        for (out, x) in out.chunks_exact_mut(c).zip(arguments[0].chunks_exact(size)) {
+            reference::mean_of_rows(x, out);
+        }
     })
-    .on(&[x, bias])
+    .on(&[x])
 }
 
 pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -226,22 +201,16 @@ pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     .on(&[x, bias])
 }
 
-pub(super) fn add_bias_gelu(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
-    Pass::new("add_bias_gelu", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        let [x, bias] = [arguments[0], arguments[1]];
-        each_row(
-            out,
-            c,
-            #[inline(always)]
-            |i, out| {
-                for ((out, &x), &b) in out.iter_mut().zip(row(x, c, i)).zip(bias) {
-                    *out = gelu(x + b);
-                }
-            },
-        );
+    Pass::new("gelu", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(out, c, #[inline(always)] |i, out| {
+            for (out, &x) in out.iter_mut().zip(row(arguments[0], c, i)) {
+                *out = reference::gelu(x);
+            }
+        });
     })
-    .on(&[x, bias])
+    .on(&[x])
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -257,29 +226,19 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     .on(&[a, b])
 }
 
-pub(super) fn split_heads(qkv: &Tensor, bias: Option<&Tensor>, heads: usize, n: usize) -> Result<Tensor> {
+pub(super) fn split_heads(qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
     let d = width / 3 / heads;
     let windows = rows / n;
-    let zeros = match bias {
-        Some(bias) => bias.clone(),
-        None => Tensor::zeros(width, qkv.dtype(), qkv.device())?,
-    };
     Pass::new("split_heads", (3, windows, heads, n, d), |arguments: &[&[f32]], out: &mut [f32]| {
-        let [x, bias] = [arguments[0], arguments[1]];
-        each_row(
-            out,
-            d,
-            #[inline(always)]
-            |i, out| {
-                let (token, head) = (i % n, i / n % heads);
-                let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
-                let column = (which * heads + head) * d;
-                add_row(&x[(window * n + token) * width + column..][..d], &bias[column..][..d], out);
-            },
-        );
+        each_row(out, d, #[inline(always)] |i, out| {
+            let (token, head) = (i % n, i / n % heads);
+            let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
+            let column = (which * heads + head) * d;
+            out.copy_from_slice(&arguments[0][(window * n + token) * width + column..][..d]);
+        });
     })
-    .on(&[qkv, &zeros])
+    .on(&[qkv])
 }
 
 pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
@@ -396,93 +355,55 @@ pub(super) fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
-    weighted_mean(
-        "attend",
-        logits,
-        v,
-        #[inline(always)]
-        |e| e,
-    )
-}
-
-/// Attention with unsigned 8-bit probabilities, in float on the same codes: `e = rte(255 exp(x - rowmax))`, then
-/// `(e v) / sum(e)`. Shapes as [`attend`](super::attend).
-///
-/// # Errors
-/// Shapes that do not fit; a device without host memory.
-pub fn attend_u8(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
-    weighted_mean(
-        "attend_u8",
-        logits,
-        v,
-        #[inline(always)]
-        |e| (255.0 * e).round_ties_even(),
-    )
-}
-
-/// The mean of the rows of `v`, weighted by `code(exp(x - rowmax))`.
-fn weighted_mean(
-    name: &'static str,
-    logits: &Tensor,
-    v: &Tensor,
-    code: impl Fn(f32) -> f32 + Sync + Copy,
-) -> Result<Tensor> {
     let (_, _, n, d) = v.dims4()?;
-    Pass::new(name, v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+    Pass::new("attend", v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         each_head(out, n * d, |head, out, [packed, weights]| {
             let [x, b] = [row(arguments[0], n * n, head), row(arguments[1], n * d, head)];
             weights.resize(n * n, 0.0);
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
-                        exp_row(x, weights);
-                        for weight in weights {
-                            *weight = code(*weight);
-                        }
-                    }
-                },
-            );
+            vectorised(#[inline(always)] || {
+                for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
+                    exp_row(x, weights);
+                }
+            });
             pulp::Arch::new().dispatch(Product { a: weights, b, transposed: false, n: d, k: n, out, packed });
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
-                        scale_row(
-                            out,
-                            1.0 / sum(
-                                weights,
-                                #[inline(always)]
-                                |v| v,
-                            ),
-                        );
-                    }
-                },
-            );
+            vectorised(#[inline(always)] || {
+                for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
+                    scale_row(out, 1.0 / sum(weights, #[inline(always)] |v| v));
+                }
+            });
         });
     })
     .on(&[logits, v])
 }
 
-/// What signed 8-bit codes of scale `scale` make of `x`: `rte(clamp(x / scale, -128, 127)) * scale`, where the
-/// division is a multiplication by the reciprocal in f32. NaN becomes 0. Any shape.
+/// Calls `f` with the values of `x`, f32 in host memory, row-major.
+///
+/// # Errors
+/// Another device or element type.
+pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+    let x = x.contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
+        bail!("a tensor in host memory is wanted")
+    };
+    Ok(f(&storage.as_slice::<f32>()?[start..end]))
+}
+
+/// What codes of `quantizer` make of `x`: `code(x) * scale`. NaN becomes 0. Any shape.
 ///
 /// # Errors
 /// A device without host memory.
-pub fn fake_quantize(x: &Tensor, scale: f32) -> Result<Tensor> {
-    let reciprocal = 1.0 / scale;
+pub fn fake_quantize(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
+    let (scale, recip) = (quantizer.scale(), quantizer.recip());
     let width = x.elem_count().clamp(1, GRAIN);
     Pass::new("fake_quantize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         out.par_chunks_mut(width).zip(arguments[0].par_chunks(width)).for_each(|(out, x)| {
-            vectorised(
-                #[inline(always)]
-                || {
-                    for (out, &x) in out.iter_mut().zip(x) {
-                        let code = (x * reciprocal).clamp(-128.0, 127.0).round_ties_even();
-                        *out = if code.is_nan() { 0.0 } else { code * scale };
-                    }
-                },
-            );
+            vectorised(#[inline(always)] || {
+                for (out, &x) in out.iter_mut().zip(x) {
+                    let code = (x * recip).clamp(-128.0, 127.0).round_ties_even();
+                    *out = if code.is_nan() { 0.0 } else { code * scale };
+                }
+            });
         });
     })
     .on(&[x])

@@ -28,21 +28,6 @@ pub(super) fn exp(x: f32) -> f32 {
     p * f32::from_bits((((n + ROUND).to_bits() & 0x1ff).wrapping_add(127) & 0xff) << 23)
 }
 
-/// `x / 2 * (1 + erf(x / sqrt 2))`, with an error below `4e-7 |x|`.
-///
-/// erfc by Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
-#[inline(always)]
-pub(super) fn gelu(x: f32) -> f32 {
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / z.mul_add(0.327_591_1, 1.0);
-    let p = t.mul_add(1.061_405_4, -1.453_152);
-    let p = t.mul_add(p, 1.421_413_7);
-    let p = t.mul_add(p, -0.284_496_72);
-    let p = t.mul_add(p, 0.254_829_6);
-    let half_erfc = 0.5 * t * p * exp(-z * z);
-    x * if x < 0.0 { half_erfc } else { 1.0 - half_erfc }
-}
-
 /// Sum in 16 independent lanes, combined in a fixed order.
 #[inline(always)]
 pub(super) fn sum(values: &[f32], f: impl Fn(f32) -> f32) -> f32 {
@@ -90,28 +75,5 @@ mod tests {
         }
         assert!(super::exp(f32::NEG_INFINITY) < 1e-37);
         assert!(super::exp(f32::NAN).is_nan());
-    }
-
-    #[test]
-    fn gelu_is_accurate_relative_to_its_argument() {
-        for i in -12_000..=12_000 {
-            let x = i as f32 * 1e-3;
-            let want = libm_gelu(f64::from(x));
-            let error = (f64::from(super::gelu(x)) - want).abs();
-            assert!(error <= 4e-7 * f64::from(x.abs()) + 1e-30, "gelu({x}) is off by {error}");
-        }
-        assert!(super::gelu(f32::NAN).is_nan());
-    }
-
-    /// GELU by the Maclaurin series of erf, which converges fast enough for the arguments tested.
-    fn libm_gelu(x: f64) -> f64 {
-        let z = (x.abs() / std::f64::consts::SQRT_2).min(6.0);
-        let (mut term, mut erf) = (z, z);
-        for n in 1..200 {
-            term *= -z * z / f64::from(n);
-            erf += term / f64::from(2 * n + 1);
-        }
-        let erf = (erf * std::f64::consts::FRAC_2_SQRT_PI).copysign(x);
-        if z > 4.5 { if x < 0.0 { 0.0 } else { x } } else { 0.5 * x * (1.0 + erf) }
     }
 }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 
-pub use fused::{attend_u8, fake_quantize};
+pub use fused::fake_quantize;
+pub(super) use fused::with_values;
 
 /// Which of the two families of operations a forward uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +105,19 @@ impl Ops {
         }
     }
 
-    /// The gather (`parts` of 1), then the bias `[c]`.
-    pub(crate) fn gather_add_bias(self, x: &Tensor, gather: &Gather, bias: &Tensor) -> Result<Tensor> {
+    /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`.
+    pub(crate) fn gather(self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
         match self {
-            Ops::Fused => fused::gather_add_bias(x, gather, bias),
-            Ops::Composed => composed::gather(x, gather)?.broadcast_add(bias),
+            Ops::Fused => fused::gather(x, gather),
+            Ops::Composed => composed::gather(x, gather),
+        }
+    }
+
+    /// The mean of the rows of each of `images` images: `[images * rows, c]` to `[images, c]`.
+    pub(crate) fn mean_rows(self, x: &Tensor, images: usize) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::mean_rows(x, images),
+            Ops::Composed => x.reshape((images, (), x.dim(1)?))?.mean(1),
         }
     }
 
@@ -120,11 +129,11 @@ impl Ops {
         }
     }
 
-    /// GELU (the exact one, by erf) of `x` plus the bias.
-    pub(crate) fn add_bias_gelu(self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    /// GELU (the exact one, by erf) of `x` `[rows, c]`.
+    pub(crate) fn gelu(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Ops::Fused => fused::add_bias_gelu(x, bias),
-            Ops::Composed => x.broadcast_add(bias)?.gelu_erf(),
+            Ops::Fused => fused::gelu(x),
+            Ops::Composed => x.gelu_erf(),
         }
     }
 
@@ -136,17 +145,11 @@ impl Ops {
         }
     }
 
-    /// Bias, then `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
-    pub(crate) fn split_heads(
-        self,
-        qkv: &Tensor,
-        bias: Option<&Tensor>,
-        heads: usize,
-        n: usize,
-    ) -> Result<Tensor> {
+    /// `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
+    pub(crate) fn split_heads(self, qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
         match self {
-            Ops::Fused => fused::split_heads(qkv, bias, heads, n),
-            Ops::Composed => composed::split_heads(qkv, bias, heads, n),
+            Ops::Fused => fused::split_heads(qkv, heads, n),
+            Ops::Composed => composed::split_heads(qkv, heads, n),
         }
     }
 

@@ -1,6 +1,6 @@
 """Times a Swin in ONNX Runtime f32 and in swinq FP32 and INT8, in turn in one run, all cores.
 
-    python benches/peers/onnxruntime.py SWINQ FP32_MODEL INT8_MODEL [--model swin_tiny_patch4_window7_224] [--batches 1,8]
+    python benches/peers/latency.py SWINQ FP32_MODEL INT8_MODEL [--model swin_tiny_patch4_window7_224] [--batches 1,8]
 
 SWINQ is the release binary; the models are a float checkpoint or directory (add --cfg NAME where it is bare) and a
 quantized checkpoint of the same shape. Needs torch, timm, onnx and onnxruntime. Prints medians of all runs and the

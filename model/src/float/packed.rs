@@ -1,0 +1,89 @@
+//! Float products on packed weights, by the same kernels as the engine's: what the forward does where no site changes or
+//! watches the product.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{Result, Tensor};
+use swinq_kernels::{Cpu, LinearF32, LinearOut, LinearSpec, Pool, Quantizer, Store};
+
+use super::ops::{Ops, with_values};
+use crate::error::ModelError;
+
+/// Threads and instruction set that the products of one network share.
+#[derive(Clone)]
+pub(super) struct Workers {
+    cpu: Cpu,
+    pool: Arc<Mutex<Pool>>,
+}
+
+impl Workers {
+    /// One thread per core, the fastest instruction set (or `SWINQ_ISA`).
+    pub fn new() -> std::result::Result<Workers, ModelError> {
+        let cpu = Cpu::detect().map_err(|e| ModelError::config("SWINQ_ISA", e.to_string()))?;
+        Ok(Workers { cpu, pool: Arc::new(Mutex::new(Pool::new(0))) })
+    }
+}
+
+/// Whether a network's products are packed.
+pub(super) enum Packing {
+    /// They are.
+    Packed(Workers),
+    /// They are candle's: on other devices, or with gradients.
+    Plain,
+}
+
+impl Packing {
+    /// What suits a family of operations.
+    pub fn for_ops(ops: Ops) -> std::result::Result<Packing, ModelError> {
+        Ok(match ops {
+            Ops::Fused => Packing::Packed(Workers::new()?),
+            Ops::Composed => Packing::Plain,
+        })
+    }
+
+    /// The family of operations that it suits.
+    pub fn ops(&self) -> Ops {
+        if matches!(self, Packing::Packed(_)) { Ops::Fused } else { Ops::Composed }
+    }
+
+    /// Prepares a product.
+    pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Packed>> {
+        match self {
+            Packing::Packed(workers) => Packed::new(workers, weight, bias, None).map(Some),
+            Packing::Plain => Ok(None),
+        }
+    }
+}
+
+/// A product in float, prepared: `[rows, in]` to `[rows, out]`.
+pub(super) struct Packed {
+    product: LinearF32,
+    workers: Workers,
+    columns: usize,
+}
+
+impl Packed {
+    /// The product with `weight` `[out, ...]`, its result through `output`, plus `bias` `[out]`.
+    pub fn new(
+        workers: &Workers,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        output: Option<Quantizer>,
+    ) -> Result<Packed> {
+        let weight = weight.flatten_from(1)?;
+        let (n, k) = weight.dims2()?;
+        let bias = bias.map(|b| b.to_vec1::<f32>()).transpose()?;
+        let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu: false, store: Store::F32 };
+        let product = with_values(&weight, |weight| LinearF32::new(workers.cpu, spec, weight))?;
+        Ok(Packed { product, workers: workers.clone(), columns: n })
+    }
+
+    /// The product of `x` `[rows, in]`.
+    pub fn product(&self, x: &Tensor) -> Result<Tensor> {
+        let rows = x.dim(0)?;
+        let mut out = vec![0.0; rows * self.columns];
+        let mut pool = self.workers.pool.lock().unwrap_or_else(|e| e.into_inner());
+        with_values(x, |x| self.product.run(&mut pool, rows, x, LinearOut::F32(&mut out)))?;
+        Tensor::from_vec(out, (rows, self.columns), x.device())
+    }
+}
