@@ -22,23 +22,36 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
     lanes.splat(lanes.highest(max))
 }
 
+/// `exp(max(x - max, -60))`; a NaN stays one.
+#[inline(always)]
+fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
+    // The second operand is returned when either is a NaN.
+    lanes.exp(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
+}
+
+/// `round(255 * exp(max(x - max, -60)))`; 0 for a NaN.
+#[inline(always)]
+fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
+    // The second operand is returned when either is a NaN.
+    let e = lanes.exp(lanes.max(lanes.sub(x, max), lanes.splat(FLOOR)));
+    lanes.round(lanes.mul(e, lanes.splat(255.0)))
+}
+
 /// Puts `exp(max(x - max, -60))` in place of each logit; gives their sum. A NaN stays one.
 #[inline(always)]
 pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
-    let (max, floor) = (largest(lanes, logits), lanes.splat(FLOOR));
-    // The second operand is returned when either is a NaN.
-    let exponential = |x| lanes.exp(lanes.max(floor, lanes.sub(x, max)));
+    let max = largest(lanes, logits);
     let mut sums = [lanes.splat(0.0); 2];
     let mut blocks = logits.chunks_exact_mut(16);
     for block in &mut blocks {
         for (x, sum) in block.chunks_exact_mut(L::N).zip(&mut sums) {
-            let e = exponential(lanes.load(x));
+            let e = exponential(lanes, lanes.load(x), max);
             *sum = lanes.add(*sum, e);
             lanes.store(x, e);
         }
     }
     for (x, sum) in blocks.into_remainder().chunks_mut(L::N).zip(&mut sums) {
-        let e = lanes.keep(exponential(lanes.load_part(x)), x.len());
+        let e = lanes.keep(exponential(lanes, lanes.load_part(x), max), x.len());
         *sum = lanes.add(*sum, e);
         lanes.store_part(x, e);
     }
@@ -49,22 +62,17 @@ pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
 /// be longer than `logits`; what is left of a last register is filled with codes 0.
 #[inline(always)]
 pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8]) -> i32 {
-    let (max, floor) = (largest(lanes, logits), lanes.splat(FLOOR));
-    // The second operand is returned when either is a NaN.
-    let code = |x| {
-        let e = lanes.exp(lanes.max(lanes.sub(x, max), floor));
-        lanes.round(lanes.mul(e, lanes.splat(255.0)))
-    };
+    let max = largest(lanes, logits);
     let (registers, tail) = logits.split_at(logits.len() - logits.len() % L::N);
     let mut total = lanes.splat_i(0);
     for (index, x) in registers.chunks_exact(L::N).enumerate() {
-        let code = code(lanes.load(x));
+        let code = unsigned_code(lanes, lanes.load(x), max);
         total = lanes.add_i(total, code);
         lanes.narrow_all(&mut codes[index * L::N..], code);
     }
     if !tail.is_empty() {
         // The code of -inf is 0.
-        let code = code(lanes.load_or(tail, lanes.splat(f32::NEG_INFINITY)));
+        let code = unsigned_code(lanes, lanes.load_or(tail, lanes.splat(f32::NEG_INFINITY)), max);
         total = lanes.add_i(total, code);
         lanes.narrow_all(&mut codes[registers.len()..], code);
     }
@@ -82,9 +90,9 @@ pub(crate) fn signed_codes<L: Lanes>(
     codes: &mut [u8],
 ) {
     let (inverse, recip) = (lanes.splat(inverse), lanes.splat(quantizer.recip()));
-    let code = |e| lanes.round(lanes.clamp(lanes.mul(lanes.mul(e, inverse), recip)));
     for (index, x) in exps.chunks(L::N).enumerate() {
-        lanes.narrow_all(&mut codes[index * L::N..], code(lanes.load_part(x)));
+        let p = lanes.mul(lanes.load_part(x), inverse);
+        lanes.narrow_all(&mut codes[index * L::N..], lanes.round(lanes.clamp(lanes.mul(p, recip))));
     }
 }
 

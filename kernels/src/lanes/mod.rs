@@ -2,7 +2,7 @@
 //!
 //! A value that implements [`Lanes`] exists only where [`Cpu`] has proved its instructions, which is why most of its
 //! methods are safe. Everything generic over `Lanes` is `#[inline(always)]` down from [`dispatch`], so that it is
-//! compiled inside a function that has the instructions enabled.
+//! compiled inside a function that has the instructions enabled; closures are not, and so must not use `lanes`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -108,8 +108,15 @@ pub(crate) trait Lanes: Copy {
     /// As `narrow`, as many lanes as `out` holds, at most `N`.
     #[inline(always)]
     fn narrow_all(self, out: &mut [u8], x: Self::I) {
-        // SAFETY: `store_bytes` gives N bytes.
-        store_bytes(Self::N, out, |at| unsafe { self.narrow(at, x) });
+        if out.len() >= Self::N {
+            // SAFETY: in bounds by the comparison.
+            return unsafe { self.narrow(out.as_mut_ptr(), x) };
+        }
+        const { assert!(Self::N <= 16) };
+        let mut bytes = [0; 16];
+        // SAFETY: `bytes` holds N bytes.
+        unsafe { self.narrow(bytes.as_mut_ptr(), x) };
+        out.copy_from_slice(&bytes[..out.len()]);
     }
     /// `code + 128` of values already multiplied by the reciprocal of the step.
     ///
@@ -119,8 +126,15 @@ pub(crate) trait Lanes: Copy {
     /// As `write_codes`, as many lanes as `out` holds, at most `N`.
     #[inline(always)]
     fn store_codes(self, out: &mut [u8], scaled: Self::F) {
-        // SAFETY: `store_bytes` gives N bytes.
-        store_bytes(Self::N, out, |at| unsafe { self.write_codes(at, scaled) });
+        if out.len() >= Self::N {
+            // SAFETY: in bounds by the comparison.
+            return unsafe { self.write_codes(out.as_mut_ptr(), scaled) };
+        }
+        const { assert!(Self::N <= 16) };
+        let mut bytes = [0; 16];
+        // SAFETY: `bytes` holds N bytes.
+        unsafe { self.write_codes(bytes.as_mut_ptr(), scaled) };
+        out.copy_from_slice(&bytes[..out.len()]);
     }
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
@@ -164,16 +178,4 @@ pub(crate) trait Lanes: Copy {
         let codes = self.round(self.clamp(self.mul(x, self.splat(quantizer.recip()))));
         self.mul(self.float(codes), self.splat(quantizer.scale()))
     }
-}
-
-/// Lets `write` put `n` bytes, at most 16, where `out` is, or the first of them if it holds fewer.
-#[inline(always)]
-fn store_bytes(n: usize, out: &mut [u8], write: impl FnOnce(*mut u8)) {
-    assert!(n <= 16, "a register has at most 16 lanes");
-    if out.len() >= n {
-        return write(out.as_mut_ptr());
-    }
-    let mut bytes = [0; 16];
-    write(bytes.as_mut_ptr());
-    out.copy_from_slice(&bytes[..out.len()]);
 }

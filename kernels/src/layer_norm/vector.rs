@@ -55,17 +55,18 @@ fn row<L: Lanes>(lanes: L, affine: &Affine, norm: RowNorm, x: &[f32], out: Segme
 #[inline(always)]
 fn apply<L: Lanes, C: Cast>(lanes: L, affine: &Affine, norm: RowNorm, x: &[f32], out: &mut [C::To], cast: C) {
     let (mean, inverse, shift) = (lanes.splat(norm.mean), lanes.splat(norm.inverse), lanes.splat(norm.shift));
-    let norm = |x| lanes.fma(lanes.sub(x, mean), inverse, shift);
     let whole = x.len() - x.len() % L::N;
     let vectors = x
         .chunks_exact(L::N)
         .zip(affine.gamma.chunks_exact(L::N).zip(affine.beta.chunks_exact(L::N)))
         .zip(out.chunks_exact_mut(L::N));
     for ((x, (gamma, beta)), out) in vectors {
-        cast.store(lanes, out, lanes.fma(norm(lanes.load(x)), lanes.load(gamma), lanes.load(beta)));
+        let x = lanes.fma(lanes.sub(lanes.load(x), mean), inverse, shift);
+        cast.store(lanes, out, lanes.fma(x, lanes.load(gamma), lanes.load(beta)));
     }
     if whole < x.len() {
         let (gamma, beta) = (lanes.load_part(&affine.gamma[whole..]), lanes.load_part(&affine.beta[whole..]));
-        cast.store(lanes, &mut out[whole..], lanes.fma(norm(lanes.load_part(&x[whole..])), gamma, beta));
+        let x = lanes.fma(lanes.sub(lanes.load_part(&x[whole..]), mean), inverse, shift);
+        cast.store(lanes, &mut out[whole..], lanes.fma(x, gamma, beta));
     }
 }
