@@ -14,6 +14,7 @@ pub mod patches;
 pub mod pool;
 pub mod reference;
 mod rows;
+pub mod rows_f32;
 mod simd_math;
 pub mod types;
 

@@ -68,10 +68,12 @@ fn moments(x: &[f32]) -> [f64; 2] {
         sums.add(0, low);
         sums.add(1, high);
     }
-    // SAFETY: only lanes inside `tail` are read. The zeros after them change no sum.
-    let tail = unsafe { _mm512_maskz_loadu_ps(first(tail.len()), tail.as_ptr()) };
-    sums.add(0, _mm512_castps512_ps256(tail));
-    sums.add(1, _mm512_extractf32x8_ps::<1>(tail));
+    if !tail.is_empty() {
+        // SAFETY: only lanes inside `tail` are read. The zeros after them change no sum.
+        let tail = unsafe { _mm512_maskz_loadu_ps(first(tail.len()), tail.as_ptr()) };
+        sums.add(0, _mm512_castps512_ps256(tail));
+        sums.add(1, _mm512_extractf32x8_ps::<1>(tail));
+    }
     [fold_f64(sums.0), fold_f64(sums.1)]
 }
 

@@ -16,41 +16,29 @@ use crate::reference;
 use crate::rows::Segment;
 
 /// Scale, shift and epsilon of one normalisation.
-struct Affine {
-    cpu: Cpu,
-    gamma: Vec<f32>,
-    beta: Vec<f32>,
-    eps: f32,
+#[derive(Clone, Copy)]
+pub(crate) struct Affine<'a> {
+    pub(crate) gamma: &'a [f32],
+    pub(crate) beta: &'a [f32],
+    pub(crate) eps: f32,
 }
 
-impl Affine {
-    fn new(op: &str, cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32) -> Affine {
-        assert!(!gamma.is_empty(), "{op}: no channels");
-        assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
-        assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
-        Affine { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps }
-    }
-
-    fn channels(&self) -> usize {
-        self.gamma.len()
-    }
-
-    /// Normalises `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`. `buffer` holds one
-    /// row, for the reference.
-    fn rows<'x, 's>(
-        &self,
-        count: usize,
-        source: impl Fn(usize) -> Option<&'x [f32]>,
-        out: impl Fn(usize) -> Segment<'s>,
-        buffer: &mut [f32],
-    ) {
-        dispatch(self.cpu, Rows { affine: self, count, source, out, buffer });
-    }
+/// Normalises `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`. `buffer` holds one row,
+/// which the scalar reference needs unless it stores f32.
+pub(crate) fn normalise<'x, 's>(
+    cpu: Cpu,
+    affine: Affine<'_>,
+    count: usize,
+    source: impl Fn(usize) -> Option<&'x [f32]>,
+    out: impl Fn(usize) -> Segment<'s>,
+    buffer: &mut [f32],
+) {
+    dispatch(cpu, Rows { affine, count, source, out, buffer });
 }
 
 /// The normalisation of some rows.
 struct Rows<'a, S, O> {
-    affine: &'a Affine,
+    affine: Affine<'a>,
     count: usize,
     source: S,
     out: O,
@@ -59,13 +47,14 @@ struct Rows<'a, S, O> {
 
 impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Kernel for Rows<'_, S, O> {
     fn scalar(self) {
-        let Affine { gamma, beta, eps, .. } = self.affine;
+        let Affine { gamma, beta, eps } = self.affine;
         for i in 0..self.count {
-            match (self.source)(i) {
-                None => (self.out)(i).clear(),
-                Some(x) => {
-                    reference::layer_norm_row(x, gamma, beta, *eps, self.buffer);
-                    (self.out)(i).put_all(self.buffer);
+            match ((self.source)(i), (self.out)(i)) {
+                (None, mut out) => out.clear(),
+                (Some(x), Segment::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
+                (Some(x), mut out) => {
+                    reference::layer_norm_row(x, gamma, beta, eps, self.buffer);
+                    out.put_all(self.buffer);
                 }
             }
         }

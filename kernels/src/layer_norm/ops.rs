@@ -1,6 +1,6 @@
 //! The three ops: by window, by merged patch, and pooled.
 
-use super::Affine;
+use super::{Affine, normalise};
 use crate::isa::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
@@ -13,9 +13,42 @@ const LEAST_VALUES: usize = 4096;
 /// Rows that are normalised together where they are copied first.
 const TOGETHER: usize = 8;
 
+/// An instruction set and an [`Affine`].
+struct Owned {
+    cpu: Cpu,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+    eps: f32,
+}
+
+impl Owned {
+    fn new(op: &str, cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32) -> Owned {
+        assert!(!gamma.is_empty(), "{op}: no channels");
+        assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
+        assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
+        Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps }
+    }
+
+    fn channels(&self) -> usize {
+        self.gamma.len()
+    }
+
+    /// [`normalise`] with these.
+    fn rows<'x, 's>(
+        &self,
+        count: usize,
+        source: impl Fn(usize) -> Option<&'x [f32]>,
+        out: impl Fn(usize) -> Segment<'s>,
+        buffer: &mut [f32],
+    ) {
+        let affine = Affine { gamma: &self.gamma, beta: &self.beta, eps: self.eps };
+        normalise(self.cpu, affine, count, source, out, buffer);
+    }
+}
+
 /// LayerNorm of rows that a [`RowMap`] gathers: shift, padding and window partition happen in its reads.
 pub struct LayerNorm {
-    affine: Affine,
+    affine: Owned,
     store: RowStore,
 }
 
@@ -25,7 +58,7 @@ impl LayerNorm {
     /// # Panics
     /// If there are no channels, `beta` has another length, or `eps` is negative or not finite.
     pub fn new(cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32, store: RowStore) -> LayerNorm {
-        LayerNorm { affine: Affine::new("LayerNorm", cpu, gamma, beta, eps), store }
+        LayerNorm { affine: Owned::new("LayerNorm", cpu, gamma, beta, eps), store }
     }
 
     /// Row `(b, i)` of `out` is the norm of row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for
@@ -82,7 +115,7 @@ impl LayerNorm {
 
 /// Patch merging up to its product: four rows of `c` channels side by side, normalised as one row of `4c`.
 pub struct MergeNorm {
-    affine: Affine,
+    affine: Owned,
     store: RowStore,
     sources: Vec<[u32; 4]>,
     tokens: usize,
@@ -104,7 +137,7 @@ impl MergeNorm {
         sources: &[[Option<usize>; 4]],
         tokens: usize,
     ) -> MergeNorm {
-        let affine = Affine::new("MergeNorm", cpu, gamma, beta, eps);
+        let affine = Owned::new("MergeNorm", cpu, gamma, beta, eps);
         assert!(gamma.len().is_multiple_of(4), "MergeNorm: {} channels are no four rows", gamma.len());
         assert!(tokens < PAD as usize, "MergeNorm: {tokens} tokens are too many");
         let number = |source: Option<usize>| match source {
@@ -166,7 +199,7 @@ fn gather(image: &[f32], sources: &[u32; 4], merged: &mut [f32]) {
 /// LayerNorm of every token of an image, then the mean over its tokens, as
 /// [`mean_of_rows`](crate::reference::mean_of_rows) takes it.
 pub struct PooledNorm {
-    affine: Affine,
+    affine: Owned,
     store: RowStore,
     tokens: usize,
 }
@@ -185,7 +218,7 @@ impl PooledNorm {
         tokens: usize,
     ) -> PooledNorm {
         assert!(tokens > 0, "PooledNorm: no tokens");
-        PooledNorm { affine: Affine::new("PooledNorm", cpu, gamma, beta, eps), store, tokens }
+        PooledNorm { affine: Owned::new("PooledNorm", cpu, gamma, beta, eps), store, tokens }
     }
 
     /// Reads `x`, f32 `[images * tokens, c]`; writes `[images, c]`.

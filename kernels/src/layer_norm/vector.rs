@@ -16,12 +16,12 @@ const VALUES: usize = 4096;
 #[inline(always)]
 pub(super) fn rows<'x, 's, L: Lanes>(
     lanes: L,
-    affine: &Affine,
+    affine: Affine<'_>,
     count: usize,
     source: impl Fn(usize) -> Option<&'x [f32]>,
     out: impl Fn(usize) -> Segment<'s>,
 ) {
-    let together = (VALUES / affine.channels()).clamp(1, ROWS);
+    let together = (VALUES / affine.gamma.len()).clamp(1, ROWS);
     let mut from = 0;
     while from < count {
         let rows = together.min(count - from);
@@ -43,7 +43,7 @@ pub(super) fn rows<'x, 's, L: Lanes>(
 
 /// Puts the row `x`, normalised, into `out`.
 #[inline(always)]
-fn row<L: Lanes>(lanes: L, affine: &Affine, norm: RowNorm, x: &[f32], out: Segment<'_>) {
+fn row<L: Lanes>(lanes: L, affine: Affine<'_>, norm: RowNorm, x: &[f32], out: Segment<'_>) {
     match out {
         Segment::F32(out) => apply(lanes, affine, norm, x, out, ToF32),
         Segment::Fake(out, quantizer) => apply(lanes, affine, norm, x, out, ToFake(quantizer)),
@@ -53,7 +53,14 @@ fn row<L: Lanes>(lanes: L, affine: &Affine, norm: RowNorm, x: &[f32], out: Segme
 
 /// [`RowNorm::apply`] to each element.
 #[inline(always)]
-fn apply<L: Lanes, C: Cast>(lanes: L, affine: &Affine, norm: RowNorm, x: &[f32], out: &mut [C::To], cast: C) {
+fn apply<L: Lanes, C: Cast>(
+    lanes: L,
+    affine: Affine<'_>,
+    norm: RowNorm,
+    x: &[f32],
+    out: &mut [C::To],
+    cast: C,
+) {
     let (mean, inverse, shift) = (lanes.splat(norm.mean), lanes.splat(norm.inverse), lanes.splat(norm.shift));
     let whole = x.len() - x.len() % L::N;
     let vectors = x

@@ -1,0 +1,120 @@
+//! LayerNorm, GELU and softmax on whole rows of f32, on the caller's own thread: for a forward in float that is to give
+//! the bits of this crate's ops. Each call takes many rows; all instruction sets give the same results.
+
+use crate::attention::softmax;
+use crate::isa::Cpu;
+use crate::lanes::{Kernel, Lanes, dispatch};
+use crate::layer_norm::{Affine, normalise};
+use crate::pool::Parts;
+use crate::reference;
+use crate::rows::Segment;
+
+/// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
+///
+/// # Panics
+/// If `gamma` is empty or as long as `beta` is not, if its length does not divide that of `x`, or if `out` is not as
+/// long as `x`.
+pub fn layer_norm(cpu: Cpu, x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
+    let c = gamma.len();
+    assert!(c > 0 && beta.len() == c, "layer_norm: gamma has {c} channels, beta {}", beta.len());
+    assert!(x.len().is_multiple_of(c), "layer_norm: {c} channels do not divide {}", x.len());
+    assert_eq!(out.len(), x.len(), "layer_norm: the output is not as long as the input");
+    let parts = Parts::new(out);
+    // SAFETY: rows are distinct, and each is written once.
+    let out = |i| Segment::F32(unsafe { parts.get(i * c, c) });
+    let affine = Affine { gamma, beta, eps };
+    normalise(cpu, affine, x.len() / c, |i| Some(&x[i * c..][..c]), out, &mut []);
+}
+
+/// [`reference::gelu`] of each value, in place.
+pub fn gelu(cpu: Cpu, x: &mut [f32]) {
+    dispatch(cpu, Gelu(x));
+}
+
+/// [`reference::attention_row_exp`] of each row of `x`, f32 `[totals.len(), columns]`, in place; its sum goes to `totals`.
+/// The softmax is each row times the reciprocal of its sum.
+///
+/// # Panics
+/// Unless `x` holds `totals.len() * columns` values.
+pub fn exp_minus_max(cpu: Cpu, columns: usize, x: &mut [f32], totals: &mut [f32]) {
+    let rows = totals.len();
+    assert_eq!(x.len(), rows * columns, "exp_minus_max: input is not [{rows}, {columns}]");
+    dispatch(cpu, ExpMinusMax { columns, x, totals });
+}
+
+/// [`reference::attention_row_u8`] of each row of `x`, f32 `[sums.len(), columns]`, into `codes` of the same shape; its sum
+/// goes to `sums`.
+///
+/// # Panics
+/// Unless `x` and `codes` hold `sums.len() * columns` values.
+pub fn softmax_codes_u8(cpu: Cpu, columns: usize, x: &[f32], codes: &mut [u8], sums: &mut [u32]) {
+    let rows = sums.len();
+    assert_eq!(x.len(), rows * columns, "softmax_codes_u8: input is not [{rows}, {columns}]");
+    assert_eq!(codes.len(), x.len(), "softmax_codes_u8: the output is not as long as the input");
+    dispatch(cpu, CodesU8 { columns, x, codes, sums });
+}
+
+struct Gelu<'a>(&'a mut [f32]);
+
+impl Kernel for Gelu<'_> {
+    fn scalar(self) {
+        self.0.iter_mut().for_each(|x| *x = reference::gelu(*x));
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let mut registers = self.0.chunks_exact_mut(L::N);
+        for x in &mut registers {
+            lanes.store(x, lanes.gelu(lanes.load(x)));
+        }
+        let tail = registers.into_remainder();
+        if !tail.is_empty() {
+            lanes.store_part(tail, lanes.gelu(lanes.load_part(tail)));
+        }
+    }
+}
+
+struct ExpMinusMax<'a> {
+    columns: usize,
+    x: &'a mut [f32],
+    totals: &'a mut [f32],
+}
+
+impl Kernel for ExpMinusMax<'_> {
+    fn scalar(self) {
+        for (i, total) in self.totals.iter_mut().enumerate() {
+            *total = reference::attention_row_exp(&mut self.x[i * self.columns..][..self.columns]);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for (i, total) in self.totals.iter_mut().enumerate() {
+            *total = softmax::exponentials(lanes, &mut self.x[i * self.columns..][..self.columns]);
+        }
+    }
+}
+
+struct CodesU8<'a> {
+    columns: usize,
+    x: &'a [f32],
+    codes: &'a mut [u8],
+    sums: &'a mut [u32],
+}
+
+impl Kernel for CodesU8<'_> {
+    fn scalar(self) {
+        for (i, sum) in self.sums.iter_mut().enumerate() {
+            let row = i * self.columns..(i + 1) * self.columns;
+            *sum = reference::attention_row_u8(&self.x[row.clone()], &mut self.codes[row]);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for (i, sum) in self.sums.iter_mut().enumerate() {
+            let row = i * self.columns..(i + 1) * self.columns;
+            *sum = softmax::unsigned_codes(lanes, &self.x[row.clone()], &mut self.codes[row]).cast_unsigned();
+        }
+    }
+}
