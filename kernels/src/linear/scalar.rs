@@ -43,8 +43,25 @@ pub(super) fn block_i8(
     }
 }
 
-/// One block of a product in f32.
+/// One block of a product in f32: the same code compiled for FMA where there is one, for without it each fused
+/// multiply-add is a call.
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: FMA was detected above.
+        return unsafe { block_f32_fma(block, epilogue, dest) };
+    }
+    block_f32_any(block, epilogue, dest);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "fma")]
+fn block_f32_fma(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    block_f32_any(block, epilogue, dest);
+}
+
+#[inline(always)]
+fn block_f32_any(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     for panel in block.panels.clone() {
         for row in block.rows.clone() {
             let mut sums = [0.0; COLUMNS];
