@@ -37,6 +37,9 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (3, 1000, 65),
 ];
 
+/// Whether the product is in f32, the step of `output` as bits, and whether there is GELU.
+type Values = (bool, Option<u32>, bool);
+
 /// A product to check: input codes or integers, weight, vectors.
 struct Case {
     rows: usize,
@@ -50,7 +53,7 @@ struct Case {
     stream: Vec<f32>,
     map: RowMap,
     /// What [`Case::values`] has given.
-    known: RefCell<HashMap<(bool, Option<u32>, bool), Vec<f32>>>,
+    known: RefCell<HashMap<Values, Vec<f32>>>,
 }
 
 impl Case {

@@ -12,7 +12,7 @@ use super::pack::Layout;
 use super::spec::Store;
 use super::split::row_tiles;
 use crate::buffer::AlignedBuf;
-use crate::simd_math::avx2::gelu_in_place;
+use crate::simd_math::avx2::gelu;
 use crate::types::Quantizer;
 
 /// Rows of a tile at most.
@@ -206,31 +206,23 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// For values that have had their bias.
+    /// From accumulators to values after bias and GELU.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn finished(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
-        // `fma(x, 1, -0.0)` is x, zeros of both signs included.
-        let (factor, bias) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
-        Columns { factor, bias, ..Columns::new(epilogue, first) }
-    }
-
-    /// From accumulators to values after the bias.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn value<const OUTPUT: bool>(&self, acc: __m256) -> __m256 {
-        if OUTPUT {
+    fn value<const OUTPUT: bool, const GELU: bool>(&self, acc: __m256) -> __m256 {
+        let value = if OUTPUT {
             let code = code(_mm256_mul_ps(acc, self.factor));
             _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), self.scale, self.bias)
         } else {
             _mm256_fmadd_ps(acc, self.factor, self.bias)
-        }
+        };
+        if GELU { gelu(value) } else { value }
     }
 
     /// Calls `store` with each row's values and where they go.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn each<T: Lanes, const OUTPUT: bool>(
+    fn each<T: Lanes, const OUTPUT: bool, const GELU: bool>(
         &self,
         tile: &Tile<T>,
         starts: &[usize],
@@ -241,7 +233,7 @@ impl<'a> Columns<'a> {
             if start != DROPPED {
                 // SAFETY: the half row holds 8 accumulators; the processor has this function's features.
                 let acc = unsafe { T::load(row[half..][..8].as_ptr()) };
-                store(self.value::<OUTPUT>(acc), start + self.first);
+                store(self.value::<OUTPUT, GELU>(acc), start + self.first);
             }
         }
     }
@@ -249,7 +241,12 @@ impl<'a> Columns<'a> {
     /// The epilogue of these columns.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    fn finish<T: Lanes, const OUTPUT: bool>(&self, tile: &Tile<T>, starts: &[usize], dest: &Dest<'_>) {
+    fn finish<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        dest: &Dest<'_>,
+    ) {
         match (dest, &self.epilogue.store) {
             (Dest::F32(out), store) => {
                 // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask` selects
@@ -259,21 +256,21 @@ impl<'a> Columns<'a> {
                 };
                 match store {
                     &Store::Fake(q) => {
-                        self.each::<T, OUTPUT>(tile, starts, |value, at| put(fake(Some(q), value), at));
+                        self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| put(fake(Some(q), value), at));
                     }
-                    _ => self.each::<T, OUTPUT>(tile, starts, put),
+                    _ => self.each::<T, OUTPUT, GELU>(tile, starts, put),
                 }
             }
             (Dest::Codes(out), Store::Codes(recip)) => {
                 let recip = eight(recip, self.first);
-                self.each::<T, OUTPUT>(tile, starts, |value, at| {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
                     let bytes = bytes(code(_mm256_mul_ps(value, recip)));
                     // SAFETY: as above.
                     unsafe { out.get(at, self.lanes) }.copy_from_slice(&bytes[..self.lanes]);
                 });
             }
             (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                self.each::<T, OUTPUT>(tile, starts, |value, at| {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
                     // SAFETY: as above; the masked load reads what the masked store writes.
                     unsafe {
                         let place = stream.get(at, self.lanes).as_mut_ptr();
@@ -331,6 +328,7 @@ fn mask(lanes: usize) -> __m256i {
 }
 
 /// The epilogue of the rows that start at `starts` in `dest`, for panel `panel`, with their accumulators in `tile`.
+#[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn finish<T: Lanes>(
     epilogue: &Epilogue,
@@ -341,36 +339,23 @@ pub(super) fn finish<T: Lanes>(
 ) {
     let first = panel * COLUMNS;
     let firsts = (first..epilogue.n.min(first + COLUMNS)).step_by(8);
-    if epilogue.gelu {
-        let values = activated(epilogue, tile, starts.len(), panel);
-        firsts
-            .for_each(|first| Columns::finished(epilogue, first).finish::<f32, false>(&values, starts, dest));
-    } else if epilogue.output.is_some() {
-        firsts.for_each(|first| Columns::new(epilogue, first).finish::<T, true>(tile, starts, dest));
-    } else {
-        firsts.for_each(|first| Columns::new(epilogue, first).finish::<T, false>(tile, starts, dest));
-    }
-}
-
-/// The first `rows` rows of `tile`, after bias and GELU.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn activated<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, rows: usize, panel: usize) -> Tile<f32> {
-    let mut values = Tile([[0.0; COLUMNS]; ROWS]);
-    for half in (0..COLUMNS).step_by(8) {
-        let columns = Columns::new(epilogue, panel * COLUMNS + half);
-        for (to, from) in values.0.iter_mut().zip(&tile.0).take(rows) {
-            // SAFETY: the half rows hold 8 values; the processor has this function's features.
-            unsafe {
-                let acc = T::load(from[half..][..8].as_ptr());
-                let value = match epilogue.output {
-                    None => columns.value::<false>(acc),
-                    Some(_) => columns.value::<true>(acc),
-                };
-                _mm256_storeu_ps(to[half..][..8].as_mut_ptr(), value);
-            }
+    match (epilogue.output.is_some(), epilogue.gelu) {
+        (false, false) => {
+            firsts.for_each(|first| {
+                Columns::new(epilogue, first).finish::<T, false, false>(tile, starts, dest)
+            });
+        }
+        (false, true) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, false, true>(tile, starts, dest));
+        }
+        (true, false) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, true, false>(tile, starts, dest));
+        }
+        (true, true) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, true, true>(tile, starts, dest));
         }
     }
-    gelu_in_place(values.0[..rows].as_flattened_mut());
-    values
 }

@@ -24,20 +24,6 @@ pub(crate) fn gelu(x: __m256) -> __m256 {
     _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
 }
 
-/// GELU of whole registers, with the coefficients kept in others.
-///
-/// # Panics
-/// When the length is no multiple of 8.
-#[target_feature(enable = "avx2,fma")]
-pub(crate) fn gelu_in_place(values: &mut [f32]) {
-    let (registers, rest) = values.as_chunks_mut::<8>();
-    assert!(rest.is_empty(), "whole registers");
-    for register in registers {
-        // SAFETY: 8 values.
-        unsafe { _mm256_storeu_ps(register.as_mut_ptr(), gelu(_mm256_loadu_ps(register.as_ptr()))) };
-    }
-}
-
 /// One coefficient for each lane's interval: the low 4 bits of `column`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]

@@ -25,20 +25,6 @@ pub(crate) fn gelu(x: __m512) -> __m512 {
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
 }
 
-/// GELU of whole registers, with the coefficients kept in others.
-///
-/// # Panics
-/// When the length is no multiple of 16.
-#[target_feature(enable = "avx512f")]
-pub(crate) fn gelu_in_place(values: &mut [f32]) {
-    let (registers, rest) = values.as_chunks_mut::<16>();
-    assert!(rest.is_empty(), "whole registers");
-    for register in registers {
-        // SAFETY: 16 values.
-        unsafe { _mm512_storeu_ps(register.as_mut_ptr(), gelu(_mm512_loadu_ps(register.as_ptr()))) };
-    }
-}
-
 /// One coefficient for each lane's interval.
 #[inline]
 #[target_feature(enable = "avx512f")]

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::spec::Store;
-use super::{COLUMNS, ROWS, Tile};
-use crate::simd_math::avx512::gelu_in_place;
+use super::{COLUMNS, Tile};
+use crate::simd_math::avx512::gelu;
 use crate::types::Quantizer;
 
 /// An accumulator type: how 16 of them become f32.
@@ -62,31 +62,23 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// For values that have had their bias.
+    /// From accumulators to values after bias and GELU.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn finished(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
-        // `fma(x, 1, -0.0)` is x, zeros of both signs included.
-        let (factor, bias) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
-        Columns { factor, bias, ..Columns::new(epilogue, first) }
-    }
-
-    /// From accumulators to values after the bias.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn value<const OUTPUT: bool>(&self, acc: __m512) -> __m512 {
-        if OUTPUT {
+    fn value<const OUTPUT: bool, const GELU: bool>(&self, acc: __m512) -> __m512 {
+        let value = if OUTPUT {
             let code = code(_mm512_mul_ps(acc, self.factor));
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), self.scale, self.bias)
         } else {
             _mm512_fmadd_ps(acc, self.factor, self.bias)
-        }
+        };
+        if GELU { gelu(value) } else { value }
     }
 
     /// Calls `store` with each row's values and where they go.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn each<T: Lanes, const OUTPUT: bool>(
+    fn each<T: Lanes, const OUTPUT: bool, const GELU: bool>(
         &self,
         tile: &Tile<T>,
         starts: &[usize],
@@ -97,7 +89,7 @@ impl<'a> Columns<'a> {
             if start != DROPPED {
                 // SAFETY: the half row holds 16 accumulators; the processor has this function's features.
                 let acc = unsafe { T::load(row[half..][..16].as_ptr()) };
-                store(self.value::<OUTPUT>(acc), start + self.first);
+                store(self.value::<OUTPUT, GELU>(acc), start + self.first);
             }
         }
     }
@@ -105,7 +97,12 @@ impl<'a> Columns<'a> {
     /// The epilogue of these columns.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn finish<T: Lanes, const OUTPUT: bool>(&self, tile: &Tile<T>, starts: &[usize], dest: &Dest<'_>) {
+    fn finish<T: Lanes, const OUTPUT: bool, const GELU: bool>(
+        &self,
+        tile: &Tile<T>,
+        starts: &[usize],
+        dest: &Dest<'_>,
+    ) {
         match (dest, &self.epilogue.store) {
             (Dest::F32(out), store) => {
                 // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; `mask` selects
@@ -115,14 +112,14 @@ impl<'a> Columns<'a> {
                 };
                 match store {
                     &Store::Fake(q) => {
-                        self.each::<T, OUTPUT>(tile, starts, |value, at| put(fake(Some(q), value), at));
+                        self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| put(fake(Some(q), value), at));
                     }
-                    _ => self.each::<T, OUTPUT>(tile, starts, put),
+                    _ => self.each::<T, OUTPUT, GELU>(tile, starts, put),
                 }
             }
             (Dest::Codes(out), Store::Codes(recip)) => {
                 let recip = sixteen(recip, self.first);
-                self.each::<T, OUTPUT>(tile, starts, |value, at| {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
                     let bytes = bytes(_mm512_mul_ps(value, recip));
                     // SAFETY: as above.
                     unsafe {
@@ -132,7 +129,7 @@ impl<'a> Columns<'a> {
                 });
             }
             (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                self.each::<T, OUTPUT>(tile, starts, |value, at| {
+                self.each::<T, OUTPUT, GELU>(tile, starts, |value, at| {
                     // SAFETY: as above; the masked load reads what the masked store writes.
                     unsafe {
                         let place = stream.get(at, self.lanes).as_mut_ptr();
@@ -183,6 +180,7 @@ fn fake(quantizer: Option<Quantizer>, x: __m512) -> __m512 {
 }
 
 /// The epilogue of the rows that start at `starts` in `dest`, for panel `panel`, with their accumulators in `tile`.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn finish<T: Lanes>(
     epilogue: &Epilogue,
@@ -193,36 +191,23 @@ pub(super) fn finish<T: Lanes>(
 ) {
     let first = panel * COLUMNS;
     let firsts = (first..epilogue.n.min(first + COLUMNS)).step_by(16);
-    if epilogue.gelu {
-        let values = activated(epilogue, tile, starts.len(), panel);
-        firsts
-            .for_each(|first| Columns::finished(epilogue, first).finish::<f32, false>(&values, starts, dest));
-    } else if epilogue.output.is_some() {
-        firsts.for_each(|first| Columns::new(epilogue, first).finish::<T, true>(tile, starts, dest));
-    } else {
-        firsts.for_each(|first| Columns::new(epilogue, first).finish::<T, false>(tile, starts, dest));
-    }
-}
-
-/// The first `rows` rows of `tile`, after bias and GELU.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn activated<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, rows: usize, panel: usize) -> Tile<f32> {
-    let mut values = Tile([[0.0; COLUMNS]; ROWS]);
-    for half in (0..COLUMNS).step_by(16) {
-        let columns = Columns::new(epilogue, panel * COLUMNS + half);
-        for (to, from) in values.0.iter_mut().zip(&tile.0).take(rows) {
-            // SAFETY: the half rows hold 16 values; the processor has this function's features.
-            unsafe {
-                let acc = T::load(from[half..][..16].as_ptr());
-                let value = match epilogue.output {
-                    None => columns.value::<false>(acc),
-                    Some(_) => columns.value::<true>(acc),
-                };
-                _mm512_storeu_ps(to[half..][..16].as_mut_ptr(), value);
-            }
+    match (epilogue.output.is_some(), epilogue.gelu) {
+        (false, false) => {
+            firsts.for_each(|first| {
+                Columns::new(epilogue, first).finish::<T, false, false>(tile, starts, dest)
+            });
+        }
+        (false, true) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, false, true>(tile, starts, dest));
+        }
+        (true, false) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, true, false>(tile, starts, dest));
+        }
+        (true, true) => {
+            firsts
+                .for_each(|first| Columns::new(epilogue, first).finish::<T, true, true>(tile, starts, dest));
         }
     }
-    gelu_in_place(values.0[..rows].as_flattened_mut());
-    values
 }
