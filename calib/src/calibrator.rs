@@ -15,13 +15,14 @@
 //!   `i` from `Q + 1` to the last bin, and `m`. `P` is the histogram up to bin `i`, with everything beyond added to its last
 //!   bin; `R` is the same histogram without what is beyond, with the bins in `Q + 1` groups (bin `j` in group
 //!   `floor(j (Q + 1) / i)`), the mass of a group spread evenly over its bins that are not empty. Both are normalised to 1.
-//!   The exact zeros are left out of both. Of equal candidates the largest wins.
+//!   The count of the first bin, zeros among it, is replaced by that of the second in both: what is nearly zero rounds to
+//!   zero whatever the range. Of equal candidates the largest wins.
 //!   It compares counts bin by bin, so it needs many more values than bins: on fewer (the channels of most weights) it
 //!   tends to choose `m`.
 //!
 //! The entropy method is Migacz's ("8-bit inference with TensorRT", GTC 2017) in the form that NVIDIA's
-//! pytorch-quantization gave it (128 groups from bin 128 on, the last of equal minima); that one overwrites the first bin
-//! with the second where this one leaves out the exact zeros.
+//! pytorch-quantization gave it: 128 groups from bin 128 on, the first bin replaced by the second, the last of equal
+//! minima.
 
 use swinq_model::Calibrator;
 
@@ -76,22 +77,4 @@ fn percentile(histogram: &Histogram, p: f64) -> f32 {
         below > rank
     });
     bin.map_or(histogram.max(), |bin| histogram.upper_edge(bin))
-}
-
-/// Counts of the occupied bins without the exact zeros.
-fn nonzero_counts(histogram: &Histogram) -> Vec<u64> {
-    let mut counts = histogram.counts().to_vec();
-    counts[0] -= histogram.zeros();
-    counts
-}
-
-/// The candidate with the least cost; the last of equal ones.
-fn least(candidates: impl Iterator<Item = (f32, f64)>) -> f32 {
-    let mut best = (0.0, f64::INFINITY);
-    for (amax, cost) in candidates {
-        if cost <= best.1 {
-            best = (amax, cost);
-        }
-    }
-    best.0
 }

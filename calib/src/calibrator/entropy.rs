@@ -1,15 +1,24 @@
 //! The range with the least Kullback-Leibler divergence.
 
-use super::{least, nonzero_counts};
 use crate::histogram::Histogram;
 
 /// The minimising range; the histogram's maximum is not zero.
 pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
-    let sums = Sums::new(&nonzero_counts(histogram));
+    let mut counts = histogram.counts().to_vec();
+    if let [first, second, ..] = counts.as_mut_slice() {
+        *first = *second;
+    }
+    let sums = Sums::new(&counts);
     let groups = usize::from(largest_code) + 1;
     let first = groups.min(sums.bins());
-    let candidate = |bins| (histogram.upper_edge(bins - 1), sums.divergence(bins, groups));
-    least((first..=sums.bins()).map(candidate))
+    let (mut best, mut least) = (histogram.max(), f64::INFINITY);
+    for bins in (first..=sums.bins()).rev() {
+        let divergence = sums.divergence(bins, groups);
+        if divergence < least {
+            (best, least) = (histogram.upper_edge(bins - 1), divergence);
+        }
+    }
+    best
 }
 
 /// Sums over the first `i` bins, for every `i`: they turn the divergence of a candidate into one term per group.

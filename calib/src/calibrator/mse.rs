@@ -1,20 +1,37 @@
 //! The range with the least mean squared quantization error.
 
-use super::{least, nonzero_counts};
 use crate::histogram::Histogram;
 
 /// The minimising range; the histogram's maximum is not zero.
 pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
-    let counts = nonzero_counts(histogram);
+    let mut counts = histogram.counts().to_vec();
+    counts[0] -= histogram.zeros();
     let occupied = counts.iter().enumerate().filter(|(_, n)| **n > 0);
     let (centers, weights): (Vec<f64>, Vec<f64>) =
         occupied.map(|(i, &n)| ((i as f64 + 0.5) * histogram.width(), n as f64)).unzip();
-    let cost = |amax: f32| squared_error(&centers, &weights, f64::from(amax), f64::from(largest_code));
-    least(candidates(counts.len()).map(|i| histogram.upper_edge(i)).map(|amax| (amax, cost(amax))))
+    let (mut best, mut least) = (histogram.max(), f64::INFINITY);
+    for bin in candidates(counts.len()).rev() {
+        let amax = f64::from(histogram.upper_edge(bin));
+        // What clipping costs only grows as the range shrinks.
+        if clipping_error(&centers, &weights, amax) > least {
+            break;
+        }
+        let error = squared_error(&centers, &weights, amax, f64::from(largest_code));
+        if error < least {
+            (best, least) = (histogram.upper_edge(bin), error);
+        }
+    }
+    best
+}
+
+/// The sum of `weight (x - amax)^2` over `x > amax`.
+fn clipping_error(centers: &[f64], weights: &[f64], amax: f64) -> f64 {
+    let beyond = centers.partition_point(|x| *x <= amax);
+    centers[beyond..].iter().zip(&weights[beyond..]).map(|(x, weight)| weight * (x - amax).powi(2)).sum()
 }
 
 /// The bins whose upper edge is a candidate: those of at most 8 significant bits, and the last.
-fn candidates(bins: usize) -> impl Iterator<Item = usize> {
+fn candidates(bins: usize) -> impl DoubleEndedIterator<Item = usize> {
     (1..=bins).filter(move |&edge| edge == bins || (edge >> edge.trailing_zeros()) < 256).map(|edge| edge - 1)
 }
 

@@ -67,25 +67,41 @@ fn survey(block: &[f32]) -> (u32, u32) {
 
 /// Counts a block whose magnitudes are below `BINS * 2^exponent`.
 fn tally(lanes: &mut [[u32; BINS]], block: &[f32], exponent: i32) {
-    let [a, b, c, d] = lanes else { unreachable!("there are {LANES} lanes") };
-    // 2^-exponent can be too large for an f32; its two factors are not. Both products are exact, or below 1 / BINS.
+    // 2^-exponent can be too large for an f32; its two factors are not.
     let factors = (power(-exponent / 2), power(-exponent - -exponent / 2));
-    let mut bins = [0u16; GROUP];
-    for group in block.chunks(GROUP) {
-        for (bin, v) in bins.iter_mut().zip(group) {
-            *bin = (v.abs() * factors.0 * factors.1) as i32 as u16;
-        }
-        for four in bins[..group.len()].chunks(LANES) {
-            if let &[i, j, k, l] = four {
-                a[usize::from(i) % BINS] += 1;
-                b[usize::from(j) % BINS] += 1;
-                c[usize::from(k) % BINS] += 1;
-                d[usize::from(l) % BINS] += 1;
-            } else {
-                four.iter().for_each(|&i| a[usize::from(i) % BINS] += 1);
-            }
-        }
+    let mut bins = [0; GROUP];
+    let (groups, rest) = block.as_chunks();
+    for group in groups {
+        find_bins(&mut bins, group, factors);
+        increment(lanes, &bins);
     }
+    let mut last = [0.0; GROUP];
+    last[..rest.len()].copy_from_slice(rest);
+    find_bins(&mut bins, &last, factors);
+    increment(lanes, &bins[..rest.len()]);
+}
+
+/// The bins of a group, in the low bits: `floor(|x| 2^-exponent)`. The products are exact, or below 1 / [`BINS`]; adding
+/// 2^23 rounds to the nearest integer and leaves it in the low bits of the sum; where that rounded up, one is taken away.
+fn find_bins(bins: &mut [u32; GROUP], group: &[f32; GROUP], factors: (f32, f32)) {
+    const ROUND: f32 = (1 << 23) as f32;
+    for (bin, x) in bins.iter_mut().zip(group) {
+        let y = x.abs() * factors.0 * factors.1;
+        let rounded = y + ROUND;
+        *bin = rounded.to_bits() - u32::from(rounded - ROUND > y);
+    }
+}
+
+fn increment(lanes: &mut [[u32; BINS]], bins: &[u32]) {
+    let [a, b, c, d] = lanes else { unreachable!("there are {LANES} lanes") };
+    let (fours, rest) = bins.as_chunks::<LANES>();
+    for &[i, j, k, l] in fours {
+        a[i as usize % BINS] += 1;
+        b[j as usize % BINS] += 1;
+        c[k as usize % BINS] += 1;
+        d[l as usize % BINS] += 1;
+    }
+    rest.iter().for_each(|&i| a[i as usize % BINS] += 1);
 }
 
 /// `2^exponent`, for the exponents of normal numbers.

@@ -1,4 +1,5 @@
-//! Test distributions: those of the committed fixture, and generated ones.
+//! The test distributions of the committed fixture. Each test file uses part of it.
+#![allow(dead_code)]
 
 use std::path::PathBuf;
 
