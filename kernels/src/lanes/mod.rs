@@ -179,3 +179,41 @@ pub(crate) trait Lanes: Copy {
         self.mul(self.float(codes), self.splat(quantizer.scale()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference;
+
+    struct Moments<'a>(&'a [f32], &'a mut [f64; 2]);
+
+    impl Kernel for Moments<'_> {
+        fn scalar(self) {
+            *self.1 = reference::moments(self.0);
+        }
+
+        #[inline(always)]
+        fn vector<L: Lanes>(self, lanes: L) {
+            *self.1 = lanes.moments(self.0);
+        }
+    }
+
+    /// Rounding a norm to f32 hides in which order its sums were taken; here every bit shows.
+    #[test]
+    fn moments_are_the_references() {
+        let available = Cpu::available();
+        eprintln!("implementations: {:?}", available.iter().map(|cpu| cpu.isa().name()).collect::<Vec<_>>());
+        for len in [0, 1, 3, 4, 7, 8, 12, 15, 16, 17, 31, 33, 49, 96, 1023] {
+            // Magnitudes from 2^-20 to 2^20, so that sums in f64 are rounded too.
+            let value =
+                |i: usize| ((i * 7919 % 1009) as f32 / 504.0 - 1.0) * 2f32.powi((i * 31 % 41) as i32 - 20);
+            let x: Vec<f32> = (0..len).map(value).collect();
+            let want = reference::moments(&x);
+            for &cpu in &available {
+                let mut got = [f64::NAN; 2];
+                dispatch(cpu, Moments(&x, &mut got));
+                assert_eq!(got.map(f64::to_bits), want.map(f64::to_bits), "{cpu:?}, {len} values");
+            }
+        }
+    }
+}
