@@ -11,7 +11,11 @@ use crate::error::ModelError;
 use crate::site::{BlockId, Half, Operand, Site};
 
 /// The product of `x` `[rows, in]` with a weight, through its sites, plus its bias.
-pub(super) fn product(x: Tensor, linear: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, ModelError> {
+pub(super) fn product(
+    x: Tensor,
+    linear: &LinearWeights,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, ModelError> {
     let x = sites.activation(Site::Input(linear.linear), x)?;
     sites.product(linear, &x)
 }

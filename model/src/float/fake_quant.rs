@@ -60,7 +60,9 @@ impl FakeQuant {
     pub fn new(model: &QuantizedModel) -> Result<FakeQuant, ModelError> {
         model.validate()?;
         let (mut quantizers, mut probs, mut weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        for (&site, state) in model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight()) {
+        for (&site, state) in
+            model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight())
+        {
             match (site, state.spec.kind) {
                 (Site::Probs(block), Kind::U8) => {
                     probs.insert(block, Probs::U8);
@@ -190,7 +192,15 @@ fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> 
                 let window = index / heads % (mask.len() / (n * n));
                 bias.iter_mut().zip(&mask[window * n * n..]).for_each(|(bias, mask)| *bias += mask);
             }
-            attention_window(n, d, (&q[part.clone()], &k[part.clone()], &v[part]), attention.scale, &bias, quant, out);
+            attention_window(
+                n,
+                d,
+                (&q[part.clone()], &k[part.clone()], &v[part]),
+                attention.scale,
+                &bias,
+                quant,
+                out,
+            );
         });
     };
     with_values(&attention.q, |q| {

@@ -61,7 +61,9 @@ pub trait Sites {
         let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
         let output = Site::Output(linear.linear);
         match linear.packed() {
-            Some(packed) if weight.id() == linear.weight.id() && !self.watches(output) => Ok(packed.product(x)?),
+            Some(packed) if weight.id() == linear.weight.id() && !self.watches(output) => {
+                Ok(packed.product(x)?)
+            }
             _ => {
                 let y = self.activation(output, x.matmul(&weight.flatten_from(1)?.t()?)?)?;
                 Ok(linear.add_bias(y)?)

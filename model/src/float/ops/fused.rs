@@ -1,10 +1,14 @@
 //! The operations as single passes over contiguous f32 in host memory, on every core.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
-use rayon::prelude::*;
-use swinq_kernels::{Quantizer, reference};
+use std::ops::Range;
+use std::sync::OnceLock;
 
-use super::math::{exp, max, sum, vectorised};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
+};
+use rayon::prelude::*;
+use swinq_kernels::{Cpu, Quantizer, reference, rows_f32};
+
 use super::product::Product;
 use super::{Gather, Norm};
 
@@ -90,6 +94,13 @@ impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp3 for Pass<F> {
     }
 }
 
+/// Runs `f` compiled for the best instruction set of this processor. What `f` calls must be `#[inline(always)]` to
+/// be compiled so too.
+#[inline]
+fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(f)
+}
+
 /// Calls `f(row index, row)` for every row of `out`, in vector code, rows spread over the cores.
 fn each_row(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     let rows_per_task = GRAIN.div_ceil(width);
@@ -109,17 +120,25 @@ fn row<'a>(values: &'a [f32], width: usize, index: usize) -> &'a [f32] {
     &values[index * width..][..width]
 }
 
+/// The fastest instruction set there is; all give the same results.
+fn cpu() -> Cpu {
+    static FASTEST: OnceLock<Cpu> = OnceLock::new();
+    *FASTEST.get_or_init(|| *Cpu::available().last().expect("the scalar reference is always there"))
+}
+
+/// Calls `f(range, values)` for parts of `out` of whole rows of `width`, spread over the cores; `range` is where they are.
+fn each_part(out: &mut [f32], width: usize, f: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+    let size = GRAIN.div_ceil(width) * width;
+    let parts = out.par_chunks_mut(size).enumerate();
+    parts.for_each(|(i, part)| f(i * size..i * size + part.len(), part));
+}
+
 pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     let eps = norm.eps as f32;
     Pass::new("layer_norm", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
-        each_row(
-            out,
-            c,
-            #[inline(always)]
-            |i, out| reference::layer_norm_row(row(x, c, i), weight, bias, eps, out),
-        );
+        each_part(out, c, |range, out| rows_f32::layer_norm(cpu(), &x[range], weight, bias, eps, out));
     })
     .on(&[x, &norm.weight, &norm.bias])
 }
@@ -138,16 +157,13 @@ pub(super) fn norm_then_gather(x: &Tensor, norm: &Norm, gather: &Gather) -> Resu
     let shape = (rows / gather.source_rows * gather.rows(), c);
     Pass::new("layer_norm_gather", shape, |arguments: &[&[f32]], out: &mut [f32]| {
         let [x, weight, bias] = [arguments[0], arguments[1], arguments[2]];
-        each_row(
-            out,
-            c,
-            #[inline(always)]
-            |i, out| {
-                if let Some(from) = source(gather, i) {
-                    reference::layer_norm_row(row(x, c, from), weight, bias, eps, out);
+        each_part(out, c, |range, out| {
+            for (i, out) in out.chunks_exact_mut(c).enumerate() {
+                if let Some(from) = source(gather, range.start / c + i) {
+                    rows_f32::layer_norm(cpu(), row(x, c, from), weight, bias, eps, out);
                 }
-            },
-        );
+            }
+        });
     })
     .on(&[x, &norm.weight, &norm.bias])
 }
@@ -204,10 +220,9 @@ pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
 pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     Pass::new("gelu", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, c, #[inline(always)] |i, out| {
-            for (out, &x) in out.iter_mut().zip(row(arguments[0], c, i)) {
-                *out = reference::gelu(x);
-            }
+        each_part(out, c, |range, out| {
+            out.copy_from_slice(&arguments[0][range]);
+            rows_f32::gelu(cpu(), out);
         });
     })
     .on(&[x])
@@ -231,12 +246,17 @@ pub(super) fn split_heads(qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor
     let d = width / 3 / heads;
     let windows = rows / n;
     Pass::new("split_heads", (3, windows, heads, n, d), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(out, d, #[inline(always)] |i, out| {
-            let (token, head) = (i % n, i / n % heads);
-            let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
-            let column = (which * heads + head) * d;
-            out.copy_from_slice(&arguments[0][(window * n + token) * width + column..][..d]);
-        });
+        each_row(
+            out,
+            d,
+            #[inline(always)]
+            |i, out| {
+                let (token, head) = (i % n, i / n % heads);
+                let (window, which) = (i / (n * heads) % windows, i / (n * heads * windows));
+                let column = (which * heads + head) * d;
+                out.copy_from_slice(&arguments[0][(window * n + token) * width + column..][..d]);
+            },
+        );
     })
     .on(&[qkv])
 }
@@ -307,38 +327,28 @@ pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&T
     }
 }
 
-#[inline(always)]
-fn exp_row(x: &[f32], out: &mut [f32]) {
-    let largest = max(x);
-    for (out, &x) in out.iter_mut().zip(x) {
-        *out = exp(x - largest);
-    }
-}
-
-#[inline(always)]
-fn scale_row(out: &mut [f32], factor: f32) {
-    for out in out {
-        *out *= factor;
-    }
+/// Multiplies each row of `width` by the reciprocal of its total.
+fn scale_rows(out: &mut [f32], width: usize, totals: &[f32]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (row, total) in out.chunks_exact_mut(width).zip(totals) {
+                let factor = 1.0 / total;
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        },
+    );
 }
 
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
     let n = x.dim(candle_core::D::Minus1)?;
     Pass::new("softmax", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_row(
-            out,
-            n,
-            #[inline(always)]
-            |i, out| {
-                exp_row(row(arguments[0], n, i), out);
-                let total = sum(
-                    out,
-                    #[inline(always)]
-                    |v| v,
-                );
-                scale_row(out, 1.0 / total);
-            },
-        );
+        each_part(out, n, |range, out| {
+            let mut totals = vec![0.0; out.len() / n];
+            out.copy_from_slice(&arguments[0][range]);
+            rows_f32::exp_minus_max(cpu(), n, out, &mut totals);
+            scale_rows(out, n, &totals);
+        });
     })
     .on(&[x])
 }
@@ -357,20 +367,14 @@ pub(super) fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
 pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (_, _, n, d) = v.dims4()?;
     Pass::new("attend", v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        each_head(out, n * d, |head, out, [packed, weights]| {
+        each_head(out, n * d, |head, out, [packed, scratch]| {
             let [x, b] = [row(arguments[0], n * n, head), row(arguments[1], n * d, head)];
-            weights.resize(n * n, 0.0);
-            vectorised(#[inline(always)] || {
-                for (x, weights) in x.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
-                    exp_row(x, weights);
-                }
-            });
+            scratch.resize(n * n + n, 0.0);
+            let (weights, totals) = scratch.split_at_mut(n * n);
+            weights.copy_from_slice(x);
+            rows_f32::exp_minus_max(cpu(), n, weights, totals);
             pulp::Arch::new().dispatch(Product { a: weights, b, transposed: false, n: d, k: n, out, packed });
-            vectorised(#[inline(always)] || {
-                for (weights, out) in weights.chunks_exact(n).zip(out.chunks_exact_mut(d)) {
-                    scale_row(out, 1.0 / sum(weights, #[inline(always)] |v| v));
-                }
-            });
+            scale_rows(out, d, totals);
         });
     })
     .on(&[logits, v])
@@ -398,12 +402,15 @@ pub fn fake_quantize(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
     let width = x.elem_count().clamp(1, GRAIN);
     Pass::new("fake_quantize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         out.par_chunks_mut(width).zip(arguments[0].par_chunks(width)).for_each(|(out, x)| {
-            vectorised(#[inline(always)] || {
-                for (out, &x) in out.iter_mut().zip(x) {
-                    let code = (x * recip).clamp(-128.0, 127.0).round_ties_even();
-                    *out = if code.is_nan() { 0.0 } else { code * scale };
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (out, &x) in out.iter_mut().zip(x) {
+                        let code = (x * recip).clamp(-128.0, 127.0).round_ties_even();
+                        *out = if code.is_nan() { 0.0 } else { code * scale };
+                    }
+                },
+            );
         });
     })
     .on(&[x])

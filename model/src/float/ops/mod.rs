@@ -6,7 +6,6 @@
 
 mod composed;
 mod fused;
-mod math;
 mod product;
 
 use std::sync::Arc;
