@@ -162,7 +162,8 @@ fn generated(count: usize, shape: impl Fn(f64) -> f64) -> Vec<f32> {
 
 #[test]
 fn four_calibrators_give_four_ranges() {
-    let distributions: [(&str, fn(f64) -> f64); 4] = [
+    type Shape = fn(f64) -> f64;
+    let distributions: [(&str, Shape); 4] = [
         ("gaussian", |x| x),
         ("heavy tailed", |x| x * x * x),
         ("tiny", |x| 1e-20 * x * x.abs()),
