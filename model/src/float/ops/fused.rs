@@ -116,7 +116,7 @@ fn each_row(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync)
     });
 }
 
-fn row<'a>(values: &'a [f32], width: usize, index: usize) -> &'a [f32] {
+fn row(values: &[f32], width: usize, index: usize) -> &[f32] {
     &values[index * width..][..width]
 }
 
