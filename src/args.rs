@@ -113,7 +113,7 @@ pub struct CalibrateArgs {
     /// FasterTransformer's INT8 mode; short for --recipe mode1 or mode2.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "recipe")]
     pub int8_mode: Option<u8>,
-    /// Calibrator of every activation, over the recipe's: max, percentile[:P], mse or entropy.
+    /// Calibrator of every activation, over the recipe's: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
     /// Sites to leave unquantized, over the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).

@@ -121,7 +121,9 @@ impl std::fmt::Display for Transform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (size, filter) = (self.size, if self.filter == Filter::Bicubic { "bicubic" } else { "bilinear" });
         match self.resize {
-            Resize::ShorterSide(side) => write!(f, "{}: shorter side to {side}, center crop {size}", self.family)?,
+            Resize::ShorterSide(side) => {
+                write!(f, "{}: shorter side to {side}, center crop {size}", self.family)?
+            }
             Resize::Direct => write!(f, "{}: direct to {size}x{size}", self.family)?,
         }
         write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)

@@ -60,15 +60,12 @@ pub trait Sites {
     fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, ModelError> {
         let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
         let output = Site::Output(linear.linear);
-        match linear.packed() {
-            Some(packed) if weight.id() == linear.weight.id() && !self.watches(output) => {
-                Ok(packed.product(x)?)
-            }
-            _ => {
-                let y = self.activation(output, x.matmul(&weight.flatten_from(1)?.t()?)?)?;
-                Ok(linear.add_bias(y)?)
-            }
+        let unchanged = weight.id() == linear.weight.id();
+        if let Some(packed) = linear.packed().filter(|_| unchanged && !self.watches(output)) {
+            return Ok(packed.product(x)?);
         }
+        let y = self.activation(output, linear.before_bias(x, &weight)?)?;
+        Ok(linear.add_bias(y)?)
     }
 
     /// Attention inside every window of a block, through its sites: `[windows, heads, n, head_dim]`. The default

@@ -78,6 +78,11 @@ impl Packed {
         Ok(Packed { product, workers: workers.clone(), columns: n })
     }
 
+    /// The product with another weight, without a bias.
+    pub fn with_weight(&self, weight: &Tensor) -> Result<Packed> {
+        Packed::new(&self.workers, weight, None, None)
+    }
+
     /// The product of `x` `[rows, in]`.
     pub fn product(&self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;

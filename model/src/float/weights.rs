@@ -31,6 +31,14 @@ impl LinearWeights {
         self.packed.as_ref()
     }
 
+    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned.
+    pub(super) fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+        match &self.packed {
+            Some(packed) => packed.with_weight(weight)?.product(x),
+            None => x.matmul(&weight.flatten_from(1)?.t()?),
+        }
+    }
+
     /// `y` `[rows, out]` plus the bias.
     pub(super) fn add_bias(&self, y: Tensor) -> candle_core::Result<Tensor> {
         match &self.bias {
