@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use swinq_model::float::Swin;
 use swinq_model::quantized::{FloatModel, check_range};
-use swinq_model::{Batch, BatchSource, Calibrator, QuantizedModel, Recipe, Site, SiteSpec};
+use swinq_model::{Batch, BatchSource, Calibrator, ModelError, QuantizedModel, Recipe, Site, SiteSpec};
 
 use crate::calibrator::amax;
 use crate::error::CalibError;
@@ -37,6 +37,9 @@ pub struct Calibrated {
     /// Positions of the images in the data set's full list, in the order seen. Empty where no site needed an image.
     pub ids: Vec<usize>,
 }
+
+/// Images per forward.
+const FORWARD: usize = 2;
 
 /// Calibrates `model` for `recipe` on every batch of epoch 0 of `source`, and quantizes it.
 ///
@@ -105,7 +108,11 @@ impl Pass {
             return Ok(());
         }
         let images = swin.images(batch, &model.transform)?;
-        swin.forward(&images, &mut self.observe)?;
+        // Histograms do not depend on how the images are grouped, and small tensors stay in the cache.
+        for first in (0..batch.len()).step_by(FORWARD) {
+            let images = images.narrow(0, first, FORWARD.min(batch.len() - first)).map_err(ModelError::from)?;
+            swin.forward(&images, &mut self.observe)?;
+        }
         self.hash.update(&batch.pixels);
         self.ids.extend(&batch.ids);
         Ok(())

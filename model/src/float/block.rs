@@ -10,7 +10,7 @@ use crate::arch::Stage;
 use crate::error::ModelError;
 use crate::site::{BlockId, Half, Operand, Site};
 
-/// The product of `x` `[rows, in]` with a weight, through its sites, plus its bias.
+/// The product of `x` `[rows, in]` with a weight, through its sites, and what follows it.
 pub(super) fn product(
     x: Tensor,
     linear: &LinearWeights,
@@ -43,7 +43,7 @@ pub(super) fn block(
     let branch = attention(input, weights, context, sites)?;
     let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
     let hidden = product(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
-    let branch = product(ops.gelu(&hidden)?, &weights.fc2, sites)?;
+    let branch = product(hidden, &weights.fc2, sites)?;
     residual(x, branch, weights.id, Half::Mlp, ops, sites)
 }
 

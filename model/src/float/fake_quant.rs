@@ -115,10 +115,10 @@ impl Sites for FakeQuant {
         let output = self.quantizer(Site::Output(linear.linear));
         let weight = self.weights.get(&linear.linear);
         if let (Some(input), Some(weight)) = (self.quantizer(Site::Input(linear.linear)), weight) {
-            return product_of_codes(x, input, weight, linear.bias.as_ref(), output);
+            return product_of_codes(x, input, weight, linear, output);
         }
         let float = weight.map_or(&linear.weight, |weight| &weight.float);
-        Ok(Packed::new(&self.workers, float, linear.bias.as_ref(), output)?.product(x)?)
+        Ok(Packed::new(&self.workers, float, linear.bias.as_ref(), output, linear.gelu)?.product(x)?)
     }
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
@@ -134,24 +134,24 @@ impl Sites for FakeQuant {
     }
 }
 
-/// The product of what codes of `input` stand for with a quantized weight, over the codes.
+/// The product of what codes of `input` stand for with a quantized weight, over the codes, and what follows it.
 fn product_of_codes(
     x: &Tensor,
     input: Quantizer,
     weight: &Weight,
-    bias: Option<&Tensor>,
+    linear: &LinearWeights,
     output: Option<Quantizer>,
 ) -> Result<Tensor, ModelError> {
     let sums = exact_product(&codes_of(x, input)?, &weight.codes)?;
     let multipliers: Vec<f32> = weight.scales.iter().map(|scale| input.scale() * scale).collect();
-    let bias = match bias {
+    let bias = match &linear.bias {
         Some(bias) => bias.to_vec1::<f32>()?,
         None => vec![0.0; multipliers.len()],
     };
     let mut values = sums.flatten_all()?.to_vec1::<f32>()?;
     values.par_chunks_mut(multipliers.len()).for_each(|row| {
         for ((value, &multiplier), &bias) in row.iter_mut().zip(&multipliers).zip(&bias) {
-            *value = epilogue_i8(*value as i32, multiplier, bias, output, false);
+            *value = epilogue_i8(*value as i32, multiplier, bias, output, linear.gelu);
         }
     });
     Ok(Tensor::from_vec(values, sums.shape(), x.device())?)

@@ -53,7 +53,7 @@ pub trait Sites {
     }
 
     /// The product of `x` `[rows, in]`, which its input site returned, with a weight, through the sites of weight and
-    /// output, plus the bias: `[rows, out]`. The default computes it in float.
+    /// output, plus the bias, and through GELU where it follows: `[rows, out]`. The default computes it in float.
     ///
     /// # Errors
     /// As [`Sites::activation`].
@@ -65,7 +65,7 @@ pub trait Sites {
             return Ok(packed.product(x)?);
         }
         let y = self.activation(output, linear.before_bias(x, &weight)?)?;
-        Ok(linear.add_bias(y)?)
+        Ok(linear.finish(y)?)
     }
 
     /// Attention inside every window of a block, through its sites: `[windows, heads, n, head_dim]`. The default

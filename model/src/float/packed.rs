@@ -47,9 +47,9 @@ impl Packing {
     }
 
     /// Prepares a product.
-    pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Packed>> {
+    pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>, gelu: bool) -> Result<Option<Packed>> {
         match self {
-            Packing::Packed(workers) => Packed::new(workers, weight, bias, None).map(Some),
+            Packing::Packed(workers) => Packed::new(workers, weight, bias, None, gelu).map(Some),
             Packing::Plain => Ok(None),
         }
     }
@@ -63,24 +63,25 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// The product with `weight` `[out, ...]`, its result through `output`, plus `bias` `[out]`.
+    /// The product with `weight` `[out, ...]`, its result through `output`, plus `bias` `[out]`, through GELU if `gelu`.
     pub fn new(
         workers: &Workers,
         weight: &Tensor,
         bias: Option<&Tensor>,
         output: Option<Quantizer>,
+        gelu: bool,
     ) -> Result<Packed> {
         let weight = weight.flatten_from(1)?;
         let (n, k) = weight.dims2()?;
         let bias = bias.map(|b| b.to_vec1::<f32>()).transpose()?;
-        let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu: false, store: Store::F32 };
+        let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu, store: Store::F32 };
         let product = with_values(&weight, |weight| LinearF32::new(workers.cpu, spec, weight))?;
         Ok(Packed { product, workers: workers.clone(), columns: n })
     }
 
-    /// The product with another weight, without a bias.
+    /// The product with another weight, and nothing after it.
     pub fn with_weight(&self, weight: &Tensor) -> Result<Packed> {
-        Packed::new(&self.workers, weight, None, None)
+        Packed::new(&self.workers, weight, None, None, false)
     }
 
     /// The product of `x` `[rows, in]`.

@@ -21,6 +21,8 @@ pub struct LinearWeights {
     pub weight: Tensor,
     /// The bias, `[out]`.
     pub bias: Option<Tensor>,
+    /// Whether GELU follows the bias.
+    pub gelu: bool,
     packed: Option<Packed>,
     ops: Ops,
 }
@@ -39,12 +41,13 @@ impl LinearWeights {
         }
     }
 
-    /// `y` `[rows, out]` plus the bias.
-    pub(super) fn add_bias(&self, y: Tensor) -> candle_core::Result<Tensor> {
-        match &self.bias {
-            Some(bias) => self.ops.add_bias(&y, bias),
-            None => Ok(y),
-        }
+    /// What follows the output site of a product `[rows, out]`: the bias, and GELU.
+    pub(super) fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
+        let y = match &self.bias {
+            Some(bias) => self.ops.add_bias(&y, bias)?,
+            None => y,
+        };
+        if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
     }
 }
 
@@ -126,8 +129,9 @@ impl Source<'_> {
         };
         let weight = self.tensor(&linear.weight_name())?;
         let bias = has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?;
-        let packed = self.packing.pack(&weight, bias.as_ref())?;
-        Ok(LinearWeights { linear, weight, bias, packed, ops: self.packing.ops() })
+        let gelu = matches!(linear, Linear::Fc1(_));
+        let packed = self.packing.pack(&weight, bias.as_ref(), gelu)?;
+        Ok(LinearWeights { linear, weight, bias, gelu, packed, ops: self.packing.ops() })
     }
 
     fn block(&self, id: BlockId) -> Result<BlockWeights, ModelError> {
