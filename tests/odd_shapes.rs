@@ -1,0 +1,164 @@
+//! Architectures that the sample is not: padded windows, odd grids, APE, no QKV bias, custom scales, odd widths. The engine's
+//! logits equal the simulation's bit for bit, and its float logits those of the float forward to rounding.
+
+use std::ops::ControlFlow;
+
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_eval::{Collected, collect, fidelity};
+use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_kernels::Cpu;
+use swinq_model::checkpoint::random_model;
+use swinq_model::config::LoadedConfig;
+use swinq_model::float::FloatClassifier;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{
+    Batch, BatchSource, BoxError, Classifier, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,
+};
+
+/// Images of deterministic noise.
+struct Noise {
+    size: usize,
+    batches: usize,
+}
+
+impl BatchSource for Noise {
+    fn batches(&self) -> usize {
+        self.batches
+    }
+
+    fn images(&self) -> usize {
+        2 * self.batches
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let mut state = index as u64 * 0x9e37_79b9 + 0x1234_5678_9abc;
+        let mut byte = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as u8
+        };
+        let pixels = (0..2 * self.size * self.size * 3).map(|_| byte()).collect();
+        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
+    }
+}
+
+fn configs() -> Vec<SwinConfig> {
+    let small = SwinConfig {
+        name: "small".to_owned(),
+        image_size: 32,
+        num_classes: 7,
+        embed_dim: 24,
+        depths: vec![2, 2],
+        num_heads: vec![2, 3],
+        window_size: 4,
+        ..SwinConfig::default()
+    };
+    let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
+    vec![
+        named(
+            "padded windows and an odd merge",
+            SwinConfig {
+                image_size: 44,
+                window_size: 4,
+                window_policy: WindowPolicy::ShrinkAndPad,
+                ..small.clone()
+            },
+        ),
+        named(
+            "torchvision's padding of a grid smaller than the window",
+            SwinConfig {
+                image_size: 20,
+                window_size: 4,
+                depths: vec![1, 2, 1],
+                num_heads: vec![1, 2, 4],
+                window_policy: WindowPolicy::Pad,
+                ..small.clone()
+            },
+        ),
+        named(
+            "APE, no QKV bias, custom scale, no patch norm",
+            SwinConfig {
+                ape: true,
+                qkv_bias: false,
+                qk_scale: Some(0.37),
+                patch_norm: false,
+                ..small.clone()
+            },
+        ),
+        named(
+            "widths that no tile divides",
+            SwinConfig {
+                embed_dim: 18,
+                num_heads: vec![3, 2],
+                mlp_ratio: 2.5,
+                patch_size: 2,
+                image_size: 12,
+                window_size: 3,
+                ..small.clone()
+            },
+        ),
+        named(
+            "one stage, one block, one window",
+            SwinConfig {
+                depths: vec![1],
+                num_heads: vec![2],
+                image_size: 28,
+                window_size: 7,
+                num_classes: 1,
+                ..small.clone()
+            },
+        ),
+        named(
+            "window 12",
+            SwinConfig { image_size: 96, window_size: 12, depths: vec![2], num_heads: vec![3], ..small },
+        ),
+    ]
+}
+
+fn model(config: SwinConfig) -> FloatModel {
+    config.validate().unwrap();
+    let transform = Transform::microsoft(config.image_size, false);
+    random_model(&LoadedConfig { config, transform, origin: "test".to_owned() }, 5)
+}
+
+fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    collect(classifier, &mut Noise { size, batches: 3 }, &mut progress).unwrap()
+}
+
+fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
+    Engine::new(model, EngineOptions { threads: 2, max_batch: 3, cpu }).unwrap()
+}
+
+#[test]
+fn the_engine_equals_the_simulation_and_the_float_forward() {
+    for config in configs() {
+        let (name, size) = (config.name.clone(), config.image_size);
+        let float = model(config);
+        let expected = run(&mut FloatClassifier::new(&float).unwrap(), size);
+        assert!(
+            expected.logits.values.iter().any(|v| *v != expected.logits.values[0]),
+            "{name}: constant logits"
+        );
+        for cpu in Cpu::available() {
+            let found = run(&mut engine(&QuantizedModel::from_float(&float).unwrap(), cpu), size);
+            let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
+            assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu.isa());
+        }
+        for recipe in ["default", "mode1"] {
+            let mut progress = |_, _| ControlFlow::Continue(());
+            let options = CalibrateOptions { imported: None, progress: &mut progress };
+            let recipe = Recipe::shipped(recipe).unwrap();
+            // A model of one stage has no reduction; no shipped rule is about reductions alone.
+            let quantized =
+                calibrate(&float, &recipe, &mut Noise { size, batches: 2 }, options).unwrap().model;
+            let simulated = run(&mut FloatClassifier::simulate(&quantized).unwrap(), size);
+            assert!(simulated.logits != expected.logits, "{name}: {} changed nothing", recipe.name);
+            for cpu in Cpu::available() {
+                let found = run(&mut engine(&quantized, cpu), size);
+                assert_eq!(found.logits, simulated.logits, "{name}, {} on {}", recipe.name, cpu.isa());
+            }
+        }
+    }
+}
