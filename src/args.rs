@@ -79,6 +79,20 @@ pub enum Family {
     Hf,
 }
 
+impl FloatArgs {
+    /// Refuses arguments that say how to read a float checkpoint where every model is quantized and describes itself.
+    pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {
+        let given =
+            self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
+        if given && !any_float {
+            let text = "--cfg, --opts, --dialect and --transform are about float checkpoints; a quantized checkpoint \
+                        describes itself, and no other was given";
+            return Err(Usage(text.to_owned()));
+        }
+        Ok(())
+    }
+}
+
 /// Which images.
 #[derive(Clone, Debug, Args)]
 pub struct DataArgs {

@@ -6,6 +6,8 @@ mod data_arg;
 mod html;
 mod interrupt;
 mod model_arg;
+mod out;
+mod paths;
 mod progress;
 mod runner;
 mod shell;
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
         Command::Doctor => commands::doctor::run(),
         Command::Quickstart(args) => commands::quickstart::run(&args),
     };
-    match outcome {
+    match outcome.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -20,6 +20,11 @@ pub enum Model {
 }
 
 impl Model {
+    /// Whether it is a float model.
+    pub fn is_float(&self) -> bool {
+        matches!(self, Model::Float(_))
+    }
+
     /// Loads `path`, whatever kind of model it is.
     pub fn load(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
         if !path.exists() {
@@ -70,6 +75,8 @@ fn configuration(args: &FloatArgs) -> anyhow::Result<Option<LoadedConfig>> {
 fn transform_of(family: Family, model: &FloatModel) -> anyhow::Result<Transform> {
     let (config, size) = (&model.config, model.config.image_size);
     Ok(match family {
+        // A configuration in Microsoft's keys has said whether there is a crop.
+        Family::Ms if model.transform.family == "ms" => model.transform.clone(),
         Family::Ms => Transform::microsoft(size, true),
         Family::Timm => presets::timm(size, if size >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),
         Family::Hf => presets::hugging_face(size),

@@ -303,3 +303,79 @@ fn crc32(bytes: &[u8]) -> u32 {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xedb8_8320 & (0u32.wrapping_sub(crc & 1))))
     })
 }
+
+#[test]
+fn outputs_that_would_replace_an_input() {
+    let folder = Folder::new();
+    let model = folder.write("m.safetensors", std::fs::read(sample_model()).unwrap());
+    let (cfg, good) = (folder.write("c.yaml", std::fs::read(sample_cfg()).unwrap()), quantized(&folder));
+    let before = [&model, &cfg, &good].map(|path| std::fs::read(path).unwrap());
+    let calibrate_to = |output: &Path| {
+        let mut command = swinq(["calibrate"]);
+        command
+            .arg(&model)
+            .arg("--cfg")
+            .arg(&cfg)
+            .arg("--data-path")
+            .arg(sample_data())
+            .arg("-o")
+            .arg(output);
+        command.assert()
+    };
+    refused(calibrate_to(&model), 1, &["replace the input"]);
+    refused(calibrate_to(&cfg), 1, &["replace the input"]);
+    let image = common::root().join("tests/data/airplane.jpg");
+    let mut command = swinq(["predict"]);
+    refused(command.arg(&good).arg(&image).arg("--logits").arg(&good).assert(), 1, &["replace the input"]);
+    let mut command = swinq(["eval"]);
+    command.arg(&good).arg("--data-path").arg(sample_data()).arg("--json").arg(&good);
+    refused(command.assert(), 1, &["replace the input"]);
+    let both = folder.path("both");
+    let mut command = swinq(["eval"]);
+    command
+        .arg(&good)
+        .arg("--data-path")
+        .arg(sample_data())
+        .arg("--json")
+        .arg(&both)
+        .arg("--report")
+        .arg(&both);
+    refused(command.assert(), 1, &["two outputs"]);
+    assert!(before == [&model, &cfg, &good].map(|path| std::fs::read(path).unwrap()));
+}
+
+#[test]
+fn arguments_that_would_have_no_effect() {
+    let folder = Folder::new();
+    let good = quantized(&folder);
+    let mut command = swinq(["inspect"]);
+    refused(
+        command.arg(&good).args(["--transform", "timm"]).assert(),
+        2,
+        &["--transform", "describes itself"],
+    );
+    refused(calibrate(&folder.path("out"), &["--disable", "**"]), 1, &["quantizes no site"]);
+    folder.holds_only(&["q.safetensors"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reader_that_goes_away_and_a_full_output() {
+    let folder = Folder::new();
+    let (good, json) = (quantized(&folder), folder.path("r.json"));
+    let run = |stdout: std::process::Stdio| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+        command.arg("eval").arg(&good).arg("--data-path").arg(sample_data());
+        command.args(["--limit", "10", "--no-latency", "--json"]).arg(&json).stdout(stdout);
+        command.stderr(std::process::Stdio::piped()).output().unwrap()
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = run(writer.into());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(json.exists());
+    let output = run(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into());
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("standard output") && !message.contains("panicked"), "{message}");
+}

@@ -110,7 +110,8 @@ impl Pass {
         let images = swin.images(batch, &model.transform)?;
         // Histograms do not depend on how the images are grouped, and small tensors stay in the cache.
         for first in (0..batch.len()).step_by(FORWARD) {
-            let images = images.narrow(0, first, FORWARD.min(batch.len() - first)).map_err(ModelError::from)?;
+            let images =
+                images.narrow(0, first, FORWARD.min(batch.len() - first)).map_err(ModelError::from)?;
             swin.forward(&images, &mut self.observe)?;
         }
         self.hash.update(&batch.pixels);

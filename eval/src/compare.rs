@@ -41,11 +41,12 @@ fn circumstances(a: &Results, b: &Results) -> String {
     let accuracy = "; accuracies cannot be compared";
     let speed = "; latencies cannot be compared";
     let (x, y) = (a.data.clone().unwrap_or_default(), b.data.clone().unwrap_or_default());
-    note("data set", x.path, y.path, "");
+    let path = |data: &str| if data.is_empty() { "none".to_owned() } else { data.to_owned() };
+    note("data set", path(&x.path), path(&y.path), "");
     note("image list (sha256)", shown(x.sha256), shown(y.sha256), accuracy);
     note("limit", shown(x.limit), shown(y.limit), accuracy);
     note("seed", shown(x.seed), shown(y.seed), "");
-    let transform = |t: Option<swinq_model::Transform>| t.map_or("none".to_owned(), |t| format!("{t:?}"));
+    let transform = |t: Option<swinq_model::Transform>| t.map_or("none".to_owned(), |t| t.to_string());
     note("transform", transform(x.transform), transform(y.transform), accuracy);
     let (x, y) = (&a.environment, &b.environment);
     note("swinq", x.swinq.clone(), y.swinq.clone(), "");

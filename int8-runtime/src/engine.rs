@@ -100,11 +100,6 @@ impl Engine {
         self.pool.threads()
     }
 
-    /// Bytes of the arena.
-    pub fn arena_bytes(&self) -> usize {
-        self.arena.iter().map(AlignedBuf::len).sum()
-    }
-
     /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
     /// `[images, classes]`. Allocates nothing once every batch size has been seen.
     ///

@@ -39,7 +39,7 @@ fn main() {
             integer += i8 * blocks as f64;
             float += f32 * blocks as f64;
         }
-        let patches = patches(cpu, &mut pool, runs);
+        let patches = patches(&mut pool, runs);
         println!(
             "{}: LayerNorm {norms:.3}, attention INT8 {integer:.3}, f32 {float:.3}, patches {patches:.3}",
             cpu.isa()
@@ -99,9 +99,9 @@ fn attention(cpu: Cpu, pool: &mut Pool, runs: usize, tokens: usize, heads: usize
     [int8, best(runs, || float.run(pool, 1, AttentionIn::F32(&x), RowOut::F32(&mut out)))]
 }
 
-fn patches(cpu: Cpu, pool: &mut Pool, runs: usize) -> f64 {
+fn patches(pool: &mut Pool, runs: usize) -> f64 {
     let lookup = [[0.5; 256]; 3];
-    let op = Patches::new(cpu, 224, 4, &lookup, RowStore::Codes(step(0.01)));
+    let op = Patches::new(224, 4, &lookup, RowStore::Codes(step(0.01)));
     let pixels = vec![7; 224 * 224 * 3];
     let mut out = vec![0; 3136 * 48];
     best(runs, || op.run(pool, 1, &pixels, RowOut::Codes(&mut out)))

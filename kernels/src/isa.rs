@@ -93,10 +93,11 @@ impl Cpu {
     /// # Errors
     /// `SWINQ_ISA` names nothing known, or something that this processor does not have.
     pub fn detect() -> Result<Cpu, IsaError> {
-        match std::env::var("SWINQ_ISA") {
-            Ok(name) if !name.is_empty() => Cpu::with(name.parse()?),
-            _ => Ok(Cpu::available().pop().expect("the scalar reference is always there")),
+        let name = std::env::var_os("SWINQ_ISA").unwrap_or_default();
+        if name.is_empty() {
+            return Ok(Cpu::available().pop().expect("the scalar reference is always there"));
         }
+        Cpu::with(name.to_string_lossy().parse()?)
     }
 
     /// The token of `isa`.

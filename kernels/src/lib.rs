@@ -2,7 +2,8 @@
 //! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has.
 //!
 //! [`mod@reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
-//! and then run on a [`Pool`] without allocating.
+//! and then run on a [`Pool`] without allocating (the scalar reference
+//! of attention excepted).
 
 pub mod attention;
 pub mod buffer;

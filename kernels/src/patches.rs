@@ -1,6 +1,5 @@
 //! Cutting images into patches, as rows for a product with the patch embedding's weight.
 
-use crate::isa::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::rows::units_per_task;
 use crate::types::{RowOut, RowStore, code_stride};
@@ -27,7 +26,7 @@ impl Patches {
     ///
     /// # Panics
     /// If `patch` is 0 or does not divide `size`.
-    pub fn new(_cpu: Cpu, size: usize, patch: usize, lookup: &[[f32; 256]; 3], store: RowStore) -> Patches {
+    pub fn new(size: usize, patch: usize, lookup: &[[f32; 256]; 3], store: RowStore) -> Patches {
         assert!(patch > 0 && size.is_multiple_of(patch), "Patches: {patch} does not divide the size {size}");
         let tables = match store {
             RowStore::F32 => Tables::F32(Box::new(*lookup)),

@@ -53,7 +53,11 @@ impl Shared {
             // pointer was made from is alive.
             let task = unsafe { &*job.task };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
-                self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(payload);
+                let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
+                if let Some(surplus) = first.replace(payload) {
+                    // The first is kept. A payload may panic when dropped, which must not happen before all have ended.
+                    std::mem::forget(first.replace(surplus));
+                }
             }
         }
     }
@@ -136,7 +140,7 @@ impl Pool {
     /// start in order; `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and kept between jobs.
     ///
     /// # Panics
-    /// With the first panic of a task, after all have ended.
+    /// With the first panic of a task, after all tasks have ended; where there is one thread or one task, at once.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|index| task(index, &mut self.scratch));

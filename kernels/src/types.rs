@@ -85,7 +85,7 @@ impl RowMap {
     /// Unless every token is named exactly once: scattering relies on rows being disjoint and covering all.
     pub fn new(rows: &[Option<usize>], tokens: usize) -> Result<RowMap, RowMapError> {
         if tokens >= PAD as usize || rows.len() >= PAD as usize {
-            return Err(RowMapError(format!("{tokens} tokens are too many")));
+            return Err(RowMapError(format!("{} rows of {tokens} tokens are too many", rows.len())));
         }
         let mut seen = vec![false; tokens];
         for &token in rows.iter().flatten() {
@@ -103,7 +103,11 @@ impl RowMap {
     }
 
     /// The map that changes nothing.
+    ///
+    /// # Panics
+    /// For 2^32 - 1 tokens or more.
     pub fn identity(tokens: usize) -> RowMap {
+        assert!(tokens < PAD as usize, "{tokens} tokens are too many");
         RowMap { rows: (0..tokens as u32).collect(), tokens }
     }
 

@@ -40,7 +40,7 @@ fn patches_are_rows_in_the_order_of_a_convolution_weight() {
             for threads in [1, 2, 3] {
                 let mut pool = Pool::new(threads);
                 let mut out = vec![f32::NAN; want.len()];
-                let op = |store| Patches::new(cpu, size, patch, &lookup(), store);
+                let op = |store| Patches::new(size, patch, &lookup(), store);
                 op(RowStore::F32).run(&mut pool, images, &pixels, RowOut::F32(&mut out));
                 assert_eq!(out, want, "{cpu:?} {size}/{patch}");
                 assert_varied(&out, "patches");

@@ -1,15 +1,16 @@
 //! `swinq bench`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use comfy_table::{Table, presets};
 use swinq_eval::{Environment, LatencyOptions, Results};
 use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_model::QuantizedModel;
-use swinq_model::atomic::check_writable;
 
 use crate::args::BenchArgs;
 use crate::model_arg::{self, Model};
+use crate::out::say;
+use crate::paths::check_outputs;
 use crate::runner::{self, Subject};
 
 /// Runs per launch of a profile.
@@ -17,31 +18,29 @@ const PROFILE_RUNS: usize = 20;
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    if let Some(path) = &args.json {
-        check_writable(path)?;
-    }
+    check_outputs(&args.json, args.models.iter().map(PathBuf::as_path))?;
     let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
     let models = models(args)?;
     let threads = swinq_kernels::Pool::new(args.threads).threads();
-    println!("kernels {}, {threads} threads", options.cpu.isa());
+    say!("kernels {}, {threads} threads", options.cpu.isa());
     let mut subjects = Vec::new();
     for (name, model) in &models {
         subjects.push(Subject::engine(Path::new(name), model, options)?);
     }
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
     runner::measure(&mut subjects, &args.batch_size, &latency, &mut |subject, batch, latency| {
-        println!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
+        say!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
     })?;
     let mut results =
         Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
-    println!("\n{}", swinq_eval::table(&results));
+    say!("\n{}", swinq_eval::table(&results));
     if args.profile {
         profile(&models, args, options)?;
     }
     if let Some(path) = &args.json {
         swinq_eval::write_results(path, &results)?;
-        println!("wrote {}", path.display());
+        say!("wrote {}", path.display());
     }
     Ok(())
 }
@@ -52,9 +51,13 @@ fn models(args: &BenchArgs) -> anyhow::Result<Vec<(String, QuantizedModel)>> {
         let model = model_arg::random_model(seed, &args.float)?;
         models.push((format!("{} (random)", model.config.name), QuantizedModel::from_float(&model)?));
     }
+    let mut any_float = args.random_weights.is_some();
     for path in &args.models {
-        models.push((path.display().to_string(), Model::load(path, &args.float)?.into_quantized()?));
+        let model = Model::load(path, &args.float)?;
+        any_float |= model.is_float();
+        models.push((path.display().to_string(), model.into_quantized()?));
     }
+    args.float.check_used(any_float)?;
     Ok(models)
 }
 
@@ -83,7 +86,7 @@ fn profile(
                     if launch.macs == 0 { String::new() } else { format!("{rate:.0}") },
                 ]);
             }
-            println!("\n{name}, batch {batch_size}: {:.3} ms in launches\n{table}", total * 1e3);
+            say!("\n{name}, batch {batch_size}: {:.3} ms in launches\n{table}", total * 1e3);
         }
     }
     Ok(())

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate, quantize};
-use swinq_model::atomic::check_writable;
 use swinq_model::checkpoint::{import_ft_amax, is_quantized_file};
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::{QuantizedModel, Recipe, Rule, Site};
 
 use crate::args::CalibrateArgs;
 use crate::data_arg::Sample;
+use crate::out::say;
+use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::{interrupt, model_arg, site_table};
 
@@ -20,19 +21,27 @@ const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|short
 
 /// Runs the command.
 pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
-    check_writable(&args.output)?;
+    let cfg = args.float.cfg.as_ref().map(Path::new);
+    let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
+    check_outputs([&args.output], inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
     let model = float_model(args)?;
     let recipe = recipe(args)?;
-    // A rule that matches nothing should not cost a calibration.
-    recipe.resolve(&model.config)?;
+    // What the recipe gets wrong should not cost a calibration.
+    if !recipe.resolve(&model.config)?.iter().any(|(_, spec)| spec.enabled) {
+        bail!(
+            "recipe {} with the rules of the command line quantizes no site of {}",
+            recipe.name,
+            model.config.name
+        );
+    }
     let quantized = match &args.ft_amax {
         Some(file) => from_ft_ranges(&model, &recipe, file)?,
         None => from_images(&model, &recipe, args)?,
     };
-    println!("{}", site_table::products(&quantized));
-    println!("{}", site_table::summary(&quantized));
+    say!("{}", site_table::products(&quantized));
+    say!("{}", site_table::summary(&quantized));
     quantized.save(&args.output)?;
-    println!("wrote {}", args.output.display());
+    say!("wrote {}", args.output.display());
     Ok(())
 }
 
@@ -75,7 +84,7 @@ fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
 
 fn from_ft_ranges(model: &FloatModel, recipe: &Recipe, file: &Path) -> anyhow::Result<QuantizedModel> {
     let ranges: BTreeMap<Site, f32> = import_ft_amax(file, &model.config)?;
-    println!("{} ranges from {}", ranges.len(), file.display());
+    say!("{} ranges from {}", ranges.len(), file.display());
     Ok(quantize(model, recipe, &ranges)?)
 }
 
@@ -104,18 +113,18 @@ fn from_images(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs) -> any
 /// Prints the effective settings, so that no flag is silently without effect.
 fn describe(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs, sample: &Sample, wanted: usize) {
     let config = &model.config;
-    println!("model      {} ({}, {} classes)", config.name, model.source.dialect, config.num_classes);
-    println!("transform  {}", model.transform);
-    println!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    say!("model      {} ({}, {} classes)", config.name, model.source.dialect, config.num_classes);
+    say!("transform  {}", model.transform);
+    say!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
     let images = sample.ids.len();
-    println!(
+    say!(
         "images     {images} of {}, seed {}, batches of {}",
         sample.dataset.describe(),
         args.seed,
         args.batch_size
     );
     if images < wanted {
-        println!("           ({wanted} were asked for; the data set has no more)");
+        say!("           ({wanted} were asked for; the data set has no more)");
     }
 }
 

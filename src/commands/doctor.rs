@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::out::say;
 use swinq_kernels::Cpu;
 
 /// Libraries that a GPU backend opens at run time, and the package that brings each.
@@ -14,24 +15,24 @@ const LIBRARIES: [(&str, &str); 3] = [
 /// Runs the command.
 pub fn run() -> anyhow::Result<()> {
     let environment = swinq_eval::Environment::detect(None, 0, Default::default());
-    println!("swinq      {}", env!("CARGO_PKG_VERSION"));
-    println!("system     {} {}", std::env::consts::OS, std::env::consts::ARCH);
-    println!("processor  {}", environment.cpu.as_deref().unwrap_or("unknown"));
-    println!("cores      {}", std::thread::available_parallelism().map_or(1, |n| n.get()));
+    say!("swinq      {}", env!("CARGO_PKG_VERSION"));
+    say!("system     {} {}", std::env::consts::OS, std::env::consts::ARCH);
+    say!("processor  {}", environment.cpu.as_deref().unwrap_or("unknown"));
+    say!("cores      {}", std::thread::available_parallelism().map_or(1, |n| n.get()));
     let available: Vec<String> = Cpu::available().iter().map(|cpu| cpu.isa().to_string()).collect();
-    println!("kernels    {}", available.join(", "));
+    say!("kernels    {}", available.join(", "));
     match Cpu::detect() {
-        Ok(cpu) => println!("in use     {} (SWINQ_ISA chooses another)", cpu.isa()),
-        Err(error) => println!("in use     none: {error}"),
+        Ok(cpu) => say!("in use     {} (SWINQ_ISA chooses another)", cpu.isa()),
+        Err(error) => say!("in use     none: {error}"),
     }
-    println!("\nGPU");
+    say!("\nGPU");
     for (library, package) in LIBRARIES {
         match find_library(library) {
-            Some(path) => println!("  {library:<16} {}", path.display()),
-            None => println!("  {library:<16} not found (it comes with {package})"),
+            Some(path) => say!("  {library:<16} {}", path.display()),
+            None => say!("  {library:<16} not found (it comes with {package})"),
         }
     }
-    println!("  this version runs models on the CPU");
+    say!("  this version runs models on the CPU");
     Ok(())
 }
 

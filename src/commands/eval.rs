@@ -1,19 +1,20 @@
 //! `swinq eval`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
 use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_kernels::{Cpu, Isa};
-use swinq_model::atomic::check_writable;
 use swinq_model::float::FloatClassifier;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate};
 use crate::data_arg::Sample;
 use crate::model_arg::Model;
+use crate::out::say;
+use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::runner::{self, Subject};
 use crate::{html, interrupt, shell, site_noise};
@@ -29,24 +30,22 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let (results, calibration) = evaluate(args)?;
     if let Some(path) = &args.json {
         swinq_eval::write_results(path, &results)?;
-        println!("wrote {}", path.display());
+        say!("wrote {}", path.display());
     }
     if let Some(path) = &args.report {
         let commands = vec![shell::join(words)];
         html::write(path, &results, &ReportExtras { calibration, commands, ..ReportExtras::default() })?;
-        println!("wrote {}", path.display());
+        say!("wrote {}", path.display());
     }
     Ok(())
 }
 
 /// The results, and how each quantized model was calibrated.
 fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
-    for path in args.json.iter().chain(&args.report) {
-        check_writable(path)?;
-    }
+    check_outputs(args.json.iter().chain(&args.report), args.models.iter().map(PathBuf::as_path))?;
     let mut subjects = subjects(args)?;
     let sample = Sample::open(&args.data.data_path, args.split, args.limit, args.seed)?;
-    println!("{} of {}", images(sample.ids.len()), sample.dataset.describe());
+    say!("{} of {}", images(sample.ids.len()), sample.dataset.describe());
     let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
     let threads = swinq_kernels::Pool::new(args.threads).threads();
     let mut results =
@@ -55,7 +54,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     for subject in &mut subjects {
         let collected = collect(subject, &sample, args)?;
         let accuracy = swinq_eval::accuracy(&collected)?;
-        println!("{}: {}", subject.result.label(), swinq_eval::acc_line(&accuracy));
+        say!("{}: {}", subject.result.label(), swinq_eval::acc_line(&accuracy));
         subject.result.set_accuracy(&accuracy);
         match &baseline {
             None => baseline = Some(collected),
@@ -75,7 +74,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     results.data = Some(data_info(args, &sample, &subjects[0].transform));
     let calibration = subjects.iter().filter_map(calibration_of).collect();
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
-    println!("\n{}", swinq_eval::table(&results));
+    say!("\n{}", swinq_eval::table(&results));
     Ok((results, calibration))
 }
 
@@ -104,13 +103,17 @@ fn calibration_of(subject: &Subject) -> Option<String> {
 fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
     let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
     let mut subjects = Vec::new();
+    let mut any_float = false;
     for path in &args.models {
-        let model = Model::load(path, &args.float)?.into_quantized()?;
+        let model = Model::load(path, &args.float)?;
+        any_float |= model.is_float();
+        let model = model.into_quantized()?;
         subjects.push(Subject::engine(path, &model, options)?);
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
             subjects.push(simulated(path, &model, simulate, options)?);
         }
     }
+    args.float.check_used(any_float)?;
     let classes = subjects[0].classifier.classes();
     for subject in &subjects {
         anyhow::ensure!(

@@ -12,6 +12,7 @@ use crate::site_table;
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let loaded = Model::load(&args.model, &args.float)?;
+    args.float.check_used(loaded.is_float())?;
     let kind =
         if matches!(loaded, Model::Quantized(_)) { "quantized checkpoint" } else { "float checkpoint" };
     let model = loaded.into_quantized()?;

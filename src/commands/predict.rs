@@ -1,27 +1,29 @@
 //! `swinq predict`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use comfy_table::{Table, presets};
 use serde_json::json;
 use swinq_data::{Dataset, Loader, LoaderOptions};
 use swinq_int8_runtime::{Engine, EngineOptions};
-use swinq_model::atomic::{check_writable, write_atomic};
+use swinq_model::atomic::write_atomic;
 use swinq_model::{BatchSource, Classifier, Logits};
 
 use crate::args::PredictArgs;
 use crate::interrupt;
 use crate::model_arg::Model;
+use crate::out::say;
+use crate::paths::check_outputs;
 
 /// Images decoded and run at a time.
 const BATCH: usize = 8;
 
 /// Runs the command.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
-    if let Some(path) = &args.logits {
-        check_writable(path)?;
-    }
-    let model = Model::load(&args.model, &args.float)?.into_quantized()?;
+    check_outputs(&args.logits, args.images.iter().chain([&args.model]).map(PathBuf::as_path))?;
+    let model = Model::load(&args.model, &args.float)?;
+    args.float.check_used(model.is_float())?;
+    let model = model.into_quantized()?;
     let labels = model.labels.clone();
     let mut engine =
         Engine::new(&model, EngineOptions { threads: args.threads, ..EngineOptions::detect()? })?;
@@ -77,19 +79,19 @@ fn print_json(predictions: &[Prediction], name: impl Fn(usize) -> String) -> any
             .collect();
         json!({"image": p.image, "topk": classes})
     };
-    println!("{}", serde_json::to_string_pretty(&predictions.iter().map(entry).collect::<Vec<_>>())?);
+    say!("{}", serde_json::to_string_pretty(&predictions.iter().map(entry).collect::<Vec<_>>())?);
     Ok(())
 }
 
 fn print_table(predictions: &[Prediction], name: impl Fn(usize) -> String) {
     for prediction in predictions {
-        println!("{}", prediction.image);
+        say!("{}", prediction.image);
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         for &(class, probability) in &prediction.best {
             table.add_row([format!("  {:.2} %", 100.0 * probability), class.to_string(), name(class)]);
         }
-        println!("{table}");
+        say!("{table}");
     }
 }
 

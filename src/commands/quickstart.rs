@@ -7,6 +7,7 @@ use clap::Parser;
 
 use crate::args::{Cli, Command, QuickstartArgs};
 use crate::commands::{calibrate, eval};
+use crate::out::say;
 use crate::shell;
 
 /// The sample: file name and content.
@@ -27,21 +28,19 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     for (name, content) in SAMPLE {
         swinq_model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
     }
-    println!(
-        "A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in"
-    );
-    println!("{}.\n", sample.display());
+    say!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
+    say!("{}.\n", sample.display());
     let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
     let (float, cfg, data) =
         (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
     let int8 = at(&args.out, "int8.safetensors");
     let (json, report) = (at(&args.out, "results.json"), at(&args.out, "report.html"));
-    println!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
+    say!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
     let batches = ["--batches", "32", "--batch-size", "8"];
     let command =
         [&["swinq", "calibrate", &float, "--cfg", &cfg, "--data-path", &data], &batches[..], &["-o", &int8]];
     execute(&command.concat())?;
-    println!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
+    say!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
     execute(&[
         "swinq",
         "eval",
@@ -56,13 +55,13 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         "--report",
         &report,
     ])?;
-    println!("\nOpen {report} in a browser; `swinq inspect {int8}` lists what is INT8 and why.");
+    say!("\nOpen {report} in a browser; `swinq inspect {int8}` lists what is INT8 and why.");
     Ok(())
 }
 
 /// Prints a command and runs it.
 fn execute(command: &[&str]) -> anyhow::Result<()> {
-    println!("$ {}", shell::join(command));
+    say!("$ {}", shell::join(command));
     match Cli::try_parse_from(command)?.command {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Eval(args) => {

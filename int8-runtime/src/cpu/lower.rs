@@ -51,7 +51,7 @@ impl Lowering<'_> {
             Op::Patches => {
                 let lookup = self.model.transform.lookup();
                 let store = row_store(&step.store);
-                Kernel::Patches(Patches::new(self.cpu, config.image_size, config.patch_size, &lookup, store))
+                Kernel::Patches(Patches::new(config.image_size, config.patch_size, &lookup, store))
             }
             Op::Product { linear, int8, output, gelu, order } => {
                 let map = self.map(*order, self.plan.tensor(step.output).rows);

@@ -65,11 +65,6 @@ impl LinearF32 {
     pub fn macs(&self) -> usize {
         self.epilogue.n * self.k
     }
-
-    /// Bytes of the packed weight.
-    pub fn packed_bytes(&self) -> usize {
-        self.weight.len()
-    }
 }
 
 fn layout(cpu: Cpu) -> Layout {

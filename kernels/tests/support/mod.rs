@@ -11,7 +11,7 @@ pub fn for_each_cpu(check: impl Fn(Cpu)) {
     let names: Vec<&str> = available.iter().map(|cpu| cpu.isa().name()).collect();
     eprintln!("implementations: {}", names.join(" "));
     let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
-    for name in required.split(',').filter(|name| !name.is_empty() && *name != "cuda") {
+    for name in required.split(',').filter(|name| !name.is_empty()) {
         assert!(names.contains(&name), "REQUIRE_IMPL asks for {name}; there are {names:?}");
     }
     available.into_iter().for_each(check);

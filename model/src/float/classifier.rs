@@ -60,11 +60,11 @@ impl Classifier for FloatClassifier {
         let images = self.swin.images(batch, &self.transform)?;
         let logits = self.swin.forward(&images, self.sites.as_mut())?;
         let values: Vec<f32> = logits.flatten_all()?.to_vec1()?;
-        if let Some(index) = values.iter().position(|v| v.is_nan()) {
+        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
             let (image, class) = (index / classes, index % classes);
             let id = batch.ids[image];
             let problem = format!(
-                "the logit of class {class} is NaN for image {id} of the data set; a value overflowed on the way: \
+                "the logit of class {class} is not finite for image {id} of the data set; a value overflowed on the way: \
                  check the checkpoint and its preprocessing"
             );
             return Err(ModelError::tensor("head", problem).into());

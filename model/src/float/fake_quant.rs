@@ -106,9 +106,16 @@ impl Sites for FakeQuant {
         Ok(self.weights.get(&linear).map_or(w, |weight| &weight.float).clone())
     }
 
-    /// Softmax and product in float: only where a caller asks for it by itself; [`FakeQuant::attention`] does without.
+    /// Refused where the probabilities are quantized: their contract is about whole attentions, which
+    /// [`Sites::attention`] computes.
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
-        Float.attend(site, logits, v)
+        match site {
+            Site::Probs(block) if self.probs.contains_key(&block) => Err(ModelError::site(
+                site,
+                "quantized probabilities are simulated by `attention`, not by `attend`",
+            )),
+            _ => Float.attend(site, logits, v),
+        }
     }
 
     fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, ModelError> {
@@ -142,19 +149,21 @@ fn product_of_codes(
     linear: &LinearWeights,
     output: Option<Quantizer>,
 ) -> Result<Tensor, ModelError> {
+    let (rows, columns) = (x.dim(0)?, weight.scales.len());
     let sums = exact_product(&codes_of(x, input)?, &weight.codes)?;
     let multipliers: Vec<f32> = weight.scales.iter().map(|scale| input.scale() * scale).collect();
     let bias = match &linear.bias {
         Some(bias) => bias.to_vec1::<f32>()?,
         None => vec![0.0; multipliers.len()],
     };
-    let mut values = sums.flatten_all()?.to_vec1::<f32>()?;
-    values.par_chunks_mut(multipliers.len()).for_each(|row| {
-        for ((value, &multiplier), &bias) in row.iter_mut().zip(&multipliers).zip(&bias) {
-            *value = epilogue_i8(*value as i32, multiplier, bias, output, linear.gelu);
+    let mut values = vec![0.0; sums.len()];
+    values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(|(values, sums)| {
+        for (((value, &sum), &multiplier), &bias) in values.iter_mut().zip(sums).zip(&multipliers).zip(&bias)
+        {
+            *value = epilogue_i8(sum, multiplier, bias, output, linear.gelu);
         }
     });
-    Ok(Tensor::from_vec(values, sums.shape(), x.device())?)
+    Ok(Tensor::from_vec(values, (rows, columns), x.device())?)
 }
 
 /// The codes of values that are codes times a step, as f32.
@@ -164,16 +173,16 @@ fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, ModelError> {
     Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
 }
 
-/// `codes` `[rows, in]` times `weight` `[out, in]` transposed. Every part of the sum is exact in f32.
-fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Tensor, ModelError> {
+/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: the sums of parts are exact in f32, and are added
+/// as integers.
+fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, ModelError> {
     let width = codes.dim(1)?;
-    let part = |start: usize| {
+    let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];
+    for start in (0..width).step_by(EXACT) {
         let len = EXACT.min(width - start);
-        codes.narrow(1, start, len)?.contiguous()?.matmul(&weight.narrow(1, start, len)?.t()?.contiguous()?)
-    };
-    let mut sums = part(0)?;
-    for start in (EXACT..width).step_by(EXACT) {
-        sums = (sums + part(start)?)?;
+        let [codes, weight] = [codes.narrow(1, start, len)?, weight.narrow(1, start, len)?];
+        let part = codes.contiguous()?.matmul(&weight.t()?.contiguous()?)?;
+        with_values(&part, |part| sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += part as i32))?;
     }
     Ok(sums)
 }
@@ -207,4 +216,19 @@ fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> 
         with_values(&attention.k, |k| with_values(&attention.v, |v| run(q, k, v)))
     })???;
     Tensor::from_vec(out, attention.q.shape(), attention.q.device())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_beyond_what_an_f32_holds_are_exact() {
+        let wide = |rows: usize, value: f32| Tensor::full(value, (rows, 3072), &Device::Cpu).unwrap();
+        let mut odd = vec![127.0f32; 3072];
+        odd[3071] = 126.0;
+        let odd = Tensor::from_vec(odd, (1, 3072), &Device::Cpu).unwrap();
+        assert_eq!(exact_product(&wide(2, 127.0), &odd).unwrap(), [3072 * 127 * 127 - 127; 2]);
+        assert_eq!(exact_product(&wide(1, -128.0), &wide(1, 127.0)).unwrap(), [-3072 * 128 * 127]);
+    }
 }

@@ -23,8 +23,9 @@ pub use weights::LinearWeights;
 use crate::error::ModelError;
 use crate::site::Site;
 
-/// What happens to the tensors that may be quantized. A forward visits every site once, in the order of
-/// [`all_sites`](crate::site::all_sites). Tensors are f32; `x` and `logits` may be views into larger storage.
+/// What happens to the tensors that may be quantized. A forward visits every site that is watched
+/// once, in the order of [`all_sites`](crate::site::all_sites), unless [`Sites::product`] or [`Sites::attention`] are taken
+/// over. Tensors are f32; `x` and `logits` may be views into larger storage.
 pub trait Sites {
     /// An activation, in the layout the forward has it in (every value belongs to the site, none is padding added
     /// by the layout). Returns what the forward goes on with, of the same shape.

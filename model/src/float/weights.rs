@@ -1,6 +1,7 @@
 //! A Swin's parameters as candle tensors, and the index maps of its stages.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
@@ -24,6 +25,8 @@ pub struct LinearWeights {
     /// Whether GELU follows the bias.
     pub gelu: bool,
     packed: Option<Packed>,
+    /// The product alone, packed when a site first watches it.
+    bare: OnceLock<Packed>,
     ops: Ops,
 }
 
@@ -35,10 +38,15 @@ impl LinearWeights {
 
     /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned.
     pub(super) fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-        match &self.packed {
-            Some(packed) => packed.with_weight(weight)?.product(x),
-            None => x.matmul(&weight.flatten_from(1)?.t()?),
+        let Some(packed) = &self.packed else { return x.matmul(&weight.flatten_from(1)?.t()?) };
+        if weight.id() != self.weight.id() {
+            return packed.with_weight(weight)?.product(x);
         }
+        if self.bare.get().is_none() {
+            // Whoever comes second drops his own.
+            let _ = self.bare.set(packed.with_weight(weight)?);
+        }
+        self.bare.get().expect("set above").product(x)
     }
 
     /// What follows the output site of a product `[rows, out]`: the bias, and GELU.
@@ -131,7 +139,15 @@ impl Source<'_> {
         let bias = has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?;
         let gelu = matches!(linear, Linear::Fc1(_));
         let packed = self.packing.pack(&weight, bias.as_ref(), gelu)?;
-        Ok(LinearWeights { linear, weight, bias, gelu, packed, ops: self.packing.ops() })
+        Ok(LinearWeights {
+            linear,
+            weight,
+            bias,
+            gelu,
+            packed,
+            bare: OnceLock::new(),
+            ops: self.packing.ops(),
+        })
     }
 
     fn block(&self, id: BlockId) -> Result<BlockWeights, ModelError> {
