@@ -315,9 +315,13 @@ impl Matcher {
 
 fn nearest_sites(pattern: &str, sites: &[Site]) -> String {
     let mut names: Vec<String> = sites.iter().map(Site::to_string).collect();
-    // What the pattern begins with says most about what was meant.
-    let common = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
-    names.sort_by_cached_key(|name| (std::cmp::Reverse(common(name)), strsim::levenshtein(pattern, name)));
+    // Parts in common say most about what was meant, then what the pattern begins with.
+    let wanted: Vec<&str> = pattern.split('.').collect();
+    let parts = |name: &str| name.split('.').filter(|part| wanted.contains(part)).count();
+    let begin = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+    names.sort_by_cached_key(|name| {
+        (std::cmp::Reverse((parts(name), begin(name))), strsim::levenshtein(pattern, name))
+    });
     names.truncate(3);
     names.join(", ")
 }
@@ -360,11 +364,17 @@ mod tests {
         assert!(!spec_of(&recipe, "patch_embed.proj.input").enabled);
     }
 
+    fn recipe_of_one(pattern: &str) -> Recipe {
+        recipe(&format!("  - {{match: '{pattern}', enable: false}}\n")).unwrap()
+    }
+
     #[test]
     fn a_rule_without_a_match_names_the_nearest_sites() {
         let recipe = recipe("  - {match: 'layers.0.blocks.0.mlp.fc3.input', enable: false}\n").unwrap();
         let message = recipe.resolve(&tiny()).unwrap_err().to_string();
         assert!(message.contains("fc3") && message.contains("layers.0.blocks.0.mlp.fc1.input"), "{message}");
+        let message = recipe_of_one("layers.7.**.fc2.*").resolve(&tiny()).unwrap_err().to_string();
+        assert!(message.contains(".mlp.fc2."), "{message}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """Writes Swins of every official shape, in every dialect, with PyTorch's logits, for `model/examples/parity.rs`.
 
-    python tests/parity/full.py FOLDER [--only SUBSTRING]       (about 5 GB; needs torch, timm, transformers, torchvision)
+    python tests/parity/full.py FOLDER [--only SUBSTRING]       (about 8 GB; needs torch, timm, transformers, torchvision)
 
 Every parameter is redrawn from a seed. Microsoft-named files hold timm's weights under Microsoft's names: the maths
 is the same. FOLDER/cases.json lists what to compare.
