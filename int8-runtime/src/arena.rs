@@ -1,6 +1,6 @@
 //! Where each tensor of a plan lives: slots shared by tensors that are never alive together.
 
-use crate::plan::{Plan, TensorId};
+use crate::plan::{Plan, TensorId, TensorSpec};
 
 /// Slot of each tensor, and the bytes per image that each slot must hold. The image has no slot: it is read where
 /// the caller has it.
@@ -11,24 +11,30 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the tensors of `plan` first come, first served: a tensor takes the free slot that must grow least.
-    pub(crate) fn new(plan: &Plan) -> Layout {
-        let last_use = last_uses(plan);
-        let mut layout = Layout { slot: vec![None; plan.tensors.len()], bytes: Vec::new() };
+    /// Places the tensors of `plan` as the CPU engine holds them.
+    pub(crate) fn of_plan(plan: &Plan) -> Layout {
+        let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
+        Layout::new(&uses, &plan.tensors.iter().map(TensorSpec::bytes).collect::<Vec<_>>())
+    }
+
+    /// Places tensors of these many `bytes`, which steps read and write in turn, first come, first served: a tensor takes
+    /// the free slot that must grow least.
+    pub(crate) fn new(uses: &[(TensorId, TensorId)], bytes: &[usize]) -> Layout {
+        let last_use = last_uses(uses, bytes.len());
+        let mut layout = Layout { slot: vec![None; bytes.len()], bytes: Vec::new() };
         let mut free: Vec<usize> = Vec::new();
-        for (index, step) in plan.steps.iter().enumerate() {
-            if layout.slot[step.output.0].is_none() {
-                layout.place(plan, step.output, &mut free);
+        for (index, &(input, output)) in uses.iter().enumerate() {
+            if layout.slot[output.0].is_none() {
+                layout.place(bytes[output.0], output, &mut free);
             }
-            if step.input != step.output && last_use[step.input.0] == index {
-                free.extend(layout.slot[step.input.0]);
+            if input != output && last_use[input.0] == index {
+                free.extend(layout.slot[input.0]);
             }
         }
         layout
     }
 
-    fn place(&mut self, plan: &Plan, tensor: TensorId, free: &mut Vec<usize>) {
-        let need = plan.tensor(tensor).bytes();
+    fn place(&mut self, need: usize, tensor: TensorId, free: &mut Vec<usize>) {
         let growth = |slot: &usize| (need.saturating_sub(self.bytes[*slot]), self.bytes[*slot]);
         let best = (0..free.len()).min_by_key(|&i| growth(&free[i]));
         let slot = match best {
@@ -44,11 +50,11 @@ impl Layout {
 }
 
 /// Index of the last step that touches each tensor.
-fn last_uses(plan: &Plan) -> Vec<usize> {
-    let mut last = vec![0; plan.tensors.len()];
-    for (index, step) in plan.steps.iter().enumerate() {
-        last[step.input.0] = index;
-        last[step.output.0] = index;
+fn last_uses(uses: &[(TensorId, TensorId)], tensors: usize) -> Vec<usize> {
+    let mut last = vec![0; tensors];
+    for (index, &(input, output)) in uses.iter().enumerate() {
+        last[input.0] = index;
+        last[output.0] = index;
     }
     last
 }
@@ -56,7 +62,7 @@ fn last_uses(plan: &Plan) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Element, Op, Step, Store, TensorSpec};
+    use crate::plan::{Element, Op, Step, Store};
 
     fn step(input: usize, output: usize) -> Step {
         let (input, output) = (TensorId(input), TensorId(output));
@@ -71,7 +77,7 @@ mod tests {
             // 1 is a stream that lives from the first step to the last but one.
             steps: vec![step(0, 1), step(1, 2), step(2, 3), step(3, 1), step(1, 4), step(4, 1), step(1, 5)],
         };
-        let layout = Layout::new(&plan);
+        let layout = Layout::of_plan(&plan);
         for (index, step) in plan.steps.iter().enumerate() {
             let alive = |t: usize| {
                 let uses = |s: &Step| s.input.0 == t || s.output.0 == t;

@@ -37,10 +37,14 @@ impl EngineOptions {
 pub struct LaunchProfile {
     /// Module path of the launch.
     pub name: String,
+    /// The kernel chosen for it, where there was a choice.
+    pub detail: String,
     /// Time per run.
     pub time: Duration,
     /// Multiply-accumulates per run.
     pub macs: u64,
+    /// Bytes that a run must move: inputs, outputs and weights once; 0 where that is not known.
+    pub bytes: u64,
 }
 
 /// A model lowered for the CPU: packed weights, an arena, a pool of threads.
@@ -70,7 +74,7 @@ impl Engine {
     /// The model does not pass [`QuantizedModel::validate`].
     pub fn new(model: &QuantizedModel, options: EngineOptions) -> Result<Engine, RuntimeError> {
         let plan = Plan::new(model)?;
-        let layout = Layout::new(&plan);
+        let layout = Layout::of_plan(&plan);
         let max_batch = options.max_batch.max(1);
         let launches = lower(model, &plan, &layout, options.cpu);
         Ok(Engine {
@@ -106,11 +110,8 @@ impl Engine {
     /// # Errors
     /// `pixels` is not that many images, or a score is not finite.
     pub fn infer_into(&mut self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
+        check_batch(pixels, logits, self.image_size, self.classes)?;
         let image_bytes = self.image_size * self.image_size * 3;
-        let images = logits.len() / self.classes;
-        if pixels.len() != images * image_bytes || logits.len() != images * self.classes {
-            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.image_size });
-        }
         let parts =
             pixels.chunks(self.max_batch * image_bytes).zip(logits.chunks_mut(self.max_batch * self.classes));
         for (pixels, logits) in parts {
@@ -147,14 +148,30 @@ impl Engine {
         }
         let profile = |(launch, time): (&Launch, Duration)| LaunchProfile {
             name: launch.name.clone(),
+            detail: String::new(),
             time: time / runs.max(1) as u32,
             macs: launch.macs * images as u64,
+            bytes: 0,
         };
         Ok(self.launches.iter().zip(times).map(profile).collect())
     }
 }
 
-fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
+/// The number of images that `pixels` are and `logits` have room for.
+pub(crate) fn check_batch(
+    pixels: &[u8],
+    logits: &[f32],
+    size: usize,
+    classes: usize,
+) -> Result<usize, RuntimeError> {
+    let images = logits.len() / classes;
+    if pixels.len() != images * size * size * 3 || logits.len() != images * classes {
+        return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size });
+    }
+    Ok(images)
+}
+
+pub(crate) fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
     match logits.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
         Some(at) => {

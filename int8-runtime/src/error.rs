@@ -1,6 +1,7 @@
 //! What can go wrong between a model and its logits.
 
 use swinq_kernels::IsaError;
+use swinq_kernels::cuda::CudaError;
 use swinq_model::ModelError;
 
 /// An error of the engine.
@@ -44,4 +45,21 @@ pub enum RuntimeError {
         /// The value met.
         value: f32,
     },
+    /// A GPU or its driver failed, or there is none.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Something of the model that the GPU cannot run, or fails at.
+    #[error("{launch}: {source}")]
+    OnDevice {
+        /// Module path of the launch.
+        launch: String,
+        /// What is wrong.
+        source: CudaError,
+    },
+}
+
+impl RuntimeError {
+    pub(crate) fn on_device(launch: &str, source: CudaError) -> RuntimeError {
+        RuntimeError::OnDevice { launch: launch.to_owned(), source }
+    }
 }

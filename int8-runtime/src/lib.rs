@@ -6,10 +6,13 @@
 
 mod arena;
 mod cpu;
+pub mod cuda;
 mod engine;
 mod error;
+mod expand;
 pub mod plan;
 
+pub use cuda::{CudaEngine, CudaOptions};
 pub use engine::{Engine, EngineOptions, LaunchProfile};
 pub use error::RuntimeError;
 pub use plan::Plan;

@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod buffer;
+pub mod cuda;
 pub mod isa;
 mod lanes;
 pub mod layer_norm;

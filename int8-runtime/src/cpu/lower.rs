@@ -13,6 +13,7 @@ use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site, Stage};
 
 use super::{Kernel, Launch, Place};
 use crate::arena::Layout;
+use crate::expand::expand_bias;
 use crate::plan::{Op, Order, Plan, Step, Store};
 
 /// One launch for each step of `plan`.
@@ -157,13 +158,6 @@ impl Lowering<'_> {
         };
         Arc::clone(self.maps.entry((stage.index, shift)).or_insert_with(make))
     }
-}
-
-/// The bias table `[(2w-1)^2, heads]` as `[heads, n, n]`.
-fn expand_bias(stage: &Stage, table: &HostTensor) -> Vec<f32> {
-    let index = stage.relative_position_index();
-    let of_head = |head| index.iter().map(move |&row| table.data[row * stage.heads + head]);
-    (0..stage.heads).flat_map(of_head).collect()
 }
 
 fn row_store(store: &Store) -> RowStore {

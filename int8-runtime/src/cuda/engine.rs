@@ -1,0 +1,348 @@
+//! A model ready to run on a GPU.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use swinq_kernels::cuda::ops::product::Target;
+use swinq_kernels::cuda::{Device, DeviceBuf, DeviceSlice, Pipeline, Stream};
+use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
+
+use super::lower::lower;
+use super::options::CudaOptions;
+use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
+use super::tune::{Trial, Tuner, time_together};
+use crate::arena::Layout;
+use crate::engine::{LaunchProfile, check_batch, check_finite};
+use crate::error::RuntimeError;
+use crate::plan::{Plan, TensorId};
+
+/// Where slots of the arena begin.
+const ALIGN: usize = 256;
+
+/// A model lowered for a GPU: packed weights, one arena, and one graph for each batch size that was seen.
+pub struct CudaEngine {
+    device: Device,
+    plan: Plan,
+    steps: Vec<DeviceStep>,
+    memory: Memory,
+    tuner: Tuner,
+    pipeline: Pipeline,
+    prepared: BTreeMap<usize, Vec<Option<Choice>>>,
+    options: CudaOptions,
+    image_size: usize,
+    classes: usize,
+}
+
+/// Every buffer of an engine.
+struct Memory {
+    tensors: Vec<DeviceTensor>,
+    /// First byte of each tensor in the arena; none for the image.
+    offsets: Vec<Option<usize>>,
+    arena: DeviceSlice,
+    /// What cuBLASLt's results need between two launches.
+    scratch: DeviceSlice,
+}
+
+impl Memory {
+    fn new(
+        device: &Device,
+        steps: &[DeviceStep],
+        tensors: Vec<DeviceTensor>,
+        max_batch: usize,
+        scratch: bool,
+    ) -> Result<Memory, RuntimeError> {
+        let uses: Vec<_> = steps.iter().map(|step| (step.input, step.output)).collect();
+        let bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
+        let layout = Layout::new(&uses, &bytes);
+        let mut begins = Vec::with_capacity(layout.bytes.len());
+        let mut end = 0;
+        for bytes in &layout.bytes {
+            begins.push(end);
+            end += (bytes * max_batch).next_multiple_of(ALIGN);
+        }
+        let scratch = if scratch { max_batch * scratch_bytes(steps) } else { 0 };
+        Ok(Memory {
+            offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
+            tensors,
+            arena: DeviceBuf::zeroed(device, end)?.all(),
+            scratch: DeviceBuf::zeroed(device, scratch.max(ALIGN))?.all(),
+        })
+    }
+
+    /// The tensor `id` of `images` images; `pixels` is the image.
+    fn slice(&self, id: TensorId, images: usize, pixels: &DeviceSlice) -> DeviceSlice {
+        let bytes = images * self.tensors[id.0].bytes();
+        match self.offsets[id.0] {
+            Some(offset) => self.arena.slice(offset, bytes),
+            None => pixels.slice(0, bytes),
+        }
+    }
+}
+
+/// Bytes per image that the widest product leaves between two launches.
+fn scratch_bytes(steps: &[DeviceStep]) -> usize {
+    let bytes = |step: &DeviceStep| match &step.op {
+        DeviceOp::Product(product, _) => 4 * step.rows * product.shape().0,
+        _ => 0,
+    };
+    steps.iter().map(bytes).max().unwrap_or(0)
+}
+
+impl CudaEngine {
+    /// Loads a quantized checkpoint.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something that this backend cannot run; there is no GPU, or too little memory
+    /// on it.
+    pub fn load(path: &Path, options: CudaOptions) -> Result<CudaEngine, RuntimeError> {
+        CudaEngine::new(&QuantizedModel::load(path)?, options)
+    }
+
+    /// Prepares `model`: plans, packs its weights, places its buffers, compiles its kernels (or finds them on disk).
+    ///
+    /// # Errors
+    /// As [`CudaEngine::load`].
+    pub fn new(model: &QuantizedModel, options: CudaOptions) -> Result<CudaEngine, RuntimeError> {
+        let options = CudaOptions { max_batch: options.max_batch.max(1), ..options };
+        let device = Device::open(options.device)?;
+        let plan = Plan::new(model)?;
+        let lowered = lower(&device, model, &plan, options.residual)?;
+        let tuner = Tuner::new(&device, options.gemm, options.autotune)?;
+        let (steps, scratch) = (lowered.steps, tuner.uses_library());
+        let memory = Memory::new(&device, &steps, lowered.tensors, options.max_batch, scratch)?;
+        let (size, classes) = (model.config.image_size, model.config.num_classes);
+        let (input, output) = (options.max_batch * size * size * 3, options.max_batch * classes * 4);
+        Ok(CudaEngine {
+            pipeline: Pipeline::new(&device, input, output)?,
+            plan,
+            steps,
+            memory,
+            tuner,
+            prepared: BTreeMap::new(),
+            options,
+            image_size: size,
+            classes,
+            device,
+        })
+    }
+
+    /// The network as logical ops.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The GPU in use.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How it runs.
+    pub fn options(&self) -> &CudaOptions {
+        &self.options
+    }
+
+    /// Chooses kernels for batches of `images` and records their graph, unless that was done. The first inference of a
+    /// batch size does it otherwise.
+    ///
+    /// # Errors
+    /// A kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// For more images than the engine was made for.
+    pub fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
+        assert!(images <= self.options.max_batch, "an engine for {} images", self.options.max_batch);
+        if self.pipeline.has(images) {
+            return Ok(());
+        }
+        let mut choices = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            choices.push(choose(step, images, &self.memory, &mut self.tuner, &self.pipeline)?);
+        }
+        self.tuner.save();
+        let (steps, memory) = (&self.steps, &self.memory);
+        self.pipeline.record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images))?;
+        self.prepared.insert(images, choices);
+        Ok(())
+    }
+
+    /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
+    /// `[images, classes]`. Larger batches than the engine was made for are split; copies overlap with work.
+    ///
+    /// # Errors
+    /// `pixels` is not that many images, a score is not finite, or the GPU fails.
+    pub fn infer_into(&mut self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
+        let images = check_batch(pixels, logits, self.image_size, self.classes)?;
+        if images == 0 {
+            return Ok(());
+        }
+        let (each, image_bytes) = (self.options.max_batch, self.image_size * self.image_size * 3);
+        self.prepare(images.min(each))?;
+        if images > each && !images.is_multiple_of(each) {
+            self.prepare(images % each)?;
+        }
+        let output = self.memory.slice(self.plan.logits(), each, self.pipeline.input());
+        let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * self.classes));
+        let parts = parts.map(|(pixels, logits)| (pixels.len() / image_bytes, pixels, logits));
+        self.pipeline.run(&output, parts)?;
+        check_finite(logits, self.classes)
+    }
+
+    /// Time of each of `runs` forwards of `images` images that are on the GPU already: no copies.
+    ///
+    /// # Errors
+    /// The GPU fails.
+    pub fn compute_times(&mut self, images: usize, runs: usize) -> Result<Vec<Duration>, RuntimeError> {
+        self.prepare(images)?;
+        let times = self.pipeline.time(&self.device, images, runs)?;
+        Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
+    }
+
+    /// Times each launch of a forward of `images` images by itself.
+    ///
+    /// # Errors
+    /// The GPU fails.
+    pub fn profile(&mut self, images: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+        self.prepare(images)?;
+        let (on, pixels) = (self.pipeline.stream(), self.pipeline.input());
+        let mut profiles = Vec::with_capacity(self.steps.len());
+        for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
+            let ms = time_together(&self.device, on, || {
+                run_step(step, choice.as_ref(), &self.memory, on, pixels, images)
+            })?;
+            profiles.push(LaunchProfile {
+                name: step.name.clone(),
+                detail: describe(choice.as_ref()),
+                time: Duration::from_secs_f64(f64::from(ms) / 1e3),
+                macs: step.macs * images as u64,
+                bytes: self.bytes(step, images),
+            });
+        }
+        Ok(profiles)
+    }
+
+    /// Bytes that a step must move: its input and output once, its weights once.
+    fn bytes(&self, step: &DeviceStep, images: usize) -> u64 {
+        let bytes = |id: TensorId| (images * self.memory.tensors[id.0].bytes()) as u64;
+        let residual = matches!(&step.op, DeviceOp::Product(p, _) if p.kind().is_residual());
+        let writes = bytes(step.output) * if residual { 2 } else { 1 };
+        bytes(step.input) + writes + step.weight_bytes
+    }
+
+    /// What runs for batches of `images`: each launch with the kernel chosen for it.
+    ///
+    /// # Errors
+    /// As [`CudaEngine::prepare`].
+    pub fn launches(&mut self, images: usize) -> Result<Vec<(String, String)>, RuntimeError> {
+        self.prepare(images)?;
+        let choices = &self.prepared[&images];
+        let line = |(step, choice): (&DeviceStep, &Option<Choice>)| {
+            (step.name.clone(), describe(choice.as_ref()))
+        };
+        Ok(self.steps.iter().zip(choices).map(line).collect())
+    }
+
+    /// Runs the steps one by one and hands the bytes of each output to `each`: module path, tensor number of the plan,
+    /// bytes. For tests that look for the first step that differs.
+    ///
+    /// # Errors
+    /// The GPU fails.
+    ///
+    /// # Panics
+    /// For pixels that are not `images` images.
+    pub fn trace(
+        &mut self,
+        pixels: &[u8],
+        images: usize,
+        each: &mut dyn FnMut(&str, TensorId, super::DeviceElement, &[u8]),
+    ) -> Result<(), RuntimeError> {
+        self.prepare(images)?;
+        let (on, input) = (self.pipeline.stream(), self.pipeline.input());
+        input.slice(0, pixels.len()).copy_from(on, pixels)?;
+        for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
+            run_step(step, choice.as_ref(), &self.memory, on, input, images)?;
+            let output = self.memory.slice(step.output, images, input);
+            let mut bytes = vec![0u8; output.bytes()];
+            output.copy_to(on, &mut bytes)?;
+            each(&step.name, step.output, self.memory.tensors[step.output.0].element, &bytes);
+        }
+        Ok(())
+    }
+}
+
+fn choose(
+    step: &DeviceStep,
+    images: usize,
+    memory: &Memory,
+    tuner: &mut Tuner,
+    pipeline: &Pipeline,
+) -> Result<Option<Choice>, RuntimeError> {
+    let DeviceOp::Product(product, map) = &step.op else { return Ok(None) };
+    let pixels = pipeline.input();
+    let input = memory.slice(step.input, images, pixels);
+    let output = memory.slice(step.output, images, pixels);
+    let target = Target { slice: &output, map: map.as_ref() };
+    let trial = Trial { product, m: images * step.rows, input: &input, target };
+    let choice = tuner.choose(&trial, pipeline.stream(), &memory.scratch);
+    choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
+}
+
+fn run_all(
+    steps: &[DeviceStep],
+    choices: &[Option<Choice>],
+    memory: &Memory,
+    on: &Stream,
+    pixels: &DeviceSlice,
+    images: usize,
+) -> Result<(), RuntimeError> {
+    steps.iter().zip(choices).try_for_each(|(step, choice)| {
+        let run = run_step(step, choice.as_ref(), memory, on, pixels, images);
+        run.map_err(|error| RuntimeError::on_device(&step.name, error))
+    })
+}
+
+fn run_step(
+    step: &DeviceStep,
+    choice: Option<&Choice>,
+    memory: &Memory,
+    on: &Stream,
+    pixels: &DeviceSlice,
+    images: usize,
+) -> Result<(), swinq_kernels::cuda::CudaError> {
+    let input = memory.slice(step.input, images, pixels);
+    let output = memory.slice(step.output, images, pixels);
+    step.run(on, images, &Operands { input: &input, output: &output, scratch: &memory.scratch }, choice)
+}
+
+/// The kernel of a product, in words.
+fn describe(choice: Option<&Choice>) -> String {
+    match choice {
+        None => String::new(),
+        Some(Choice::Own(own)) => own.tile().to_string(),
+        Some(Choice::Library(library)) => {
+            let plan = library.plan();
+            let results = if library.is_s8() { "s8" } else { "wide" };
+            format!("cuBLASLt {results} {}/{}", plan.algo_id(), plan.tile_id())
+        }
+    }
+}
+
+impl Classifier for CudaEngine {
+    fn classes(&self) -> usize {
+        self.classes
+    }
+
+    fn input_size(&self) -> usize {
+        self.image_size
+    }
+
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+        if batch.size != self.image_size {
+            let (got, expected) = (batch.size, self.image_size);
+            return Err(RuntimeError::ImageSize { got, expected }.into());
+        }
+        let mut values = vec![0.0; batch.len() * self.classes];
+        self.infer_into(&batch.pixels, &mut values)?;
+        Ok(Logits { values, classes: self.classes })
+    }
+}

@@ -1,0 +1,11 @@
+//! The CUDA backend: the plan's steps as fused launches on one GPU, recorded as a graph for each batch size.
+
+mod engine;
+mod lower;
+mod options;
+mod step;
+mod tune;
+
+pub use engine::CudaEngine;
+pub use options::{Autotune, CudaOptions, Gemm, StreamType};
+pub use step::DeviceElement;

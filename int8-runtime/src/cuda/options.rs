@@ -1,0 +1,80 @@
+//! How an engine runs on a GPU.
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use swinq_kernels::cuda::ops::StreamType;
+
+/// Who computes the products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gemm {
+    /// Our kernels, fused with what follows.
+    Own,
+    /// cuBLASLt, with a launch of ours after each product. (Patch embedding and the float head stay ours.)
+    CublasLt,
+    /// Whichever is faster, product by product.
+    Auto,
+}
+
+/// How much is measured to choose the kernel of a product, the first time that a GPU runs its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Autotune {
+    /// Nothing: a model of the GPU chooses.
+    Off,
+    /// The most promising candidates.
+    Quick,
+    /// Every candidate.
+    Full,
+}
+
+/// How a [`CudaEngine`](super::CudaEngine) runs.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Ordinal of the GPU.
+    pub device: usize,
+    /// Images run at a time; larger batches are split. Memory grows with it.
+    pub max_batch: usize,
+    /// Elements of the residual stream.
+    pub residual: StreamType,
+    /// Who computes the products.
+    pub gemm: Gemm,
+    /// How much is measured.
+    pub autotune: Autotune,
+}
+
+impl Default for CudaOptions {
+    /// The first GPU, 32 images at a time, f16 residual stream, the faster kernel of the promising ones.
+    fn default() -> CudaOptions {
+        CudaOptions {
+            device: 0,
+            max_batch: 32,
+            residual: StreamType::F16,
+            gemm: Gemm::Auto,
+            autotune: Autotune::Quick,
+        }
+    }
+}
+
+macro_rules! named {
+    ($type:ident, $what:literal, $($name:literal => $variant:ident),*) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $($type::$variant => $name),* })
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<$type, String> {
+                match text {
+                    $($name => Ok($type::$variant),)*
+                    _ => Err(format!("{} is one of {}", $what, [$($name),*].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+named!(Gemm, "--gemm", "own" => Own, "cublaslt" => CublasLt, "auto" => Auto);
+named!(Autotune, "--autotune", "off" => Off, "quick" => Quick, "full" => Full);

@@ -1,0 +1,111 @@
+//! One launch of the CUDA backend: an op, where it reads and where it writes.
+
+use swinq_kernels::cuda::ops::attention::DeviceAttention;
+use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::norm::DeviceNorm;
+use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
+use swinq_kernels::cuda::ops::product::{LibraryProduct, OwnProduct, Product, Target};
+use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
+use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
+
+use crate::plan::TensorId;
+
+/// A tensor on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceTensor {
+    /// Rows per image.
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) element: DeviceElement,
+}
+
+/// Elements of a tensor on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceElement {
+    /// u8 pixels as given.
+    Pixel,
+    /// INT8 codes, rows padded to 16 bytes.
+    Code,
+    /// f16, rows padded to 16 bytes.
+    Half,
+    /// f16 without padding: the residual stream.
+    HalfStream,
+    /// f32 without padding.
+    Float,
+}
+
+impl DeviceTensor {
+    /// Bytes per image.
+    pub(crate) fn bytes(&self) -> usize {
+        let row = match self.element {
+            DeviceElement::Pixel => self.columns,
+            DeviceElement::Code => row_stride(self.columns, 1),
+            DeviceElement::Half => 2 * row_stride(self.columns, 2),
+            DeviceElement::HalfStream => 2 * self.columns,
+            DeviceElement::Float => 4 * self.columns,
+        };
+        self.rows * row
+    }
+}
+
+/// A prepared op.
+pub(crate) enum DeviceOp {
+    PatchEmbed(DevicePatchEmbed),
+    Norm(DeviceNorm),
+    Product(Box<Product>, Option<DeviceMap>),
+    Attention(DeviceAttention),
+    Pool(DevicePool),
+    Head(DeviceLinearF32),
+}
+
+/// What computes a product at one batch size.
+pub(crate) enum Choice {
+    Own(OwnProduct),
+    Library(LibraryProduct),
+}
+
+/// A prepared op with its operands.
+pub(crate) struct DeviceStep {
+    pub(crate) name: String,
+    pub(crate) op: DeviceOp,
+    pub(crate) input: TensorId,
+    pub(crate) output: TensorId,
+    /// Rows of the input per image.
+    pub(crate) rows: usize,
+    pub(crate) macs: u64,
+    /// Bytes of weights and tables read once for a launch.
+    pub(crate) weight_bytes: u64,
+}
+
+/// Where a step finds its operands.
+pub(crate) struct Operands<'a> {
+    pub(crate) input: &'a DeviceSlice,
+    pub(crate) output: &'a DeviceSlice,
+    pub(crate) scratch: &'a DeviceSlice,
+}
+
+impl DeviceStep {
+    /// Puts the step on `on` for `images` images; `choice` is there for a product.
+    pub(crate) fn run(
+        &self,
+        on: &Stream,
+        images: usize,
+        at: &Operands<'_>,
+        choice: Option<&Choice>,
+    ) -> Result<(), CudaError> {
+        match &self.op {
+            DeviceOp::PatchEmbed(op) => op.run(on, images, at.input, at.output),
+            DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output),
+            DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
+            DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output),
+            DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),
+            DeviceOp::Product(product, map) => {
+                let target = Target { slice: at.output, map: map.as_ref() };
+                match choice.expect("a product has a choice") {
+                    Choice::Own(own) => own.run(product, on, images * self.rows, at.input, target),
+                    Choice::Library(library) => library.run(product, on, at.input, at.scratch, target),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Which kernel computes a product: measured once for a GPU and a shape, and remembered on disk.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use swinq_kernels::cuda::ops::product::{Product, Target, Tile};
+use swinq_kernels::cuda::{CudaError, Device, DeviceSlice, Event, Lt, Stream, cache, library, sources};
+
+use super::options::{Autotune, Gemm};
+use super::step::Choice;
+
+/// Own tiles that a quick search measures.
+const QUICK_TILES: usize = 10;
+/// Algorithms of cuBLASLt that a quick search measures, of each type of result.
+const QUICK_ALGORITHMS: usize = 3;
+/// Launches timed together, and how many times.
+const TOGETHER: usize = 10;
+const REPEATS: usize = 5;
+
+/// A choice as it is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Remembered {
+    /// Block and warp tile, depth, stages.
+    Own([u16; 6]),
+    /// Position in the library's list.
+    Library(usize),
+}
+
+/// What is measured for one product at one number of rows.
+pub(crate) struct Trial<'a> {
+    pub(crate) product: &'a Product,
+    pub(crate) m: usize,
+    pub(crate) input: &'a DeviceSlice,
+    pub(crate) target: Target<'a>,
+}
+
+/// The kernels chosen so far, for one GPU.
+pub(crate) struct Tuner {
+    device: Device,
+    gemm: Gemm,
+    effort: Autotune,
+    lt: Option<Arc<Lt>>,
+    file: Option<PathBuf>,
+    known: BTreeMap<String, Remembered>,
+    changed: bool,
+}
+
+impl Tuner {
+    /// A tuner with what the disk remembers.
+    pub(crate) fn new(device: &Device, gemm: Gemm, effort: Autotune) -> Result<Tuner, CudaError> {
+        let lt = match gemm {
+            Gemm::Own => None,
+            Gemm::CublasLt => Some(Arc::new(verified(device)?)),
+            // Without the library, or with one that miscalculates, our kernels do.
+            Gemm::Auto => verified(device).ok().map(Arc::new),
+        };
+        let file = cache::cache_dir().map(|dir| dir.join(format!("tune-{}.json", fingerprint(device))));
+        let known = file.as_ref().and_then(|file| std::fs::read(file).ok());
+        let known = known.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Ok(Tuner { device: device.clone(), gemm, effort, lt, file, known, changed: false })
+    }
+
+    /// Whether choices may need scratch memory.
+    pub(crate) fn uses_library(&self) -> bool {
+        self.lt.is_some()
+    }
+
+    /// The kernel for `trial`; `scratch` as the library's results need it.
+    pub(crate) fn choose(
+        &mut self,
+        trial: &Trial<'_>,
+        on: &Stream,
+        scratch: &DeviceSlice,
+    ) -> Result<Choice, CudaError> {
+        let key = self.key(trial);
+        if let Some(choice) = self.known.get(&key).copied().and_then(|known| self.recall(trial, known)) {
+            return Ok(choice);
+        }
+        let candidates = self.candidates(trial)?;
+        let mut best: Option<(f32, Remembered, Choice)> = None;
+        for (remembered, choice) in candidates {
+            if self.effort == Autotune::Off {
+                return Ok(choice);
+            }
+            let time = self.time(trial, on, scratch, &choice)?;
+            if best.as_ref().is_none_or(|(least, ..)| time < *least) {
+                best = Some((time, remembered, choice));
+            }
+        }
+        let (_, remembered, choice) = best.ok_or_else(|| {
+            let (n, k) = trial.product.shape();
+            CudaError::Unsupported(format!(
+                "cuBLASLt takes products of multiples of 16, and this one has {n} columns of {k}; --gemm auto runs it"
+            ))
+        })?;
+        self.known.insert(key, remembered);
+        self.changed = true;
+        Ok(choice)
+    }
+
+    fn key(&self, trial: &Trial<'_>) -> String {
+        let (n, k) = trial.product.shape();
+        let (m, kind, gemm, effort) = (trial.m, trial.product.kind(), self.gemm, self.effort);
+        format!("{m} x {n} x {k} {kind:?} {gemm} {effort} {}", self.lt.is_some())
+    }
+
+    fn recall(&self, trial: &Trial<'_>, known: Remembered) -> Option<Choice> {
+        match known {
+            Remembered::Own([bm, bn, wm, wn, depth, stages]) => {
+                let tile = Tile { block: (bm, bn), warp: (wm, wn), depth, stages };
+                trial.product.own(tile).ok().map(Choice::Own)
+            }
+            Remembered::Library(index) => {
+                let all = trial.product.library(self.lt.as_ref()?, trial.m).ok()?;
+                all.into_iter().nth(index).map(Choice::Library)
+            }
+        }
+    }
+
+    /// What may compute the product, the most promising first.
+    fn candidates(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
+        let mut candidates = Vec::new();
+        if self.gemm != Gemm::CublasLt {
+            let tiles = trial.product.tiles(trial.m);
+            let count = match self.effort {
+                Autotune::Off => 1,
+                Autotune::Quick => QUICK_TILES,
+                Autotune::Full => tiles.len(),
+            };
+            let tiles: Vec<Tile> = tiles.into_iter().take(count).collect();
+            let programs: Vec<_> = tiles.iter().map(|&tile| trial.product.kind().program(tile)).collect();
+            // Compiles what is missing on all cores.
+            self.device.kernels(&programs)?;
+            for tile in tiles {
+                let Tile { block, warp, depth, stages } = tile;
+                let remembered = [block.0, block.1, warp.0, warp.1, depth, stages];
+                candidates.push((Remembered::Own(remembered), Choice::Own(trial.product.own(tile)?)));
+            }
+        }
+        if let Some(lt) = &self.lt {
+            let all = trial.product.library(lt, trial.m)?;
+            let count = if self.effort == Autotune::Full { all.len() } else { QUICK_ALGORITHMS };
+            let (mut s8, mut wide) = (0, 0);
+            for (index, library) in all.into_iter().enumerate() {
+                let seen = if library.is_s8() { &mut s8 } else { &mut wide };
+                *seen += 1;
+                if *seen <= count {
+                    candidates.push((Remembered::Library(index), Choice::Library(library)));
+                }
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Milliseconds of one launch: the least of a few medians, with the launches of each recorded together.
+    fn time(
+        &self,
+        trial: &Trial<'_>,
+        on: &Stream,
+        scratch: &DeviceSlice,
+        choice: &Choice,
+    ) -> Result<f32, CudaError> {
+        let Trial { product, m, input, target } = *trial;
+        time_together(&self.device, on, || match choice {
+            Choice::Own(own) => own.run(product, on, m, input, target),
+            Choice::Library(library) => library.run(product, on, input, scratch, target),
+        })
+    }
+
+    /// Writes what was measured, beside what others have written meanwhile. A cache that cannot be written is no error.
+    pub(crate) fn save(&mut self) {
+        let Some(file) = self.file.as_ref().filter(|_| self.changed) else { return };
+        let others = std::fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let mut all: BTreeMap<String, Remembered> = others.unwrap_or_default();
+        all.extend(self.known.iter().map(|(key, value)| (key.clone(), *value)));
+        let write = |file: &PathBuf| {
+            let bytes = serde_json::to_vec_pretty(&all)?;
+            file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+            std::fs::write(&temporary, bytes)?;
+            std::fs::rename(&temporary, file)
+        };
+        self.changed = write(file).is_err();
+    }
+}
+
+/// Milliseconds of `launch`, from several recorded in one graph.
+pub(crate) fn time_together(
+    device: &Device,
+    on: &Stream,
+    launch: impl Fn() -> Result<(), CudaError>,
+) -> Result<f32, CudaError> {
+    let graph = on.capture(|| (0..TOGETHER).try_for_each(|_| launch()))?;
+    graph.launch(on)?;
+    let marks: Vec<Event> = (0..=REPEATS).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
+    marks[0].record(on)?;
+    for mark in &marks[1..] {
+        graph.launch(on)?;
+        mark.record(on)?;
+    }
+    on.synchronize()?;
+    let mut times =
+        marks.windows(2).map(|pair| Event::elapsed_ms(&pair[0], &pair[1])).collect::<Result<Vec<_>, _>>()?;
+    times.sort_by(f32::total_cmp);
+    Ok(times[REPEATS / 2] / TOGETHER as f32)
+}
+
+/// cuBLASLt on `device`, after it has multiplied a known product.
+fn verified(device: &Device) -> Result<Lt, CudaError> {
+    let lt = Lt::new(device)?;
+    lt.verify()?;
+    Ok(lt)
+}
+
+/// What a measurement is valid for: GPU, driver, libraries, and the kernels' sources.
+fn fingerprint(device: &Device) -> String {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    (device.name(), device.arch().to_string(), library::driver_version()).hash(&mut hasher);
+    (library::nvrtc_version(), library::cublaslt_version(), sources::SOURCES).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}

@@ -1,0 +1,183 @@
+// Window attention on f16 queries, keys and values, for windows of up to 64 tokens: the float twin of `attention_i8.cu`,
+// with sums and softmax in f32. Probabilities enter the product with the values unnormalised, as f16.
+//
+// Defines: those of `attention.cuh`. THREADS is 128.
+#include "attention.cuh"
+
+constexpr u32 TOKENS = 64;
+// Bytes from token to token: an odd number of 16-byte chunks.
+constexpr u32 RAW_ROW = 80;
+constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
+
+// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
+INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
+    u32 channels = p.heads * HEAD_DIM;
+    const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM;
+#pragma unroll
+    for (u32 i = thread_index(); i < 3 * TOKENS * 4; i += THREADS) {
+        u32 chunk = i % 4, token = i / 4 % TOKENS, operand = i / 4 / TOKENS;
+        bool real = token < static_cast<u32>(p.n);
+        const u16* from = base + (real ? static_cast<u64>(token) * 3 * channels + operand * channels + 8 * chunk : 0);
+        copy_async_16(raw + (operand * TOKENS + token) * RAW_ROW + 16 * chunk, from, real ? 16 : 0);
+    }
+    copy_commit();
+}
+
+// Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILES][4], f32 (&x)[KEY_TILES][4], u32 lane,
+                      u32 warp) {
+    u32 q[2][4];
+    const u8* queries = raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16;
+    load_matrix_x4(q[0], queries);
+    load_matrix_x4(q[1], queries + 32);
+    const u8* keys = raw + TOKENS * RAW_ROW + lane % 8 * RAW_ROW + lane / 8 * 16;
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+        u32 k[4];
+        load_matrix_x4(k, keys + 8 * t * RAW_ROW);
+        f32 sums[4] = {};
+        const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
+        mma_f16(sums, q[0], low);
+        mma_f16(sums, q[1], high);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[t][i] = fma_f32(sums[i], p.logit_scale, bias[t][i]);
+    }
+}
+
+INLINE void mask_bias(const u8* regions, const f32 (&bias)[KEY_TILES][4], f32 (&masked)[KEY_TILES][4], u32 lane, u32 warp) {
+    u32 row = 16 * warp + lane / 4;
+    const u8 of_row[2] = {regions[row], regions[row + 8]};
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
+            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
+        }
+    }
+}
+
+// Words of probabilities, `[step][register]` as the product with the values reads them.
+typedef u32 Probabilities[4][4];
+
+// e^(x - largest) of row lane / 4 + 8 `half`, as f16; the reciprocal of their sum.
+INLINE f32 probabilities(const f32 (&x)[KEY_TILES][4], int half, Probabilities& words) {
+    f32 largest = x[0][2 * half];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
+    largest = quad_max(largest);
+    f32 total = 0.0f;
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        f32 e[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            if (t < KEY_TILES) {
+                f32 below = x[t < KEY_TILES ? t : 0][2 * half + b] - largest;
+                e[b] = below < from_bits(FLOOR_BITS) ? 0.0f : exp_below(below);
+            }
+            total = total + e[b];
+        }
+        words[t / 2][t % 2 * 2 + half] = pack_half2(e[0], e[1]);
+    }
+    return div_f32(1.0f, quad_sum(total));
+}
+
+// Lane i of four holds in word j what lane j is to hold in word i, and afterwards the other way round.
+INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
+#pragma unroll
+    for (u32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i & step) continue;
+            bool upper = lane & step;
+            u32 send = upper ? x[i] : x[i + step];
+            u32 got = shuffle_xor(send, step);
+            if (upper) {
+                x[i] = got;
+            } else {
+                x[i + step] = got;
+            }
+        }
+    }
+}
+
+// The values weighted by the probabilities, stored.
+INLINE void weighted_values(const Params& p, const u8* values, const Probabilities& words, const f32 (&factor)[2], u32 window,
+                            u32 head, u32 lane, u32 warp) {
+    f32 sums[4][4] = {};
+    const u8* row = values + (lane % 8 + lane / 8 % 2 * 8) * RAW_ROW + lane / 16 * 16;
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            u32 v[4];
+            load_matrix_x4_transposed(v, row + 16 * step * RAW_ROW + 32 * pair);
+            const u32 first[2] = {v[0], v[1]}, second[2] = {v[2], v[3]};
+            mma_f16(sums[2 * pair], words[step], first);
+            mma_f16(sums[2 * pair + 1], words[step], second);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 out[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            f32 y[2] = {sums[j][2 * half] * factor[half], sums[j][2 * half + 1] * factor[half]};
+#if STORE == STORE_CODES
+            out[j] = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
+#else
+#if FAKE
+            y[0] = fake(y[0], p.recip, p.scale), y[1] = fake(y[1], p.recip, p.scale);
+#endif
+            out[j] = pack_half2(y[0], y[1]);
+#endif
+        }
+        transpose_quad(out, lane);
+        u32 query = 16 * warp + lane / 4 + 8 * half;
+        if (query >= static_cast<u32>(p.n)) continue;
+        u64 at = (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4);
+#if STORE == STORE_CODES
+        *reinterpret_cast<u32x2*>(static_cast<s8*>(p.out) + at) = u32x2{out[0] | out[1] << 16, out[2] | out[3] << 16};
+#else
+        *reinterpret_cast<u32x4*>(static_cast<u16*>(p.out) + at) = u32x4{out[0], out[1], out[2], out[3]};
+#endif
+    }
+}
+
+KERNEL(attention_f16)(const Params p) {
+    u8* raw = shared_memory();
+    u32 lane = thread_index() % WARP, warp = thread_index() / WARP, head = block_x() % p.heads;
+    u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
+    if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
+
+    f32 bias[KEY_TILES][4];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = 16 * warp + lane / 4 + i / 2 * 8;
+            bias[t][i] = p.bias[(head * TOKENS + row) * TOKENS + 8 * t + 2 * (lane % 4) + i % 2];
+        }
+    }
+    wait_for_previous();
+    copy_window(p, raw, first, head);
+    launch_dependents();
+    for (u32 window = first; window < last; window++) {
+        const u8* now = raw + (window - first) % 2 * RAW;
+        copy_wait<0>();
+        block_sync();
+        if (window + 1 < last) copy_window(p, raw + (window + 1 - first) % 2 * RAW, window + 1, head);
+        f32 x[KEY_TILES][4];
+        u32 of_image = window % p.windows;
+        if (p.regions != nullptr && p.masked[of_image]) {
+            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+            logits_of(p, now, x, x, lane, warp);
+        } else {
+            logits_of(p, now, bias, x, lane, warp);
+        }
+        Probabilities words;
+        const f32 factor[2] = {probabilities(x, 0, words), probabilities(x, 1, words)};
+        weighted_values(p, now + 2 * TOKENS * RAW_ROW, words, factor, window, head, lane, warp);
+    }
+}

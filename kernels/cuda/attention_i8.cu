@@ -1,0 +1,224 @@
+// Window attention on INT8 queries, keys and values, for windows of up to 64 tokens (`reference::attention_window`).
+//
+// A block has one head and walks over windows; each of its four warps has 16 queries and keeps their bias in registers.
+// The product of probabilities and values sums over the keys in an order of its own, which integers do not mind: a lane's
+// probabilities are in the registers where the product reads them, and the values are transposed to match.
+//
+// Defines: those of `attention.cuh`; PROBS_S8 (probabilities of kind s8, else u8). THREADS is 128.
+#include "attention.cuh"
+
+constexpr u32 TOKENS = 64;
+// Bytes from token to token of the raw copies: an odd number of 16-byte chunks.
+constexpr u32 RAW_ROW = 48;
+constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
+// Bytes from channel to channel of the transposed values.
+constexpr u32 VALUE_ROW = 80;
+
+// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
+INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
+    u32 channels = p.heads * HEAD_DIM;
+    const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM;
+#pragma unroll
+    for (u32 i = thread_index(); i < 3 * TOKENS * 2; i += THREADS) {
+        u32 half = i % 2, token = i / 2 % TOKENS, operand = i / 2 / TOKENS;
+        bool real = token < static_cast<u32>(p.n);
+        const s8* from = base + (real ? static_cast<u64>(token) * 3 * channels + operand * channels + 16 * half : 0);
+        copy_async_16(raw + (operand * TOKENS + token) * RAW_ROW + 16 * half, from, real ? 16 : 0);
+    }
+    copy_commit();
+}
+
+// Transposes the values by blocks of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) +
+// {0, 1, 8, 9}; row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that a lane ends with consecutive channels.
+INLINE void transpose_values(const u8* raw, u8* transposed) {
+    for (u32 i = thread_index(); i < 128; i += THREADS) {
+        u32 channel = i % 8 * 4, word = i / 8;
+        const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * RAW_ROW + channel;
+        u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + RAW_ROW);
+        u32 c = *reinterpret_cast<const u32*>(from + 8 * RAW_ROW), d = *reinterpret_cast<const u32*>(from + 9 * RAW_ROW);
+        u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
+        u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
+        const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
+                              byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
+            *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
+        }
+    }
+}
+
+// Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILES][4], f32 (&x)[KEY_TILES][4], u32 lane,
+                      u32 warp) {
+    u32 q[4];
+    load_matrix_x4(q, raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
+    const u8* keys = raw + TOKENS * RAW_ROW + (lane % 8 + lane / 16 * 8) * RAW_ROW + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int pair = 0; pair < (KEY_TILES + 1) / 2; pair++) {
+        u32 k[4];
+        load_matrix_x4(k, keys + 16 * pair * RAW_ROW);
+#pragma unroll
+        for (int t = 2 * pair; t < 2 * pair + 2 && t < KEY_TILES; t++) {
+            s32 sums[4] = {};
+            const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
+            mma_s8(sums, q, b);
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(to_f32(sums[i]), p.logit_scale, bias[t][i]);
+        }
+    }
+}
+
+// As `logits_of` for a window with several regions: the mask is added to the bias first.
+INLINE void mask_bias(const u8* regions, const f32 (&bias)[KEY_TILES][4], f32 (&masked)[KEY_TILES][4], u32 lane, u32 warp) {
+    u32 row = 16 * warp + lane / 4;
+    const u8 of_row[2] = {regions[row], regions[row + 8]};
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
+            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
+        }
+    }
+}
+
+// Words of probabilities, `[step][register]` as the product with the values reads them.
+typedef u32 Probabilities[2][4];
+
+#if PROBS_S8
+
+INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
+
+// Codes of the softmax of row lane / 4 + 8 `half`; the factor of the product with the values.
+INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half, Probabilities& words, u32 lane) {
+    f32 largest = x[0][2 * half];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
+    largest = quad_max(largest);
+    // Partial sums by the index mod 16: tile parity and column.
+    f32 e[KEY_TILES][2], sums[2][2] = {};
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            bool real = 8 * t + 2 * static_cast<int>(lane % 4) + b < p.n;
+            e[t][b] = real ? exp_below(max_f32(x[t][2 * half + b] - largest, from_bits(FLOOR_BITS))) : 0.0f;
+            sums[t % 2][b] = sums[t % 2][b] + e[t][b];
+        }
+    }
+    f32 low = sums[0][0] + sums[1][0], high = sums[0][1] + sums[1][1];
+    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
+    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
+    f32 inverse = div_f32(1.0f, low + high);
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        s32 code[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int t = 2 * pair + i / 2;
+            code[i] = t < KEY_TILES ? round_s32((e[t < KEY_TILES ? t : 0][i % 2] * inverse) * p.probs_recip) : 0;
+        }
+        words[pair / 2][pair % 2 * 2 + half] = pack_s8x4(code[0], code[1], code[2], code[3]);
+    }
+    return p.probs_scale * p.value_scale;
+}
+
+#else
+
+INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_u8s8(c, a, b); }
+
+// Codes 255 e^(x - largest) of row lane / 4 + 8 `half`; the factor of the product with the values.
+INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half, Probabilities& words, u32) {
+    f32 largest = x[0][2 * half];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
+    largest = quad_max(largest);
+    u32 total = 0;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        s32 code[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int t = 2 * pair + i / 2;
+            if (t < KEY_TILES) {
+                f32 below = max_f32(x[t < KEY_TILES ? t : 0][2 * half + i % 2] - largest, from_bits(FLOOR_BITS));
+                code[i] = round_s32(255.0f * exp_below(below));
+            } else {
+                code[i] = 0;
+            }
+            total = total + static_cast<u32>(code[i]);
+        }
+        words[pair / 2][pair % 2 * 2 + half] = pack_u8x4(code[0], code[1], code[2], code[3]);
+    }
+    return div_f32(p.value_scale, to_f32(static_cast<s32>(quad_sum(total))));
+}
+
+#endif
+
+// The values weighted by the probabilities, stored.
+INLINE void weighted_values(const Params& p, const u8* transposed, const Probabilities& words, const f32 (&factor)[2],
+                            u32 window, u32 head, u32 lane, u32 warp) {
+    s32 sums[4][4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 v[4];
+        load_matrix_x4(v, transposed + (8 * j + lane % 8) * VALUE_ROW + lane / 8 * 16);
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            const u32 b[2] = {v[2 * step], v[2 * step + 1]};
+            multiply_values(sums[j], words[step], b);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 query = 16 * warp + lane / 4 + 8 * half;
+        if (query >= static_cast<u32>(p.n)) continue;
+        f32 y[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor[half];
+        u64 row = static_cast<u64>(window) * p.n + query;
+        store_channels(p, row * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4), y);
+    }
+}
+
+KERNEL(attention_i8)(const Params p) {
+    u8* raw = shared_memory();
+    u8* transposed = raw + 2 * RAW;
+    u32 lane = thread_index() % WARP, warp = thread_index() / WARP, head = block_x() % p.heads;
+    u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
+    if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
+
+    f32 bias[KEY_TILES][4];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = 16 * warp + lane / 4 + i / 2 * 8;
+            bias[t][i] = p.bias[(head * TOKENS + row) * TOKENS + 8 * t + 2 * (lane % 4) + i % 2];
+        }
+    }
+    wait_for_previous();
+    copy_window(p, raw, first, head);
+    launch_dependents();
+    for (u32 window = first; window < last; window++) {
+        const u8* now = raw + (window - first) % 2 * RAW;
+        copy_wait<0>();
+        block_sync();
+        if (window + 1 < last) copy_window(p, raw + (window + 1 - first) % 2 * RAW, window + 1, head);
+        transpose_values(now + 2 * TOKENS * RAW_ROW, transposed);
+        f32 x[KEY_TILES][4];
+        u32 of_image = window % p.windows;
+        if (p.regions != nullptr && p.masked[of_image]) {
+            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+            logits_of(p, now, x, x, lane, warp);
+        } else {
+            logits_of(p, now, bias, x, lane, warp);
+        }
+        Probabilities words;
+        const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};
+        block_sync();
+        weighted_values(p, transposed, words, factor, window, head, lane, warp);
+        // The next window's values must not overwrite these while another warp reads them: the loop's first barrier.
+    }
+}

@@ -1,0 +1,52 @@
+// What follows a product of the library: from its s32 sums, or from the codes of an `.output` site, to what the plan stores.
+//
+// Defines: those of `epilogue.cuh`; CODES_IN (the product is s8 codes of the `.output` site, else s32 if INTEGER, else f32);
+// THREADS.
+#include "epilogue.cuh"
+
+struct Params {
+    // `[m, ld]`.
+    const void* sums;
+    s32 m, ld;
+    Epilogue epilogue;
+};
+
+KERNEL(dequant)(const Params p) {
+    f32* tail = reinterpret_cast<f32*>(shared_memory());
+#if GELU
+    load_tail(tail, THREADS);
+    block_sync();
+#endif
+    wait_for_previous();
+    launch_dependents();
+    s32 eights = (p.epilogue.n + 7) / 8;
+    u32 index = block_x() * THREADS + thread_index();
+    u32 row = index / eights;
+    if (row >= static_cast<u32>(p.m)) return;
+    s32 column = 8 * static_cast<s32>(index - row * eights);
+    u32 target = destination(p.epilogue, row);
+    if (target == PAD) return;
+    Columns columns;
+    load_columns(columns, p.epilogue, column);
+    u64 at = static_cast<u64>(row) * p.ld + column;
+    f32 y[8];
+#if CODES_IN
+    u32x2 codes = *reinterpret_cast<const u32x2*>(static_cast<const s8*>(p.sums) + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        u32 word = i < 4 ? codes.x : codes.y;
+        // The code itself: an `.output` site's scale is in the library's product.
+        y[i] = to_f32(static_cast<s8>(word >> (8 * (i % 4))));
+        columns.scale[i] = 1.0f;
+    }
+#else
+#if INTEGER
+    const s32* sums = static_cast<const s32*>(p.sums) + at;
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i]);
+#else
+    load8(y, static_cast<const f32*>(p.sums) + at);
+#endif
+#endif
+    finish8(p.epilogue, columns, target, column, y, tail);
+}

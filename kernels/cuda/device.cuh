@@ -1,0 +1,208 @@
+// The primitives of a GPU that kernels use, and nothing else here touches inline PTX. `host.cuh` of the test harness
+// defines the same names for a CPU, so that every kernel also runs there. Self-contained: NVRTC needs no toolkit headers.
+#pragma once
+
+typedef signed char s8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef short s16;
+typedef int s32;
+typedef unsigned int u32;
+typedef long long s64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS) name
+#define INLINE __device__ __forceinline__
+#define CONSTANT static __device__ const
+
+struct alignas(16) u32x4 {
+    u32 x, y, z, w;
+};
+struct alignas(8) u32x2 {
+    u32 x, y;
+};
+struct alignas(8) f32x2 {
+    f32 x, y;
+};
+struct alignas(16) f32x4 {
+    f32 x, y, z, w;
+};
+
+// The dynamic shared memory of the block, aligned to 128 bytes.
+INLINE u8* shared_memory() {
+    extern __shared__ __align__(128) u8 dynamic_shared[];
+    return dynamic_shared;
+}
+
+INLINE u32 thread_index() { return threadIdx.x; }
+INLINE u32 block_x() { return blockIdx.x; }
+INLINE u32 block_y() { return blockIdx.y; }
+INLINE u32 blocks_x() { return gridDim.x; }
+INLINE void block_sync() { __syncthreads(); }
+INLINE void warp_sync() { __syncwarp(); }
+
+// Values of other lanes of the warp; every lane takes part.
+INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// f32 operations rounded to nearest even, once.
+INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
+INLINE f32 div_f32(f32 a, f32 b) { return __fdiv_rn(a, b); }
+INLINE f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
+INLINE f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
+INLINE f32 rsqrt_f32(f32 x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
+INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
+INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
+INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
+INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
+INLINE u32 bits(f32 x) { return __float_as_uint(x); }
+INLINE f32 from_bits(u32 x) { return __uint_as_float(x); }
+INLINE f32 abs_f32(f32 x) { return from_bits(bits(x) & 0x7fffffffu); }
+// The nearest integer, ties to even; saturated; 0 for a NaN.
+INLINE s32 round_s32(f32 x) { return __float2int_rn(x); }
+INLINE f32 to_f32(s32 x) { return __int2float_rn(x); }
+
+// Half precision as bits.
+INLINE f32 half_to_f32(u16 h) {
+    f32 x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+INLINE u16 f32_to_half(f32 x) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+// Two halves in a word, the first in the low bits.
+INLINE u32 pack_half2(f32 low, f32 high) {
+    return static_cast<u32>(f32_to_half(low)) | static_cast<u32>(f32_to_half(high)) << 16;
+}
+
+// Four integers saturated to [-128, 127], the first in the low byte.
+INLINE u32 pack_s8x4(s32 a, s32 b, s32 c, s32 d) {
+    u32 high, all;
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
+    return all;
+}
+// Four integers saturated to [0, 255], the first in the low byte.
+INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
+    u32 high, all;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
+    return all;
+}
+// Bytes of the eight in (low, high), chosen by the nibbles of `selector`.
+INLINE u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
+
+// Copies 16 bytes from global to shared memory, the first `valid` of them; the others become zeros. Both 16-byte aligned.
+INLINE void copy_async_16(void* shared, const void* global, u32 valid) {
+#if __CUDA_ARCH__ >= 800
+    u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid) : "memory");
+#else
+    u32x4 value = {0, 0, 0, 0};
+    if (valid == 16) {
+        value = *static_cast<const u32x4*>(global);
+    } else {
+        u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) {
+            if (i < valid) words[i / 4] |= static_cast<u32>(static_cast<const u8*>(global)[i]) << (8 * (i % 4));
+        }
+        value = u32x4{words[0], words[1], words[2], words[3]};
+    }
+    *static_cast<u32x4*>(shared) = value;
+#endif
+}
+// Closes a group of copies.
+INLINE void copy_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until all groups but the `newest` last ones of this thread are done.
+template <int newest>
+INLINE void copy_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(newest) : "memory");
+#endif
+}
+
+// Four 8x8 matrices of 16-bit elements (8 rows of 16 bytes): lane i gives the address of row i % 8 of matrix i / 8, and
+// receives the elements 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each.
+INLINE void load_matrix_x4(u32 (&out)[4], const void* row) {
+    u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
+// The same, each matrix transposed.
+INLINE void load_matrix_x4_transposed(u32 (&out)[4], const void* row) {
+    u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Matrix products of a warp, 16 x 8 x 32 bytes: `a` is 16 rows of 32 bytes (registers: rows 0-7, 8-15 of the first 16
+// bytes, then of the last 16), `b` is 8 columns of 32 bytes, `c` the 16 x 8 sums. Lane i holds of `a` rows i / 4 and
+// i / 4 + 8, bytes 4 (i % 4) to + 3; of `b` column i / 4, the same bytes; of `c` rows i / 4 (c[0], c[1]) and i / 4 + 8
+// (c[2], c[3]), columns 2 (i % 4) and + 1.
+#if __CUDA_ARCH__ >= 800
+#define SWINQ_MMA_I8(name, type)                                                                                     \
+    INLINE void name(s32(&c)[4], const u32(&a)[4], const u32(&b)[2]) {                                               \
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." type ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+                     "{%0,%1,%2,%3};"                                                                                \
+                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                            \
+    }
+#else
+#define SWINQ_MMA_I8(name, type)                                                                                  \
+    INLINE void name##_half(s32& c0, s32& c1, u32 a, u32 b) {                                                     \
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32." type ".s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"         \
+                     : "+r"(c0), "+r"(c1)                                                                         \
+                     : "r"(a), "r"(b));                                                                           \
+    }                                                                                                             \
+    INLINE void name(s32(&c)[4], const u32(&a)[4], const u32(&b)[2]) {                                            \
+        name##_half(c[0], c[1], a[0], b[0]);                                                                      \
+        name##_half(c[2], c[3], a[1], b[0]);                                                                      \
+        name##_half(c[0], c[1], a[2], b[1]);                                                                      \
+        name##_half(c[2], c[3], a[3], b[1]);                                                                      \
+    }
+#endif
+SWINQ_MMA_I8(mma_s8, "s8")
+SWINQ_MMA_I8(mma_u8s8, "u8")
+
+// The same with 16 halves for 32 bytes, summed in f32.
+INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b[1]));
+#endif
+}
+
+// Lets the next kernel of the stream begin, and waits for the one before to end, where the launch asked for it.
+INLINE void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+INLINE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

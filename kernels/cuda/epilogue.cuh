@@ -1,0 +1,147 @@
+// What follows a product, on eight consecutive columns of one row: from sums to what the plan stores
+// (`reference::epilogue_i8`, `reference::epilogue_f32`). Shared by the products of `gemm.cu` and by the ops that finish
+// the library's products (`dequant.cu`).
+//
+// Defines: INTEGER (sums of INT8 products), OUTPUT (an `.output` site), GELU, FAKE (quantize and dequantize before a float
+// store), STORE (one of the STORE_ constants), STREAM_F32 (the residual stream is f32, else f16).
+#pragma once
+
+#include "prelude.cuh"
+
+#define STORE_CODES 0
+#define STORE_HALF 1
+#define STORE_FLOAT 2
+#define STORE_RESIDUAL 3
+
+struct Epilogue {
+    // Per column: s_x * s_w, times the reciprocal of the `.output` site if there is one; that reciprocal for float sums.
+    const f32* scale;
+    // Per column.
+    const f32* bias;
+    // Per column: the reciprocal of the step stored with (STORE_CODES).
+    const f32* recip;
+    // Token of each row of one image, PAD for padding (STORE_RESIDUAL); null where rows are tokens.
+    const u32* map;
+    // s8, f16 or f32 `[rows, stride]`; the residual stream `[tokens, stride]`.
+    void* out;
+    // Columns.
+    s32 n;
+    // Elements from row to row of `out`.
+    s32 stride;
+    // Rows and tokens of one image (STORE_RESIDUAL with a map).
+    s32 map_rows, map_tokens;
+    // Step of the `.output` site.
+    f32 output_scale;
+    // The step of FAKE and its reciprocal.
+    f32 fake_recip, fake_scale;
+};
+
+#if STREAM_F32
+typedef f32 Stream;
+#else
+typedef u16 Stream;
+#endif
+
+// What the epilogue knows of eight columns.
+struct Columns {
+    f32 scale[8], bias[8];
+#if STORE == STORE_CODES
+    f32 recip[8];
+#endif
+};
+
+// Arrays are padded to whole groups of 32 columns, so eight from any group's start can be read.
+INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
+#if INTEGER || OUTPUT
+    load8(columns.scale, e.scale + column);
+#endif
+    load8(columns.bias, e.bias + column);
+#if STORE == STORE_CODES
+    load8(columns.recip, e.recip + column);
+#endif
+}
+
+INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f32* tail) {
+#if OUTPUT
+    f32 y = fma_f32(code_f32(sum * scale), e.output_scale, bias);
+#elif INTEGER
+    f32 y = fma_f32(sum, scale, bias);
+#else
+    f32 y = sum + bias;
+#endif
+#if GELU
+    y = gelu(y, tail);
+#endif
+    return y;
+}
+
+// Row of `out` that `row` goes to; PAD if it goes nowhere.
+INLINE u32 destination(const Epilogue& e, u32 row) {
+#if STORE == STORE_RESIDUAL
+    if (e.map == nullptr) return row;
+    u32 image = row / e.map_rows;
+    u32 token = e.map[row - image * e.map_rows];
+    return token == PAD ? PAD : image * e.map_tokens + token;
+#else
+    return row;
+#endif
+}
+
+// One value where columns are not whole groups of eight.
+INLINE void store_one(const Epilogue& e, u64 at, f32 y, f32 recip) {
+#if STORE == STORE_CODES
+    static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * recip)));
+#elif STORE == STORE_HALF
+    static_cast<u16*>(e.out)[at] = f32_to_half(y);
+#elif STORE == STORE_FLOAT
+    static_cast<f32*>(e.out)[at] = y;
+#else
+    Stream* stream = static_cast<Stream*>(e.out);
+#if STREAM_F32
+    stream[at] = y + stream[at];
+#else
+    stream[at] = f32_to_half(y + half_to_f32(stream[at]));
+#endif
+#endif
+}
+
+// Finishes the eight sums of columns `column..` of the row that goes to `target`.
+INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
+#if FAKE
+        y[i] = fake(y[i], e.fake_recip, e.fake_scale);
+#endif
+    }
+    u64 at = static_cast<u64>(target) * e.stride + column;
+    if (e.n % 8 != 0 || e.stride % 8 != 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+#if STORE == STORE_CODES
+            f32 recip = columns.recip[i];
+#else
+            f32 recip = 1.0f;
+#endif
+            if (column + i < e.n) store_one(e, at + i, y[i], recip);
+        }
+        return;
+    }
+    if (column >= e.n) return;
+#if STORE == STORE_CODES
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] * columns.recip[i];
+    store8(static_cast<s8*>(e.out) + at, y);
+#elif STORE == STORE_HALF
+    store8(static_cast<u16*>(e.out) + at, y);
+#elif STORE == STORE_FLOAT
+    store8(static_cast<f32*>(e.out) + at, y);
+#else
+    Stream* stream = static_cast<Stream*>(e.out) + at;
+    f32 old[8];
+    load8(old, stream);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
+    store8(stream, y);
+#endif
+}

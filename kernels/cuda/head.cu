@@ -1,0 +1,168 @@
+// The end of the network in f32: LayerNorm and mean over tokens, and a product with few rows.
+//
+// Entry points: `pool` and `linear_f32`. Defines: THREADS; for `pool` POOL, STREAM_F32 and STORE; for `linear_f32` OUTPUT.
+#include "moments.cuh"
+
+#if defined(POOL)
+
+#define STORE_CODES 0
+#define STORE_HALF 1
+#define STORE_FLOAT 2
+
+struct Params {
+    // The stream, `[images * tokens, columns]`.
+    const void* stream;
+    const f32* gamma;
+    const f32* beta;
+    // `[images, stride]`.
+    void* out;
+    s32 tokens, columns, stride;
+    f32 epsilon;
+    // The step stored with and its reciprocal.
+    f32 recip, scale;
+};
+
+#if STREAM_F32
+typedef f32 Stream;
+INLINE f32 value(Stream x) { return x; }
+INLINE f32x4 values4(const Stream* x) { return *reinterpret_cast<const f32x4*>(x); }
+#else
+typedef u16 Stream;
+INLINE f32 value(Stream x) { return half_to_f32(x); }
+INLINE f32x4 values4(const Stream* x) {
+    u32x2 v = *reinterpret_cast<const u32x2*>(x);
+    return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
+                 half_to_f32(static_cast<u16>(v.y)), half_to_f32(static_cast<u16>(v.y >> 16))};
+}
+#endif
+
+// One block for an image: the norm of every token, then each column's mean in the order of the tokens.
+KERNEL(pool)(const Params p) {
+    RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
+    wait_for_previous();
+    launch_dependents();
+    const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
+    s32 lane = thread_index() % 4, rounds = (p.tokens + THREADS / 4 - 1) / (THREADS / 4);
+    for (s32 round = 0; round < rounds; round++) {
+        s32 token = round * (THREADS / 4) + thread_index() / 4;
+        bool real = token < p.tokens;
+        const Stream* row = stream + static_cast<u64>(real ? token : 0) * p.columns;
+        Moments moments;
+        moments.clear();
+        for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(values4(row + at));
+        RowNorm norm = moments.norm(p.columns, p.epsilon);
+        if (real && lane == 0) norms[token] = norm;
+    }
+    block_sync();
+    for (s32 column = thread_index(); column < p.columns; column += THREADS) {
+        f32 gamma = p.gamma[column], beta = p.beta[column], sum = 0.0f;
+#pragma unroll 8
+        for (s32 token = 0; token < p.tokens; token++) {
+            f32 x = value(stream[static_cast<u64>(token) * p.columns + column]);
+            sum = sum + apply(norms[token], x, gamma, beta);
+        }
+        f32 y = div_f32(sum, to_f32(p.tokens));
+        u64 at = static_cast<u64>(block_x()) * p.stride + column;
+#if STORE == STORE_CODES
+        static_cast<s8*>(p.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * p.recip)));
+#elif STORE == STORE_HALF
+        static_cast<u16*>(p.out)[at] = f32_to_half(y);
+#elif FAKE
+        static_cast<f32*>(p.out)[at] = fake(y, p.recip, p.scale);
+#else
+        static_cast<f32*>(p.out)[at] = y;
+#endif
+    }
+}
+
+#else
+
+struct Params {
+    // `[m, k]`.
+    const f32* x;
+    // `[k, n]`, n padded to a multiple of 4 in memory (`stride`).
+    const f32* w;
+    const f32* bias;
+    // Reciprocal of the `.output` site.
+    f32 output_recip, output_scale;
+    // `[m, n]`.
+    f32* out;
+    s32 m, n, k, stride;
+};
+
+// Columns and rows of a block, k of a stage.
+constexpr int COLUMNS = 32;
+constexpr int ROWS = 16;
+constexpr int DEPTH = 64;
+constexpr int STAGES = 3;
+constexpr int STAGE = DEPTH * COLUMNS + ROWS * DEPTH;
+static_assert(THREADS == 128, "32 columns by 4 groups of rows");
+constexpr int EACH = ROWS / 4;
+
+// Starts copying stage `stage` of the block's weights `[DEPTH][COLUMNS]` and rows `[ROWS][DEPTH]`.
+INLINE void copy_stage(const Params& p, f32* to, s32 k0, s32 row0, s32 column0) {
+    for (s32 i = thread_index(); i < DEPTH * COLUMNS / 4; i += THREADS) {
+        s32 k = k0 + i / (COLUMNS / 4), column = column0 + 4 * (i % (COLUMNS / 4));
+        bool real = k < p.k && column < p.stride;
+        copy_async_16(to + 4 * i, p.w + (real ? static_cast<u64>(k) * p.stride + column : 0), real ? 16 : 0);
+    }
+    for (s32 i = thread_index(); i < ROWS * DEPTH / 4; i += THREADS) {
+        s32 row = row0 + i / (DEPTH / 4), k = k0 + 4 * (i % (DEPTH / 4));
+        s32 valid = row < p.m ? 4 * (p.k - k) : 0;
+        valid = valid < 0 ? 0 : valid > 16 ? 16 : valid;
+        copy_async_16(to + DEPTH * COLUMNS + 4 * i, p.x + (valid ? static_cast<u64>(row) * p.k + k : 0), valid);
+    }
+    copy_commit();
+}
+
+// One fused multiply-add after the other in the order of k; zeros beyond k leave a sum as it is.
+KERNEL(linear_f32)(const Params p) {
+    f32* shared = reinterpret_cast<f32*>(shared_memory());
+    s32 column0 = static_cast<s32>(block_x()) * COLUMNS, row0 = static_cast<s32>(block_y()) * ROWS;
+    s32 lane = thread_index() % COLUMNS, group = thread_index() / COLUMNS * EACH;
+    s32 stages = (p.k + DEPTH - 1) / DEPTH;
+    wait_for_previous();
+    launch_dependents();
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (i < stages) {
+            copy_stage(p, shared + i * STAGE, i * DEPTH, row0, column0);
+        } else {
+            copy_commit();
+        }
+    }
+    f32 sums[EACH] = {};
+    for (s32 stage = 0; stage < stages; stage++) {
+        copy_wait<STAGES - 2>();
+        block_sync();
+        s32 next = stage + STAGES - 1;
+        if (next < stages) {
+            copy_stage(p, shared + next % STAGES * STAGE, next * DEPTH, row0, column0);
+        } else {
+            copy_commit();
+        }
+        const f32* w = shared + stage % STAGES * STAGE;
+        const f32* x = w + DEPTH * COLUMNS + group * DEPTH;
+        s32 depth = p.k - stage * DEPTH < DEPTH ? p.k - stage * DEPTH : DEPTH;
+#pragma unroll 16
+        for (s32 k = 0; k < depth; k++) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) sums[i] = fma_f32(x[i * DEPTH + k], w[k * COLUMNS + lane], sums[i]);
+        }
+    }
+    s32 column = column0 + lane;
+    if (column >= p.n) return;
+    f32 bias = p.bias[column];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        s32 row = row0 + group + i;
+        if (row >= p.m) continue;
+#if OUTPUT
+        f32 y = fma_f32(code_f32(sums[i] * p.output_recip), p.output_scale, bias);
+#else
+        f32 y = sums[i] + bias;
+#endif
+        p.out[static_cast<u64>(row) * p.n + column] = y;
+    }
+}
+
+#endif

@@ -1,0 +1,189 @@
+// Runs the threads of a block one at a time between the points where a GPU would make them wait: at `barrier` until every
+// thread of the block is there, in `join` until every lane of the warp is at the same collective. What cannot go on is an
+// error that names the kernel, the block and the threads.
+#include "threads.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SWINQ_FIBERS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SWINQ_FIBERS 1
+#endif
+#endif
+#if defined(SWINQ_FIBERS)
+#include <sanitizer/common_interface_defs.h>
+#else
+// Only the sanitizer needs to know when the stack changes.
+static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
+#endif
+
+namespace host {
+
+constexpr size STACK = 256 * 1024;
+
+Block block;
+std::vector<Thread> threads;
+bool reversed;
+
+// The coroutine that resumes the others.
+static struct {
+    ucontext_t context;
+    void* fake_stack;
+    const void* stack;
+    size_t stack_bytes;
+    const void* params;
+} scheduler;
+
+void fail(const char* format, ...) {
+    std::fprintf(stderr, "%s, block (%u, %u, %u), thread %u: ", kernel.name, block.index[0], block.index[1],
+                 block.index[2], block.thread);
+    va_list arguments;
+    va_start(arguments, format);
+    std::vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    std::fputc('\n', stderr);
+    std::fflush(stderr);
+    std::_Exit(3);
+}
+
+void expect_shared(const void* at, size bytes, const char* what) {
+    size offset = reinterpret_cast<size>(at) - reinterpret_cast<size>(block.shared);
+    if (offset > block.shared_bytes || bytes > block.shared_bytes - offset) {
+        fail("%s: %zu bytes at offset %zd of a shared memory of %zu", what, bytes, static_cast<ssize_t>(offset),
+             block.shared_bytes);
+    }
+    if (offset % bytes != 0) fail("%s: offset %zu of shared memory is not aligned to %zu", what, offset, bytes);
+}
+
+unsigned ordered(unsigned i, unsigned count) { return reversed ? count - 1 - i : i; }
+
+// Gives the processor back from the running thread to the scheduler.
+static void yield(State state) {
+    Thread& thread = threads[block.thread];
+    thread.state = state;
+    __sanitizer_start_switch_fiber(&thread.fake_stack, scheduler.stack, scheduler.stack_bytes);
+    swapcontext(&thread.context, &scheduler.context);
+    __sanitizer_finish_switch_fiber(thread.fake_stack, nullptr, nullptr);
+}
+
+// Lets thread `index` run until it yields.
+static void resume(unsigned index) {
+    Thread& thread = threads[index];
+    block.thread = index;
+    __sanitizer_start_switch_fiber(&scheduler.fake_stack, thread.stack, STACK);
+    swapcontext(&scheduler.context, &thread.context);
+    __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
+}
+
+// What a coroutine does: the kernel, once for every block.
+static void thread_main() {
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
+    for (;;) {
+        kernel.run(scheduler.params);
+        yield(State::Finished);
+    }
+}
+
+void create_threads(unsigned count) {
+    threads.resize(count);
+    for (Thread& thread : threads) {
+        thread.stack = std::malloc(STACK);
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack;
+        thread.context.uc_stack.ss_size = STACK;
+        thread.context.uc_link = nullptr;
+        makecontext(&thread.context, thread_main, 0);
+        // A stack that the address sanitizer sees here it would forgive everything at each switch.
+        thread.context.uc_stack.ss_sp = nullptr;
+        thread.context.uc_stack.ss_size = 0;
+    }
+}
+
+void barrier() { yield(State::Barrier); }
+
+void join(const Collective& collective, void* operands) {
+    Thread& thread = threads[block.thread];
+    thread.collective = &collective;
+    thread.operands = operands;
+    yield(State::Collective);
+}
+
+// What a thread waits for, for messages.
+static const char* place(const Thread& thread) {
+    switch (thread.state) {
+        case State::Running: return "running";
+        case State::Barrier: return "block_sync";
+        case State::Finished: return "the end";
+        case State::Collective: break;
+    }
+    return thread.collective->name;
+}
+
+// Fails because two threads wait for each other.
+[[noreturn]] static void deadlock(unsigned a, unsigned b) {
+    auto argument = [](const Thread& thread) { return thread.collective ? thread.collective->argument : 0; };
+    const Thread &first = threads[a], &second = threads[b];
+    block.thread = a;
+    fail("deadlock: at %s (%u), while thread %u is at %s (%u)", place(first), argument(first), b, place(second),
+         argument(second));
+}
+
+// Performs the collective in which the lanes of the warp from thread `first` on wait; false if none waits.
+static bool run_collective(unsigned first, unsigned lanes) {
+    unsigned leader = first;
+    while (leader < first + lanes && threads[leader].state != State::Collective) leader++;
+    if (leader == first + lanes) return false;
+    const Collective& collective = *threads[leader].collective;
+    if (lanes != LANES) fail("%s in a warp of %u lanes", collective.name, lanes);
+    void* operands[LANES];
+    for (unsigned i = 0; i < LANES; i++) {
+        const Thread& thread = threads[first + i];
+        if (thread.state != State::Collective || std::strcmp(thread.collective->name, collective.name) != 0 ||
+            thread.collective->argument != collective.argument) {
+            deadlock(leader, first + i);
+        }
+        operands[i] = thread.operands;
+    }
+    collective.run(operands);
+    for (unsigned i = 0; i < LANES; i++) threads[first + i].state = State::Running;
+    return true;
+}
+
+// Runs a warp until each of its lanes waits at the barrier or has returned.
+static void run_warp(unsigned first) {
+    unsigned left = static_cast<unsigned>(threads.size()) - first;
+    unsigned lanes = left < LANES ? left : LANES;
+    do {
+        for (unsigned i = 0; i < lanes; i++) {
+            unsigned index = first + ordered(i, lanes);
+            if (threads[index].state == State::Running) resume(index);
+        }
+    } while (run_collective(first, lanes));
+}
+
+void run_block(const void* params) {
+    scheduler.params = params;
+    std::memset(block.shared, block.garbage, block.shared_bytes);
+    for (Thread& thread : threads) {
+        thread.state = State::Running;
+        thread.open.clear();
+        thread.groups.clear();
+    }
+    unsigned count = static_cast<unsigned>(threads.size()), warps = (count + LANES - 1) / LANES;
+    for (;;) {
+        for (unsigned i = 0; i < warps; i++) run_warp(LANES * ordered(i, warps));
+        for (unsigned i = 1; i < count; i++) {
+            if (threads[i].state != threads[0].state) deadlock(0, i);
+        }
+        if (threads[0].state == State::Finished) return;
+        for (Thread& thread : threads) thread.state = State::Running;
+    }
+}
+
+}  // namespace host

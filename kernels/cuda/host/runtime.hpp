@@ -1,0 +1,93 @@
+// What the primitives of `host.cuh` need from the program that runs a kernel on a CPU (`block.cpp`, `copy.cpp`, `warp.cpp`,
+// `runner.cpp`), without any library header: kernels are compiled many times, with other defines.
+#pragma once
+
+namespace host {
+
+typedef __SIZE_TYPE__ size;
+
+constexpr unsigned LANES = 32;
+
+// The block that is running.
+struct Block {
+    unsigned grid[3], index[3];
+    // Its shared memory.
+    unsigned char* shared;
+    size shared_bytes;
+    // The thread that is running.
+    unsigned thread;
+    // What memory holds that nobody has written.
+    unsigned char garbage;
+};
+extern Block block;
+
+// Ends the process with a message about the kernel, the block and the running thread.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
+
+// Fails unless `bytes` bytes at `at`, aligned to as many, are in the shared memory of the block.
+void expect_shared(const void* at, size bytes, const char* what);
+
+// Waits until every thread of the block does.
+void barrier();
+
+// An operation that all lanes of a warp take part in: `run` gets what each of them deposited, by lane. Lanes whose
+// `name` or `argument` differ are at different operations.
+struct Collective {
+    const char* name;
+    unsigned argument;
+    void (*run)(void* const (&lanes)[LANES]);
+};
+
+// Waits in `collective` with the running thread's operands, which also receive its results.
+void join(const Collective& collective, void* operands);
+
+// Asynchronous copies of the running thread: `copy_async_16` and the rest.
+void start_copy(void* shared, const void* global, unsigned valid);
+void commit_copies();
+void wait_for_copies(unsigned newest);
+
+// What a lane of a matrix load deposits: its row, read when the lane arrives.
+struct MatrixLane {
+    unsigned short row[8];
+    unsigned out[4];
+};
+void load_matrix(void* const (&lanes)[LANES]);
+void load_matrix_transposed(void* const (&lanes)[LANES]);
+
+// What a lane of a product deposits; `c` receives the sums.
+template <class Sum>
+struct ProductLane {
+    unsigned a[4], b[2];
+    Sum c[4];
+};
+void multiply_s8(void* const (&lanes)[LANES]);
+void multiply_u8s8(void* const (&lanes)[LANES]);
+void multiply_f16(void* const (&lanes)[LANES]);
+
+// A compiled kernel: every program defines one.
+struct Kernel {
+    const char* name;
+    unsigned threads;
+    size params;
+    void (*run)(const void* params);
+};
+extern const Kernel kernel;
+
+// The fields of a `Kernel` for a function of one parameter.
+template <auto function>
+struct Entry;
+template <class Params, void (*function)(Params)>
+struct Entry<function> {
+    static constexpr size params = sizeof(Params);
+    static void run(const void* from) {
+        Params params;
+        __builtin_memcpy(static_cast<void*>(&params), from, sizeof params);
+        function(params);
+    }
+};
+
+}  // namespace host
+
+// Makes `name` the kernel of the program.
+#define SWINQ_ENTRY(name) \
+    const host::Kernel host::kernel = {#name, THREADS, host::Entry<name>::params, host::Entry<name>::run};

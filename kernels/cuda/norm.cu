@@ -1,0 +1,180 @@
+// LayerNorm of rows gathered from the residual stream, stored in the order and the type that the next product reads:
+// shift and window partition (one source token for each row), or the merging of 2 x 2 tokens (four).
+//
+// Entry points: `norm_exact` reads an f32 stream and gives the bits of the reference; `norm_half` reads an f16 stream,
+// keeps the row in registers and takes its mean and variance in f32, in two passes.
+//
+// Defines: THREADS, PIECES (1 or 4 source tokens for a row), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT), FAKE; for
+// `norm_half` also LANES (of a row, a power of two up to 32) and CHUNKS (of 8 elements for each lane).
+#include "moments.cuh"
+
+#define STORE_CODES 0
+#define STORE_HALF 1
+#define STORE_FLOAT 2
+
+struct Params {
+    // The stream, `[images * tokens, columns / PIECES]`.
+    const void* stream;
+    // Source tokens of each row of one image, `[rows, PIECES]`, PAD for padding; null where rows are tokens.
+    const u32* map;
+    const f32* gamma;
+    const f32* beta;
+    // `[images * rows, stride]`.
+    void* out;
+    // All rows, of all images.
+    s32 total_rows;
+    // Rows and tokens of one image.
+    s32 rows, tokens;
+    // Columns of a row, all pieces together.
+    s32 columns;
+    // Elements from row to row of `out`.
+    s32 stride;
+    f32 epsilon;
+    // The step stored with and its reciprocal.
+    f32 recip, scale;
+};
+
+// Stores `count` values from `at` on.
+template <int count>
+INLINE void store_values(const Params& p, u64 at, f32 (&y)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+#if STORE == STORE_CODES
+        y[i] = y[i] * p.recip;
+#elif FAKE
+        y[i] = fake(y[i], p.recip, p.scale);
+#endif
+    }
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+#if STORE == STORE_CODES
+        *reinterpret_cast<u32*>(static_cast<s8*>(p.out) + at + i) = codes_s8x4(y[i], y[i + 1], y[i + 2], y[i + 3]);
+#elif STORE == STORE_HALF
+        *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + at + i) =
+            u32x2{pack_half2(y[i], y[i + 1]), pack_half2(y[i + 2], y[i + 3])};
+#else
+        *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + at + i) = f32x4{y[i], y[i + 1], y[i + 2], y[i + 3]};
+#endif
+    }
+}
+
+// Token of piece `piece` of row `row` in the stream of all images; PAD for padding.
+INLINE u32 source(const Params& p, u32 row, s32 piece) {
+    if (p.map == nullptr) return row;
+    u32 image = row / p.rows;
+    u32 token = p.map[(row - image * p.rows) * PIECES + piece];
+    return token == PAD ? PAD : image * p.tokens + token;
+}
+
+#if defined(EXACT)
+
+// Columns `at..at + 4` of the row whose pieces are at `from`; padding is zeros.
+INLINE f32x4 piece_values(const u32 (&from)[PIECES], const f32* stream, s32 piece_columns, s32 at) {
+    s32 piece = at / piece_columns;
+    u32 token = from[0];
+#pragma unroll
+    for (int i = 1; i < PIECES; i++) token = piece == i ? from[i] : token;
+    if (token == PAD) return f32x4{0.0f, 0.0f, 0.0f, 0.0f};
+    u64 offset = static_cast<u64>(token) * piece_columns + (at - piece * piece_columns);
+    return *reinterpret_cast<const f32x4*>(stream + offset);
+}
+
+// Four lanes for each row.
+KERNEL(norm_exact)(const Params p) {
+    wait_for_previous();
+    launch_dependents();
+    u32 index = block_x() * THREADS + thread_index();
+    u32 lane = index % 4;
+    bool real = index / 4 < static_cast<u32>(p.total_rows);
+    u32 row = real ? index / 4 : 0;
+    const f32* stream = static_cast<const f32*>(p.stream);
+    s32 piece_columns = p.columns / PIECES;
+    u32 from[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
+    Moments moments;
+    moments.clear();
+    for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(piece_values(from, stream, piece_columns, at));
+    RowNorm norm = moments.norm(p.columns, p.epsilon);
+    if (!real) return;
+    bool padding = PIECES == 1 && from[0] == PAD;
+    for (s32 at = 4 * lane; at < p.columns; at += 16) {
+        f32x4 x = piece_values(from, stream, piece_columns, at);
+        f32x4 gamma = *reinterpret_cast<const f32x4*>(p.gamma + at), beta = *reinterpret_cast<const f32x4*>(p.beta + at);
+        f32 y[4] = {apply(norm, x.x, gamma.x, beta.x), apply(norm, x.y, gamma.y, beta.y),
+                    apply(norm, x.z, gamma.z, beta.z), apply(norm, x.w, gamma.w, beta.w)};
+#pragma unroll
+        for (int i = 0; i < 4; i++) y[i] = padding ? 0.0f : y[i];
+        store_values(p, static_cast<u64>(row) * p.stride + at, y);
+    }
+}
+
+#else
+
+// The sum over the LANES lanes of a row.
+INLINE f32 row_sum(f32 x) {
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) x = x + shuffle_xor(x, mask);
+    return x;
+}
+
+// LANES lanes for each row, which hold it.
+KERNEL(norm_half)(const Params p) {
+    wait_for_previous();
+    launch_dependents();
+    u32 index = block_x() * THREADS + thread_index();
+    s32 lane = index % LANES;
+    bool real = index / LANES < static_cast<u32>(p.total_rows);
+    u32 row = real ? index / LANES : 0;
+    const u16* stream = static_cast<const u16*>(p.stream);
+    s32 piece_columns = p.columns / PIECES;
+    u32 from[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
+    f32 x[CHUNKS][8];
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        s32 at = 8 * (lane + LANES * chunk), piece = at / piece_columns;
+        u32 token = from[0];
+#pragma unroll
+        for (int i = 1; i < PIECES; i++) token = piece == i ? from[i] : token;
+        u64 offset = static_cast<u64>(token) * piece_columns + (at - piece * piece_columns);
+        if (at < p.columns && token != PAD) {
+            load8(x[chunk], stream + offset);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[chunk][i] = 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum = sum + x[chunk][i];
+    }
+    f32 mean = div_f32(row_sum(sum), to_f32(p.columns));
+    f32 square = 0.0f;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (8 * (lane + LANES * chunk) < p.columns) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                x[chunk][i] = x[chunk][i] - mean;
+                square = fma_f32(x[chunk][i], x[chunk][i], square);
+            }
+        }
+    }
+    f32 inverse = rsqrt_f32(div_f32(row_sum(square), to_f32(p.columns)) + p.epsilon);
+    if (!real) return;
+    bool padding = PIECES == 1 && from[0] == PAD;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        s32 at = 8 * (lane + LANES * chunk);
+        if (at >= p.columns) continue;
+        f32 gamma[8], beta[8], y[8];
+        load8(gamma, p.gamma + at);
+        load8(beta, p.beta + at);
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i] = padding ? 0.0f : fma_f32(x[chunk][i] * inverse, gamma[i], beta[i]);
+        store_values(p, static_cast<u64>(row) * p.stride + at, y);
+    }
+}
+
+#endif

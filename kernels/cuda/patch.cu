@@ -1,0 +1,134 @@
+// Patch embedding from u8 pixels: normalisation by a table, the product in f32 in the order of k (which for INT8 operands is
+// exact as well: their sums stay below 2^24), bias, LayerNorm and position embedding, to the residual stream.
+//
+// A block takes TOKENS consecutive tokens; a thread has a column.
+//
+// Defines: THREADS (at least the columns), TOKENS (a multiple of 4), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
+// POSITION, STREAM_F32.
+#include "moments.cuh"
+
+struct Params {
+    // u8 `[images, size, size, 3]`.
+    const u8* pixels;
+    // Value of each byte of each channel, `[3][256]`.
+    const f32* lookup;
+    // `[3 * PATCH * PATCH, columns]`: k in (channel, y, x) order.
+    const f32* weight;
+    // Per column; `scale` as in `epilogue.cuh`.
+    const f32* bias;
+    const f32* scale;
+    const f32* gamma;
+    const f32* beta;
+    // `[tokens of an image, columns]`.
+    const f32* position;
+    // The stream `[images * tokens, columns]`.
+    void* out;
+    s32 size;
+    // Tokens of all images.
+    s32 total_tokens;
+    s32 columns;
+    f32 output_scale, epsilon;
+};
+
+constexpr int K = 3 * PATCH * PATCH;
+// Floats from token to token.
+constexpr int X_ROW = (K + 3) / 4 * 4;
+
+// Normalised patches of the block's tokens, `[TOKENS][X_ROW]`.
+INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
+    s32 grid = p.size / PATCH;
+    for (s32 i = thread_index(); i < TOKENS * PATCH * PATCH; i += THREADS) {
+        s32 column = i % PATCH, token = i / PATCH % TOKENS, row = i / PATCH / TOKENS;
+        s32 all = first + token;
+        if (all >= p.total_tokens) continue;
+        s32 image = all / (grid * grid), at = all - image * grid * grid;
+        s32 y = at / grid * PATCH + row, left = at % grid * PATCH + column;
+        const u8* pixel = p.pixels + ((static_cast<u64>(image) * p.size + y) * p.size + left) * 3;
+#pragma unroll
+        for (int channel = 0; channel < 3; channel++) {
+            x[token * X_ROW + (channel * PATCH + row) * PATCH + column] = lookup[256 * channel + pixel[channel]];
+        }
+    }
+}
+
+// Column `column` of the block's tokens, to `y`, `[TOKENS][columns]`.
+INLINE void product(const Params& p, const f32* x, f32* y, s32 column) {
+    f32 bias = p.bias[column];
+#if INTEGER || OUTPUT
+    f32 scale = p.scale[column];
+#endif
+    for (int token = 0; token < TOKENS; token += 4) {
+        f32 sums[4] = {};
+#pragma unroll 4
+        for (int k = 0; k < K; k++) {
+            f32 w = p.weight[k * p.columns + column];
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[i] = fma_f32(x[(token + i) * X_ROW + k], w, sums[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#if OUTPUT
+            f32 value = fma_f32(code_f32(sums[i] * scale), p.output_scale, bias);
+#elif INTEGER
+            f32 value = fma_f32(sums[i], scale, bias);
+#else
+            f32 value = sums[i] + bias;
+#endif
+            y[(token + i) * p.columns + column] = value;
+        }
+    }
+}
+
+// Normalises and stores the block's tokens, four lanes for each.
+INLINE void finish(const Params& p, const f32* y, s32 first) {
+    s32 lane = thread_index() % 4;
+    s32 tokens_of_image = p.size / PATCH * (p.size / PATCH);
+    for (s32 token = thread_index() / 4; token < (TOKENS + THREADS / 4 - 1) / (THREADS / 4) * (THREADS / 4);
+         token += THREADS / 4) {
+        bool real = token < TOKENS && first + token < p.total_tokens;
+        const f32* row = y + (token < TOKENS ? token : 0) * p.columns;
+#if NORM
+        Moments moments;
+        moments.clear();
+        for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(*reinterpret_cast<const f32x4*>(row + at));
+        RowNorm norm = moments.norm(p.columns, p.epsilon);
+#endif
+        if (!real) continue;
+        u64 to = static_cast<u64>(first + token) * p.columns;
+        for (s32 at = 4 * lane; at < p.columns; at += 16) {
+            f32x4 v = *reinterpret_cast<const f32x4*>(row + at);
+            f32 values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#if NORM
+                values[i] = apply(norm, values[i], p.gamma[at + i], p.beta[at + i]);
+#endif
+#if POSITION
+                values[i] = values[i] + p.position[(first + token) % tokens_of_image * p.columns + at + i];
+#endif
+            }
+#if STREAM_F32
+            *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + to + at) = f32x4{values[0], values[1], values[2], values[3]};
+#else
+            *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + to + at) =
+                u32x2{pack_half2(values[0], values[1]), pack_half2(values[2], values[3])};
+#endif
+        }
+    }
+}
+
+KERNEL(patch_embed)(const Params p) {
+    f32* lookup = reinterpret_cast<f32*>(shared_memory());
+    f32* x = lookup + 768;
+    f32* y = x + TOKENS * X_ROW;
+    s32 first = static_cast<s32>(block_x()) * TOKENS;
+    for (u32 i = thread_index(); i < 768; i += THREADS) lookup[i] = p.lookup[i];
+    wait_for_previous();
+    launch_dependents();
+    block_sync();
+    gather(p, lookup, x, first);
+    block_sync();
+    for (s32 column = thread_index(); column < p.columns; column += THREADS) product(p, x, y, column);
+    block_sync();
+    finish(p, y, first);
+}

@@ -1,0 +1,297 @@
+//! A GPU and its primary context.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_int, c_uint};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+
+use super::CudaError;
+use super::error::{check, describe};
+use super::kernel::Module;
+use super::library::{self, Library};
+use super::program::Unit;
+
+/// The oldest CUDA version of a driver: all functions used here exist since then.
+const OLDEST_DRIVER: (u32, u32) = (12, 0);
+
+/// The primary context of a device, retained. Everything made in it holds it.
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+}
+
+// SAFETY: the driver's functions are thread-safe, and a context may be current on any number of threads; the handle is
+// valid until `drop`, which the last holder runs.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Context, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `device` comes from cuDeviceGet, and the driver writes one handle.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) })?;
+        Ok(Context { device, handle })
+    }
+
+    /// Makes the context current on this thread.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the handle is retained by `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
+    }
+
+    /// Whether both are the same context of the driver.
+    pub(crate) fn same(&self, other: &Context) -> bool {
+        self.handle == other.handle
+    }
+
+    /// Free and total bytes.
+    pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a context is current; the driver writes two sizes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`; everything made in the context holds an `Arc` of `self` and is gone.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// Compute capability of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arch {
+    /// Generation.
+    pub major: u32,
+    /// Variant.
+    pub minor: u32,
+}
+
+impl Arch {
+    /// The oldest that kernels are written for: INT8 tensor cores and `ldmatrix`.
+    pub const OLDEST: Arch = Arch { major: 7, minor: 5 };
+
+    /// The name that kernels are compiled for; Hopper's includes its own instructions.
+    pub fn target(self) -> String {
+        if self == (Arch { major: 9, minor: 0 }) { "sm_90a".to_owned() } else { self.to_string() }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.major, self.minor)
+    }
+}
+
+/// A GPU that is open. Clones are the same device; threads may share it.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Arc<Context>,
+    facts: Facts,
+    modules: Mutex<HashMap<Unit, Arc<Module>>>,
+}
+
+struct Facts {
+    name: String,
+    uuid: String,
+    arch: Arch,
+    multiprocessors: u32,
+    shared_per_block: u32,
+    l2_bytes: u32,
+    clock_khz: u32,
+    memory_clock_khz: u32,
+    bus_width_bits: u32,
+}
+
+impl Device {
+    /// Number of GPUs of this machine.
+    ///
+    /// # Errors
+    /// The driver is missing, too old, or does not start. No GPU is 0, not an error.
+    pub fn count() -> Result<usize, CudaError> {
+        library::require(Library::Driver)?;
+        if let Some((major, minor)) = library::driver_version()
+            && (major, minor) < OLDEST_DRIVER
+        {
+            let what =
+                format!("the NVIDIA driver is for CUDA {major}.{minor}; install 525 (CUDA 12.0) or newer");
+            return Err(CudaError::Unsupported(what));
+        }
+        // SAFETY: the driver is loaded; 0 is the only value of flags.
+        match unsafe { sys::cuInit(0) } {
+            CUresult::CUDA_SUCCESS => {}
+            CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
+            error => {
+                return Err(CudaError::NoDevice(format!("the driver does not start: {}", describe(error))));
+            }
+        }
+        let mut count: c_int = 0;
+        // SAFETY: the driver is initialised and writes one int.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// Opens GPU `ordinal` (in the order of the driver, which `CUDA_VISIBLE_DEVICES` changes).
+    ///
+    /// # Errors
+    /// There is no such GPU, it is older than [`Arch::OLDEST`], or the driver fails.
+    pub fn open(ordinal: usize) -> Result<Device, CudaError> {
+        let count = Device::count()?;
+        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count).ok_or_else(|| {
+            CudaError::NoDevice(format!(
+                "GPU {ordinal} is asked for and there are {count} (CUDA_VISIBLE_DEVICES)"
+            ))
+        })?;
+        let mut device = 0;
+        // SAFETY: the driver is initialised and writes one handle.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index) })?;
+        let facts = Facts::read(device)?;
+        if facts.arch < Arch::OLDEST {
+            let what = format!("{} is {}; {} or newer is needed", facts.name, facts.arch, Arch::OLDEST);
+            return Err(CudaError::Unsupported(what));
+        }
+        let context = Arc::new(Context::retain(device)?);
+        Ok(Device { inner: Arc::new(Inner { context, facts, modules: Mutex::default() }) })
+    }
+
+    /// Makes the device's context current on this thread. Every function here does so by itself.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.inner.context.bind()
+    }
+
+    /// Product name.
+    pub fn name(&self) -> &str {
+        &self.inner.facts.name
+    }
+
+    /// Unique identifier, as `nvidia-smi -L` prints it.
+    pub fn uuid(&self) -> &str {
+        &self.inner.facts.uuid
+    }
+
+    /// Compute capability.
+    pub fn arch(&self) -> Arch {
+        self.inner.facts.arch
+    }
+
+    /// Number of multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.inner.facts.multiprocessors
+    }
+
+    /// The most bytes of shared memory that a block can have.
+    pub fn shared_per_block(&self) -> u32 {
+        self.inner.facts.shared_per_block
+    }
+
+    /// Bytes of the L2 cache.
+    pub fn l2_bytes(&self) -> u32 {
+        self.inner.facts.l2_bytes
+    }
+
+    /// Highest clock of the multiprocessors.
+    pub fn clock_khz(&self) -> u32 {
+        self.inner.facts.clock_khz
+    }
+
+    /// Highest clock of the memory.
+    pub fn memory_clock_khz(&self) -> u32 {
+        self.inner.facts.memory_clock_khz
+    }
+
+    /// Width of the memory bus.
+    pub fn bus_width_bits(&self) -> u32 {
+        self.inner.facts.bus_width_bits
+    }
+
+    /// Free and total bytes of memory.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.inner.context.memory()
+    }
+
+    /// Waits until all work on the device is done.
+    ///
+    /// # Errors
+    /// The driver fails, or work before it did.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: a context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.inner.context
+    }
+
+    pub(crate) fn modules(&self) -> &Mutex<HashMap<Unit, Arc<Module>>> {
+        &self.inner.modules
+    }
+}
+
+impl Facts {
+    fn read(device: sys::CUdevice) -> Result<Facts, CudaError> {
+        let get = |attribute| -> Result<u32, CudaError> {
+            let mut value: c_int = 0;
+            // SAFETY: `device` comes from cuDeviceGet, and the driver writes one int.
+            let status = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+            check("cuDeviceGetAttribute", status)?;
+            Ok(c_uint::try_from(value).unwrap_or(0))
+        };
+        Ok(Facts {
+            name: name(device)?,
+            uuid: uuid(device)?,
+            arch: Arch {
+                major: get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                minor: get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            },
+            multiprocessors: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_per_block: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            l2_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            clock_khz: get(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+            memory_clock_khz: get(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+            bus_width_bits: get(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+        })
+    }
+}
+
+fn name(device: sys::CUdevice) -> Result<String, CudaError> {
+    let mut bytes = [0_u8; 256];
+    // SAFETY: `device` comes from cuDeviceGet; the driver writes at most 256 bytes, the last of them zero.
+    let status = unsafe { sys::cuDeviceGetName(bytes.as_mut_ptr().cast(), 256, device) };
+    check("cuDeviceGetName", status)?;
+    let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn uuid(device: sys::CUdevice) -> Result<String, CudaError> {
+    let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
+    // SAFETY: `device` comes from cuDeviceGet, and the driver writes 16 bytes.
+    check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device) })?;
+    // SAFETY: 16 bytes, zeroed before the driver wrote them.
+    let bytes = unsafe { uuid.assume_init() }.bytes;
+    let mut text = "GPU".to_owned();
+    for (i, byte) in bytes.iter().enumerate() {
+        if [0, 4, 6, 8, 10].contains(&i) {
+            text.push('-');
+        }
+        text.push_str(&format!("{:02x}", *byte as u8));
+    }
+    Ok(text)
+}

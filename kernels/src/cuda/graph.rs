@@ -1,0 +1,138 @@
+//! Work recorded once and launched as a whole.
+
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+
+use super::device::Context;
+use super::error::check;
+use super::stream::Held;
+use super::{CudaError, Stream};
+
+impl Stream {
+    /// Records the work that `record` puts on this stream, without doing it. Other threads are not affected, and must
+    /// not use this stream meanwhile.
+    ///
+    /// # Errors
+    /// `record` fails, does something that cannot be captured, or the driver fails. The stream is usable afterwards.
+    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        let mut recording = Recording::begin(self)?;
+        record()?;
+        let (graph, held) = recording.end()?;
+        graph.instantiate(self.context(), held)
+    }
+}
+
+/// A capture that has begun; it is ended on every way out, unwinding included.
+struct Recording<'a> {
+    stream: &'a Stream,
+    open: bool,
+}
+
+impl<'a> Recording<'a> {
+    fn begin(stream: &'a Stream) -> Result<Recording<'a>, CudaError> {
+        stream.bind()?;
+        let mut held = stream.held();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive. (One that is being captured already is refused by the driver.)
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) })?;
+        *held = Some(Vec::new());
+        drop(held);
+        Ok(Recording { stream, open: true })
+    }
+
+    fn end(&mut self) -> Result<(Captured, Vec<Held>), CudaError> {
+        self.open = false;
+        let mut recorded = self.stream.held();
+        let held = recorded.take().unwrap_or_default();
+        self.stream.bind()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is alive and `begin` began a capture on it; the driver writes one handle, null on errors.
+        let status = unsafe { sys::cuStreamEndCapture(self.stream.handle(), &mut graph) };
+        drop(recorded);
+        let captured = Captured(graph);
+        check("cuStreamEndCapture", status)?;
+        Ok((captured, held))
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // The error that led here is the one to report.
+            let _ = self.end();
+        }
+    }
+}
+
+/// A graph as captured, before it can be launched.
+struct Captured(sys::CUgraph);
+
+impl Captured {
+    fn instantiate(&self, context: &Arc<Context>, held: Vec<Held>) -> Result<Graph, CudaError> {
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph is alive, and the driver writes one handle. 0: no flags.
+        let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, self.0, 0) };
+        check("cuGraphInstantiateWithFlags", status)?;
+        Ok(Graph { exec: Mutex::new(Exec(exec)), context: Arc::clone(context), _held: held })
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by cuStreamEndCapture, destroyed here alone; what was instantiated from it is independent.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+struct Exec(sys::CUgraphExec);
+
+// SAFETY: the handle is valid until `Graph::drop`, and the driver lets any thread use it, one at a time.
+unsafe impl Send for Exec {}
+
+/// Recorded work. It keeps the kernels and the device memory of safe functions alive, and what [`Stream::hold`] was
+/// given; a launch waits for the one before.
+pub struct Graph {
+    /// Graphs are the one kind of object that the driver does not lock by itself.
+    exec: Mutex<Exec>,
+    context: Arc<Context>,
+    _held: Vec<Held>,
+}
+
+impl Graph {
+    /// Puts the work on `stream`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
+        let exec = self.exec.lock().unwrap_or_else(|e| e.into_inner());
+        // SAFETY: both are alive; the lock makes this the only use of the graph. What it works on is held by `self` or
+        // promised by the callers of the `unsafe` functions that recorded it.
+        let launch = || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec.0, stream.handle()) });
+        stream.submit_now("a launch of a graph", launch)
+    }
+
+    /// Prepares the device for launches, which the first launch does otherwise.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
+        let exec = self.exec.lock().unwrap_or_else(|e| e.into_inner());
+        // SAFETY: both are alive; the lock makes this the only use of the graph.
+        let upload = || check("cuGraphUpload", unsafe { sys::cuGraphUpload(exec.0, stream.handle()) });
+        stream.submit_now("an upload of a graph", upload)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let exec = self.exec.get_mut().unwrap_or_else(|e| e.into_inner());
+        if self.context.bind().is_ok() {
+            // SAFETY: instantiated once, destroyed here alone; a launch that is on its way is finished by the driver,
+            // and the memory it uses is freed only after it (`_held` is dropped later, and freeing waits).
+            let _ = unsafe { sys::cuGraphExecDestroy(exec.0) };
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The one place where kernels are launched.
+
+use std::ffi::c_uint;
+
+use cudarc::driver::sys::{self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
+
+use super::error::check;
+use super::{CudaError, Kernel, Stream};
+
+/// How many threads run a kernel, and with how much shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
+    /// Whether the kernel may start before the one in front of it on the stream is done. It must then wait
+    /// (`griddepcontrol.wait`) before it touches memory that earlier work writes or reads. For sm_90 and newer.
+    pub pdl: bool,
+}
+
+impl LaunchConfig {
+    /// A grid of one dimension, with no dynamic shared memory, started after the work before it.
+    pub fn linear(blocks: u32, threads: u32) -> LaunchConfig {
+        LaunchConfig { grid: [blocks, 1, 1], threads, shared: 0, pdl: false }
+    }
+
+    /// Nothing if `kernel` can be launched so.
+    fn check(&self, kernel: &Kernel, params: usize) -> Result<(), CudaError> {
+        let [x, y, z] = self.grid;
+        let what =
+            if !(1..=0x7fff_ffff).contains(&x) || !(1..=65_535).contains(&y) || !(1..=65_535).contains(&z) {
+                format!("a grid of {x} x {y} x {z} blocks; from 1 to 2147483647 x 65535 x 65535 are possible")
+            } else if self.threads == 0 || self.threads > kernel.max_threads() {
+                format!("{} threads per block; from 1 to {} are possible", self.threads, kernel.max_threads())
+            } else if self.shared > kernel.max_shared() {
+                format!(
+                    "{} bytes of shared memory per block; up to {} are possible",
+                    self.shared,
+                    kernel.max_shared()
+                )
+            } else if params == 0 || params > MAX_PARAMS {
+                format!("parameters of {params} bytes; from 1 to {MAX_PARAMS} are possible")
+            } else {
+                return Ok(());
+            };
+        Err(CudaError::Launch { entry: kernel.entry(), what })
+    }
+}
+
+/// The most bytes of a kernel's parameters, on every architecture.
+const MAX_PARAMS: usize = 4096;
+
+/// The one argument of a kernel, passed by value.
+///
+/// # Safety
+/// The type is `repr(C)`, and every kernel that it is launched with takes exactly one argument, of a struct with the
+/// same fields in the same order: the same size and alignment.
+pub unsafe trait Params: Copy {}
+
+/// Puts a kernel on `stream`. May be captured; the graph then holds the kernel.
+///
+/// # Errors
+/// The configuration is impossible for this kernel, or the driver fails. Errors of the kernel itself appear when the
+/// stream is next synchronised.
+///
+/// # Safety
+/// - `P` is the parameter of this kernel.
+/// - Run with these parameters and this configuration, the kernel stays within memory that lives until it is done (in a
+///   captured graph: as long as the graph, which [`Stream::hold`] sees to).
+/// - `stream` and all of that memory belong to the device that the kernel was loaded on.
+pub unsafe fn launch<P: Params>(
+    kernel: &Kernel,
+    config: LaunchConfig,
+    stream: &Stream,
+    params: &P,
+) -> Result<(), CudaError> {
+    config.check(kernel, size_of::<P>())?;
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    let [x, y, z] = config.grid;
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: config.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: config.shared,
+        hStream: stream.handle(),
+        attrs: &mut attribute,
+        numAttrs: c_uint::from(config.pdl),
+    };
+    let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+    // SAFETY: the kernel is loaded (`Kernel` holds its module), the stream is alive, and the attribute, the array of one
+    // argument and the argument outlive the call, in which the driver copies them. The kernel takes one argument of
+    // this type (`Params` and the caller), and the caller answers for the memory.
+    let mut start = || unsafe {
+        sys::cuLaunchKernelEx(&config, kernel.function(), arguments.as_mut_ptr(), std::ptr::null_mut())
+    };
+    stream.submit(|held| held.push(kernel.keep()), || check("cuLaunchKernelEx", start()))
+}

@@ -1,0 +1,298 @@
+//! Window attention.
+
+use super::{DeviceStore, expect, int, row_stride};
+use crate::attention::AttentionSpec;
+use crate::cuda::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+use crate::reference::Probs;
+
+/// Channels of a head that the kernels are written for.
+pub const HEAD_DIM: usize = 32;
+/// Tokens that one block holds at a time.
+const TOKENS: usize = 64;
+const THREADS: u32 = 128;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AttentionParams {
+    qkv: u64,
+    bias: u64,
+    regions: u64,
+    masked: u64,
+    out: u64,
+    total_windows: i32,
+    windows: i32,
+    n: i32,
+    heads: i32,
+    windows_each: i32,
+    logit_scale: f32,
+    value_scale: f32,
+    probs_scale: f32,
+    probs_recip: f32,
+    recip: f32,
+    scale: f32,
+}
+
+// SAFETY: the fields of `Params` in attention.cuh, in their order.
+unsafe impl Params for AttentionParams {}
+
+/// Elements of queries, keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionElements {
+    /// INT8 codes; probabilities too.
+    Codes,
+    /// f16, summed in f32.
+    Half,
+}
+
+/// What attention is specialised for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// Elements read.
+    pub elements: AttentionElements,
+    /// Tokens of a window.
+    pub tokens: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Whether probabilities are of kind `s8`.
+    pub probs_s8: bool,
+}
+
+impl AttentionConfig {
+    /// Whether one block holds a whole window.
+    pub fn whole(&self) -> bool {
+        self.tokens <= TOKENS
+    }
+
+    /// Tokens of a window padded to whole tiles, as bias and regions are laid out.
+    pub fn padded(&self) -> usize {
+        self.tokens.next_multiple_of(TOKENS)
+    }
+
+    /// The program that stores `store`.
+    pub fn program(&self, store: DeviceStore) -> Program {
+        let (file, entry) = match (self.elements, self.whole()) {
+            (AttentionElements::Codes, true) => ("attention_i8.cu", "attention_i8"),
+            (AttentionElements::Half, true) => ("attention_f16.cu", "attention_f16"),
+            (AttentionElements::Codes, false) => ("attention_tiled.cu", "attention_i8_tiled"),
+            (AttentionElements::Half, false) => ("attention_tiled.cu", "attention_f16_tiled"),
+        };
+        let program = Program::new(file, entry)
+            .define("THREADS", THREADS.into())
+            .define("STORE", store.define())
+            .define("FAKE", store.is_fake().into());
+        let program = match self.elements {
+            AttentionElements::Codes => program.define("PROBS_S8", self.probs_s8.into()),
+            AttentionElements::Half => program,
+        };
+        match (self.whole(), self.elements) {
+            (true, _) => program.define("KEY_TILES", self.tokens.div_ceil(8) as i64),
+            (false, AttentionElements::Codes) => program.define("INTEGER", 1),
+            (false, AttentionElements::Half) => program.define("INTEGER", 0),
+        }
+    }
+
+    /// Bytes of shared memory of a block.
+    pub fn shared(&self) -> u32 {
+        let tokens = TOKENS as u32;
+        match (self.elements, self.whole()) {
+            (AttentionElements::Codes, true) => 2 * 3 * tokens * 48 + 32 * 80,
+            (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
+            // Queries, then keys and values of every tile.
+            (AttentionElements::Codes, false) => {
+                let padded = self.padded() as u32;
+                tokens * 48 + padded * 48 + padded / 64 * 32 * 80 + padded
+            }
+            (AttentionElements::Half, false) => {
+                let padded = self.padded() as u32;
+                tokens * 80 + 2 * padded * 80 + padded
+            }
+        }
+    }
+
+    /// Windows that a block takes one after the other, and how `total` windows are launched on a device with
+    /// `multiprocessors`: enough blocks for a few on each, and no more than the bias is worth loading for.
+    pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
+        let (each, grid) = if self.whole() {
+            let blocks = multiprocessors * 8;
+            let each = (total * self.heads / blocks).clamp(1, 16);
+            (each, [(total.div_ceil(each) * self.heads) as u32, 1, 1])
+        } else {
+            (1, [(total * self.heads) as u32, (self.padded() / TOKENS) as u32, 1])
+        };
+        (each, LaunchConfig { grid, threads: THREADS, shared: self.shared(), pdl: true })
+    }
+}
+
+/// Attention of one block's windows, prepared for a device.
+pub struct DeviceAttention {
+    kernel: Kernel,
+    config: AttentionConfig,
+    windows: usize,
+    multiprocessors: usize,
+    bias: DeviceSlice,
+    regions: Option<(DeviceSlice, DeviceSlice)>,
+    store: DeviceStore,
+    scales: Scales,
+}
+
+/// Factors of the kernel.
+struct Scales {
+    logit: f32,
+    value: f32,
+    probs: (f32, f32),
+}
+
+impl DeviceAttention {
+    /// Prepares attention as `spec` says (its `store` aside), storing `store`.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for heads of other than [`HEAD_DIM`] channels, and for sites that are on in part: the
+    /// kernels take all of q, k, v and the probabilities in INT8, or none, and no site of the scores. Otherwise the
+    /// kernel does not compile, or the device has too little memory.
+    pub fn new(
+        device: &Device,
+        spec: &AttentionSpec<'_>,
+        store: DeviceStore,
+    ) -> Result<DeviceAttention, CudaError> {
+        let config = config(spec)?;
+        let kernel = device.kernel(&config.program(store))?;
+        let limit = device.shared_per_block();
+        if config.shared() > limit {
+            return Err(CudaError::Unsupported(format!(
+                "windows of {} tokens need {} bytes of shared memory, and this GPU has {limit}",
+                config.tokens,
+                config.shared()
+            )));
+        }
+        Ok(DeviceAttention {
+            kernel,
+            windows: spec.windows,
+            multiprocessors: device.multiprocessors() as usize,
+            bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
+            regions: regions(device, &config, spec.regions)?,
+            store,
+            scales: scales(spec),
+            config,
+        })
+    }
+
+    /// Reads the windows of `images` images, writes `[images * windows * n, channels]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        images: usize,
+        qkv: &DeviceSlice,
+        out: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let AttentionConfig { tokens, heads, .. } = self.config;
+        let (total, channels) = (images * self.windows, heads * HEAD_DIM);
+        let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
+        expect("attention: q, k and v", qkv, total * tokens * row_stride(3 * channels, element) * element);
+        expect("attention: the output", out, total * tokens * channels * self.store.element_bytes());
+        [qkv, out, &self.bias].into_iter().for_each(|s| on.hold(s));
+        self.regions
+            .iter()
+            .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
+        let (each, config) = self.config.launch(total, self.multiprocessors);
+        let (recip, scale) = self.store.recip_and_scale();
+        let params = AttentionParams {
+            qkv: qkv.ptr(),
+            bias: self.bias.ptr(),
+            regions: self.regions.as_ref().map_or(0, |(regions, _)| regions.ptr()),
+            masked: self.regions.as_ref().map_or(0, |(_, masked)| masked.ptr()),
+            out: out.ptr(),
+            total_windows: int(total),
+            windows: int(self.windows),
+            n: int(tokens),
+            heads: int(heads),
+            windows_each: int(each),
+            logit_scale: self.scales.logit,
+            value_scale: self.scales.value,
+            probs_scale: self.scales.probs.0,
+            probs_recip: self.scales.probs.1,
+            recip,
+            scale,
+        };
+        // SAFETY: `AttentionParams` is the kernel's parameter; the windows it touches are within the lengths checked
+        // above, bias and regions were laid out for the same shape, and the slices are held.
+        unsafe { launch(&self.kernel, config, on, &params) }
+    }
+}
+
+/// The kernels' choice for `spec`.
+fn config(spec: &AttentionSpec<'_>) -> Result<AttentionConfig, CudaError> {
+    let quant = &spec.quant;
+    if spec.head_dim != HEAD_DIM {
+        return Err(CudaError::Unsupported(format!(
+            "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
+            spec.head_dim
+        )));
+    }
+    let integer = [quant.q.is_some(), quant.k.is_some(), quant.v.is_some(), quant.probs != Probs::Float];
+    if quant.scores.is_some() || integer.iter().any(|&on| on != integer[0]) {
+        return Err(CudaError::Unsupported(
+            "the CUDA kernels need the sites q, k, v and probs all on or all off, and scores off; the CPU backend runs \
+             every recipe"
+                .to_owned(),
+        ));
+    }
+    let elements = if integer[0] { AttentionElements::Codes } else { AttentionElements::Half };
+    let probs_s8 = matches!(quant.probs, Probs::S8(_));
+    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8 })
+}
+
+/// Factors as the reference multiplies them.
+fn scales(spec: &AttentionSpec<'_>) -> Scales {
+    let quant = &spec.quant;
+    let (Some(q), Some(k), Some(v)) = (quant.q, quant.k, quant.v) else {
+        return Scales { logit: spec.scale, value: 1.0, probs: (1.0, 1.0) };
+    };
+    let probs = match quant.probs {
+        Probs::S8(probs) => (probs.scale(), probs.recip()),
+        Probs::U8 | Probs::Float => (1.0, 1.0),
+    };
+    Scales { logit: q.scale() * k.scale() * spec.scale, value: v.scale(), probs }
+}
+
+/// The bias `[heads, n, n]` as `[heads, padded, padded]`: -inf for keys that pad, zeros for queries that do.
+fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
+    let (n, padded) = (config.tokens, config.padded());
+    assert_eq!(bias.len(), config.heads * n * n, "attention: bias is not [{}, {n}, {n}]", config.heads);
+    let mut out = vec![0.0; config.heads * padded * padded];
+    for (row, out) in out.chunks_exact_mut(padded).enumerate() {
+        let (head, query) = (row / padded, row % padded);
+        if query < n {
+            out[..n].copy_from_slice(&bias[(head * n + query) * n..][..n]);
+        }
+        out[n..].fill(f32::NEG_INFINITY);
+    }
+    out
+}
+
+/// Regions `[windows, n]` as `[windows, padded]`, and whether each window has more than one.
+fn regions(
+    device: &Device,
+    config: &AttentionConfig,
+    regions: Option<&[u8]>,
+) -> Result<Option<(DeviceSlice, DeviceSlice)>, CudaError> {
+    let Some(regions) = regions else { return Ok(None) };
+    let (n, padded) = (config.tokens, config.padded());
+    let pad = |window: &[u8]| {
+        let mut row = window.to_vec();
+        row.resize(padded, 0);
+        row
+    };
+    let rows: Vec<u8> = regions.chunks_exact(n).flat_map(pad).collect();
+    let masked: Vec<u8> =
+        regions.chunks_exact(n).map(|window| u8::from(window.iter().any(|r| *r != window[0]))).collect();
+    let copy = |bytes: &[u8]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, bytes)?.all());
+    Ok(Some((copy(&rows)?, copy(&masked)?)))
+}

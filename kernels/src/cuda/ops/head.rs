@@ -1,0 +1,227 @@
+//! The end of the network: LayerNorm and mean over tokens, and a product in f32.
+
+use super::{DeviceStore, StreamType, expect, int, row_stride};
+use crate::Quantizer;
+use crate::cuda::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+const POOL_THREADS: u32 = 512;
+const LINEAR_THREADS: u32 = 128;
+/// Columns, rows, k of a stage and stages of a block of the product.
+const COLUMNS: usize = 32;
+const ROWS: usize = 16;
+const DEPTH: usize = 64;
+const STAGES: usize = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PoolParams {
+    stream: u64,
+    gamma: u64,
+    beta: u64,
+    out: u64,
+    tokens: i32,
+    columns: i32,
+    stride: i32,
+    epsilon: f32,
+    recip: f32,
+    scale: f32,
+}
+
+// SAFETY: the fields of `Params` in head.cu with POOL defined, in their order.
+unsafe impl Params for PoolParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LinearParams {
+    x: u64,
+    w: u64,
+    bias: u64,
+    output_recip: f32,
+    output_scale: f32,
+    out: u64,
+    m: i32,
+    n: i32,
+    k: i32,
+    stride: i32,
+}
+
+// SAFETY: the fields of `Params` in head.cu without POOL, in their order.
+unsafe impl Params for LinearParams {}
+
+/// LayerNorm of every token, then the mean over the tokens of each image.
+pub struct DevicePool {
+    kernel: Kernel,
+    gamma: DeviceSlice,
+    beta: DeviceSlice,
+    columns: usize,
+    epsilon: f32,
+    stream: StreamType,
+    store: DeviceStore,
+}
+
+impl DevicePool {
+    /// The program.
+    pub fn program(stream: StreamType, store: DeviceStore) -> Program {
+        Program::new("head.cu", "pool")
+            .define("POOL", 1)
+            .define("THREADS", POOL_THREADS.into())
+            .define("STREAM_F32", stream.define())
+            .define("STORE", store.define())
+            .define("FAKE", store.is_fake().into())
+    }
+
+    /// Prepares the op.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// Unless the columns are a multiple of 4.
+    pub fn new(
+        device: &Device,
+        (gamma, beta): (&[f32], &[f32]),
+        epsilon: f32,
+        stream: StreamType,
+        store: DeviceStore,
+    ) -> Result<DevicePool, CudaError> {
+        assert!(gamma.len() == beta.len() && gamma.len().is_multiple_of(4), "pool: {} columns", gamma.len());
+        Ok(DevicePool {
+            kernel: device.kernel(&DevicePool::program(stream, store))?,
+            gamma: DeviceBuf::from_slice(device, gamma)?.all(),
+            beta: DeviceBuf::from_slice(device, beta)?.all(),
+            columns: gamma.len(),
+            epsilon,
+            stream,
+            store,
+        })
+    }
+
+    /// Reads the stream of `images` images of `tokens` tokens, writes `[images, columns]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        (images, tokens): (usize, usize),
+        stream: &DeviceSlice,
+        out: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let stride = row_stride(self.columns, self.store.element_bytes());
+        expect("pool: the stream", stream, images * tokens * self.columns * self.stream.bytes());
+        expect("pool: the output", out, images * stride * self.store.element_bytes());
+        [stream, out, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
+        let (recip, scale) = self.store.recip_and_scale();
+        let params = PoolParams {
+            stream: stream.ptr(),
+            gamma: self.gamma.ptr(),
+            beta: self.beta.ptr(),
+            out: out.ptr(),
+            tokens: int(tokens),
+            columns: int(self.columns),
+            stride: int(stride),
+            epsilon: self.epsilon,
+            recip,
+            scale,
+        };
+        let config = LaunchConfig {
+            shared: 12 * tokens as u32,
+            pdl: true,
+            ..LaunchConfig::linear(images as u32, POOL_THREADS)
+        };
+        // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are held.
+        unsafe { launch(&self.kernel, config, on, &params) }
+    }
+}
+
+/// A product in f32 for few rows, summed in the order of k as the reference does.
+pub struct DeviceLinearF32 {
+    kernel: Kernel,
+    weight: DeviceSlice,
+    bias: DeviceSlice,
+    n: usize,
+    k: usize,
+    output: Option<Quantizer>,
+}
+
+impl DeviceLinearF32 {
+    /// The program.
+    pub fn program(output: bool) -> Program {
+        Program::new("head.cu", "linear_f32")
+            .define("THREADS", LINEAR_THREADS.into())
+            .define("OUTPUT", output.into())
+    }
+
+    /// How `m` rows of `n` columns are launched.
+    pub fn launch(m: usize, n: usize) -> LaunchConfig {
+        LaunchConfig {
+            grid: [n.div_ceil(COLUMNS) as u32, m.div_ceil(ROWS) as u32, 1],
+            threads: LINEAR_THREADS,
+            shared: (4 * STAGES * DEPTH * (COLUMNS + ROWS)) as u32,
+            pdl: true,
+        }
+    }
+
+    /// Prepares the product with `weight`, `[n, k]`, and `bias`, `[n]`.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// Unless `weight` has whole rows, of a multiple of 4 elements.
+    pub fn new(
+        device: &Device,
+        weight: &[f32],
+        bias: &[f32],
+        output: Option<Quantizer>,
+    ) -> Result<DeviceLinearF32, CudaError> {
+        let n = bias.len();
+        let k = weight.len() / n;
+        assert!(weight.len() == n * k && k.is_multiple_of(4), "linear_f32: weight is not [{n}, {k}]");
+        let stride = n.next_multiple_of(4);
+        let mut transposed = vec![0.0; k * stride];
+        for (column, row) in weight.chunks_exact(k).enumerate() {
+            row.iter().enumerate().for_each(|(i, &w)| transposed[i * stride + column] = w);
+        }
+        Ok(DeviceLinearF32 {
+            kernel: device.kernel(&DeviceLinearF32::program(output.is_some()))?,
+            weight: DeviceBuf::from_slice(device, &transposed)?.all(),
+            bias: DeviceBuf::from_slice(device, bias)?.all(),
+            n,
+            k,
+            output,
+        })
+    }
+
+    /// Reads f32 `[m, k]`, writes f32 `[m, n]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
+        expect("linear_f32: the input", x, 4 * m * self.k);
+        expect("linear_f32: the output", out, 4 * m * self.n);
+        [x, out, &self.weight, &self.bias].into_iter().for_each(|s| on.hold(s));
+        let params = LinearParams {
+            x: x.ptr(),
+            w: self.weight.ptr(),
+            bias: self.bias.ptr(),
+            output_recip: self.output.map_or(1.0, Quantizer::recip),
+            output_scale: self.output.map_or(1.0, Quantizer::scale),
+            out: out.ptr(),
+            m: int(m),
+            n: int(self.n),
+            k: int(self.k),
+            stride: int(self.n.next_multiple_of(4)),
+        };
+        // SAFETY: `LinearParams` is the kernel's parameter; the lengths were checked above, and the slices are held.
+        unsafe { launch(&self.kernel, DeviceLinearF32::launch(m, self.n), on, &params) }
+    }
+}

@@ -1,0 +1,131 @@
+//! The fused ops of a Swin on a GPU: each is prepared once and then put on a stream, with no allocation.
+//!
+//! On the device codes are plain INT8, and rows of codes and of f16 values are [`row_stride`] apart. The residual stream
+//! is f16 or f32 ([`StreamType`]); with an f32 stream and INT8 products every op gives the bits of the reference.
+
+pub mod attention;
+pub mod head;
+pub mod norm;
+pub mod patch;
+pub mod product;
+
+use super::{CudaError, Device, DeviceBuf, DeviceSlice};
+use crate::{Quantizer, RowMap};
+
+/// Elements of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StreamType {
+    /// Half precision: half the traffic.
+    F16,
+    /// Single precision: the bits of the CPU engine.
+    F32,
+}
+
+impl StreamType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            StreamType::F16 => 2,
+            StreamType::F32 => 4,
+        }
+    }
+
+    fn define(self) -> i64 {
+        i64::from(self == StreamType::F32)
+    }
+}
+
+/// What an op that writes whole rows stores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeviceStore {
+    /// INT8 codes.
+    Codes(Quantizer),
+    /// f16.
+    Half,
+    /// f16 of the quantized and dequantized value (for a product that runs in float on a quantized operand).
+    FakeHalf(Quantizer),
+    /// f32.
+    Float,
+    /// f32 of the quantized and dequantized value.
+    FakeFloat(Quantizer),
+}
+
+/// Numbers of the STORE_ constants in the kernels.
+const STORE_CODES: i64 = 0;
+const STORE_HALF: i64 = 1;
+const STORE_FLOAT: i64 = 2;
+const STORE_RESIDUAL: i64 = 3;
+
+impl DeviceStore {
+    /// Bytes of an element.
+    pub fn element_bytes(self) -> usize {
+        match self {
+            DeviceStore::Codes(_) => 1,
+            DeviceStore::Half | DeviceStore::FakeHalf(_) => 2,
+            DeviceStore::Float | DeviceStore::FakeFloat(_) => 4,
+        }
+    }
+
+    fn define(self) -> i64 {
+        match self {
+            DeviceStore::Codes(_) => STORE_CODES,
+            DeviceStore::Half | DeviceStore::FakeHalf(_) => STORE_HALF,
+            DeviceStore::Float | DeviceStore::FakeFloat(_) => STORE_FLOAT,
+        }
+    }
+
+    fn is_fake(self) -> bool {
+        matches!(self, DeviceStore::FakeHalf(_) | DeviceStore::FakeFloat(_))
+    }
+
+    /// Reciprocal and step; ones where nothing is quantized.
+    fn recip_and_scale(self) -> (f32, f32) {
+        match self {
+            DeviceStore::Codes(q) | DeviceStore::FakeHalf(q) | DeviceStore::FakeFloat(q) => {
+                (q.recip(), q.scale())
+            }
+            DeviceStore::Half | DeviceStore::Float => (1.0, 1.0),
+        }
+    }
+}
+
+/// Elements from one row of `columns` values of `element_bytes` bytes to the next: rows begin at multiples of 16 bytes.
+pub fn row_stride(columns: usize, element_bytes: usize) -> usize {
+    (columns * element_bytes).next_multiple_of(16) / element_bytes
+}
+
+/// A [`RowMap`] on the device.
+#[derive(Clone)]
+pub struct DeviceMap {
+    slice: DeviceSlice,
+    rows: usize,
+    tokens: usize,
+}
+
+impl DeviceMap {
+    /// Copies `map` to the device.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    pub fn new(device: &Device, map: &RowMap) -> Result<DeviceMap, CudaError> {
+        let slice = DeviceBuf::from_slice(device, map.rows())?.all();
+        Ok(DeviceMap { slice, rows: map.rows().len(), tokens: map.tokens() })
+    }
+}
+
+/// Checks that `slice` holds `bytes` bytes and begins where 16-byte accesses may.
+///
+/// # Panics
+/// Otherwise; the message begins with `what`.
+fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
+    assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
+    assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
+}
+
+/// A size as kernels take it.
+///
+/// # Panics
+/// From 2^31 on.
+fn int(size: usize) -> i32 {
+    i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
+}

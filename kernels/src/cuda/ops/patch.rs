@@ -1,0 +1,234 @@
+//! Patch embedding, from pixels to the residual stream.
+
+use super::{StreamType, expect, int};
+use crate::Quantizer;
+use crate::cuda::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+/// Tokens of a block.
+const TOKENS: usize = 32;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PatchParams {
+    pixels: u64,
+    lookup: u64,
+    weight: u64,
+    bias: u64,
+    scale: u64,
+    gamma: u64,
+    beta: u64,
+    position: u64,
+    out: u64,
+    size: i32,
+    total_tokens: i32,
+    columns: i32,
+    output_scale: f32,
+    epsilon: f32,
+}
+
+// SAFETY: the fields of `Params` in patch.cu, in their order.
+unsafe impl Params for PatchParams {}
+
+/// A patch embedding: a product over normalised pixels, LayerNorm, position embedding.
+pub struct PatchSpec<'a> {
+    /// Side of an image and of a patch, in pixels.
+    pub size: usize,
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// Value of each byte of each channel: normalised, and through the input's site (as codes for an INT8 product).
+    pub lookup: &'a [[f32; 256]; 3],
+    /// `[columns, 3 * patch * patch]`; codes for an INT8 product.
+    pub weight: &'a [f32],
+    /// Per column; zeros where there is none.
+    pub bias: &'a [f32],
+    /// `s_x * s_w` of each column of an INT8 product.
+    pub multiplier: Option<&'a [f32]>,
+    /// The `.output` site.
+    pub output: Option<Quantizer>,
+    /// LayerNorm's gamma and beta.
+    pub norm: Option<(&'a [f32], &'a [f32])>,
+    /// LayerNorm's epsilon.
+    pub epsilon: f32,
+    /// Absolute position embedding, `[tokens, columns]`.
+    pub position: Option<&'a [f32]>,
+    /// Elements written.
+    pub stream: StreamType,
+}
+
+/// What a patch embedding is specialised for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchConfig {
+    /// Side of a patch.
+    pub patch: usize,
+    /// Columns.
+    pub columns: usize,
+    /// INT8 operands.
+    pub integer: bool,
+    /// An `.output` site.
+    pub output: bool,
+    /// LayerNorm.
+    pub norm: bool,
+    /// Position embedding.
+    pub position: bool,
+    /// Elements written.
+    pub stream: StreamType,
+}
+
+impl PatchConfig {
+    /// Threads of a block: one for each column, within limits.
+    pub fn threads(&self) -> u32 {
+        (self.columns.next_multiple_of(32) as u32).clamp(64, 512)
+    }
+
+    /// The program.
+    pub fn program(&self) -> Program {
+        Program::new("patch.cu", "patch_embed")
+            .define("THREADS", self.threads().into())
+            .define("TOKENS", TOKENS as i64)
+            .define("PATCH", self.patch as i64)
+            .define("INTEGER", self.integer.into())
+            .define("OUTPUT", self.output.into())
+            .define("NORM", self.norm.into())
+            .define("POSITION", self.position.into())
+            .define("STREAM_F32", self.stream.define())
+    }
+
+    /// How `tokens` tokens are launched.
+    pub fn launch(&self, tokens: usize) -> LaunchConfig {
+        let x_row = (3 * self.patch * self.patch).next_multiple_of(4);
+        let shared = 4 * (768 + TOKENS * (x_row + self.columns));
+        LaunchConfig {
+            shared: shared as u32,
+            pdl: true,
+            ..LaunchConfig::linear(tokens.div_ceil(TOKENS) as u32, self.threads())
+        }
+    }
+}
+
+/// A patch embedding prepared for a device.
+pub struct DevicePatchEmbed {
+    kernel: Kernel,
+    config: PatchConfig,
+    size: usize,
+    lookup: DeviceSlice,
+    weight: DeviceSlice,
+    bias: DeviceSlice,
+    scale: Option<DeviceSlice>,
+    norm: Option<(DeviceSlice, DeviceSlice)>,
+    position: Option<DeviceSlice>,
+    output_scale: f32,
+    epsilon: f32,
+}
+
+/// The most k of an INT8 product whose sums an f32 holds exactly.
+const MAX_EXACT_K: usize = (1 << 24) / (128 * 128);
+
+impl DevicePatchEmbed {
+    /// Prepares the op.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] for patches too large for shared memory or for exact sums. Otherwise the kernel does
+    /// not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// If a length does not suit, or columns are not a multiple of 4.
+    pub fn new(device: &Device, spec: &PatchSpec<'_>) -> Result<DevicePatchEmbed, CudaError> {
+        let (columns, k) = (spec.bias.len(), 3 * spec.patch * spec.patch);
+        assert!(columns.is_multiple_of(4), "patch embedding: {columns} columns");
+        assert_eq!(spec.weight.len(), columns * k, "patch embedding: weight is not [{columns}, {k}]");
+        assert!(spec.size.is_multiple_of(spec.patch), "patch embedding: patches of {}", spec.patch);
+        let config = PatchConfig {
+            patch: spec.patch,
+            columns,
+            integer: spec.multiplier.is_some(),
+            output: spec.output.is_some(),
+            norm: spec.norm.is_some(),
+            position: spec.position.is_some(),
+            stream: spec.stream,
+        };
+        let shared = config.launch(1).shared;
+        if shared > device.shared_per_block() || (config.integer && k > MAX_EXACT_K) {
+            return Err(CudaError::Unsupported(format!(
+                "a patch embedding of {k} values to {columns} channels is too large for the CUDA kernel"
+            )));
+        }
+        let copy = |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, values)?.all());
+        let transposed: Vec<f32> = (0..k)
+            .flat_map(|k0| (0..columns).map(move |c| (c, k0)))
+            .map(|(c, k0)| spec.weight[c * k + k0])
+            .collect();
+        let scale = scales(spec, columns).map(|scale| copy(&scale)).transpose()?;
+        let norm = spec.norm.map(|(g, b)| Ok::<_, CudaError>((copy(g)?, copy(b)?))).transpose()?;
+        Ok(DevicePatchEmbed {
+            kernel: device.kernel(&config.program())?,
+            config,
+            size: spec.size,
+            lookup: copy(spec.lookup.as_flattened())?,
+            weight: copy(&transposed)?,
+            bias: copy(spec.bias)?,
+            scale,
+            norm,
+            position: spec.position.map(copy).transpose()?,
+            output_scale: spec.output.map_or(1.0, Quantizer::scale),
+            epsilon: spec.epsilon,
+        })
+    }
+
+    /// Reads u8 `[images, size, size, 3]`, writes the stream `[images * tokens, columns]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        images: usize,
+        pixels: &DeviceSlice,
+        out: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let tokens = images * (self.size / self.config.patch).pow(2);
+        expect("patch embedding: the images", pixels, images * self.size * self.size * 3);
+        let bytes = tokens * self.config.columns * self.config.stream.bytes();
+        expect("patch embedding: the stream", out, bytes);
+        let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
+        let optional = [self.scale.as_ref(), gamma, beta, self.position.as_ref()];
+        [pixels, out, &self.lookup, &self.weight, &self.bias]
+            .into_iter()
+            .chain(optional.into_iter().flatten())
+            .for_each(|s| on.hold(s));
+        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let params = PatchParams {
+            pixels: pixels.ptr(),
+            lookup: self.lookup.ptr(),
+            weight: self.weight.ptr(),
+            bias: self.bias.ptr(),
+            scale: ptr(self.scale.as_ref()),
+            gamma: ptr(gamma),
+            beta: ptr(beta),
+            position: ptr(self.position.as_ref()),
+            out: out.ptr(),
+            size: int(self.size),
+            total_tokens: int(tokens),
+            columns: int(self.config.columns),
+            output_scale: self.output_scale,
+            epsilon: self.epsilon,
+        };
+        // SAFETY: `PatchParams` is the kernel's parameter; images and stream have the lengths checked above, the other
+        // arrays those of `new`, and the slices are held.
+        unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) }
+    }
+}
+
+/// What sums are multiplied by, as in the reference's epilogue.
+fn scales(spec: &PatchSpec<'_>, columns: usize) -> Option<Vec<f32>> {
+    match (spec.multiplier, spec.output) {
+        (None, None) => None,
+        (Some(multiplier), None) => Some(multiplier.to_vec()),
+        (Some(multiplier), Some(q)) => Some(multiplier.iter().map(|m| m * q.recip()).collect()),
+        (None, Some(q)) => Some(vec![q.recip(); columns]),
+    }
+}

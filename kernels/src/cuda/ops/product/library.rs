@@ -1,0 +1,139 @@
+//! A product by cuBLASLt, whose INT8 products have no epilogue, and the launch that finishes it.
+
+use std::sync::Arc;
+
+use super::params::DequantParams;
+use super::{PlainWeight, Product, ProductKind, Target, expect, int};
+use crate::cuda::{
+    CudaError, DeviceBuf, DeviceSlice, FloatKind, Kernel, LaunchConfig, Lt, LtPlan, Output, Program, Stream,
+    launch,
+};
+
+/// Threads of a block of the finishing launch.
+const THREADS: u32 = 256;
+
+/// A product by one of cuBLASLt's algorithms, then bias, GELU, quantization or residual in a launch of ours.
+pub struct LibraryProduct {
+    lt: Arc<Lt>,
+    plan: LtPlan,
+    kernel: Kernel,
+    /// INT8 results: the `.output` site's codes.
+    codes: bool,
+    m: usize,
+}
+
+impl ProductKind {
+    /// The program of the finishing launch; `codes`: the library's results are codes of the `.output` site.
+    pub fn finish_program(&self, codes: bool) -> Program {
+        let program = Program::new("dequant.cu", "dequant")
+            .define("THREADS", THREADS.into())
+            .define("CODES_IN", codes.into());
+        self.define(program)
+    }
+}
+
+impl Product {
+    /// cuBLASLt's algorithms for `m` rows, the most promising first: results in s32 (f32 for f16 operands), and for an
+    /// `.output` site in s8 too. Empty where the sizes are none of the library's (n and k multiples of 16).
+    ///
+    /// # Errors
+    /// cuBLASLt fails, a kernel does not compile, or the device has too little memory.
+    pub fn library(&self, lt: &Arc<Lt>, m: usize) -> Result<Vec<LibraryProduct>, CudaError> {
+        if !self.n.is_multiple_of(16) || !self.k.is_multiple_of(16) {
+            return Ok(Vec::new());
+        }
+        self.plain()?;
+        let mut products = Vec::new();
+        if self.kind.integer {
+            products.extend(self.finished(lt, m, LtPlan::new(lt, m, self.n, self.k, Output::S32)?, false)?);
+            if self.kind.output {
+                products.extend(self.finished(
+                    lt,
+                    m,
+                    LtPlan::new(lt, m, self.n, self.k, Output::S8)?,
+                    true,
+                )?);
+            }
+        } else {
+            let plans = LtPlan::float(lt, m, self.n, self.k, FloatKind::F16ToF32)?;
+            products.extend(self.finished(lt, m, plans, false)?);
+        }
+        Ok(products)
+    }
+
+    fn finished(
+        &self,
+        lt: &Arc<Lt>,
+        m: usize,
+        plans: Vec<LtPlan>,
+        codes: bool,
+    ) -> Result<Vec<LibraryProduct>, CudaError> {
+        let kernel = self.device.kernel(&self.kind.finish_program(codes))?;
+        let finish = |plan| LibraryProduct { lt: Arc::clone(lt), plan, kernel: kernel.clone(), codes, m };
+        Ok(plans.into_iter().map(finish).collect())
+    }
+
+    /// The weight in the order of its columns, on the device.
+    fn plain(&self) -> Result<&DeviceSlice, CudaError> {
+        if let Some(slice) = self.plain_on_device.get() {
+            return Ok(slice);
+        }
+        let buf = match &self.plain_weight {
+            PlainWeight::Codes(codes) => DeviceBuf::from_slice(&self.device, codes)?,
+            PlainWeight::Half(bits) => DeviceBuf::from_slice(&self.device, bits)?,
+        };
+        Ok(self.plain_on_device.get_or_init(|| buf.all()))
+    }
+}
+
+impl LibraryProduct {
+    /// Bytes that the library's results take between the two launches.
+    pub fn scratch_bytes(&self, product: &Product) -> usize {
+        self.m * product.n * if self.codes { 1 } else { 4 }
+    }
+
+    /// Whether the library's results are INT8.
+    pub fn is_s8(&self) -> bool {
+        self.codes
+    }
+
+    /// The library's algorithm.
+    pub fn plan(&self) -> &LtPlan {
+        &self.plan
+    }
+
+    /// Multiplies the rows of `a` with the weight of `product`, which this was made from, by way of `scratch`.
+    ///
+    /// # Errors
+    /// The driver or cuBLASLt fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        product: &Product,
+        on: &Stream,
+        a: &DeviceSlice,
+        scratch: &DeviceSlice,
+        target: Target<'_>,
+    ) -> Result<(), CudaError> {
+        expect("product: the scratch", scratch, self.scratch_bytes(product));
+        product.expect_target(self.m, &target);
+        let alpha = self.codes.then_some(&product.epilogue.scale);
+        self.plan.run(&self.lt, on, a, product.plain()?, alpha, scratch)?;
+        [target.slice, scratch].into_iter().for_each(|s| on.hold(s));
+        target.map.into_iter().for_each(|map| on.hold(&map.slice));
+        product.epilogue.hold(on);
+        let params = DequantParams {
+            sums: scratch.ptr(),
+            m: int(self.m),
+            ld: int(product.n),
+            epilogue: product.epilogue.params(&target, product.n, product.out_stride()),
+        };
+        let blocks = (self.m * product.n.div_ceil(8)).div_ceil(THREADS as usize);
+        let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
+        // SAFETY: `DequantParams` is the kernel's parameter, which was specialised for the product's kind; the lengths
+        // were checked above, and all slices are held.
+        unsafe { launch(&self.kernel, config, on, &params) }
+    }
+}

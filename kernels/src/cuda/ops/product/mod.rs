@@ -1,0 +1,372 @@
+//! Products with a weight on the tensor cores, with what follows them: in one launch of our own, or as a product of
+//! cuBLASLt and one launch after it.
+
+mod library;
+pub mod pack;
+mod params;
+mod tile;
+
+use std::sync::OnceLock;
+
+pub use library::LibraryProduct;
+pub use tile::Tile;
+
+use self::pack::{GROUP, pack_codes, pack_half, pad_columns};
+use self::params::{EpilogueParams, GemmParams};
+use super::{DeviceMap, DeviceStore, StreamType, expect, int, row_stride};
+use crate::Quantizer;
+use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, Stream, launch};
+
+/// The weight of a product.
+#[derive(Clone, Copy)]
+pub enum ProductWeight<'a> {
+    /// INT8 codes `[n, k]`, for INT8 inputs, and `s_x * s_w` of each column.
+    Codes {
+        /// The codes.
+        codes: &'a [i8],
+        /// One for each column.
+        multiplier: &'a [f32],
+    },
+    /// Rounded to f16, `[n, k]`, for f16 inputs; sums are f32.
+    Half(&'a [f32]),
+}
+
+/// What a product does with its results.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProductStore {
+    /// As any op.
+    Plain(DeviceStore),
+    /// INT8 codes, with the reciprocal of a step for each column.
+    Codes(Vec<f32>),
+    /// Adds them to the residual stream.
+    Residual,
+}
+
+/// A product.
+pub struct ProductSpec<'a> {
+    /// Columns of the output.
+    pub n: usize,
+    /// Columns of the input.
+    pub k: usize,
+    /// The weight.
+    pub weight: ProductWeight<'a>,
+    /// Per column.
+    pub bias: Option<&'a [f32]>,
+    /// The `.output` site.
+    pub output: Option<Quantizer>,
+    /// Whether GELU follows the bias.
+    pub gelu: bool,
+    /// What is done with the results.
+    pub store: ProductStore,
+    /// Elements of the residual stream.
+    pub stream: StreamType,
+}
+
+/// What the kernels of a product are specialised for, its tile aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductKind {
+    /// INT8 operands, else f16.
+    pub integer: bool,
+    /// An `.output` site.
+    pub output: bool,
+    /// GELU.
+    pub gelu: bool,
+    /// Quantize and dequantize before the store.
+    pub fake: bool,
+    /// STORE_ constant.
+    store: i64,
+    /// Elements of the residual stream.
+    pub stream: StreamType,
+}
+
+impl ProductKind {
+    /// The kind of `spec`.
+    pub fn new(spec: &ProductSpec<'_>) -> ProductKind {
+        let (store, fake) = match &spec.store {
+            ProductStore::Plain(store) => (store.define(), store.is_fake()),
+            ProductStore::Codes(_) => (super::STORE_CODES, false),
+            ProductStore::Residual => (super::STORE_RESIDUAL, false),
+        };
+        ProductKind {
+            integer: matches!(spec.weight, ProductWeight::Codes { .. }),
+            output: spec.output.is_some(),
+            gelu: spec.gelu,
+            fake,
+            store,
+            stream: spec.stream,
+        }
+    }
+
+    /// `program` with the defines of the epilogue.
+    fn define(&self, program: Program) -> Program {
+        program
+            .define("INTEGER", self.integer.into())
+            .define("OUTPUT", self.output.into())
+            .define("GELU", self.gelu.into())
+            .define("FAKE", self.fake.into())
+            .define("STORE", self.store)
+            .define("STREAM_F32", self.stream.define())
+    }
+
+    /// Our own kernel, cut by `tile`.
+    pub fn program(&self, tile: Tile) -> Program {
+        let program = Program::new("gemm.cu", "gemm")
+            .define("BM", tile.block.0.into())
+            .define("BN", tile.block.1.into())
+            .define("WM", tile.warp.0.into())
+            .define("WN", tile.warp.1.into())
+            .define("BK", tile.depth.into())
+            .define("STAGES", tile.stages.into())
+            .define("THREADS", tile.threads().into());
+        self.define(program)
+    }
+
+    /// Bytes of an element stored.
+    fn element_bytes(&self) -> usize {
+        match self.store {
+            super::STORE_CODES => 1,
+            super::STORE_HALF => 2,
+            super::STORE_FLOAT => 4,
+            _ => self.stream.bytes(),
+        }
+    }
+
+    /// Whether results are added to the residual stream.
+    pub fn is_residual(&self) -> bool {
+        self.store == super::STORE_RESIDUAL
+    }
+}
+
+/// A product whose weight is on a device.
+pub struct Product {
+    device: Device,
+    kind: ProductKind,
+    n: usize,
+    k: usize,
+    weight: DeviceSlice,
+    epilogue: EpilogueArrays,
+    /// What cuBLASLt needs of a weight, which goes to the device when first asked for.
+    plain_weight: PlainWeight,
+    plain_on_device: OnceLock<DeviceSlice>,
+}
+
+/// The weight in the order of its columns.
+enum PlainWeight {
+    Codes(Vec<i8>),
+    /// Bits of f16.
+    Half(Vec<u16>),
+}
+
+/// Per-column arrays, padded to whole groups, and scalars.
+struct EpilogueArrays {
+    scale: DeviceSlice,
+    bias: DeviceSlice,
+    recip: DeviceSlice,
+    output_scale: f32,
+    fake: (f32, f32),
+}
+
+impl EpilogueArrays {
+    fn new(device: &Device, spec: &ProductSpec<'_>) -> Result<EpilogueArrays, CudaError> {
+        let n = spec.n;
+        let copy =
+            |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(values))?.all());
+        let recip = match &spec.store {
+            ProductStore::Codes(recip) => recip.clone(),
+            ProductStore::Plain(store) => vec![store.recip_and_scale().0; n],
+            ProductStore::Residual => vec![1.0; n],
+        };
+        let fake = match &spec.store {
+            ProductStore::Plain(store) => store.recip_and_scale(),
+            _ => (1.0, 1.0),
+        };
+        Ok(EpilogueArrays {
+            scale: copy(&column_scales(spec))?,
+            bias: copy(&spec.bias.map_or_else(|| vec![0.0; n], <[f32]>::to_vec))?,
+            recip: copy(&recip)?,
+            output_scale: spec.output.map_or(1.0, Quantizer::scale),
+            fake,
+        })
+    }
+
+    fn hold(&self, on: &Stream) {
+        [&self.scale, &self.bias, &self.recip].into_iter().for_each(|s| on.hold(s));
+    }
+
+    fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {
+        EpilogueParams {
+            scale: self.scale.ptr(),
+            bias: self.bias.ptr(),
+            recip: self.recip.ptr(),
+            map: out.map.map_or(0, |map| map.slice.ptr()),
+            out: out.slice.ptr(),
+            n: int(n),
+            stride: int(stride),
+            map_rows: int(out.map.map_or(0, |map| map.rows)),
+            map_tokens: int(out.map.map_or(0, |map| map.tokens)),
+            output_scale: self.output_scale,
+            fake_recip: self.fake.0,
+            fake_scale: self.fake.1,
+        }
+    }
+}
+
+/// What sums are multiplied by.
+fn column_scales(spec: &ProductSpec<'_>) -> Vec<f32> {
+    match (spec.weight, spec.output) {
+        (ProductWeight::Codes { multiplier, .. }, None) => multiplier.to_vec(),
+        (ProductWeight::Codes { multiplier, .. }, Some(q)) => {
+            multiplier.iter().map(|m| m * q.recip()).collect()
+        }
+        (ProductWeight::Half(_), Some(q)) => vec![q.recip(); spec.n],
+        (ProductWeight::Half(_), None) => vec![1.0; spec.n],
+    }
+}
+
+/// Where a product writes.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// The output, or the residual stream.
+    pub slice: &'a DeviceSlice,
+    /// The order of the rows, for a residual store whose rows are not tokens.
+    pub map: Option<&'a DeviceMap>,
+}
+
+impl Product {
+    /// Puts the weight on the device.
+    ///
+    /// # Errors
+    /// The device has too little memory.
+    ///
+    /// # Panics
+    /// If a length does not suit.
+    pub fn new(device: &Device, spec: &ProductSpec<'_>) -> Result<Product, CudaError> {
+        let (n, k) = (spec.n, spec.k);
+        let (weight, plain_weight) = match spec.weight {
+            ProductWeight::Codes { codes, multiplier } => {
+                assert!(codes.len() == n * k && multiplier.len() == n, "product: codes are not [{n}, {k}]");
+                let packed = pack_codes(codes, n, k, row_stride(k, 1));
+                (DeviceBuf::from_slice(device, &packed)?, PlainWeight::Codes(codes.to_vec()))
+            }
+            ProductWeight::Half(weight) => {
+                assert_eq!(weight.len(), n * k, "product: weight is not [{n}, {k}]");
+                let packed = pack_half(weight, n, k, row_stride(k, 2));
+                let plain = weight.iter().map(|&w| half::f16::from_f32(w).to_bits()).collect();
+                (DeviceBuf::from_slice(device, &packed)?, PlainWeight::Half(plain))
+            }
+        };
+        Ok(Product {
+            device: device.clone(),
+            kind: ProductKind::new(spec),
+            n,
+            k,
+            weight: weight.all(),
+            epilogue: EpilogueArrays::new(device, spec)?,
+            plain_weight,
+            plain_on_device: OnceLock::new(),
+        })
+    }
+
+    /// What its kernels are specialised for.
+    pub fn kind(&self) -> ProductKind {
+        self.kind
+    }
+
+    /// Columns of the output and of the input.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.n, self.k)
+    }
+
+    /// Bytes of a row of the input, without its padding.
+    pub fn k_bytes(&self) -> usize {
+        self.k * if self.kind.integer { 1 } else { 2 }
+    }
+
+    /// Tiles worth trying for `m` rows, the most promising first.
+    pub fn tiles(&self, m: usize) -> Vec<Tile> {
+        let (shared, count) = (self.device.shared_per_block(), self.device.multiprocessors());
+        Tile::candidates(m, self.n, self.k_bytes(), shared, count)
+    }
+
+    /// The product cut by `tile`, compiled.
+    ///
+    /// # Errors
+    /// The kernel does not compile.
+    pub fn own(&self, tile: Tile) -> Result<OwnProduct, CudaError> {
+        Ok(OwnProduct { kernel: self.device.kernel(&self.kind.program(tile))?, tile })
+    }
+
+    /// Elements from row to row of the output: residual streams and f32 outputs have no padding.
+    fn out_stride(&self) -> usize {
+        match self.kind.element_bytes() {
+            4 => self.n,
+            _ if self.kind.is_residual() => self.n,
+            bytes => row_stride(self.n, bytes),
+        }
+    }
+
+    /// Checks the output of `m` rows.
+    fn expect_target(&self, m: usize, target: &Target<'_>) {
+        let rows = match target.map {
+            None => m,
+            Some(map) => {
+                assert!(self.kind.is_residual(), "product: only a residual store takes a map");
+                assert!(m.is_multiple_of(map.rows), "product: {m} rows are not whole images of {}", map.rows);
+                m / map.rows * map.tokens
+            }
+        };
+        expect("product: the output", target.slice, rows * self.out_stride() * self.kind.element_bytes());
+    }
+}
+
+/// Our own kernel for a product.
+pub struct OwnProduct {
+    kernel: Kernel,
+    tile: Tile,
+}
+
+impl OwnProduct {
+    /// How it is cut.
+    pub fn tile(&self) -> Tile {
+        self.tile
+    }
+
+    /// Multiplies the `m` rows of `a`, [`row_stride`] apart, with the weight of `product`, which this was made from.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        product: &Product,
+        on: &Stream,
+        m: usize,
+        a: &DeviceSlice,
+        target: Target<'_>,
+    ) -> Result<(), CudaError> {
+        let element = if product.kind.integer { 1 } else { 2 };
+        let row_bytes = row_stride(product.k, element) * element;
+        expect("product: the input", a, m * row_bytes);
+        product.expect_target(m, &target);
+        [a, target.slice, &product.weight].into_iter().for_each(|s| on.hold(s));
+        target.map.into_iter().for_each(|map| on.hold(&map.slice));
+        product.epilogue.hold(on);
+        let params = GemmParams {
+            a: a.ptr(),
+            w: product.weight.ptr(),
+            m: int(m),
+            n_packed: int(product.n.next_multiple_of(GROUP)),
+            k_bytes: int(product.k_bytes()),
+            lda: int(row_bytes),
+            ldw: int(row_bytes),
+            tiles_n: int(self.tile.columns_of_blocks(product.n)),
+            epilogue: product.epilogue.params(&target, product.n, product.out_stride()),
+        };
+        let config = self.tile.launch(m, product.n);
+        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was specialised for the product's kind (`own`), which
+        // the lengths checked above follow; weight and arrays were padded in `Product::new`; all slices are held.
+        unsafe { launch(&self.kernel, config, on, &params) }
+    }
+}

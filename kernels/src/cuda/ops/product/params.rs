@@ -1,0 +1,52 @@
+//! Parameters of the kernels, field for field.
+
+use crate::cuda::Params;
+
+/// `Epilogue` of epilogue.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct EpilogueParams {
+    pub(super) scale: u64,
+    pub(super) bias: u64,
+    pub(super) recip: u64,
+    pub(super) map: u64,
+    pub(super) out: u64,
+    pub(super) n: i32,
+    pub(super) stride: i32,
+    pub(super) map_rows: i32,
+    pub(super) map_tokens: i32,
+    pub(super) output_scale: f32,
+    pub(super) fake_recip: f32,
+    pub(super) fake_scale: f32,
+}
+
+/// `Params` of gemm.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GemmParams {
+    pub(super) a: u64,
+    pub(super) w: u64,
+    pub(super) m: i32,
+    pub(super) n_packed: i32,
+    pub(super) k_bytes: i32,
+    pub(super) lda: i32,
+    pub(super) ldw: i32,
+    pub(super) tiles_n: i32,
+    pub(super) epilogue: EpilogueParams,
+}
+
+// SAFETY: the fields of `Params` in gemm.cu, in their order.
+unsafe impl Params for GemmParams {}
+
+/// `Params` of dequant.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct DequantParams {
+    pub(super) sums: u64,
+    pub(super) m: i32,
+    pub(super) ld: i32,
+    pub(super) epilogue: EpilogueParams,
+}
+
+// SAFETY: the fields of `Params` in dequant.cu, in their order.
+unsafe impl Params for DequantParams {}

@@ -1,0 +1,205 @@
+//! Work that is replayed on new input: copies from and to pinned memory around a graph, with the copy of the next input
+//! overlapping the work on this one.
+
+use std::collections::BTreeMap;
+
+use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Graph, PinnedBuf, Stream};
+
+/// Inputs in flight.
+const SLOTS: usize = 2;
+
+/// A queue of inputs for one piece of work, which is recorded once for each size of input.
+pub struct Pipeline {
+    compute: Stream,
+    copies: Stream,
+    slots: [Slot; SLOTS],
+}
+
+/// Room for one input and its output.
+struct Slot {
+    /// What the work reads.
+    input: DeviceSlice,
+    host_input: PinnedBuf,
+    host_output: PinnedBuf,
+    copied: Event,
+    done: Event,
+    /// The recorded work for each key.
+    graphs: BTreeMap<usize, Graph>,
+    busy: bool,
+}
+
+impl Pipeline {
+    /// Room for inputs and outputs of up to these many bytes.
+    ///
+    /// # Errors
+    /// Too little memory on the device or on the host, or the driver fails.
+    pub fn new(device: &Device, input_bytes: usize, output_bytes: usize) -> Result<Pipeline, CudaError> {
+        let slot = || -> Result<Slot, CudaError> {
+            Ok(Slot {
+                input: DeviceBuf::zeroed(device, input_bytes)?.all(),
+                host_input: PinnedBuf::new(device, input_bytes)?,
+                host_output: PinnedBuf::new(device, output_bytes)?,
+                copied: Event::new(device)?,
+                done: Event::new(device)?,
+                graphs: BTreeMap::new(),
+                busy: false,
+            })
+        };
+        Ok(Pipeline {
+            compute: Stream::new(device)?,
+            copies: Stream::new(device)?,
+            slots: [slot()?, slot()?],
+        })
+    }
+
+    /// The stream that the work runs on.
+    pub fn stream(&self) -> &Stream {
+        &self.compute
+    }
+
+    /// What the work of slot 0 reads.
+    pub fn input(&self) -> &DeviceSlice {
+        &self.slots[0].input
+    }
+
+    /// Whether work was recorded under `key`.
+    pub fn has(&self, key: usize) -> bool {
+        self.slots.iter().all(|slot| slot.graphs.contains_key(&key))
+    }
+
+    /// Records work under `key`: `work` is called for each slot with the stream and the slot's input.
+    ///
+    /// # Errors
+    /// `work` fails, or the driver does.
+    pub fn record<E: From<CudaError>>(
+        &mut self,
+        key: usize,
+        work: impl Fn(&Stream, &DeviceSlice) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for slot in &mut self.slots {
+            let mut failed = None;
+            let graph = self.compute.capture(|| {
+                work(&self.compute, &slot.input).map_err(|error| {
+                    failed = Some(error);
+                    CudaError::Unsupported("the work was not recorded".to_owned())
+                })
+            });
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            let graph = graph?;
+            graph.upload(&self.compute)?;
+            slot.graphs.insert(key, graph);
+        }
+        Ok(())
+    }
+
+    /// Runs `parts` one after the other: for each the key of its work, its input, and where its output goes, which the
+    /// work leaves at `output` on the device.
+    ///
+    /// # Errors
+    /// The driver or the work fails.
+    ///
+    /// # Panics
+    /// A key was not recorded, or a length is more than there is room for.
+    pub fn run<'a>(
+        &mut self,
+        output: &DeviceSlice,
+        parts: impl ExactSizeIterator<Item = (usize, &'a [u8], &'a mut [f32])>,
+    ) -> Result<(), CudaError> {
+        let alone = parts.len() == 1;
+        let mut waiting: [Option<&'a mut [f32]>; SLOTS] = [const { None }; SLOTS];
+        let mut outcome = Ok(());
+        for (index, (key, input, values)) in parts.enumerate() {
+            let slot = index % SLOTS;
+            outcome = self
+                .finish(slot, waiting[slot].take())
+                .and_then(|()| self.start(slot, key, input, output, values.len(), alone));
+            if outcome.is_err() {
+                break;
+            }
+            waiting[slot] = Some(values);
+        }
+        for (slot, values) in waiting.into_iter().enumerate() {
+            let finished = self.finish(slot, values);
+            outcome = outcome.and(finished);
+        }
+        outcome
+    }
+
+    /// Starts the work of `key` on `input` in a slot that is free.
+    fn start(
+        &mut self,
+        slot: usize,
+        key: usize,
+        input: &[u8],
+        output: &DeviceSlice,
+        values: usize,
+        alone: bool,
+    ) -> Result<(), CudaError> {
+        let slot = &mut self.slots[slot];
+        slot.host_input.as_mut_slice::<u8>()[..input.len()].copy_from_slice(input);
+        let graph = slot.graphs.get(&key).expect("work was recorded under the key");
+        let copies = if alone { &self.compute } else { &self.copies };
+        slot.busy = true;
+        let bytes = input.len();
+        // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy; until then
+        // nothing touches its pinned memory, and the slot owns it. `drop` waits too.
+        unsafe { slot.input.slice(0, bytes).copy_from_pinned(copies, &slot.host_input, 0..bytes)? };
+        if !alone {
+            slot.copied.record(copies)?;
+            self.compute.wait(&slot.copied)?;
+        }
+        graph.launch(&self.compute)?;
+        // SAFETY: as above.
+        unsafe {
+            output.slice(0, 4 * values).copy_to_pinned(&self.compute, &slot.host_output, 0..4 * values)?
+        };
+        slot.done.record(&self.compute)
+    }
+
+    /// Waits for a slot's work and takes its output.
+    fn finish(&mut self, slot: usize, values: Option<&mut [f32]>) -> Result<(), CudaError> {
+        let slot = &mut self.slots[slot];
+        if !slot.busy {
+            return Ok(());
+        }
+        // An error on the way may have left work without its event: then wait for everything.
+        let waited = match &values {
+            Some(_) => slot.done.synchronize(),
+            None => self.copies.synchronize().and(self.compute.synchronize()),
+        };
+        slot.busy = false;
+        waited?;
+        if let Some(values) = values {
+            values.copy_from_slice(&slot.host_output.as_slice::<f32>()[..values.len()]);
+        }
+        Ok(())
+    }
+
+    /// Milliseconds of each of `runs` replays of the work of `key` on whatever the input holds, without copies.
+    ///
+    /// # Errors
+    /// The driver or the work fails.
+    ///
+    /// # Panics
+    /// The key was not recorded.
+    pub fn time(&self, device: &Device, key: usize, runs: usize) -> Result<Vec<f32>, CudaError> {
+        let graph = self.slots[0].graphs.get(&key).expect("work was recorded under the key");
+        let marks: Vec<Event> = (0..=runs).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
+        marks[0].record(&self.compute)?;
+        for mark in &marks[1..] {
+            graph.launch(&self.compute)?;
+            mark.record(&self.compute)?;
+        }
+        self.compute.synchronize()?;
+        marks.windows(2).map(|pair| Event::elapsed_ms(&pair[0], &pair[1])).collect()
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        // Pinned memory must outlive the copies that use it.
+        let _ = self.copies.synchronize().and(self.compute.synchronize());
+    }
+}

@@ -1,0 +1,39 @@
+//! The kernels' source texts, embedded.
+
+use std::sync::LazyLock;
+
+use super::contract::contract_header;
+
+macro_rules! table {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../cuda/", $name)))),*]
+    };
+}
+
+/// Every file of `kernels/cuda`: name, text. A file is added by adding its name.
+pub const SOURCES: &[(&str, &str)] = table![
+    "attention.cuh",
+    "attention_f16.cu",
+    "attention_i8.cu",
+    "dequant.cu",
+    "device.cuh",
+    "epilogue.cuh",
+    "gemm.cu",
+    "head.cu",
+    "moments.cuh",
+    "norm.cu",
+    "patch.cu",
+    "prelude.cuh",
+];
+
+/// Text of a file.
+pub fn source(name: &str) -> Option<&'static str> {
+    SOURCES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
+}
+
+/// The files that others include: name, text. `contract.cuh` is one of them, made of the reference's constants.
+pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    static CONTRACT: LazyLock<String> = LazyLock::new(contract_header);
+    let files = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
+    files.chain(std::iter::once(("contract.cuh", CONTRACT.as_str())))
+}

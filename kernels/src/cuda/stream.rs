@@ -1,0 +1,196 @@
+//! Streams, which order work, and events, which mark a point in it.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
+
+use super::device::Context;
+use super::error::check;
+use super::{CudaError, Device, DeviceSlice};
+
+/// Something that a graph keeps alive.
+pub(crate) type Held = Arc<dyn Send + Sync>;
+
+/// A queue of work that is done in order, and independently of other streams. Threads may share it: each piece of work
+/// is put on it whole.
+pub struct Stream {
+    context: Arc<Context>,
+    handle: sys::CUstream,
+    /// While the stream is captured: what the graph has to keep alive. Locked whenever work is put on the stream.
+    held: Mutex<Option<Vec<Held>>>,
+}
+
+// SAFETY: the driver's functions on streams are thread-safe, and the handle is valid until `drop`.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream that does not wait for the default stream.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn new(device: &Device) -> Result<Stream, CudaError> {
+        device.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current, and the driver writes one handle.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
+        Ok(Stream { context: Arc::clone(device.context()), handle, held: Mutex::new(None) })
+    }
+
+    /// Waits until all work on the stream is done.
+    ///
+    /// # Errors
+    /// The driver fails, or work on the stream did; the stream is being captured.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
+    }
+
+    /// Makes later work on the stream wait for `event`.
+    ///
+    /// # Errors
+    /// The stream is being captured, or the driver fails.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both are alive. 0: no flags.
+        let wait =
+            || check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) });
+        self.submit_now("a wait for an event", wait)
+    }
+
+    /// Within [`Stream::capture`], makes the graph keep `slice` alive. Does nothing otherwise.
+    pub fn hold(&self, slice: &DeviceSlice) {
+        if let Some(held) = self.held().as_mut() {
+            held.push(slice.keep());
+        }
+    }
+
+    /// Puts work on the stream by `call`, with the context current; a graph that it is captured in keeps what `keep`
+    /// adds. The lock makes both one step, so that no capture can begin between them.
+    pub(crate) fn submit(
+        &self,
+        keep: impl FnOnce(&mut Vec<Held>),
+        call: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        let mut held = self.held();
+        if let Some(held) = held.as_mut() {
+            keep(held);
+        }
+        call()
+    }
+
+    /// Puts work on the stream by `call`, with the context current, unless the stream is being captured.
+    pub(crate) fn submit_now(
+        &self,
+        what: &str,
+        call: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        let held = self.held();
+        if held.is_some() {
+            return Err(CudaError::Unsupported(format!("{what} cannot be captured in a graph")));
+        }
+        call()
+    }
+
+    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Vec<Held>>> {
+        self.held.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind()
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed here alone; the driver finishes the work that is on it.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// A point in the work of a stream, with its time.
+pub struct Event {
+    context: Arc<Context>,
+    handle: sys::CUevent,
+}
+
+// SAFETY: the driver's functions on events are thread-safe, and the handle is valid until `drop`.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that nothing is recorded in.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn new(device: &Device) -> Result<Event, CudaError> {
+        device.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DEFAULT as u32;
+        // SAFETY: a context is current, and the driver writes one handle.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        Ok(Event { context: Arc::clone(device.context()), handle })
+    }
+
+    /// Marks the point after the work that is on `stream` now.
+    ///
+    /// # Errors
+    /// The stream is being captured (so that no other stream is drawn into the capture), or the driver fails.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both are alive.
+        let record = || check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) });
+        stream.submit_now("an event", record)
+    }
+
+    /// Waits until the work before the event is done.
+    ///
+    /// # Errors
+    /// The driver fails, or work before the event did.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.bind()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+
+    /// Milliseconds from `start` to `end`, both recorded and done.
+    ///
+    /// # Errors
+    /// One is not, or the driver fails.
+    pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32, CudaError> {
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+        start.context.bind()?;
+        // SAFETY: every driver since 2.0 exports this function with this type; an event exists, so one is loaded. (The
+        // bindings know only its second version, which drivers before 570 do not have.)
+        let found = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") };
+        let elapsed =
+            found.map_err(|_| CudaError::Unsupported("the driver has no cuEventElapsedTime".into()))?;
+        let mut ms = 0.0;
+        // SAFETY: both events are alive, and the driver writes one float.
+        check("cuEventElapsedTime", unsafe { elapsed(&mut ms, start.handle, end.handle) })?;
+        Ok(ms)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed here alone; the driver allows it before the event is reached.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `dequant.cu`: what follows a product of the library.
+
+use swinq_kernels::cuda::LaunchConfig;
+use swinq_kernels::cuda::ops::product::ProductStore;
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+
+use crate::compiler::Compiler;
+use crate::launch::Launch;
+use crate::product::{Case, Kind};
+use crate::support::step;
+
+/// Rows, columns, inputs.
+const SHAPES: [(usize, usize, usize); 5] =
+    [(1, 16, 48), (43, 48, 96), (16, 128, 16), (7, 96, 64), (30, 288, 32)];
+
+/// The launch; `codes`: the sums have been made codes of the `.output` site.
+fn launch(case: &Case, kind: &Kind, codes: bool) -> Launch {
+    let (program, (m, n)) = (kind.kind().finish_program(codes), (case.m, case.n));
+    let blocks = (m * n / 8).div_ceil(256) as u32;
+    let launch = Launch::new(&program, LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks, 256) });
+    let launch = match (codes, kind.integer) {
+        (true, _) => launch.array(&case.output_codes(kind)),
+        (false, true) => launch.array(&case.sums()),
+        (false, false) => launch.array(&case.float_sums()),
+    };
+    case.epilogue(launch.int(m).int(n), kind)
+}
+
+fn check(kind: Kind, codes: bool) {
+    let Some(compiler) = Compiler::get() else { return };
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        let case = Case::new(shape, kind.integer, i as u64);
+        let got = launch(&case, &kind, codes).run(compiler);
+        case.check(&kind, &got[got.len() - 1], &format!("{shape:?} {kind:?}, codes: {codes}"));
+    }
+}
+
+#[test]
+fn sums_of_integers() {
+    check(Kind::new(true, ProductStore::Codes(Vec::new())), false);
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu().output(0.25), false);
+    check(Kind::residual(true, StreamType::F32, true), false);
+    check(Kind::residual(true, StreamType::F16, false).output(0.5), false);
+}
+
+#[test]
+fn codes_of_the_output_site() {
+    check(Kind::new(true, ProductStore::Codes(Vec::new())).output(0.25), true);
+    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.25))).gelu().output(0.25), true);
+    check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
+}
+
+#[test]
+fn sums_of_floats() {
+    check(Kind::plain(false, DeviceStore::Half).gelu(), false);
+    check(Kind::residual(false, StreamType::F16, true).output(0.5), false);
+}

@@ -1,0 +1,99 @@
+//! `gemm.cu`: products on the tensor cores with their epilogues.
+
+use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, pack_half};
+use swinq_kernels::cuda::ops::product::{ProductStore, Tile};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+
+use crate::compiler::Compiler;
+use crate::launch::Launch;
+use crate::product::{Case, Kind};
+use crate::rows::to_halves;
+use crate::support::step;
+
+/// Columns and inputs, ragged ones among them.
+const SHAPES: [(usize, usize); 8] =
+    [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40)];
+
+const SMALL: Tile = Tile { block: (32, 32), warp: (16, 32), depth: 64, stages: 2 };
+const MIDDLE: Tile = Tile { block: (64, 64), warp: (32, 32), depth: 64, stages: 3 };
+const LARGE: Tile = Tile { block: (128, 96), warp: (32, 96), depth: 96, stages: 4 };
+
+/// The launch of a product.
+fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
+    let (m, n, k) = (case.m, case.n, case.k);
+    let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n));
+    let (launch, bytes) = if kind.integer {
+        let stride = row_stride(k, 1);
+        (launch.array(&rows(&case.a, k, stride, 85)).array(&pack_codes(&case.w, n, k, stride)), 1)
+    } else {
+        let stride = row_stride(k, 2);
+        let a = to_halves(&case.a.iter().map(|&x| f32::from(x)).collect::<Vec<f32>>());
+        let w: Vec<f32> = case.w.iter().map(|&x| f32::from(x) / 8.0).collect();
+        // What pads a row is a NaN.
+        (launch.array(&rows(&a, k, stride, 0x7fff)).array(&pack_half(&w, n, k, stride)), 2)
+    };
+    let stride = row_stride(k, bytes) * bytes;
+    let launch = launch.int(m).int(n.next_multiple_of(GROUP)).int(k * bytes).int(stride).int(stride);
+    case.epilogue(launch.int(tile.columns_of_blocks(n)), kind)
+}
+
+/// `[rows, k]` with rows `stride` apart and `pad` between.
+fn rows<T: Copy>(x: &[T], k: usize, stride: usize, pad: T) -> Vec<T> {
+    x.chunks_exact(k)
+        .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - k)))
+        .collect()
+}
+
+/// Every shape, with one row, and one less than a block's, as many, and one more.
+fn check(kind: Kind, tile: Tile) {
+    let Some(compiler) = Compiler::get() else { return };
+    let block = usize::from(tile.block.0);
+    for (i, (n, k)) in SHAPES.into_iter().enumerate() {
+        let m = [1, block + 1, block, block - 1][i % 4];
+        let case = Case::new((m, n, k), kind.integer, i as u64);
+        let got = launch(&case, &kind, tile).run(compiler);
+        case.check(&kind, &got[got.len() - 1], &format!("({m}, {n}, {k}) {kind:?} {tile:?}"));
+    }
+}
+
+#[test]
+fn codes_by_a_step_for_each_column() {
+    check(Kind::new(true, ProductStore::Codes(Vec::new())), MIDDLE);
+    check(Kind::new(true, ProductStore::Codes(Vec::new())).output(0.25), SMALL);
+}
+
+#[test]
+fn codes_after_gelu() {
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(), LARGE);
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(), MIDDLE);
+}
+
+#[test]
+fn floats_of_integers() {
+    check(Kind::plain(true, DeviceStore::Float), SMALL);
+    check(Kind::plain(true, DeviceStore::FakeFloat(step(0.5))).output(0.25).gelu(), SMALL);
+}
+
+#[test]
+fn halves_of_integers() {
+    check(Kind::plain(true, DeviceStore::Half), LARGE);
+    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.5))).gelu(), MIDDLE);
+}
+
+#[test]
+fn residuals_of_integers() {
+    check(Kind::residual(true, StreamType::F32, true), MIDDLE);
+    check(Kind::residual(true, StreamType::F32, false).output(0.5), LARGE);
+    check(Kind::residual(true, StreamType::F16, true).output(0.5), SMALL);
+    check(Kind::residual(true, StreamType::F16, false), MIDDLE);
+}
+
+#[test]
+fn products_of_halves() {
+    check(Kind::plain(false, DeviceStore::Half).gelu(), MIDDLE);
+    check(Kind::plain(false, DeviceStore::Float).output(0.5), SMALL);
+    check(Kind::plain(false, DeviceStore::FakeHalf(step(0.5))), LARGE);
+    check(Kind::new(false, ProductStore::Codes(Vec::new())), SMALL);
+    check(Kind::residual(false, StreamType::F16, true), MIDDLE);
+    check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
+}

@@ -1,0 +1,103 @@
+//! `head.cu`: the mean of normalised tokens, and the product in f32.
+
+use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_kernels::cuda::{LaunchConfig, Program};
+use swinq_kernels::{Quantizer, reference};
+
+use crate::compiler::Compiler;
+use crate::launch::{Launch, floats};
+use crate::rows::{self, half_floats, to_halves};
+use crate::support::{Rng, assert_same, step};
+
+const EPSILON: f32 = 1e-5;
+
+/// Threads that a program is compiled for.
+fn threads(program: &Program) -> u32 {
+    program.defines.iter().find(|(name, _)| *name == "THREADS").map(|(_, value)| *value as u32).unwrap()
+}
+
+/// The mean over the tokens of one image, `[tokens, columns]`, after their norms.
+fn pooled(stream: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
+    let mut normed = vec![0.0; stream.len()];
+    for (x, out) in stream.chunks_exact(gamma.len()).zip(normed.chunks_exact_mut(gamma.len())) {
+        reference::layer_norm_row(x, gamma, beta, EPSILON, out);
+    }
+    let mut mean = vec![0.0; gamma.len()];
+    reference::mean_of_rows(&normed, &mut mean);
+    mean
+}
+
+#[test]
+fn pooling_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let stores = [
+        (StreamType::F32, DeviceStore::Float),
+        (StreamType::F32, DeviceStore::Codes(step(0.015625))),
+        (StreamType::F32, DeviceStore::FakeFloat(step(0.015625))),
+        (StreamType::F16, DeviceStore::Half),
+    ];
+    // Fewer tokens than a round of the block's quads, and more; columns of whole and of ragged sixteens.
+    for (images, tokens, columns) in [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 9, 768)] {
+        let mut rng = Rng(tokens as u64);
+        let values: Vec<f32> =
+            (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
+        let stream = half_floats(&crate::launch::bytes(&to_halves(&values)));
+        let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 0.5));
+        let want: Vec<f32> =
+            stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
+        for (elements, store) in stores {
+            let program = DevicePool::program(elements, store);
+            let config = LaunchConfig {
+                shared: 12 * tokens as u32,
+                ..LaunchConfig::linear(images as u32, threads(&program))
+            };
+            let launch = Launch::new(&program, config);
+            let launch = match elements {
+                StreamType::F32 => launch.array(&stream),
+                StreamType::F16 => launch.array(&to_halves(&stream)),
+            };
+            let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
+            let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+            let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
+            let what = format!("({images}, {tokens}, {columns}) {elements:?} {store:?}");
+            rows::check(&got[got.len() - 1], &want, columns, store, &what);
+        }
+    }
+}
+
+#[test]
+fn the_product_in_f32_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    // Around the 16 rows, 32 columns and 64 inputs of a block.
+    let shapes =
+        [(1, 10, 200), (15, 32, 64), (16, 33, 4), (17, 31, 96), (2, 100, 68), (33, 64, 320), (1, 1, 128)];
+    for (m, n, k) in shapes {
+        let mut rng = Rng((m + n + k) as u64);
+        let (x, w, bias) = (rng.floats(m * k, 2.0), rng.floats(n * k, 1.0), rng.floats(n, 1.0));
+        let stride = n.next_multiple_of(4);
+        let column = |i: usize| (i % stride < n).then(|| w[i % stride * k + i / stride]);
+        // What pads the weight's rows must not matter.
+        let transposed: Vec<f32> = (0..k * stride).map(|i| column(i).unwrap_or(f32::NAN)).collect();
+        for output in [None, Some(step(0.25))] {
+            let launch =
+                Launch::new(&DeviceLinearF32::program(output.is_some()), DeviceLinearF32::launch(m, n));
+            let launch = launch.array(&x).array(&transposed).array(&bias);
+            let launch = launch
+                .float(output.map_or(1.0, Quantizer::recip))
+                .float(output.map_or(1.0, Quantizer::scale));
+            let launch = launch.array(&vec![f32::NAN; m * n]).int(m).int(n).int(k).int(stride);
+            let got = launch.run(compiler);
+            let want = (0..m * n).map(|i| {
+                let mut sum = [f32::NAN];
+                reference::accumulate_f32(&x[i / n * k..][..k], &w[i % n * k..][..k], &mut sum);
+                reference::epilogue_f32(sum[0], bias[i % n], output, false)
+            });
+            assert_same(
+                &floats(&got[3]),
+                &want.collect::<Vec<f32>>(),
+                &format!("({m}, {n}, {k}) {output:?}"),
+            );
+        }
+    }
+}

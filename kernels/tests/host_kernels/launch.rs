@@ -1,0 +1,170 @@
+//! Launches: parameters and buffers in, buffers out.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use swinq_kernels::cuda::{LaunchConfig, Program};
+
+use crate::compiler::Compiler;
+
+/// A kernel's launch on this machine's processor. Its parameters are given one by one, in the order of their struct.
+#[derive(Clone)]
+pub struct Launch {
+    program: Program,
+    config: LaunchConfig,
+    params: Vec<u8>,
+    buffers: Vec<Buffer>,
+}
+
+/// Device memory of exactly this size, and where the parameters point to it.
+#[derive(Clone)]
+struct Buffer {
+    pointer: usize,
+    bytes: Vec<u8>,
+}
+
+impl Launch {
+    /// A launch without parameters.
+    pub fn new(program: &Program, config: LaunchConfig) -> Launch {
+        Launch { program: program.clone(), config, params: Vec::new(), buffers: Vec::new() }
+    }
+
+    /// A pointer to device memory that holds `values`.
+    #[must_use]
+    pub fn array<T: Number>(mut self, values: &[T]) -> Launch {
+        self = self.null();
+        self.buffers.push(Buffer { pointer: self.params.len() - 8, bytes: bytes(values) });
+        self
+    }
+
+    /// A null pointer.
+    #[must_use]
+    pub fn null(mut self) -> Launch {
+        self.params.resize(self.params.len().next_multiple_of(8) + 8, 0);
+        self
+    }
+
+    /// [`Launch::array`], or a null pointer.
+    #[must_use]
+    pub fn optional<T: Number>(self, values: Option<&[T]>) -> Launch {
+        match values {
+            Some(values) => self.array(values),
+            None => self.null(),
+        }
+    }
+
+    /// An `s32`.
+    #[must_use]
+    pub fn int(mut self, x: usize) -> Launch {
+        self.params.extend((x as i32).to_le_bytes());
+        self
+    }
+
+    /// An `f32`.
+    #[must_use]
+    pub fn float(mut self, x: f32) -> Launch {
+        self.params.extend(x.to_le_bytes());
+        self
+    }
+
+    /// The buffers after the run, in the order in which they were given.
+    ///
+    /// # Panics
+    /// With what the program says, if it finds a mistake in the kernel.
+    pub fn run(&self, compiler: &Compiler) -> Vec<Vec<u8>> {
+        let output = self.execute(compiler);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {}\n{message}", self.program, output.status);
+        let mut rest = &output.stdout[..];
+        let results = self.buffers.iter().map(|buffer| {
+            let (bytes, tail) = rest.split_at(buffer.bytes.len());
+            rest = tail;
+            bytes.to_vec()
+        });
+        results.collect()
+    }
+
+    /// What the program says about a kernel with a mistake.
+    ///
+    /// # Panics
+    /// If it finds none.
+    pub fn failure(&self, compiler: &Compiler) -> String {
+        let output = self.execute(compiler);
+        assert!(!output.status.success(), "{}: no mistake was found", self.program);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    fn execute(&self, compiler: &Compiler) -> Output {
+        let mut child = Command::new(compiler.program(&self.program))
+            .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0")
+            .env("UBSAN_OPTIONS", "print_stacktrace=1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A program that stops before it has read everything says why.
+        let _ = child.stdin.take().unwrap().write_all(&self.input());
+        child.wait_with_output().unwrap()
+    }
+
+    /// What `runner.cpp` reads.
+    fn input(&self) -> Vec<u8> {
+        let mut input = Vec::new();
+        let mut push = |x: usize| input.extend((x as u64).to_le_bytes());
+        self.config.grid.iter().for_each(|&extent| push(extent as usize));
+        push(self.config.threads as usize);
+        push(self.config.shared as usize);
+        let params = self.params.len().next_multiple_of(8);
+        push(params);
+        input.extend(&self.params);
+        input.resize(input.len() + params - self.params.len(), 0);
+        input.extend((self.buffers.len() as u64).to_le_bytes());
+        for Buffer { pointer, bytes } in &self.buffers {
+            input.extend((*pointer as u64).to_le_bytes());
+            input.extend((bytes.len() as u64).to_le_bytes());
+            input.extend(bytes);
+        }
+        input
+    }
+}
+
+/// What buffers are filled with.
+pub trait Number: Copy {
+    /// Appends the number as the machine holds it, little-endian.
+    fn push(self, bytes: &mut Vec<u8>);
+}
+
+macro_rules! number {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            fn push(self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+number!(u8, i8, u16, u32, i32, f32);
+
+/// Numbers as the machine holds them.
+pub fn bytes<T: Number>(values: &[T]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    values.iter().for_each(|x| x.push(&mut bytes));
+    bytes
+}
+
+/// The u32 in a buffer.
+pub fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
+}
+
+/// The f32 in a buffer.
+pub fn floats(bytes: &[u8]) -> Vec<f32> {
+    words(bytes).into_iter().map(f32::from_bits).collect()
+}
+
+/// The halves in a buffer.
+pub fn halves(bytes: &[u8]) -> Vec<u16> {
+    bytes.as_chunks().0.iter().map(|&half| u16::from_le_bytes(half)).collect()
+}

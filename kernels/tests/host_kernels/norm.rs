@@ -1,0 +1,156 @@
+//! `norm.cu`: LayerNorm of gathered rows.
+
+use swinq_kernels::cuda::ops::norm::NormConfig;
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_kernels::{PAD, reference};
+
+use crate::compiler::Compiler;
+use crate::launch::Launch;
+use crate::product::window_map;
+use crate::rows::{self, half_floats, to_halves};
+use crate::support::{Rng, step};
+
+const EPSILON: f32 = 1e-5;
+
+/// The stream, its norm, and where rows come from.
+struct Case {
+    images: usize,
+    /// Rows and tokens of an image.
+    rows: usize,
+    tokens: usize,
+    /// Columns of a row, of all pieces.
+    columns: usize,
+    pieces: usize,
+    /// `[rows, pieces]`.
+    map: Option<Vec<u32>>,
+    stream: Vec<f32>,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+}
+
+impl Case {
+    fn new(images: usize, rows: usize, columns: usize, pieces: usize, mapped: bool) -> Case {
+        let mut rng = Rng((rows + columns) as u64);
+        let (map, tokens) = match (pieces, mapped) {
+            (1, false) => (None, rows),
+            (1, true) => {
+                let (map, of_map) = window_map(2 * rows);
+                assert_eq!(of_map, 2);
+                (Some(map.rows().to_vec()), map.tokens())
+            }
+            _ => {
+                let tokens = rows * pieces - 3;
+                let token = |i: usize| if i % 7 == 5 { PAD } else { (i * 5 % tokens) as u32 };
+                (Some((0..rows * pieces).map(token).collect()), tokens)
+            }
+        };
+        // Far from zero, so that what the mean's rounding leaves out matters; halves are exact.
+        let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
+        let stream = half_floats(&crate::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
+        let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
+        Case { images, rows, tokens, columns, pieces, map, stream, gamma, beta }
+    }
+
+    /// Row `row` of all images before the norm, and whether it is padding that becomes zeros after it.
+    fn row(&self, row: usize) -> (Vec<f32>, bool) {
+        let width = self.columns / self.pieces;
+        let Some(map) = &self.map else { return (self.stream[row * width..][..width].to_vec(), false) };
+        let (image, row) = (row / self.rows, row % self.rows);
+        let tokens = &map[row * self.pieces..][..self.pieces];
+        let piece = |&token: &u32| match token {
+            PAD => vec![0.0; width],
+            token => self.stream[(image * self.tokens + token as usize) * width..][..width].to_vec(),
+        };
+        (tokens.iter().flat_map(piece).collect(), tokens == [PAD])
+    }
+
+    fn launch(&self, stream: StreamType, store: DeviceStore) -> Launch {
+        let config = NormConfig { columns: self.columns, pieces: self.pieces, stream };
+        let total = self.images * self.rows;
+        let launch = Launch::new(&config.program(store), config.launch(total));
+        let launch = match stream {
+            StreamType::F32 => launch.array(&self.stream),
+            StreamType::F16 => launch.array(&to_halves(&self.stream)),
+        };
+        let launch = launch.optional(self.map.as_deref()).array(&self.gamma).array(&self.beta);
+        let launch =
+            rows::output(launch, total, self.columns, store).int(total).int(self.rows).int(self.tokens);
+        let stride = row_stride(self.columns, store.element_bytes());
+        rows::step_of(launch.int(self.columns).int(stride).float(EPSILON), store)
+    }
+
+    /// The rows by the reference.
+    fn exact(&self) -> Vec<f32> {
+        let row = |row| {
+            let (x, padding) = self.row(row);
+            let mut out = vec![0.0; self.columns];
+            if !padding {
+                reference::layer_norm_row(&x, &self.gamma, &self.beta, EPSILON, &mut out);
+            }
+            out
+        };
+        (0..self.images * self.rows).flat_map(row).collect()
+    }
+
+    /// The rows in f64, mean and variance in two passes.
+    fn truth(&self) -> Vec<f64> {
+        let row = |row| {
+            let (x, padding) = self.row(row);
+            let count = self.columns as f64;
+            let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
+            let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
+            let inverse = 1.0 / (variance + f64::from(EPSILON)).sqrt();
+            let value = |i: usize| {
+                (f64::from(x[i]) - mean) * inverse * f64::from(self.gamma[i]) + f64::from(self.beta[i])
+            };
+            (0..self.columns).map(|i| if padding { 0.0 } else { value(i) }).collect::<Vec<f64>>()
+        };
+        (0..self.images * self.rows).flat_map(row).collect()
+    }
+}
+
+/// Around the 64 rows of a block, columns of whole and of ragged sixteens.
+fn cases() -> [Case; 5] {
+    [
+        Case::new(1, 1, 96, 1, false),
+        Case::new(2, 32, 40, 1, false),
+        Case::new(1, 65, 96, 1, true),
+        Case::new(3, 21, 128, 1, true),
+        Case::new(2, 9, 384, 4, true),
+    ]
+}
+
+#[test]
+fn an_f32_stream_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let quantizer = step(0.015625);
+    let stores = [
+        DeviceStore::Codes(quantizer),
+        DeviceStore::Half,
+        DeviceStore::FakeHalf(quantizer),
+        DeviceStore::Float,
+        DeviceStore::FakeFloat(quantizer),
+    ];
+    for (i, case) in cases().into_iter().enumerate() {
+        let want = case.exact();
+        for store in stores {
+            let got = &case.launch(StreamType::F32, store).run(compiler);
+            let what = format!("case {i}, {store:?}");
+            rows::check(&got[got.len() - 1], &want, case.columns, store, &what);
+        }
+    }
+}
+
+#[test]
+fn an_f16_stream_is_normalised_as_well_as_f32_can() {
+    let Some(compiler) = Compiler::get() else { return };
+    for (i, case) in cases().into_iter().chain([Case::new(1, 3, 1536, 4, true)]).enumerate() {
+        let want = case.truth();
+        for store in [DeviceStore::Codes(step(0.0625)), DeviceStore::Half, DeviceStore::Float] {
+            let got = &case.launch(StreamType::F16, store).run(compiler);
+            let what = format!("case {i}, {store:?}");
+            // The mean of about 30 is rounded to f32, and normalised by a deviation of about 2.
+            rows::check_near(&got[got.len() - 1], &want, 1e-5, case.columns, store, &what);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Products with what follows them: the cases that `gemm.cu` and `dequant.cu` share.
+
+use half::f16;
+use swinq_kernels::cuda::ops::product::pack::pad_columns;
+use swinq_kernels::cuda::ops::product::{ProductKind, ProductSpec, ProductStore, ProductWeight};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_kernels::{PAD, Quantizer, RowMap, reference};
+
+use crate::launch::{Launch, bytes, floats};
+use crate::rows::{half_floats, to_halves};
+use crate::support::{Rng, assert_same, assert_varied, step};
+
+/// What a product is specialised for.
+#[derive(Clone, Debug)]
+pub struct Kind {
+    pub integer: bool,
+    pub output: Option<Quantizer>,
+    pub gelu: bool,
+    /// The reciprocals of `Codes` are the case's.
+    pub store: ProductStore,
+    pub stream: StreamType,
+    /// Whether rows of a residual store have an order of their own.
+    pub mapped: bool,
+}
+
+impl Kind {
+    pub fn new(integer: bool, store: ProductStore) -> Kind {
+        Kind { integer, output: None, gelu: false, store, stream: StreamType::F32, mapped: false }
+    }
+
+    pub fn plain(integer: bool, store: DeviceStore) -> Kind {
+        Kind::new(integer, ProductStore::Plain(store))
+    }
+
+    pub fn residual(integer: bool, stream: StreamType, mapped: bool) -> Kind {
+        Kind { stream, mapped, ..Kind::new(integer, ProductStore::Residual) }
+    }
+
+    pub fn output(self, scale: f32) -> Kind {
+        Kind { output: Some(step(scale)), ..self }
+    }
+
+    pub fn gelu(self) -> Kind {
+        Kind { gelu: true, ..self }
+    }
+
+    /// As the crate sees it.
+    pub fn kind(&self) -> ProductKind {
+        let weight = match self.integer {
+            true => ProductWeight::Codes { codes: &[], multiplier: &[] },
+            false => ProductWeight::Half(&[]),
+        };
+        let (output, store) = (self.output, self.store.clone());
+        let spec = ProductSpec {
+            n: 0,
+            k: 0,
+            weight,
+            bias: None,
+            output,
+            gelu: self.gelu,
+            store,
+            stream: self.stream,
+        };
+        ProductKind::new(&spec)
+    }
+
+    /// Bytes of an element stored.
+    fn element_bytes(&self) -> usize {
+        match &self.store {
+            ProductStore::Plain(store) => store.element_bytes(),
+            ProductStore::Codes(_) => 1,
+            ProductStore::Residual => self.stream.bytes(),
+        }
+    }
+
+    fn is_residual(&self) -> bool {
+        self.store == ProductStore::Residual
+    }
+
+    fn quantizer(&self) -> Option<Quantizer> {
+        match self.store {
+            ProductStore::Plain(
+                DeviceStore::Codes(q) | DeviceStore::FakeHalf(q) | DeviceStore::FakeFloat(q),
+            ) => Some(q),
+            _ => None,
+        }
+    }
+}
+
+/// A product's operands and vectors.
+pub struct Case {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// `[m, k]` and `[n, k]`.
+    pub a: Vec<i8>,
+    pub w: Vec<i8>,
+    multiplier: Vec<f32>,
+    bias: Vec<f32>,
+    recip: Vec<f32>,
+    stream: Vec<f32>,
+    map: RowMap,
+}
+
+impl Case {
+    /// Multipliers and steps are powers of two, so that many values are ties; sums of a few hundred codes reach both
+    /// clamps. Codes are small where sums in f16 products are to be exact: with `integer`, they have all their range.
+    pub fn new((m, n, k): (usize, usize, usize), integer: bool, seed: u64) -> Case {
+        let mut rng = Rng(seed);
+        let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
+        let mut codes = |count: usize| -> Vec<i8> {
+            let codes = rng.bytes(count).into_iter().map(u8::cast_signed);
+            let mut codes: Vec<i8> = codes.map(|c| if integer { c } else { c % 9 }).collect();
+            codes.iter_mut().take(k.min(5)).for_each(|c| *c = if integer { -128 } else { -8 });
+            codes.iter_mut().rev().take(3).for_each(|c| *c = if integer { 127 } else { 8 });
+            codes
+        };
+        let (a, w) = (codes(m * k), codes(n * k));
+        let mut bias: Vec<f32> = (0..n).map(|_| (rng.next() % 41) as f32 * 0.5 - 10.0).collect();
+        bias[n.min(4) - 1] = f32::NAN;
+        let (map, images) = window_map(m);
+        Case {
+            multiplier: (0..n).map(|_| power(&mut rng, if integer { -9 } else { -2 })).collect(),
+            recip: (0..n).map(|_| power(&mut rng, -1)).collect(),
+            stream: rng.floats(m.max(images * map.tokens()) * n, 20.0),
+            m,
+            n,
+            k,
+            a,
+            w,
+            bias,
+            map,
+        }
+    }
+
+    /// The exact sum of row `row` and column `column`.
+    fn sum(&self, row: usize, column: usize) -> i32 {
+        let k = self.k;
+        reference::accumulate_i8(&self.a[row * k..][..k], &self.w[column * k..][..k])
+    }
+
+    /// All sums, `[m, n]`.
+    pub fn sums(&self) -> Vec<i32> {
+        (0..self.m * self.n).map(|i| self.sum(i / self.n, i % self.n)).collect()
+    }
+
+    /// All sums of the float product, whose weights are eighths.
+    pub fn float_sums(&self) -> Vec<f32> {
+        self.sums().into_iter().map(|sum| sum as f32 / 8.0).collect()
+    }
+
+    /// The codes of the `.output` site that the sums of integers become.
+    pub fn output_codes(&self, kind: &Kind) -> Vec<i8> {
+        let recip = kind.output.expect("an output site").recip();
+        let code = |(i, sum)| reference::code(sum as f32 * (self.multiplier[i % self.n] * recip));
+        self.sums().into_iter().enumerate().map(code).collect()
+    }
+
+    /// The values before they are stored, `[m, n]`.
+    fn values(&self, kind: &Kind) -> Vec<f32> {
+        let value = |(i, sum): (usize, i32)| {
+            let c = i % self.n;
+            if kind.integer {
+                reference::epilogue_i8(sum, self.multiplier[c], self.bias[c], kind.output, kind.gelu)
+            } else {
+                reference::epilogue_f32(sum as f32 / 8.0, self.bias[c], kind.output, kind.gelu)
+            }
+        };
+        self.sums().into_iter().enumerate().map(value).collect()
+    }
+
+    /// Elements from row to row of the output.
+    fn stride(&self, kind: &Kind) -> usize {
+        let bytes = kind.element_bytes();
+        if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n, bytes) }
+    }
+
+    /// What the output holds before the launch: the stream, or bytes that are to stay where nothing is stored.
+    fn before(&self, kind: &Kind) -> Vec<u8> {
+        if !kind.is_residual() {
+            return vec![77; self.m * self.stride(kind) * kind.element_bytes()];
+        }
+        let rows = if kind.mapped { self.map.tokens() * (self.m / self.map.rows().len()) } else { self.m };
+        let stream = &self.stream[..rows * self.n];
+        match kind.stream {
+            StreamType::F32 => bytes(stream),
+            StreamType::F16 => bytes(&to_halves(stream)),
+        }
+    }
+
+    /// `launch` with the fields of `Epilogue`.
+    pub fn epilogue(&self, launch: Launch, kind: &Kind) -> Launch {
+        let recip = |q: Quantizer| q.recip();
+        let scale = |&m: &f32| match (kind.integer, kind.output) {
+            (true, output) => m * output.map_or(1.0, recip),
+            (false, output) => output.map_or(1.0, recip),
+        };
+        let scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
+        let recips = match kind.quantizer() {
+            Some(q) => vec![q.recip(); self.n],
+            None => self.recip.clone(),
+        };
+        let launch = launch
+            .array(&pad_columns(&scales))
+            .array(&pad_columns(&self.bias))
+            .array(&pad_columns(&recips))
+            .optional(kind.mapped.then(|| self.map.rows()))
+            .array(&self.before(kind))
+            .int(self.n)
+            .int(self.stride(kind))
+            .int(self.map.rows().len())
+            .int(self.map.tokens());
+        let fake = kind.quantizer().unwrap_or(step(1.0));
+        let output = kind.output.map_or(1.0, Quantizer::scale);
+        launch.float(output).float(fake.recip()).float(fake.scale())
+    }
+
+    /// Panics unless `got`, the output after the launch, is what the reference stores.
+    pub fn check(&self, kind: &Kind, got: &[u8], what: &str) {
+        let (stride, before) = (self.stride(kind), self.before(kind));
+        let values = self.values(kind);
+        if kind.element_bytes() == 1 {
+            let mut want = before;
+            for (i, value) in values.into_iter().enumerate() {
+                let recip = kind.quantizer().map_or(self.recip[i % self.n], Quantizer::recip);
+                want[i / self.n * stride + i % self.n] = reference::code(value * recip).cast_unsigned();
+            }
+            assert_eq!(got, want, "{what}");
+            assert_varied(&want, what);
+            return;
+        }
+        let half = kind.element_bytes() == 2;
+        let decode = |bytes: &[u8]| if half { half_floats(bytes) } else { floats(bytes) };
+        let mut want = decode(&before);
+        for (i, value) in values.into_iter().enumerate() {
+            let Some(row) = self.destination(kind, i / self.n) else { continue };
+            let to = &mut want[row * stride + i % self.n];
+            let value = match kind.quantizer() {
+                Some(q) => q.fake(value),
+                None if kind.is_residual() => *to + value,
+                None => value,
+            };
+            *to = if half { f16::from_f32(value).to_f32() } else { value };
+        }
+        assert_same(&decode(got), &want, what);
+    }
+
+    /// Row of the output that row `row` goes to.
+    fn destination(&self, kind: &Kind, row: usize) -> Option<usize> {
+        if !kind.mapped {
+            return Some(row);
+        }
+        let period = self.map.rows().len();
+        let token = self.map.rows()[row % period];
+        (token != PAD).then(|| row / period * self.map.tokens() + token as usize)
+    }
+}
+
+/// A map with one row of padding in eight, in a scrambled order, and how many images of it `rows` are: 2 when even.
+pub fn window_map(rows: usize) -> (RowMap, usize) {
+    let images = if rows.is_multiple_of(2) { 2 } else { 1 };
+    let period = rows / images;
+    let kept: Vec<usize> = (0..period).filter(|i| i % 8 != 5).collect();
+    let mut order: Vec<Option<usize>> = vec![None; period];
+    let tokens = kept.len();
+    for (token, place) in kept.into_iter().enumerate() {
+        order[place] = Some((token + tokens / 3) % tokens);
+    }
+    (RowMap::new(&order, tokens).unwrap(), images)
+}
