@@ -10,6 +10,7 @@ use crate::arena::Layout;
 use crate::cpu::{Launch, lower};
 use crate::error::RuntimeError;
 use crate::plan::Plan;
+use crate::trace::Traced;
 
 /// How an engine runs.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +155,25 @@ impl Engine {
             bytes: 0,
         };
         Ok(self.launches.iter().zip(times).map(profile).collect())
+    }
+
+    /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects what each wrote.
+    ///
+    /// # Errors
+    /// `pixels` holds no whole image.
+    pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+        let image_bytes = self.image_size * self.image_size * 3;
+        let images = (pixels.len() / image_bytes).min(self.max_batch);
+        if images == 0 {
+            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
+        }
+        let mut all = Vec::with_capacity(self.launches.len());
+        for (launch, step) in self.launches.iter().zip(&self.plan.steps) {
+            launch.run(&mut self.pool, images, &pixels[..images * image_bytes], &mut self.arena);
+            let values = launch.output.traced(images, &self.arena);
+            all.push(Traced { name: launch.name.clone(), tensor: step.output, values });
+        }
+        Ok(all)
     }
 }
 

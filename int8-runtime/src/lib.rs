@@ -11,8 +11,10 @@ mod engine;
 mod error;
 mod expand;
 pub mod plan;
+mod trace;
 
 pub use cuda::{CudaEngine, CudaOptions};
 pub use engine::{Engine, EngineOptions, LaunchProfile};
 pub use error::RuntimeError;
 pub use plan::Plan;
+pub use trace::{Traced, TracedValues};

@@ -11,6 +11,7 @@ use swinq_kernels::patches::{Patches, add_table};
 use swinq_kernels::{AlignedBuf, Pool, RowMap, RowOut, code_stride};
 
 use crate::plan::{Element, TensorSpec};
+use crate::trace::TracedValues;
 
 /// A prepared kernel.
 enum Kernel {
@@ -54,6 +55,15 @@ impl Place {
 
     fn codes<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [u8] {
         &arena.as_u8()[..self.code_bytes(images)]
+    }
+
+    /// The tensor's values.
+    pub(crate) fn traced(&self, images: usize, arena: &[AlignedBuf]) -> TracedValues {
+        let slot = &arena[self.slot];
+        match self.element {
+            Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.columns),
+            Element::F32 | Element::Pixel => TracedValues::Float(self.f32(images, slot).to_vec()),
+        }
     }
 
     fn row_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf) -> RowOut<'a> {

@@ -16,6 +16,7 @@ use crate::arena::Layout;
 use crate::engine::{LaunchProfile, check_batch, check_finite};
 use crate::error::RuntimeError;
 use crate::plan::{Plan, TensorId};
+use crate::trace::Traced;
 
 /// Where slots of the arena begin.
 const ALIGN: usize = 256;
@@ -242,31 +243,29 @@ impl CudaEngine {
         Ok(self.steps.iter().zip(choices).map(line).collect())
     }
 
-    /// Runs the steps one by one and hands the bytes of each output to `each`: module path, tensor number of the plan,
-    /// bytes. For tests that look for the first step that differs.
+    /// Runs the steps one by one over the images of `pixels` and collects what each wrote.
     ///
     /// # Errors
-    /// The GPU fails.
-    ///
-    /// # Panics
-    /// For pixels that are not `images` images.
-    pub fn trace(
-        &mut self,
-        pixels: &[u8],
-        images: usize,
-        each: &mut dyn FnMut(&str, TensorId, super::DeviceElement, &[u8]),
-    ) -> Result<(), RuntimeError> {
+    /// The GPU fails, or `pixels` are not whole images, at least one and at most as many as the engine was made for.
+    pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+        let image_bytes = self.image_size * self.image_size * 3;
+        let images = pixels.len() / image_bytes;
+        if pixels.len() % image_bytes != 0 || !(1..=self.options.max_batch).contains(&images) {
+            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.image_size });
+        }
         self.prepare(images)?;
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
+        let mut all = Vec::with_capacity(self.steps.len());
         for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
             run_step(step, choice.as_ref(), &self.memory, on, input, images)?;
             let output = self.memory.slice(step.output, images, input);
             let mut bytes = vec![0u8; output.bytes()];
             output.copy_to(on, &mut bytes)?;
-            each(&step.name, step.output, self.memory.tensors[step.output.0].element, &bytes);
+            let values = self.memory.tensors[step.output.0].traced(&bytes);
+            all.push(Traced { name: step.name.clone(), tensor: step.output, values });
         }
-        Ok(())
+        Ok(all)
     }
 }
 

@@ -179,7 +179,9 @@ impl<'a> Lowering<'a> {
         match &step.op {
             Op::Product { linear: Linear::Head, int8: false, output, .. } => self.float_head(*output),
             Op::Product { linear, int8, output, gelu, order } => {
-                let map = self.map_of(*order)?;
+                // Only a residual addition leaves the order of its input.
+                let residual = matches!(step.store, Store::Residual { .. });
+                let map = if residual { self.map_of(*order)? } else { None };
                 self.product(step, *linear, *int8, *output, *gelu, map)
             }
             Op::Norm { params, order } => {

@@ -8,4 +8,3 @@ mod tune;
 
 pub use engine::CudaEngine;
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};
-pub use step::DeviceElement;

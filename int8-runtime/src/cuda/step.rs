@@ -9,6 +9,7 @@ use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
 use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use crate::plan::TensorId;
+use crate::trace::TracedValues;
 
 /// A tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub(crate) struct DeviceTensor {
 
 /// Elements of a tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceElement {
+pub(crate) enum DeviceElement {
     /// u8 pixels as given.
     Pixel,
     /// INT8 codes, rows padded to 16 bytes.
@@ -45,6 +46,29 @@ impl DeviceTensor {
             DeviceElement::Float => 4 * self.columns,
         };
         self.rows * row
+    }
+
+    /// The values of the tensor from its bytes.
+    pub(crate) fn traced(&self, raw: &[u8]) -> TracedValues {
+        let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+        let columns = self.columns;
+        match self.element {
+            DeviceElement::Pixel => TracedValues::Float(raw.iter().map(|&b| b.into()).collect()),
+            DeviceElement::Code => {
+                let shape = (columns, row_stride(columns, 1));
+                TracedValues::Codes(TracedValues::rows(raw, 1, shape, |b| b[0].cast_signed()))
+            }
+            DeviceElement::Half => {
+                TracedValues::Float(TracedValues::rows(raw, 2, (columns, row_stride(columns, 2)), half))
+            }
+            DeviceElement::HalfStream => {
+                TracedValues::Float(TracedValues::rows(raw, 2, (columns, columns), half))
+            }
+            DeviceElement::Float => {
+                let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                TracedValues::Float(TracedValues::rows(raw, 4, (columns, columns), float))
+            }
+        }
     }
 }
 

@@ -16,11 +16,13 @@
 #endif
 #endif
 #if defined(SWINQ_FIBERS)
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #else
-// Only the sanitizer needs to know when the stack changes.
+// Only the sanitizer needs to know when the stack changes, and it alone can guard memory.
 static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
 static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
+static void __asan_poison_memory_region(void*, size_t) {}
+static void __asan_unpoison_memory_region(void*, size_t) {}
 #endif
 
 namespace host {
@@ -29,6 +31,7 @@ constexpr size STACK = 256 * 1024;
 
 Block block;
 std::vector<Thread> threads;
+std::vector<Region> guarded;
 bool reversed;
 
 // The coroutine that resumes the others.
@@ -63,6 +66,21 @@ void expect_shared(const void* at, size bytes, const char* what) {
 
 unsigned ordered(unsigned i, unsigned count) { return reversed ? count - 1 - i : i; }
 
+void set_guard(bool on) {
+    static bool now = false;
+    if (on == now) return;
+    for (const Region& region : guarded) {
+        on ? __asan_poison_memory_region(region.at, region.bytes)
+           : __asan_unpoison_memory_region(region.at, region.bytes);
+    }
+    now = on;
+}
+
+void wait_for_previous() {
+    threads[block.thread].waited = true;
+    set_guard(false);
+}
+
 // Gives the processor back from the running thread to the scheduler.
 static void yield(State state) {
     Thread& thread = threads[block.thread];
@@ -76,6 +94,7 @@ static void yield(State state) {
 static void resume(unsigned index) {
     Thread& thread = threads[index];
     block.thread = index;
+    set_guard(!thread.waited);
     __sanitizer_start_switch_fiber(&scheduler.fake_stack, thread.stack, STACK);
     swapcontext(&scheduler.context, &thread.context);
     __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
@@ -172,6 +191,7 @@ void run_block(const void* params) {
     std::memset(block.shared, block.garbage, block.shared_bytes);
     for (Thread& thread : threads) {
         thread.state = State::Running;
+        thread.waited = false;
         thread.open.clear();
         thread.groups.clear();
     }
@@ -181,9 +201,13 @@ void run_block(const void* params) {
         for (unsigned i = 1; i < count; i++) {
             if (threads[i].state != threads[0].state) deadlock(0, i);
         }
-        if (threads[0].state == State::Finished) return;
+        if (threads[0].state == State::Finished) break;
         for (Thread& thread : threads) thread.state = State::Running;
     }
+    // Launches after this one wait for this one alone.
+    bool waited = guarded.empty();
+    for (const Thread& thread : threads) waited = waited || thread.waited;
+    if (!waited) fail("no thread waits for the launches before");
 }
 
 }  // namespace host

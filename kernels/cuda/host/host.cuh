@@ -124,9 +124,9 @@ INLINE u32 byte_permute(u32 low, u32 high, u32 selector) {
     return out;
 }
 
-// The launch of the next kernel waits for this one.
+// The next kernel waits for the end of this one, whenever it begins.
 INLINE void launch_dependents() {}
-INLINE void wait_for_previous() {}
+INLINE void wait_for_previous() { host::wait_for_previous(); }
 
 INLINE void copy_async_16(void* shared, const void* global, u32 valid) { host::start_copy(shared, global, valid); }
 INLINE void copy_commit() { host::commit_copies(); }

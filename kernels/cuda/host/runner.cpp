@@ -3,8 +3,8 @@
 // results of the two runs are an error: a race, or a value that nobody wrote.
 //
 // The input, in u64 unless said otherwise, little-endian: grid [3], threads, bytes of shared memory, bytes of the
-// parameters, the parameters, number of buffers; for each buffer where in the parameters its address goes, the number of
-// its bytes and the bytes. The output is the bytes of every buffer.
+// parameters, the parameters, number of buffers; for each buffer where in the parameters its address goes, whether
+// earlier launches write or read it, the number of its bytes and the bytes. The output is the bytes of every buffer.
 #include "threads.hpp"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ typedef unsigned long long u64;
 typedef std::vector<unsigned char> Bytes;
 
 struct Buffer {
-    u64 pointer;
+    u64 pointer, guarded;
     Bytes bytes;
 };
 
@@ -50,6 +50,7 @@ static Launch read_launch() {
     launch.buffers.resize(read_u64());
     for (Buffer& buffer : launch.buffers) {
         buffer.pointer = read_u64();
+        buffer.guarded = read_u64();
         buffer.bytes = read_bytes();
     }
     return launch;
@@ -71,6 +72,7 @@ static std::vector<unsigned char*> place_buffers(const Launch& launch, Bytes& pa
         u64 at = buffer.pointer;
         if (at + 8 > params.size()) fail("a pointer at %llu of %zu bytes of parameters", at, params.size());
         std::memcpy(&params[at], &memory.back(), 8);
+        if (buffer.guarded) guarded.push_back({memory.back(), buffer.bytes.size()});
     }
     return memory;
 }
@@ -97,6 +99,8 @@ static std::vector<Bytes> run_launch(const Launch& launch, bool reverse) {
     block.shared = allocate(launch.shared, 128);
     run_grid(launch.grid, params);
     std::free(block.shared);
+    set_guard(false);
+    guarded.clear();
     std::vector<Bytes> results;
     for (size i = 0; i < memory.size(); i++) {
         results.emplace_back(memory[i], memory[i] + launch.buffers[i].bytes.size());

@@ -30,6 +30,9 @@ void expect_shared(const void* at, size bytes, const char* what);
 // Waits until every thread of the block does.
 void barrier();
 
+// From here on the running thread may touch what earlier launches write or read.
+void wait_for_previous();
+
 // An operation that all lanes of a warp take part in: `run` gets what each of them deposited, by lane. Lanes whose
 // `name` or `argument` differ are at different operations.
 struct Collective {

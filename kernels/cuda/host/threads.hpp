@@ -27,11 +27,23 @@ struct Thread {
     State state = State::Finished;
     const Collective* collective = nullptr;
     void* operands = nullptr;
+    // Whether it has waited for the launches before.
+    bool waited = false;
     // Copies not yet in a group, and the groups, oldest first.
     std::vector<Copy> open;
     std::deque<std::vector<Copy>> groups;
 };
 extern std::vector<Thread> threads;
+
+// Memory that earlier launches write or read: a thread that has not waited for them must not touch it.
+struct Region {
+    void* at;
+    size bytes;
+};
+extern std::vector<Region> guarded;
+
+// Lets the running thread touch guarded memory, or not.
+void set_guard(bool on);
 
 // Gives `count` threads stacks.
 void create_threads(unsigned count);

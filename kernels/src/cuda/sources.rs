@@ -15,6 +15,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "attention.cuh",
     "attention_f16.cu",
     "attention_i8.cu",
+    "attention_tiled.cu",
     "dequant.cu",
     "device.cuh",
     "epilogue.cuh",

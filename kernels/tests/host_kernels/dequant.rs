@@ -19,9 +19,9 @@ fn launch(case: &Case, kind: &Kind, codes: bool) -> Launch {
     let blocks = (m * n / 8).div_ceil(256) as u32;
     let launch = Launch::new(&program, LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks, 256) });
     let launch = match (codes, kind.integer) {
-        (true, _) => launch.array(&case.output_codes(kind)),
-        (false, true) => launch.array(&case.sums()),
-        (false, false) => launch.array(&case.float_sums()),
+        (true, _) => launch.activation(&case.output_codes(kind)),
+        (false, true) => launch.activation(&case.sums()),
+        (false, false) => launch.activation(&case.float_sums()),
     };
     case.epilogue(launch.int(m).int(n), kind)
 }

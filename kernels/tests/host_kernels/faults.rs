@@ -2,7 +2,7 @@
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
-use crate::primitives::{launch, program};
+use crate::primitives::{dependent, launch, program};
 
 /// A kernel of `primitives.cu` with mistake `fault`, and what must be said about it.
 fn expect(entry: &'static str, fault: i64, threads: u32, said: &[&str]) {
@@ -66,4 +66,13 @@ fn accesses_outside_memory_are_found() {
 fn misaligned_copies_are_found() {
     expect("mistake", 11, 64, &["copy_async_16: the source", "is not aligned"]);
     expect("mistake", 12, 64, &["copy_async_16: offset 8 of shared memory is not aligned to 16"]);
+}
+
+#[test]
+fn memory_of_earlier_launches_is_guarded_until_the_wait() {
+    let Some(compiler) = Compiler::get() else { return };
+    let message = dependent(1).failure(compiler);
+    assert!(message.contains("use-after-poison") && message.contains("primitives.cu"), "{message}");
+    let message = dependent(2).failure(compiler);
+    assert!(message.contains("no thread waits for the launches before"), "{message}");
 }

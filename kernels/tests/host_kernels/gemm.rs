@@ -24,13 +24,13 @@ fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n));
     let (launch, bytes) = if kind.integer {
         let stride = row_stride(k, 1);
-        (launch.array(&rows(&case.a, k, stride, 85)).array(&pack_codes(&case.w, n, k, stride)), 1)
+        (launch.activation(&rows(&case.a, k, stride, 85)).array(&pack_codes(&case.w, n, k, stride)), 1)
     } else {
         let stride = row_stride(k, 2);
         let a = to_halves(&case.a.iter().map(|&x| f32::from(x)).collect::<Vec<f32>>());
         let w: Vec<f32> = case.w.iter().map(|&x| f32::from(x) / 8.0).collect();
         // What pads a row is a NaN.
-        (launch.array(&rows(&a, k, stride, 0x7fff)).array(&pack_half(&w, n, k, stride)), 2)
+        (launch.activation(&rows(&a, k, stride, 0x7fff)).array(&pack_half(&w, n, k, stride)), 2)
     };
     let stride = row_stride(k, bytes) * bytes;
     let launch = launch.int(m).int(n.next_multiple_of(GROUP)).int(k * bytes).int(stride).int(stride);

@@ -54,8 +54,8 @@ fn pooling_gives_the_reference() {
             };
             let launch = Launch::new(&program, config);
             let launch = match elements {
-                StreamType::F32 => launch.array(&stream),
-                StreamType::F16 => launch.array(&to_halves(&stream)),
+                StreamType::F32 => launch.activation(&stream),
+                StreamType::F16 => launch.activation(&to_halves(&stream)),
             };
             let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
             let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
@@ -82,11 +82,11 @@ fn the_product_in_f32_gives_the_reference() {
         for output in [None, Some(step(0.25))] {
             let launch =
                 Launch::new(&DeviceLinearF32::program(output.is_some()), DeviceLinearF32::launch(m, n));
-            let launch = launch.array(&x).array(&transposed).array(&bias);
+            let launch = launch.activation(&x).array(&transposed).array(&bias);
             let launch = launch
                 .float(output.map_or(1.0, Quantizer::recip))
                 .float(output.map_or(1.0, Quantizer::scale));
-            let launch = launch.array(&vec![f32::NAN; m * n]).int(m).int(n).int(k).int(stride);
+            let launch = launch.activation(&vec![f32::NAN; m * n]).int(m).int(n).int(k).int(stride);
             let got = launch.run(compiler);
             let want = (0..m * n).map(|i| {
                 let mut sum = [f32::NAN];
@@ -100,4 +100,14 @@ fn the_product_in_f32_gives_the_reference() {
             );
         }
     }
+}
+
+/// A product that underflows to -0 and a bias of -0.
+#[test]
+fn a_zero_keeps_its_sign() {
+    let Some(compiler) = Compiler::get() else { return };
+    let launch = Launch::new(&DeviceLinearF32::program(false), DeviceLinearF32::launch(1, 4));
+    let launch = launch.activation(&[-1e-30_f32; 4]).array(&[1e-30_f32; 16]).array(&[-0.0_f32; 4]);
+    let launch = launch.float(1.0).float(1.0).activation(&[f32::NAN; 4]).int(1).int(4).int(4).int(4);
+    assert!(floats(&launch.run(compiler)[3]).iter().all(|y| y.to_bits() == (-0.0_f32).to_bits()));
 }

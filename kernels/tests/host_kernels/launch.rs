@@ -20,6 +20,8 @@ pub struct Launch {
 #[derive(Clone)]
 struct Buffer {
     pointer: usize,
+    /// Whether earlier launches write or read it.
+    guarded: bool,
     bytes: Vec<u8>,
 }
 
@@ -29,11 +31,23 @@ impl Launch {
         Launch { program: program.clone(), config, params: Vec::new(), buffers: Vec::new() }
     }
 
-    /// A pointer to device memory that holds `values`.
+    /// A pointer to device memory that holds `values`, which no other launch writes: a weight.
     #[must_use]
-    pub fn array<T: Number>(mut self, values: &[T]) -> Launch {
+    pub fn array<T: Number>(self, values: &[T]) -> Launch {
+        self.buffer(values, false)
+    }
+
+    /// A pointer to device memory that holds `values` and that earlier launches write or read: the kernel must have
+    /// waited for them before it touches it.
+    #[must_use]
+    pub fn activation<T: Number>(self, values: &[T]) -> Launch {
+        self.buffer(values, true)
+    }
+
+    fn buffer<T: Number>(mut self, values: &[T], guarded: bool) -> Launch {
         self = self.null();
-        self.buffers.push(Buffer { pointer: self.params.len() - 8, bytes: bytes(values) });
+        let pointer = self.params.len() - 8;
+        self.buffers.push(Buffer { pointer, guarded, bytes: bytes(values) });
         self
     }
 
@@ -120,8 +134,9 @@ impl Launch {
         input.extend(&self.params);
         input.resize(input.len() + params - self.params.len(), 0);
         input.extend((self.buffers.len() as u64).to_le_bytes());
-        for Buffer { pointer, bytes } in &self.buffers {
+        for Buffer { pointer, guarded, bytes } in &self.buffers {
             input.extend((*pointer as u64).to_le_bytes());
+            input.extend(u64::from(*guarded).to_le_bytes());
             input.extend((bytes.len() as u64).to_le_bytes());
             input.extend(bytes);
         }

@@ -4,6 +4,7 @@
 //! Needs a C++ compiler (`$CXX`, `c++`, `g++` or `clang++`); without one every test says that it is skipped, unless
 //! `REQUIRE_IMPL` has `host_kernels`.
 
+mod attention;
 mod compiler;
 mod dequant;
 mod faults;

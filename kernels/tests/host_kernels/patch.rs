@@ -80,7 +80,7 @@ impl Case {
         let transposed: Vec<f32> =
             (0..k * columns).map(|i| self.weight[i % columns * k + i / columns]).collect();
         let launch = Launch::new(&self.config.program(), self.config.launch(tokens))
-            .array(&self.pixels)
+            .activation(&self.pixels)
             .array(self.lookup.as_flattened())
             .array(&transposed)
             .array(&self.bias)

@@ -171,6 +171,16 @@ KERNEL(mistake)(const Params p) {
 #endif
 }
 
+// Copies words that an earlier launch writes. Mistakes: reading them before the wait; never waiting.
+KERNEL(dependent)(const Params p) {
+    u32 t = thread_index();
+#if FAULT == 0
+    wait_for_previous();
+#endif
+    u32 value = FAULT == 2 ? 0 : static_cast<const u32*>(p.in)[t];
+    static_cast<u32*>(p.out)[t] = value;
+}
+
 // Conversions of `n` f32: the half's bits, that half as f32, the nearest integer, the code; six words each with minimum
 // and maximum of the value and the one after it.
 KERNEL(conversions)(const Params p) {

@@ -18,6 +18,14 @@ pub fn launch(program: &Program, blocks: u32, n: usize, input: &[u8], output: &[
     Launch::new(program, config).array(input).array(output).int(n)
 }
 
+/// A launch of `dependent`, whose input an earlier launch writes.
+pub fn dependent(fault: i64) -> Launch {
+    let config = LaunchConfig { shared: 0, ..LaunchConfig::linear(1, 64) };
+    let launch = Launch::new(&program("dependent", 64).define("FAULT", fault), config);
+    let input: Vec<u32> = (0..64).collect();
+    launch.activation(&input).array(&[0_u32; 64]).int(64)
+}
+
 /// What it writes.
 fn output(compiler: &Compiler, launch: &Launch) -> Vec<u8> {
     launch.run(compiler).swap_remove(1)
@@ -99,6 +107,13 @@ fn the_product_of_halves_is_its_definition() {
         assert_eq!(*got, start + sum as f32, "element {i}");
     }
     assert_varied(&got, "product of halves");
+}
+
+#[test]
+fn memory_of_earlier_launches_may_be_touched_after_the_wait() {
+    let Some(compiler) = Compiler::get() else { return };
+    let got = words(&output(compiler, &dependent(0)));
+    assert_eq!(got, (0..64).collect::<Vec<u32>>());
 }
 
 #[test]

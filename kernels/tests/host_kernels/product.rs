@@ -103,8 +103,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Multipliers and steps are powers of two, so that many values are ties; sums of a few hundred codes reach both
-    /// clamps. Codes are small where sums in f16 products are to be exact: with `integer`, they have all their range.
+    /// Most multipliers and all steps are powers of two, so that many values are ties; sums of a few hundred codes reach
+    /// both clamps. Codes are small where sums in f16 products are to be exact: with `integer`, they have all their range.
     pub fn new((m, n, k): (usize, usize, usize), integer: bool, seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -120,7 +120,9 @@ impl Case {
         bias[n.min(4) - 1] = f32::NAN;
         let (map, images) = window_map(m);
         Case {
-            multiplier: (0..n).map(|_| power(&mut rng, if integer { -9 } else { -2 })).collect(),
+            multiplier: (0..n)
+                .map(|c| power(&mut rng, -9) * if c % 4 == 2 { 1.0 + 0.3 * rng.float() } else { 1.0 })
+                .collect(),
             recip: (0..n).map(|_| power(&mut rng, -1)).collect(),
             stream: rng.floats(m.max(images * map.tokens()) * n, 20.0),
             m,
@@ -205,7 +207,7 @@ impl Case {
             .array(&pad_columns(&self.bias))
             .array(&pad_columns(&recips))
             .optional(kind.mapped.then(|| self.map.rows()))
-            .array(&self.before(kind))
+            .activation(&self.before(kind))
             .int(self.n)
             .int(self.stride(kind))
             .int(self.map.rows().len())

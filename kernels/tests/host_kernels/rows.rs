@@ -21,7 +21,7 @@ pub fn quantizer(store: DeviceStore) -> Option<Quantizer> {
 /// `launch` with the output of `rows` rows.
 pub fn output(launch: Launch, rows: usize, columns: usize, store: DeviceStore) -> Launch {
     let stride = row_stride(columns, store.element_bytes());
-    launch.array(&vec![UNTOUCHED; rows * stride * store.element_bytes()])
+    launch.activation(&vec![UNTOUCHED; rows * stride * store.element_bytes()])
 }
 
 /// `launch` with the reciprocal and the step of `store`.

@@ -99,14 +99,14 @@ impl AttentionConfig {
         match (self.elements, self.whole()) {
             (AttentionElements::Codes, true) => 2 * 3 * tokens * 48 + 32 * 80,
             (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
-            // Queries, then keys and values of every tile.
+            // Queries, then keys and values of every tile; INT8 values once more, transposed.
             (AttentionElements::Codes, false) => {
                 let padded = self.padded() as u32;
-                tokens * 48 + padded * 48 + padded / 64 * 32 * 80 + padded
+                tokens * 48 + 2 * padded * 48 + padded / tokens * 32 * 80
             }
             (AttentionElements::Half, false) => {
                 let padded = self.padded() as u32;
-                tokens * 80 + 2 * padded * 80 + padded
+                tokens * 80 + 2 * padded * 80
             }
         }
     }

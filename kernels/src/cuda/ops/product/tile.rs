@@ -118,13 +118,14 @@ impl Tile {
         let resident = by_shared.min(65536 / registers).min(2048 / self.threads()).max(1);
         let blocks = (m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n)) as f64;
         let waves = (blocks / f64::from(resident * multiprocessors)).ceil();
+        let together = (blocks / f64::from(multiprocessors)).ceil().min(f64::from(resident));
         let products = rows * columns * k_bytes as f64 / 2560.0;
         let loads = (rows + columns) * k_bytes as f64 / 48.0;
         // Small warp tiles read shared memory more often for the same products.
         let reuse = 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1);
         let hidden = if self.stages >= 3 { 1.0 } else { 1.15 };
         let steps = k_bytes.div_ceil(self.depth.into()) as f64;
-        let wave = (products * reuse).max(loads) * f64::from(resident) * hidden + 1200.0 + 90.0 * steps;
+        let wave = (products * reuse).max(loads) * together * hidden + 1200.0 + 90.0 * steps;
         waves * wave * self.waste(m, n).sqrt()
     }
 }

@@ -1,0 +1,44 @@
+//! What every launch of a forward wrote, for tests that look for the first launch that differs.
+
+use swinq_kernels::code_stride;
+
+use crate::plan::TensorId;
+
+/// What one launch wrote.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traced {
+    /// Module path of the launch.
+    pub name: String,
+    /// The tensor of the plan that it wrote.
+    pub tensor: TensorId,
+    /// The whole tensor afterwards, `[images * rows, columns]`.
+    pub values: TracedValues,
+}
+
+/// The values of a tensor, without padding.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TracedValues {
+    /// INT8 codes.
+    Codes(Vec<i8>),
+    /// f32, or f16 as f32.
+    Float(Vec<f32>),
+}
+
+impl TracedValues {
+    /// Codes as the CPU engine holds them: + 128, rows padded.
+    pub(crate) fn cpu_codes(bytes: &[u8], columns: usize) -> TracedValues {
+        let rows = bytes.chunks_exact(code_stride(columns));
+        TracedValues::Codes(rows.flat_map(|row| &row[..columns]).map(|&b| (b ^ 0x80).cast_signed()).collect())
+    }
+
+    /// Elements of `bytes` bytes each, rows `stride` elements apart, read by `value`.
+    pub(crate) fn rows<T>(
+        raw: &[u8],
+        bytes: usize,
+        (columns, stride): (usize, usize),
+        value: impl Fn(&[u8]) -> T,
+    ) -> Vec<T> {
+        let rows = raw.chunks_exact(stride * bytes);
+        rows.flat_map(|row| row[..columns * bytes].chunks_exact(bytes)).map(value).collect()
+    }
+}

@@ -1,0 +1,350 @@
+// Window attention for windows of more than 64 tokens: a block has 64 queries of one window and head, and walks over the
+// keys in tiles of 64, once for the largest logit of each query and once for the values (kind s8 of the probabilities: once
+// more for their sum). The products q . k are computed again each time, which is cheaper than keeping them.
+//
+// Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` but KEY_TILES; INTEGER;
+// PROBS_S8 with INTEGER. THREADS is 128.
+#define KEY_TILES 8
+#include "attention.cuh"
+
+constexpr u32 TILE = 64;
+
+#if INTEGER
+typedef s8 Element;
+// Bytes from token to token: an odd number of 16-byte chunks.
+constexpr u32 ROW = 48;
+// Bytes from channel to channel of transposed values, and of a tile of them.
+constexpr u32 VALUE_ROW = 80;
+constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
+typedef u32 Queries[1][4];
+typedef u32 Probabilities[2][4];
+typedef s32 Sums[4][4];
+#else
+typedef u16 Element;
+constexpr u32 ROW = 80;
+typedef u32 Queries[2][4];
+typedef u32 Probabilities[4][4];
+typedef f32 Sums[4][4];
+#endif
+constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
+
+// Starts copying `count` tokens of operand `operand` from token `first` on; those from `n` on become zeros.
+INLINE void copy_tokens(const Params& p, u8* to, u32 operand, u32 first, u32 count, u32 window, u32 head) {
+    u32 channels = p.heads * HEAD_DIM;
+    const Element* base = static_cast<const Element*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels +
+                          operand * channels + head * HEAD_DIM;
+    for (u32 i = thread_index(); i < count * ROW_CHUNKS; i += THREADS) {
+        u32 token = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
+        bool real = first + token < static_cast<u32>(p.n);
+        u64 at = static_cast<u64>(first + token) * 3 * channels + chunk * (16 / sizeof(Element));
+        copy_async_16(to + token * ROW + 16 * chunk, base + (real ? at : 0), real ? 16 : 0);
+    }
+}
+
+// What a warp knows of its sixteen queries.
+struct Rows {
+    const f32* bias[2];
+    // Regions of the window's tokens; null where nothing is masked.
+    const u8* regions;
+    u8 region[2];
+};
+
+INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded) {
+    Rows rows;
+    u32 of_image = window % p.windows;
+    bool masked = p.regions != nullptr && p.masked[of_image];
+    rows.regions = masked ? p.regions + of_image * padded : nullptr;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        rows.bias[half] = p.bias + (static_cast<u64>(head) * padded + query + 8 * half) * padded;
+        rows.region[half] = masked ? rows.regions[query + 8 * half] : 0;
+    }
+    return rows;
+}
+
+INLINE void load_queries(Queries& q, const u8* queries, u32 lane, u32 warp) {
+    const u8* row = queries + (16 * warp + lane % 16) * ROW + lane / 16 * 16;
+    load_matrix_x4(q[0], row);
+#if !INTEGER
+    load_matrix_x4(q[1], row + 32);
+#endif
+}
+
+// q . k of eight keys, `k` as `load_keys` of their pair has them.
+INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, int t, u32 lane) {
+#if INTEGER
+    u32 k[4];
+    load_matrix_x4(k, keys + (16 * (t / 2) + lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16);
+    s32 sums[4] = {};
+    const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
+    mma_s8(sums, q[0], b);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = to_f32(sums[i]);
+#else
+    u32 k[4];
+    load_matrix_x4(k, keys + (8 * t + lane % 8) * ROW + lane / 8 * 16);
+    const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = 0.0f;
+    mma_f16(x, q[0], low);
+    mma_f16(x, q[1], high);
+#endif
+}
+
+// Logits of a tile of keys: elements [t][2 half + b] are row lane / 4 + 8 half, key 8 t + 2 (lane % 4) + b of the tile.
+INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const u8* keys, u32 first, f32 (&x)[8][4],
+                      u32 lane) {
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        scores(x[t], q, keys, t, lane);
+        u32 key = first + 8 * t + 2 * (lane % 4);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            f32x2 bias = *reinterpret_cast<const f32x2*>(rows.bias[half] + key);
+            if (rows.regions != nullptr) {
+                bias.x = rows.regions[key] == rows.region[half] ? bias.x : bias.x + MASKED;
+                bias.y = rows.regions[key + 1] == rows.region[half] ? bias.y : bias.y + MASKED;
+            }
+            x[t][2 * half] = fma_f32(x[t][2 * half], p.logit_scale, bias.x);
+            x[t][2 * half + 1] = fma_f32(x[t][2 * half + 1], p.logit_scale, bias.y);
+        }
+    }
+}
+
+// What is gathered of each of a lane's two rows on the way.
+struct RowState {
+    f32 largest;
+#if INTEGER && !PROBS_S8
+    u32 total;
+#elif INTEGER
+    f32 sums[2][2];
+    f32 inverse;
+#else
+    f32 total;
+#endif
+};
+
+INLINE f32 weight_of(f32 logit, f32 largest) { return exp_below(max_f32(logit - largest, from_bits(FLOOR_BITS))); }
+
+#if INTEGER
+
+// Transposes a tile of values: see `attention_i8.cu`.
+INLINE void transpose_values(const u8* raw, u8* transposed) {
+    u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
+    const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * ROW + channel;
+    u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + ROW);
+    u32 c = *reinterpret_cast<const u32*>(from + 8 * ROW), d = *reinterpret_cast<const u32*>(from + 9 * ROW);
+    u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
+    u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
+    const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
+                          byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
+        *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
+    }
+}
+
+// Codes of a tile's probabilities, as the product with the values reads them.
+INLINE void codes_of(const Params& p, const f32 (&x)[8][4], RowState& row, int half, Probabilities& words) {
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++) {
+        s32 code[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f32 e = weight_of(x[2 * pair + i / 2][2 * half + i % 2], row.largest);
+#if PROBS_S8
+            code[i] = round_s32((e * row.inverse) * p.probs_recip);
+#else
+            code[i] = round_s32(255.0f * e);
+            row.total = row.total + static_cast<u32>(code[i]);
+#endif
+        }
+#if PROBS_S8
+        words[pair / 2][pair % 2 * 2 + half] = pack_s8x4(code[0], code[1], code[2], code[3]);
+#else
+        words[pair / 2][pair % 2 * 2 + half] = pack_u8x4(code[0], code[1], code[2], code[3]);
+#endif
+    }
+}
+
+#if PROBS_S8
+// Adds a tile's weights to the partial sums by the index mod 16; padding adds nothing.
+INLINE void sum_weights(const Params& p, const f32 (&x)[8][4], RowState& row, int half, u32 first, u32 lane) {
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            bool real = first + 8 * t + 2 * (lane % 4) + b < static_cast<u32>(p.n);
+            f32 e = real ? weight_of(x[t][2 * half + b], row.largest) : 0.0f;
+            row.sums[t % 2][b] = row.sums[t % 2][b] + e;
+        }
+    }
+}
+
+INLINE void invert_sum(RowState& row) {
+    f32 low = row.sums[0][0] + row.sums[1][0], high = row.sums[0][1] + row.sums[1][1];
+    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
+    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
+    row.inverse = div_f32(1.0f, low + high);
+}
+#endif
+
+INLINE void add_values(Sums& sums, const Probabilities& words, const u8* transposed, u32 lane) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 v[4];
+        load_matrix_x4(v, transposed + (8 * j + lane % 8) * VALUE_ROW + lane / 8 * 16);
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            const u32 b[2] = {v[2 * step], v[2 * step + 1]};
+#if PROBS_S8
+            mma_s8(sums[j], words[step], b);
+#else
+            mma_u8s8(sums[j], words[step], b);
+#endif
+        }
+    }
+}
+
+INLINE f32 factor_of(const Params& p, const RowState& row) {
+#if PROBS_S8
+    return p.probs_scale * p.value_scale;
+#else
+    return div_f32(p.value_scale, to_f32(static_cast<s32>(quad_sum(row.total))));
+#endif
+}
+
+// Stores a row's channels 8 (lane % 4) to + 7.
+INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
+    if (!real) return;
+    f32 y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor;
+    store_channels(p, at + 8 * (lane % 4), y);
+}
+
+#else
+
+INLINE void codes_of(const Params&, const f32 (&x)[8][4], RowState& row, int half, Probabilities& words) {
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        f32 e[2];
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            f32 below = x[t][2 * half + b] - row.largest;
+            e[b] = below < from_bits(FLOOR_BITS) ? 0.0f : exp_below(below);
+            row.total = row.total + e[b];
+        }
+        words[t / 2][t % 2 * 2 + half] = pack_half2(e[0], e[1]);
+    }
+}
+
+INLINE void add_values(Sums& sums, const Probabilities& words, const u8* values, u32 lane) {
+    const u8* row = values + (lane % 8 + lane / 8 % 2 * 8) * ROW + lane / 16 * 16;
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            u32 v[4];
+            load_matrix_x4_transposed(v, row + 16 * step * ROW + 32 * pair);
+            const u32 first[2] = {v[0], v[1]}, second[2] = {v[2], v[3]};
+            mma_f16(sums[2 * pair], words[step], first);
+            mma_f16(sums[2 * pair + 1], words[step], second);
+        }
+    }
+}
+
+INLINE f32 factor_of(const Params&, const RowState& row) { return div_f32(1.0f, quad_sum(row.total)); }
+
+// Stores a row's channels 8 j + 2 (lane % 4) and + 1.
+INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
+    if (!real) return;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        f32 y[2] = {sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor};
+        u64 to = at + 8 * j + 2 * (lane % 4);
+#if STORE == STORE_CODES
+        u32 codes = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
+        *reinterpret_cast<u16*>(static_cast<s8*>(p.out) + to) = static_cast<u16>(codes);
+#else
+#if FAKE
+        y[0] = fake(y[0], p.recip, p.scale), y[1] = fake(y[1], p.recip, p.scale);
+#endif
+        *reinterpret_cast<u32*>(static_cast<u16*>(p.out) + to) = pack_half2(y[0], y[1]);
+#endif
+    }
+}
+
+#endif
+
+#if INTEGER
+KERNEL(attention_i8_tiled)(const Params p) {
+#else
+KERNEL(attention_f16_tiled)(const Params p) {
+#endif
+    u32 lane = thread_index() % WARP, warp = thread_index() / WARP;
+    u32 head = block_x() % p.heads, window = block_x() / p.heads, first_query = block_y() * TILE;
+    u32 tiles = (p.n + TILE - 1) / TILE, padded = tiles * TILE;
+    u8* queries = shared_memory();
+    u8* keys = queries + TILE * ROW;
+    u8* values = keys + padded * ROW;
+    wait_for_previous();
+    launch_dependents();
+    copy_tokens(p, queries, 0, first_query, TILE, window, head);
+    copy_tokens(p, keys, 1, 0, padded, window, head);
+    copy_tokens(p, values, 2, 0, padded, window, head);
+    copy_commit();
+    copy_wait<0>();
+    block_sync();
+#if INTEGER
+    u8* transposed = values + padded * ROW;
+    for (u32 tile = 0; tile < tiles; tile++) {
+        transpose_values(values + tile * TILE * ROW, transposed + tile * VALUE_TILE);
+    }
+    block_sync();
+#endif
+    Queries q;
+    load_queries(q, queries, lane, warp);
+    Rows rows = rows_of(p, window, head, first_query + 16 * warp + lane / 4, padded);
+    RowState state[2] = {};
+    f32 x[8][4];
+    state[0].largest = state[1].largest = from_bits(0xff800000u);
+    for (u32 tile = 0; tile < tiles; tile++) {
+        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
+#pragma unroll
+        for (int t = 0; t < 8; t++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) state[i / 2].largest = max_f32(state[i / 2].largest, x[t][i]);
+        }
+    }
+    state[0].largest = quad_max(state[0].largest), state[1].largest = quad_max(state[1].largest);
+#if INTEGER && PROBS_S8
+    for (u32 tile = 0; tile < tiles; tile++) {
+        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
+        sum_weights(p, x, state[0], 0, tile * TILE, lane);
+        sum_weights(p, x, state[1], 1, tile * TILE, lane);
+    }
+    invert_sum(state[0]);
+    invert_sum(state[1]);
+#endif
+    Sums sums = {};
+    for (u32 tile = 0; tile < tiles; tile++) {
+        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
+        Probabilities words;
+        codes_of(p, x, state[0], 0, words);
+        codes_of(p, x, state[1], 1, words);
+#if INTEGER
+        add_values(sums, words, transposed + tile * VALUE_TILE, lane);
+#else
+        add_values(sums, words, values + tile * TILE * ROW, lane);
+#endif
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 query = first_query + 16 * warp + lane / 4 + 8 * half;
+        f32 factor = factor_of(p, state[half]);
+        u64 row = static_cast<u64>(window) * p.n + query;
+        store_row(p, sums, half, factor, row * p.heads * HEAD_DIM + head * HEAD_DIM, query < static_cast<u32>(p.n), lane);
+    }
+}

@@ -1,0 +1,249 @@
+//! `attention_i8.cu` and `attention_f16.cu`: attention within windows.
+
+use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM};
+use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
+use swinq_kernels::{AttentionQuant, Probs, Quantizer, reference};
+
+use crate::compiler::Compiler;
+use crate::launch::Launch;
+use crate::rows::{self, half_floats, to_halves};
+use crate::support::{Rng, step};
+
+const SCALE: f32 = 0.176_776_7;
+
+/// Windows and what is looked up for them.
+struct Case {
+    heads: usize,
+    /// Tokens of a window.
+    n: usize,
+    windows: usize,
+    images: usize,
+    /// `[images * windows * n, 3 * heads * HEAD_DIM]`.
+    codes: Vec<i8>,
+    /// `[heads, n, n]`.
+    bias: Vec<f32>,
+    /// `[windows, n]`.
+    regions: Option<Vec<u8>>,
+}
+
+impl Case {
+    /// The first window of an image has small queries, so that its rows are near uniform; the last one's are extreme. The
+    /// first window has one region, the others have several. Some biases are as large as the mask.
+    fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
+        let mut rng = Rng((heads * n) as u64);
+        let width = 3 * heads * HEAD_DIM;
+        let mut codes: Vec<i8> =
+            rng.bytes(images * windows * n * width).into_iter().map(u8::cast_signed).collect();
+        for (i, code) in codes.iter_mut().enumerate() {
+            let (column, window) = (i % width, i / width / n % windows);
+            if column < width / 3 && window == 0 {
+                *code %= 3;
+            } else if window + 1 == windows && i % 5 == 0 {
+                *code = if *code < 0 { -128 } else { 127 };
+            }
+        }
+        let region = |i: usize| if i / n == 0 { 3 } else { (i % n * (i / n + 1) / n) as u8 };
+        let regions = masked.then(|| (0..windows * n).map(region).collect());
+        let mut bias = rng.floats(heads * n * n, 2.0);
+        bias.iter_mut().skip(n * n / 2).step_by(29).for_each(|b| *b += 98.0);
+        Case { heads, n, windows, images, codes, bias, regions }
+    }
+
+    fn total(&self) -> usize {
+        self.images * self.windows
+    }
+
+    fn channels(&self) -> usize {
+        self.heads * HEAD_DIM
+    }
+
+    fn config(&self, elements: AttentionElements, probs_s8: bool) -> AttentionConfig {
+        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8 }
+    }
+
+    /// The bias of head `head` with the mask of window `window`, `[n, n]`.
+    fn masked_bias(&self, window: usize, head: usize) -> Vec<f32> {
+        let n = self.n;
+        let value = |i: usize| {
+            let bias = self.bias[head * n * n + i];
+            let region = |token: usize| self.regions.as_ref().map(|r| r[window % self.windows * n + token]);
+            if region(i / n) == region(i % n) { bias } else { bias + -100.0 }
+        };
+        (0..n * n).map(value).collect()
+    }
+
+    /// Queries, keys and values of a window and head, `[n, HEAD_DIM]` each, of values like [`Case::codes`].
+    fn operands(&self, values: &[f32], window: usize, head: usize) -> [Vec<f32>; 3] {
+        let width = 3 * self.channels();
+        std::array::from_fn(|operand| {
+            let token = |t: usize| {
+                let at = (window * self.n + t) * width + operand * self.channels() + head * HEAD_DIM;
+                values[at..at + HEAD_DIM].iter().copied()
+            };
+            (0..self.n).flat_map(token).collect()
+        })
+    }
+
+    /// `[windows * n, channels]` of what `attend` makes of every window and head.
+    fn gather<T: Copy + Default>(&self, attend: impl Fn(usize, usize) -> Vec<T>) -> Vec<T> {
+        let mut out = vec![T::default(); self.total() * self.n * self.channels()];
+        for (window, head) in (0..self.total()).flat_map(|w| (0..self.heads).map(move |h| (w, h))) {
+            for (t, row) in attend(window, head).chunks_exact(HEAD_DIM).enumerate() {
+                let at = (window * self.n + t) * self.channels() + head * HEAD_DIM;
+                out[at..at + HEAD_DIM].copy_from_slice(row);
+            }
+        }
+        out
+    }
+
+    /// `launch` without the factors: the parameters up to `windows_each`.
+    fn launch(&self, config: AttentionConfig, store: DeviceStore) -> Launch {
+        // One multiprocessor: blocks walk over several windows.
+        let (each, launch) = config.launch(self.total(), 1);
+        let launch = Launch::new(&config.program(store), launch);
+        let launch = match config.elements {
+            AttentionElements::Codes => launch.activation(&self.padded_rows(&self.codes, 1, 99)),
+            AttentionElements::Half => {
+                launch.activation(&self.padded_rows(&to_halves(&self.values()), 2, 0x7fff))
+            }
+        };
+        let (regions, masked) = self.padded_regions(config.padded()).unzip();
+        let launch = launch
+            .array(&self.padded_bias(config.padded()))
+            .optional(regions.as_deref())
+            .optional(masked.as_deref());
+        let launch = rows::output(launch, self.total() * self.n, self.channels(), store);
+        launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(each)
+    }
+
+    fn padded_rows<T: Copy>(&self, x: &[T], bytes: usize, pad: T) -> Vec<T> {
+        let (width, stride) = (3 * self.channels(), row_stride(3 * self.channels(), bytes));
+        let rows = x.chunks_exact(width);
+        rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
+    }
+
+    /// `[heads, padded, padded]`: -inf for keys that pad.
+    fn padded_bias(&self, padded: usize) -> Vec<f32> {
+        let value = |i: usize| {
+            let (head, query, key) = (i / padded / padded, i / padded % padded, i % padded);
+            match (query < self.n, key < self.n) {
+                (_, false) => f32::NEG_INFINITY,
+                (false, true) => 0.0,
+                (true, true) => self.bias[(head * self.n + query) * self.n + key],
+            }
+        };
+        (0..self.heads * padded * padded).map(value).collect()
+    }
+
+    /// `[windows, padded]`, and whether each window has several.
+    fn padded_regions(&self, padded: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+        let windows = self.regions.as_ref()?.chunks_exact(self.n);
+        let pad = |window: &[u8]| [window, &vec![0; padded - self.n]].concat();
+        let several = |window: &[u8]| u8::from(window.iter().any(|r| *r != window[0]));
+        Some((windows.clone().flat_map(pad).collect(), windows.map(several).collect()))
+    }
+
+    /// The float operands.
+    fn values(&self) -> Vec<f32> {
+        let values: Vec<f32> = self.codes.iter().map(|&c| f32::from(c) * 0.031).collect();
+        half_floats(&crate::launch::bytes(&to_halves(&values)))
+    }
+
+    /// Attention in f64 of the float operands.
+    fn truth(&self, window: usize, head: usize) -> Vec<f64> {
+        let [q, k, v] =
+            self.operands(&self.values(), window, head).map(|x| x.into_iter().map(f64::from).collect());
+        let (bias, n) = (self.masked_bias(window, head), self.n);
+        let row = |x: &Vec<f64>, i: usize| x[i * HEAD_DIM..][..HEAD_DIM].to_vec();
+        let attend = |i: usize| {
+            let logit = |j: usize| {
+                let dot: f64 = row(&q, i).iter().zip(row(&k, j)).map(|(q, k)| q * k).sum();
+                dot * f64::from(SCALE) + f64::from(bias[i * n + j])
+            };
+            let logits: Vec<f64> = (0..n).map(logit).collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let channel = |c: usize| weights.iter().enumerate().map(|(j, w)| w * v[j * HEAD_DIM + c]).sum();
+            (0..HEAD_DIM).map(|c| -> f64 { channel(c) }).map(|y| y / total).collect::<Vec<f64>>()
+        };
+        (0..n).flat_map(attend).collect()
+    }
+}
+
+/// Windows of whole and of ragged tiles, of one tile, and of one token; one or several heads, masked or not.
+fn cases() -> [Case; 5] {
+    [
+        Case::new(3, 49, 4, 2, true),
+        Case::new(1, 64, 4, 3, true),
+        Case::new(2, 16, 3, 4, false),
+        Case::new(4, 1, 1, 5, false),
+        Case::new(1, 57, 2, 1, true),
+    ]
+}
+
+/// The steps of q, k and v.
+fn steps() -> [Quantizer; 3] {
+    [0.03, 0.031, 0.017].map(step)
+}
+
+fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
+    let Some(compiler) = Compiler::get() else { return };
+    let [q, k, v] = steps();
+    let (probs_recip, probs_scale) = match probs {
+        Probs::S8(s) => (s.recip(), s.scale()),
+        _ => (1.0, 1.0),
+    };
+    let config = case.config(AttentionElements::Codes, matches!(probs, Probs::S8(_)));
+    let launch = case.launch(config, store).float(q.scale() * k.scale() * SCALE).float(v.scale());
+    let got = rows::step_of(launch.float(probs_scale).float(probs_recip), store).run(compiler);
+    let quant = AttentionQuant { q: Some(q), k: Some(k), v: Some(v), scores: None, probs };
+    let codes: Vec<f32> = case.codes.iter().map(|&c| f32::from(c)).collect();
+    let want = case.gather(|window, head| {
+        let [mut x, mut y, mut z] = case.operands(&codes, window, head);
+        for (values, step) in [(&mut x, q), (&mut y, k), (&mut z, v)] {
+            values.iter_mut().for_each(|x| *x *= step.scale());
+        }
+        let mut out = vec![f32::NAN; case.n * HEAD_DIM];
+        let bias = case.masked_bias(window, head);
+        reference::attention_window(case.n, HEAD_DIM, (&x, &y, &z), SCALE, &bias, &quant, &mut out);
+        out
+    });
+    let what = format!("{} heads, {} tokens, {probs:?}, {store:?}", case.heads, case.n);
+    rows::check(&got[got.len() - 1], &want, case.channels(), store, &what);
+}
+
+#[test]
+fn unsigned_probabilities_give_the_reference() {
+    for case in cases() {
+        for store in [DeviceStore::Codes(step(0.01)), DeviceStore::Half, DeviceStore::FakeHalf(step(0.01))] {
+            check_codes(&case, Probs::U8, store);
+        }
+    }
+}
+
+#[test]
+fn signed_probabilities_give_the_reference() {
+    for case in cases() {
+        check_codes(&case, Probs::S8(step(1.0 / 127.0)), DeviceStore::Codes(step(0.01)));
+        check_codes(&case, Probs::S8(step(1.0 / 250.0)), DeviceStore::Half);
+    }
+}
+
+/// Probabilities are rounded to f16 once, sums and softmax are in f32.
+#[test]
+fn halves_err_by_the_rounding_of_the_probabilities() {
+    let Some(compiler) = Compiler::get() else { return };
+    for case in cases() {
+        let want = case.gather(|window, head| case.truth(window, head));
+        let largest = f64::from(case.values().iter().fold(0.0_f32, |m, x| m.max(x.abs())));
+        for store in [DeviceStore::Codes(step(0.03)), DeviceStore::Half] {
+            let config = case.config(AttentionElements::Half, false);
+            let launch = case.launch(config, store).float(SCALE).float(1.0).float(1.0).float(1.0);
+            let got = rows::step_of(launch, store).run(compiler);
+            let what = format!("{} heads, {} tokens, {store:?}", case.heads, case.n);
+            let error = largest * (1.0 / 2048.0 + 2e-5);
+            rows::check_near(&got[got.len() - 1], &want, error, case.channels(), store, &what);
+        }
+    }
+}

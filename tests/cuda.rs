@@ -1,0 +1,273 @@
+//! The CUDA backend on a GPU, against the CPU engine. Needs no file: models are random, images are noise. Without a GPU the
+//! tests say that they are skipped, and fail if `REQUIRE_IMPL` names `cuda`.
+
+use std::ops::ControlFlow;
+use std::sync::OnceLock;
+
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::{Engine, EngineOptions, Traced, TracedValues};
+use swinq_kernels::cuda::Device;
+use swinq_model::checkpoint::random_model;
+use swinq_model::config::LoadedConfig;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy};
+
+/// Whether there is a GPU; says so if not.
+fn gpu(test: &str) -> bool {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| match Device::open(0) {
+        Ok(device) => {
+            eprintln!("running on {} ({})", device.name(), device.arch());
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    });
+    if let Err(error) = found {
+        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
+        eprintln!("SKIPPED {test}: {error}");
+    }
+    found.is_ok()
+}
+
+/// Bytes of deterministic noise.
+fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed * 0x9e37_79b9 + 0x1234_5678_9abc;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as u8
+    };
+    (0..bytes).map(|_| byte()).collect()
+}
+
+/// Images of noise.
+struct Noise {
+    size: usize,
+    batches: usize,
+}
+
+impl BatchSource for Noise {
+    fn batches(&self) -> usize {
+        self.batches
+    }
+
+    fn images(&self) -> usize {
+        2 * self.batches
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let pixels = noise(2 * self.size * self.size * 3, index as u64);
+        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
+    }
+}
+
+/// A small Swin with heads of 32 channels.
+fn small() -> SwinConfig {
+    SwinConfig {
+        name: "small".to_owned(),
+        image_size: 56,
+        num_classes: 10,
+        embed_dim: 64,
+        depths: vec![2, 2],
+        num_heads: vec![2, 4],
+        window_size: 7,
+        ..SwinConfig::default()
+    }
+}
+
+fn configs() -> Vec<SwinConfig> {
+    let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
+    let padded = SwinConfig {
+        image_size: 44,
+        window_size: 4,
+        depths: vec![2, 1],
+        window_policy: WindowPolicy::ShrinkAndPad,
+        ..small()
+    };
+    let bare = SwinConfig {
+        image_size: 64,
+        window_size: 8,
+        ape: true,
+        qkv_bias: false,
+        patch_norm: false,
+        qk_scale: Some(0.2),
+        num_classes: 37,
+        mlp_ratio: 3.0,
+        ..small()
+    };
+    let wide = SwinConfig {
+        image_size: 96,
+        window_size: 12,
+        embed_dim: 96,
+        depths: vec![2, 1],
+        num_heads: vec![3, 6],
+        ..small()
+    };
+    let large = SwinConfig { image_size: 128, window_size: 16, depths: vec![2, 1], ..small() };
+    vec![
+        small(),
+        named("padded windows and an odd merge", padded),
+        named("APE, no QKV bias, custom scale, no patch norm, windows of 64", bare),
+        named("windows of 144 tokens", wide),
+        named("windows of 256 tokens", large),
+    ]
+}
+
+fn float(config: SwinConfig) -> FloatModel {
+    let transform = Transform::microsoft(config.image_size, true);
+    random_model(&LoadedConfig { config, transform, origin: "test".to_owned() }, 3)
+}
+
+fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
+    if recipe == "float" {
+        return QuantizedModel::from_float(model).unwrap();
+    }
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    let mut source = Noise { size: model.config.image_size, batches: 4 };
+    calibrate(model, &Recipe::shipped(recipe).unwrap(), &mut source, options).unwrap().model
+}
+
+fn cpu(model: &QuantizedModel) -> Engine {
+    Engine::new(model, EngineOptions { max_batch: 8, ..EngineOptions::detect().unwrap() }).unwrap()
+}
+
+fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
+    CudaOptions { max_batch: 4, residual, gemm, autotune: Autotune::Off, ..CudaOptions::default() }
+}
+
+fn images(model: &QuantizedModel, count: usize) -> Vec<u8> {
+    noise(count * model.config.image_size.pow(2) * 3, 99)
+}
+
+fn float_values(values: &TracedValues) -> Vec<f32> {
+    match values {
+        TracedValues::Codes(codes) => codes.iter().map(|&c| c.into()).collect(),
+        TracedValues::Float(values) => values.clone(),
+    }
+}
+
+/// What the CPU engine left in the tensor when the launch of the same name (or the patch embedding) was done.
+fn counterpart<'a>(cpu: &'a [Traced], launch: &Traced) -> &'a Traced {
+    let embeds = |name: &str| name.starts_with("patch_embed") || name == "absolute_pos_embed";
+    let same = |t: &&Traced| t.name == launch.name || (launch.name == "patch_embed" && embeds(&t.name));
+    cpu.iter().rfind(|t| same(t) && t.tensor == launch.tensor).unwrap_or_else(|| panic!("{}", launch.name))
+}
+
+/// Asserts that every launch wrote what the CPU engine did, bit for bit; names the first that did not.
+#[track_caller]
+fn assert_same(cpu: &[Traced], gpu: &[Traced], what: &str) {
+    for launch in gpu {
+        let expected = float_values(&counterpart(cpu, launch).values);
+        let got = float_values(&launch.values);
+        assert_eq!(got.len(), expected.len(), "{what}: {}", launch.name);
+        assert!(got.iter().any(|x| *x != got[0]) || got.len() < 2, "{what}: {} is constant", launch.name);
+        let differ: Vec<usize> = (0..got.len()).filter(|&i| got[i].to_bits() != expected[i].to_bits()).collect();
+        if let Some(&first) = differ.first() {
+            panic!(
+                "{what}: {}: {} of {} differ, first at {first}: {} where the CPU has {}",
+                launch.name,
+                differ.len(),
+                got.len(),
+                got[first],
+                expected[first]
+            );
+        }
+    }
+}
+
+fn sqnr_db(exact: &[f32], got: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let signal: f64 = exact.iter().map(|&x| square(x)).sum();
+    let noise: f64 = exact.iter().zip(got).map(|(&a, &b)| square(a - b)).sum();
+    10.0 * (signal / noise).log10()
+}
+
+#[test]
+fn an_f32_stream_gives_the_bits_of_the_cpu() {
+    if !gpu("an_f32_stream_gives_the_bits_of_the_cpu") {
+        return;
+    }
+    for config in configs() {
+        let float = float(config);
+        for recipe in ["default", "mode1", "mode2"] {
+            let model = quantized(&float, recipe);
+            let pixels = images(&model, 3);
+            let expected = cpu(&model).trace(&pixels).unwrap();
+            for gemm in [Gemm::Own, Gemm::CublasLt] {
+                let what = format!("{}, {recipe}, --gemm {gemm}", float.config.name);
+                match CudaEngine::new(&model, options(StreamType::F32, gemm)) {
+                    Ok(mut engine) => assert_same(&expected, &engine.trace(&pixels).unwrap(), &what),
+                    Err(error) => panic!("{what}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_close() {
+    if !gpu("half_precision_is_close") {
+        return;
+    }
+    for config in configs() {
+        let float = float(config);
+        for (recipe, least) in [("float", 50.0), ("default", 25.0)] {
+            let model = quantized(&float, recipe);
+            let pixels = images(&model, 4);
+            let mut expected = vec![0.0; 4 * model.config.num_classes];
+            cpu(&model).infer_into(&pixels, &mut expected).unwrap();
+            for gemm in [Gemm::Own, Gemm::CublasLt] {
+                let mut got = vec![0.0; expected.len()];
+                let mut engine = CudaEngine::new(&model, options(StreamType::F16, gemm)).unwrap();
+                engine.infer_into(&pixels, &mut got).unwrap();
+                let db = sqnr_db(&expected, &got);
+                eprintln!("{}, {recipe}, --gemm {gemm}: {db:.1} dB", float.config.name);
+                assert!(db > least, "{}, {recipe}, --gemm {gemm}: {db} dB", float.config.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_are_split_and_replays_repeat() {
+    if !gpu("batches_are_split_and_replays_repeat") {
+        return;
+    }
+    let model = quantized(&float(small()), "default");
+    let pixels = images(&model, 11);
+    let mut expected = vec![0.0; 11 * 10];
+    cpu(&model).infer_into(&pixels, &mut expected).unwrap();
+    let mut engine = CudaEngine::new(&model, options(StreamType::F32, Gemm::Own)).unwrap();
+    for count in [1, 4, 11, 3, 8, 11] {
+        let mut got = vec![0.0; count * 10];
+        engine.infer_into(&pixels[..count * 56 * 56 * 3], &mut got).unwrap();
+        assert_eq!(got, expected[..count * 10], "{count} images");
+    }
+}
+
+#[test]
+fn engines_share_a_device() {
+    if !gpu("engines_share_a_device") {
+        return;
+    }
+    let model = quantized(&float(small()), "default");
+    let pixels = images(&model, 6);
+    let mut expected = vec![0.0; 60];
+    cpu(&model).infer_into(&pixels, &mut expected).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut engine = CudaEngine::new(&model, options(StreamType::F32, Gemm::Auto)).unwrap();
+                for _ in 0..20 {
+                    let mut got = vec![0.0; 60];
+                    engine.infer_into(&pixels, &mut got).unwrap();
+                    assert_eq!(got, expected);
+                }
+            });
+        }
+    });
+}
