@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use swinq_data::Split;
+use swinq_int8_runtime::cuda::{Autotune, Gemm};
 use swinq_model::Calibrator;
 
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
@@ -169,9 +170,8 @@ pub struct EvalArgs {
     /// Part of the data set.
     #[arg(long, default_value = "val")]
     pub split: Split,
-    /// What runs the models.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
+    #[command(flatten)]
+    pub backend: BackendArgs,
     /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
     pub simulate: Option<Simulate>,
@@ -201,6 +201,26 @@ pub struct EvalArgs {
     pub report: Option<PathBuf>,
 }
 
+/// What runs models.
+#[derive(Clone, Debug, Args)]
+pub struct BackendArgs {
+    /// What runs the models: the GPU if there is one, the CPU engine, or the CUDA engine.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// CUDA: ordinal of the GPU.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// CUDA: elements of the residual stream; f32 gives the CPU engine's bits for INT8 products.
+    #[arg(long, value_enum, default_value_t = Residual::F16)]
+    pub residual: Residual,
+    /// CUDA: who computes the products (own, cublaslt, or the faster of both); several give a row each.
+    #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
+    pub gemm: Vec<Gemm>,
+    /// CUDA: how much is measured to choose kernels for a shape that this GPU has not run yet.
+    #[arg(long, value_name = "off|quick|full", default_value = "quick")]
+    pub autotune: Autotune,
+}
+
 /// What runs a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
@@ -208,6 +228,17 @@ pub enum Backend {
     Auto,
     /// The CPU engine.
     Cpu,
+    /// The CUDA engine.
+    Cuda,
+}
+
+/// Elements of the residual stream on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Residual {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
 }
 
 /// How a quantized model is simulated.
@@ -236,6 +267,8 @@ pub struct BenchArgs {
     /// Threads (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
+    #[command(flatten)]
+    pub backend: BackendArgs,
     /// Seconds of measurement for each model and batch size.
     #[arg(long, default_value_t = 3.0, value_parser = positive)]
     pub seconds: f64,
@@ -266,6 +299,8 @@ pub struct PredictArgs {
     /// Write the raw scores, f32 `[images, classes]`, under the key `logits`.
     #[arg(long, value_name = "FILE.safetensors")]
     pub logits: Option<PathBuf>,
+    #[command(flatten)]
+    pub backend: BackendArgs,
     /// Threads (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
@@ -281,6 +316,11 @@ pub struct InspectArgs {
     /// List what the engine will launch.
     #[arg(long)]
     pub plan: bool,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// CUDA: the batch size whose plan is listed.
+    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    pub batch_size: usize,
     /// List every site, one a line, as the recipe resolves it.
     #[arg(long)]
     pub sites: bool,

@@ -1,6 +1,7 @@
 //! `swinq`: INT8 quantization toolkit and engine for Swin Transformer classifiers. Wiring only.
 
 mod args;
+mod backend;
 mod commands;
 mod data_arg;
 mod html;
@@ -8,6 +9,7 @@ mod interrupt;
 mod model_arg;
 mod out;
 mod paths;
+mod profile;
 mod progress;
 mod runner;
 mod shell;

@@ -3,17 +3,19 @@
 use std::path::Path;
 use std::time::Instant;
 
-use swinq_eval::{Latency, LatencyOptions, ModelResult, Precision, SiteResult, Step, measure_interleaved};
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_eval::{Latency, LatencyOptions, ModelResult, SiteResult, Step, measure_interleaved};
+use swinq_int8_runtime::cuda::CudaEngine;
 use swinq_model::site::all_sites;
 use swinq_model::{Batch, Classifier, QuantizedModel, SwinConfig, Transform};
+
+use crate::backend::{Runnable, Target};
 
 /// A model being evaluated or timed.
 pub struct Subject {
     /// What is known of it so far.
     pub result: ModelResult,
     /// What runs it.
-    pub classifier: Box<dyn Classifier>,
+    pub classifier: Runnable,
     /// Its preprocessing.
     pub transform: Transform,
     /// Its architecture.
@@ -23,20 +25,18 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// `model`, from `path`, on the engine.
-    pub fn engine(path: &Path, model: &QuantizedModel, options: EngineOptions) -> anyhow::Result<Subject> {
-        let precision = if model.is_quantized() { Precision::Int8 } else { Precision::Fp32 };
-        let mut result = ModelResult::new(path.display().to_string(), precision, "cpu");
+    /// `model`, from `path`, on an engine.
+    pub fn engine(path: &Path, model: &QuantizedModel, target: Target) -> anyhow::Result<Subject> {
+        let mut result = ModelResult::new(path.display().to_string(), target.precision(model), target.name());
         result.size_bytes = Some(model.size_bytes());
         if model.is_quantized() {
             result.recipe = Some(model.recipe.name.clone());
             result.int8_share = Some(model.int8_share());
             result.sites = site_results(model);
         }
-        let classifier = Box::new(Engine::new(model, options)?);
         Ok(Subject {
             result,
-            classifier,
+            classifier: target.engine(model)?,
             transform: model.transform.clone(),
             config: model.config.clone(),
             quantized: model.is_quantized().then(|| model.clone()),
@@ -70,7 +70,7 @@ pub fn measure(
         let batches: Vec<Batch> = subjects.iter().map(|s| noise(s.config.image_size, batch_size)).collect();
         let mut steps: Vec<Step<'_>> = Vec::new();
         for (subject, batch) in subjects.iter_mut().zip(&batches) {
-            let classifier = subject.classifier.as_mut();
+            let classifier = &mut subject.classifier;
             steps.push(Box::new(move || {
                 if crate::interrupt::requested() {
                     return Err("interrupted; nothing was written".into());
@@ -84,6 +84,9 @@ pub fn measure(
         eprintln!("latency at batch {batch_size}: {:.1} s", start.elapsed().as_secs_f64());
         for (subject, latency) in subjects.iter_mut().zip(&latencies) {
             subject.result.set_latency(batch_size, latency);
+            if let Runnable::Cuda(engine) = &mut subject.classifier {
+                subject.result.set_compute(batch_size, &compute_times(engine, batch_size)?);
+            }
             each(subject, batch_size, latency);
         }
     }
@@ -91,6 +94,16 @@ pub fn measure(
         subject.result.peak_memory_bytes = swinq_eval::peak_memory_bytes();
     }
     Ok(())
+}
+
+/// Forwards timed on the GPU alone.
+const COMPUTE_RUNS: usize = 200;
+
+/// Times of forwards whose images are on the GPU already.
+fn compute_times(engine: &mut CudaEngine, batch_size: usize) -> anyhow::Result<Latency> {
+    engine.compute_times(batch_size, COMPUTE_RUNS / 4)?;
+    let times = engine.compute_times(batch_size, COMPUTE_RUNS)?;
+    Ok(Latency::from_samples(times.iter().map(|time| 1e3 * time.as_secs_f64()).collect())?)
 }
 
 /// Images of deterministic noise: the time of a forward does not depend on the pixels.

@@ -108,6 +108,15 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
             Some(format!("{median:.3}{}", speedup.unwrap_or_default()))
         }));
     }
+    for batch in results.batch_sizes() {
+        columns.push(column(&format!("GPU ms @ {batch}"), move |base, model| {
+            let median = model.compute_ms.get(&batch)?.median;
+            let base = base.compute_ms.get(&batch).filter(|_| !std::ptr::eq(base, model));
+            let speedup =
+                base.filter(|_| median > 0.0).map(|base| format!(" ({:.2}x)", base.median / median));
+            Some(format!("{median:.3}{}", speedup.unwrap_or_default()))
+        }));
+    }
     columns.push(column("best images/s", |_, model| {
         let best = model.throughput_ips.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
         Some(format!("{:.1} @ {}", best.1, best.0))

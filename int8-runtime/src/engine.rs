@@ -100,6 +100,11 @@ impl Engine {
         self.cpu
     }
 
+    /// Images run at a time.
+    pub fn max_batch(&self) -> usize {
+        self.max_batch
+    }
+
     /// Threads in use.
     pub fn threads(&self) -> usize {
         self.pool.threads()

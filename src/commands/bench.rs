@@ -2,42 +2,47 @@
 
 use std::path::{Path, PathBuf};
 
-use comfy_table::{Table, presets};
 use swinq_eval::{Environment, LatencyOptions, Results};
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::EngineOptions;
 use swinq_model::QuantizedModel;
 
 use crate::args::BenchArgs;
+use crate::backend::Target;
 use crate::model_arg::{self, Model};
 use crate::out::say;
 use crate::paths::check_outputs;
+use crate::profile;
 use crate::runner::{self, Subject};
-
-/// Runs per launch of a profile.
-const PROFILE_RUNS: usize = 20;
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     check_outputs(&args.json, args.models.iter().map(PathBuf::as_path))?;
-    let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+    let largest = args.batch_size.iter().copied().max().unwrap_or(1);
+    let targets = Target::all(&args.backend, args.threads, largest)?;
     let models = models(args)?;
-    let threads = swinq_kernels::Pool::new(args.threads).threads();
-    say!("kernels {}, {threads} threads", options.cpu.isa());
+    say!("{}", targets[0].describe()?);
     let mut subjects = Vec::new();
     for (name, model) in &models {
-        subjects.push(Subject::engine(Path::new(name), model, options)?);
+        for &target in &targets {
+            subjects.push(Subject::engine(Path::new(name), model, target)?);
+        }
     }
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
     runner::measure(&mut subjects, &args.batch_size, &latency, &mut |subject, batch, latency| {
         say!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
     })?;
-    let mut results =
-        Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
+    if args.profile {
+        for subject in &mut subjects {
+            for &batch_size in &args.batch_size {
+                profile::print(subject, batch_size)?;
+            }
+        }
+    }
+    let threads = swinq_kernels::Pool::new(args.threads).threads();
+    let isa = EngineOptions::detect()?.cpu.isa().name();
+    let mut results = Results::new(Environment::detect(Some(isa), threads, Default::default()));
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
     say!("\n{}", swinq_eval::table(&results));
-    if args.profile {
-        profile(&models, args, options)?;
-    }
     if let Some(path) = &args.json {
         swinq_eval::write_results(path, &results)?;
         say!("wrote {}", path.display());
@@ -59,35 +64,4 @@ fn models(args: &BenchArgs) -> anyhow::Result<Vec<(String, QuantizedModel)>> {
     }
     args.float.check_used(any_float)?;
     Ok(models)
-}
-
-fn profile(
-    models: &[(String, QuantizedModel)],
-    args: &BenchArgs,
-    options: EngineOptions,
-) -> anyhow::Result<()> {
-    for (name, model) in models {
-        for &batch_size in &args.batch_size {
-            let mut engine = Engine::new(model, EngineOptions { max_batch: batch_size, ..options })?;
-            let batch = runner::noise(model.config.image_size, batch_size);
-            engine.profile(&batch.pixels, 3)?;
-            let launches = engine.profile(&batch.pixels, PROFILE_RUNS)?;
-            let total: f64 = launches.iter().map(|l| l.time.as_secs_f64()).sum();
-            let mut table = Table::new();
-            table.load_style(presets::ASCII_MARKDOWN);
-            table.set_header(["launch", "us", "share", "GMAC/s"]);
-            for launch in &launches {
-                let seconds = launch.time.as_secs_f64();
-                let rate = launch.macs as f64 / seconds / 1e9;
-                table.add_row([
-                    launch.name.clone(),
-                    format!("{:.1}", seconds * 1e6),
-                    format!("{:.1} %", 100.0 * seconds / total),
-                    if launch.macs == 0 { String::new() } else { format!("{rate:.0}") },
-                ]);
-            }
-            say!("\n{name}, batch {batch_size}: {:.3} ms in launches\n{table}", total * 1e3);
-        }
-    }
-    Ok(())
 }

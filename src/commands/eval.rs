@@ -11,6 +11,7 @@ use swinq_model::float::FloatClassifier;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate};
+use crate::backend::{Runnable, Target};
 use crate::data_arg::Sample;
 use crate::model_arg::Model;
 use crate::out::say;
@@ -101,15 +102,19 @@ fn calibration_of(subject: &Subject) -> Option<String> {
 
 /// The models as they will be run: each on the engine, and quantized ones simulated too where that was asked for.
 fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
-    let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+    let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
+    let targets = Target::all(&args.backend, args.threads, largest.unwrap_or(1))?;
     let mut subjects = Vec::new();
     let mut any_float = false;
     for path in &args.models {
         let model = Model::load(path, &args.float)?;
         any_float |= model.is_float();
         let model = model.into_quantized()?;
-        subjects.push(Subject::engine(path, &model, options)?);
+        for &target in &targets {
+            subjects.push(Subject::engine(path, &model, target)?);
+        }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
+            let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
             subjects.push(simulated(path, &model, simulate, options)?);
         }
     }
@@ -134,15 +139,15 @@ fn simulated(
     options: EngineOptions,
 ) -> anyhow::Result<Subject> {
     let mut result = ModelResult::new(path.display().to_string(), Precision::Simulated, "");
-    let classifier: Box<dyn Classifier> = match simulate {
+    let classifier = match simulate {
         Simulate::Fake => {
             result.backend = "fake quantization".to_owned();
-            Box::new(FloatClassifier::simulate(model)?)
+            Runnable::Other(Box::new(FloatClassifier::simulate(model)?))
         }
         Simulate::Exact => {
             result.backend = "scalar reference".to_owned();
             let cpu = Cpu::with(Isa::Scalar)?;
-            Box::new(Engine::new(model, EngineOptions { cpu, ..options })?)
+            Runnable::Cpu(Box::new(Engine::new(model, EngineOptions { cpu, ..options })?))
         }
     };
     result.recipe = Some(model.recipe.name.clone());
@@ -165,7 +170,7 @@ fn collect(subject: &mut Subject, sample: &Sample, args: &EvalArgs) -> anyhow::R
         progress.set(done);
         interrupt::check()
     };
-    let collected = swinq_eval::collect(subject.classifier.as_mut(), &mut loader, &mut on_images)
+    let collected = swinq_eval::collect(&mut subject.classifier, &mut loader, &mut on_images)
         .with_context(|| format!("evaluating {}", subject.result.name))?;
     progress.finish(seen);
     for skipped in loader.skipped() {

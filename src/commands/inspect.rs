@@ -6,6 +6,7 @@ use swinq_int8_runtime::Plan;
 use swinq_model::{QuantizedModel, params};
 
 use crate::args::InspectArgs;
+use crate::backend::{Runnable, Target};
 use crate::model_arg::Model;
 use crate::site_table;
 
@@ -27,7 +28,24 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         writeln!(out, "\n{}", site_table::sites(&model))?;
     }
     if args.plan {
-        writeln!(out, "\nwhat the CPU engine launches, per image:\n{}", Plan::new(&model)?)?;
+        match Target::one(&args.backend, 0, args.batch_size)? {
+            Target::Cpu(_) => {
+                writeln!(out, "\nwhat the CPU engine launches, per image:\n{}", Plan::new(&model)?)?;
+            }
+            target => write_launches(&mut target.engine(&model)?, args.batch_size, &mut out)?,
+        }
+    }
+    Ok(())
+}
+
+/// What the CUDA engine launches, with the kernel chosen for each product.
+fn write_launches(engine: &mut Runnable, images: usize, out: &mut impl Write) -> anyhow::Result<()> {
+    let Runnable::Cuda(engine) = engine else { return Ok(()) };
+    let (name, options) = (engine.device().name().to_owned(), *engine.options());
+    let (gemm, autotune) = (options.gemm, options.autotune);
+    writeln!(out, "\nwhat {name} launches for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
+    for launch in engine.launches(images)? {
+        writeln!(out, "{launch}")?;
     }
     Ok(())
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use comfy_table::{Table, presets};
 use serde_json::json;
 use swinq_data::{Dataset, Loader, LoaderOptions};
-use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_model::atomic::write_atomic;
 use swinq_model::{BatchSource, Classifier, Logits};
 
 use crate::args::PredictArgs;
+use crate::backend::Target;
 use crate::interrupt;
 use crate::model_arg::Model;
 use crate::out::say;
@@ -25,8 +25,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     args.float.check_used(model.is_float())?;
     let model = model.into_quantized()?;
     let labels = model.labels.clone();
-    let mut engine =
-        Engine::new(&model, EngineOptions { threads: args.threads, ..EngineOptions::detect()? })?;
+    let mut engine = Target::one(&args.backend, args.threads, BATCH)?.engine(&model)?;
     let dataset = Dataset::from_files(&args.images)?;
     let ids = (0..dataset.len()).collect();
     let options = LoaderOptions { batch_size: BATCH, threads: args.threads, prefetch: 2, skip_corrupt: 0 };

@@ -142,6 +142,9 @@ pub struct ModelResult {
     /// Latency by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub latency_ms: BTreeMap<usize, Stats>,
+    /// Time on the GPU alone by batch size: no copies, no launch from the host.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub compute_ms: BTreeMap<usize, Stats>,
     /// Images per second by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub throughput_ips: BTreeMap<usize, f64>,
@@ -204,6 +207,7 @@ impl ModelResult {
             sqnr_db: None,
             cosine: None,
             latency_ms: BTreeMap::new(),
+            compute_ms: BTreeMap::new(),
             throughput_ips: BTreeMap::new(),
             peak_memory_bytes: None,
             size_bytes: None,
@@ -230,6 +234,11 @@ impl ModelResult {
     pub fn set_latency(&mut self, batch: usize, latency: &crate::Latency) {
         self.latency_ms.insert(batch, latency.stats());
         self.throughput_ips.insert(batch, latency.images_per_second(batch));
+    }
+
+    /// Enters the time on the GPU alone of one batch size.
+    pub fn set_compute(&mut self, batch: usize, compute: &crate::Latency) {
+        self.compute_ms.insert(batch, compute.stats());
     }
 
     /// Top-1 in percent, where measured.

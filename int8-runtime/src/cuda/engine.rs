@@ -213,7 +213,7 @@ impl CudaEngine {
             })?;
             profiles.push(LaunchProfile {
                 name: step.name.clone(),
-                detail: describe(choice.as_ref()),
+                detail: choice.as_ref().map_or(String::new(), Choice::to_string),
                 time: Duration::from_secs_f64(f64::from(ms) / 1e3),
                 macs: step.macs * images as u64,
                 bytes: self.bytes(step, images),
@@ -230,17 +230,19 @@ impl CudaEngine {
         bytes(step.input) + writes + step.weight_bytes
     }
 
-    /// What runs for batches of `images`: each launch with the kernel chosen for it.
+    /// What runs for batches of `images`: a line for each launch, with the kernel chosen for it and why.
     ///
     /// # Errors
     /// As [`CudaEngine::prepare`].
-    pub fn launches(&mut self, images: usize) -> Result<Vec<(String, String)>, RuntimeError> {
+    pub fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.prepare(images)?;
-        let choices = &self.prepared[&images];
         let line = |(step, choice): (&DeviceStep, &Option<Choice>)| {
-            (step.name.clone(), describe(choice.as_ref()))
+            let (reads, writes) = (self.memory.tensors[step.input.0], self.memory.tensors[step.output.0]);
+            let (reads, writes) = (reads.element.name(), writes.element.name());
+            let kernel = choice.as_ref().map_or(String::new(), |choice| choice.to_string());
+            format!("  {:<34} {:<18} {reads:>5} -> {writes:<5} {kernel}", step.name, step.op.name())
         };
-        Ok(self.steps.iter().zip(choices).map(line).collect())
+        Ok(self.steps.iter().zip(&self.prepared[&images]).map(line).collect())
     }
 
     /// Runs the steps one by one over the images of `pixels` and collects what each wrote.
@@ -311,19 +313,6 @@ fn run_step(
     let input = memory.slice(step.input, images, pixels);
     let output = memory.slice(step.output, images, pixels);
     step.run(on, images, &Operands { input: &input, output: &output, scratch: &memory.scratch }, choice)
-}
-
-/// The kernel of a product, in words.
-fn describe(choice: Option<&Choice>) -> String {
-    match choice {
-        None => String::new(),
-        Some(Choice::Own(own)) => own.tile().to_string(),
-        Some(Choice::Library(library)) => {
-            let plan = library.plan();
-            let results = if library.is_s8() { "s8" } else { "wide" };
-            format!("cuBLASLt {results} {}/{}", plan.algo_id(), plan.tile_id())
-        }
-    }
 }
 
 impl Classifier for CudaEngine {

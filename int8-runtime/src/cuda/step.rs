@@ -1,5 +1,7 @@
 //! One launch of the CUDA backend: an op, where it reads and where it writes.
 
+use std::fmt;
+
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
@@ -33,6 +35,18 @@ pub(crate) enum DeviceElement {
     HalfStream,
     /// f32 without padding.
     Float,
+}
+
+impl DeviceElement {
+    /// The name of the type.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            DeviceElement::Pixel => "u8",
+            DeviceElement::Code => "INT8",
+            DeviceElement::Half | DeviceElement::HalfStream => "f16",
+            DeviceElement::Float => "f32",
+        }
+    }
 }
 
 impl DeviceTensor {
@@ -86,6 +100,33 @@ pub(crate) enum DeviceOp {
 pub(crate) enum Choice {
     Own(OwnProduct),
     Library(LibraryProduct),
+}
+
+impl DeviceOp {
+    /// The op in a word or two.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            DeviceOp::PatchEmbed(_) => "patch embedding",
+            DeviceOp::Norm(_) => "norm",
+            DeviceOp::Product(product, _) if product.kind().integer => "product INT8",
+            DeviceOp::Product(..) => "product f16",
+            DeviceOp::Attention(_) => "attention",
+            DeviceOp::Pool(_) => "norm + mean",
+            DeviceOp::Head(_) => "product f32",
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Own(own) => write!(f, "own {}", own.tile()),
+            Choice::Library(library) => {
+                let (plan, results) = (library.plan(), if library.is_s8() { "s8" } else { "wide" });
+                write!(f, "cuBLASLt {results}, algorithm {}, tile {}", plan.algo_id(), plan.tile_id())
+            }
+        }
+    }
 }
 
 /// A prepared op with its operands.

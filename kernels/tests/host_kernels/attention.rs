@@ -1,4 +1,4 @@
-//! `attention_i8.cu` and `attention_f16.cu`: attention within windows.
+//! `attention_i8.cu`, `attention_f16.cu` and, for windows of more tokens, `attention_tiled.cu`: attention within windows.
 
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM};
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
@@ -171,14 +171,17 @@ impl Case {
     }
 }
 
-/// Windows of whole and of ragged tiles, of one tile, and of one token; one or several heads, masked or not.
-fn cases() -> [Case; 5] {
+/// Windows of whole and of ragged tiles, of one tile, of one token, and of several tiles; one or several heads, masked or
+/// not.
+fn cases() -> [Case; 7] {
     [
         Case::new(3, 49, 4, 2, true),
         Case::new(1, 64, 4, 3, true),
         Case::new(2, 16, 3, 4, false),
         Case::new(4, 1, 1, 5, false),
         Case::new(1, 57, 2, 1, true),
+        Case::new(2, 144, 2, 1, true),
+        Case::new(1, 65, 1, 2, false),
     ]
 }
 

@@ -109,20 +109,23 @@ impl Case {
     }
 }
 
-/// A stream whose sums depend on their order: large values that cancel, with small ones between; rows of values almost or
-/// quite the same, whose variance is what rounding leaves.
+/// A stream whose sums depend on their order: small values among large ones that cancel; values so close to each other
+/// that their variance is mostly what rounding leaves; rows of one value.
 fn delicate() -> Case {
-    let mut case = Case::new(1, 40, 96, 1, false);
+    let mut case = Case::new(1, 60, 96, 1, false);
     let mut rng = Rng(11);
-    for (row, x) in case.stream.chunks_exact_mut(96).enumerate() {
-        for x in x {
-            *x = match (row % 4, rng.next() % 3) {
-                (0, 0) => 1e17,
-                (0, 1) => -1e17,
-                (1, _) => 3000.0 + rng.float(),
-                (2, _) => 0.1,
-                _ => rng.float(),
-            };
+    case.beta.fill(0.0);
+    for (i, row) in case.stream.chunks_exact_mut(96).enumerate() {
+        match i % 3 {
+            0 => {
+                row.iter_mut().for_each(|x| *x = rng.float());
+                for pair in 0..i % 2 + 1 {
+                    let (a, b) = (rng.next() as usize % 48, 48 + rng.next() as usize % 48);
+                    (row[a], row[b]) = if pair % 2 == 0 { (1e17, -1e17) } else { (-1e17, 1e17) };
+                }
+            }
+            1 => row.iter_mut().for_each(|x| *x = 3000.0 + rng.float() * 0.001),
+            _ => row.fill(0.1 + i as f32),
         }
     }
     case
