@@ -1,5 +1,7 @@
 //! `gemm.cu`: products on the tensor cores with their epilogues.
 
+use std::collections::BTreeSet;
+
 use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, pack_half};
 use swinq_kernels::cuda::ops::product::{ProductStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -96,4 +98,22 @@ fn products_of_halves() {
     check(Kind::new(false, ProductStore::Codes(Vec::new())), SMALL);
     check(Kind::residual(false, StreamType::F16, true), MIDDLE);
     check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
+}
+
+/// Every block and warp worth trying, with some depth and number of stages.
+#[test]
+fn every_tile_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let candidates = |k: usize| Tile::candidates(500, 300, k, 232_448, 132);
+    let shapes: BTreeSet<_> = candidates(96).iter().map(|tile| (tile.block, tile.warp)).collect();
+    let kind = Kind::new(true, ProductStore::Codes(Vec::new()));
+    for (i, shape) in shapes.into_iter().enumerate() {
+        let k = [96, 128, 160, 384][i % 4];
+        let tiles: Vec<Tile> =
+            candidates(k).into_iter().filter(|tile| (tile.block, tile.warp) == shape).collect();
+        let tile = tiles[i % tiles.len()];
+        let case = Case::new((usize::from(tile.block.0) + 9, 104, k), true, i as u64);
+        let got = launch(&case, &kind, tile).run(compiler);
+        case.check(&kind, &got[got.len() - 1], &format!("{tile:?}, k {k}"));
+    }
 }
