@@ -1,6 +1,7 @@
 // What the attention kernels share: parameters, bias and mask, and where results go. Head dimension 32.
 //
-// Defines: KEY_TILES (keys of a window padded to 8, in eights), STORE (STORE_CODES, STORE_HALF), FAKE, THREADS.
+// Defines: KEY_TILES (keys of a window padded to 8, in eights), STORE (STORE_CODES, STORE_HALF), FAKE, THREADS, EXACT (the
+// bits of the reference; otherwise the exponential unit).
 #pragma once
 
 #include "prelude.cuh"
@@ -52,6 +53,16 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
     store8(static_cast<s8*>(p.out) + at, y);
 #else
     store8(static_cast<u16*>(p.out) + at, y);
+#endif
+}
+
+// e^(x - largest), the difference floored.
+INLINE f32 weight_of(f32 logit, f32 largest) {
+    f32 below = max_f32(logit - largest, from_bits(FLOOR_BITS));
+#if EXACT
+    return exp_below(below);
+#else
+    return exp_below_fast(below);
 #endif
 }
 

@@ -73,8 +73,8 @@ INLINE f32 probabilities(const f32 (&x)[KEY_TILES][4], int half, Probabilities& 
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             if (t < KEY_TILES) {
-                f32 below = x[t < KEY_TILES ? t : 0][2 * half + b] - largest;
-                e[b] = below < from_bits(FLOOR_BITS) ? 0.0f : exp_below(below);
+                f32 logit = x[t < KEY_TILES ? t : 0][2 * half + b];
+                e[b] = logit - largest < from_bits(FLOOR_BITS) ? 0.0f : weight_of(logit, largest);
             }
             total = total + e[b];
         }

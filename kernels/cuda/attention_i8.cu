@@ -103,7 +103,7 @@ INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             bool real = 8 * t + 2 * static_cast<int>(lane % 4) + b < p.n;
-            e[t][b] = real ? exp_below(max_f32(x[t][2 * half + b] - largest, from_bits(FLOOR_BITS))) : 0.0f;
+            e[t][b] = real ? weight_of(x[t][2 * half + b], largest) : 0.0f;
             sums[t % 2][b] = sums[t % 2][b] + e[t][b];
         }
     }
@@ -142,8 +142,7 @@ INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half
         for (int i = 0; i < 4; i++) {
             int t = 2 * pair + i / 2;
             if (t < KEY_TILES) {
-                f32 below = max_f32(x[t < KEY_TILES ? t : 0][2 * half + i % 2] - largest, from_bits(FLOOR_BITS));
-                code[i] = round_s32(255.0f * exp_below(below));
+                code[i] = round_s32(255.0f * weight_of(x[t < KEY_TILES ? t : 0][2 * half + i % 2], largest));
             } else {
                 code[i] = 0;
             }

@@ -124,8 +124,6 @@ struct RowState {
 #endif
 };
 
-INLINE f32 weight_of(f32 logit, f32 largest) { return exp_below(max_f32(logit - largest, from_bits(FLOOR_BITS))); }
-
 #if INTEGER
 
 // Transposes a tile of values: see `attention_i8.cu`.
@@ -232,8 +230,8 @@ INLINE void codes_of(const Params&, const f32 (&x)[8][4], RowState& row, int hal
         f32 e[2];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-            f32 below = x[t][2 * half + b] - row.largest;
-            e[b] = below < from_bits(FLOOR_BITS) ? 0.0f : exp_below(below);
+            f32 logit = x[t][2 * half + b];
+            e[b] = logit - row.largest < from_bits(FLOOR_BITS) ? 0.0f : weight_of(logit, row.largest);
             row.total = row.total + e[b];
         }
         words[t / 2][t % 2 * 2 + half] = pack_half2(e[0], e[1]);

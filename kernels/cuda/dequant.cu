@@ -13,7 +13,7 @@ struct Params {
 
 KERNEL(dequant)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
-#if GELU
+#if GELU && STREAM_F32
     load_tail(tail, THREADS);
     block_sync();
 #endif

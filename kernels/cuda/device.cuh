@@ -58,6 +58,12 @@ INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
 INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
+// 2^x to about two units in the last place.
+INLINE f32 exp2_approx(f32 x) {
+    f32 y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 INLINE u32 bits(f32 x) { return __float_as_uint(x); }
 INLINE f32 from_bits(u32 x) { return __uint_as_float(x); }
 INLINE f32 abs_f32(f32 x) { return from_bits(bits(x) & 0x7fffffffu); }

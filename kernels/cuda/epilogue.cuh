@@ -18,7 +18,7 @@ struct Epilogue {
     const f32* scale;
     // Per column.
     const f32* bias;
-    // Per column: the reciprocal of the step stored with (STORE_CODES).
+    // Per column: the reciprocal of the step stored with (STORE_CODES); equal in each aligned eight.
     const f32* recip;
     // Token of each row of one image, PAD for padding (STORE_RESIDUAL); null where rows are tokens.
     const u32* map;
@@ -46,7 +46,7 @@ typedef u16 Stream;
 struct Columns {
     f32 scale[8], bias[8];
 #if STORE == STORE_CODES
-    f32 recip[8];
+    f32 recip;
 #endif
 };
 
@@ -57,7 +57,7 @@ INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
 #endif
     load8(columns.bias, e.bias + column);
 #if STORE == STORE_CODES
-    load8(columns.recip, e.recip + column);
+    columns.recip = e.recip[column];
 #endif
 }
 
@@ -69,8 +69,10 @@ INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f
 #else
     f32 y = sum + bias;
 #endif
-#if GELU
+#if GELU && STREAM_F32
     y = gelu(y, tail);
+#elif GELU
+    y = gelu_fast(y);
 #endif
     return y;
 }
@@ -88,9 +90,9 @@ INLINE u32 destination(const Epilogue& e, u32 row) {
 }
 
 // One value where columns are not whole groups of eight.
-INLINE void store_one(const Epilogue& e, u64 at, f32 y, f32 recip) {
+INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
 #if STORE == STORE_CODES
-    static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * recip)));
+    static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y)));
 #elif STORE == STORE_HALF
     static_cast<u16*>(e.out)[at] = f32_to_half(y);
 #elif STORE == STORE_FLOAT
@@ -105,32 +107,36 @@ INLINE void store_one(const Epilogue& e, u64 at, f32 y, f32 recip) {
 #endif
 }
 
-// Finishes the eight sums of columns `column..` of the row that goes to `target`.
-INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
+// From the sums of eight columns to what is stored (for STORE_CODES: times the reciprocal of the step).
+INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
 #if FAKE
         y[i] = fake(y[i], e.fake_recip, e.fake_scale);
 #endif
+#if STORE == STORE_CODES
+        y[i] = y[i] * columns.recip;
+#endif
     }
+}
+
+// Whether rows are whole groups of eight columns, which begin where eights may.
+INLINE bool whole_eights(const Epilogue& e) { return e.n % 8 == 0 && e.stride % 8 == 0; }
+
+// Finishes the eight sums of columns `column..` of the row that goes to `target`.
+INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
+    finish_values(e, columns, y, tail);
     u64 at = static_cast<u64>(target) * e.stride + column;
-    if (e.n % 8 != 0 || e.stride % 8 != 0) {
+    if (!whole_eights(e)) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-#if STORE == STORE_CODES
-            f32 recip = columns.recip[i];
-#else
-            f32 recip = 1.0f;
-#endif
-            if (column + i < e.n) store_one(e, at + i, y[i], recip);
+            if (column + i < e.n) store_one(e, at + i, y[i]);
         }
         return;
     }
     if (column >= e.n) return;
 #if STORE == STORE_CODES
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = y[i] * columns.recip[i];
     store8(static_cast<s8*>(e.out) + at, y);
 #elif STORE == STORE_HALF
     store8(static_cast<u16*>(e.out) + at, y);

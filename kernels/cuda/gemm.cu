@@ -83,7 +83,7 @@ INLINE void multiply_stage(Sum (&sums)[TILES_M][4 * GROUPS][4], const u8* a, con
 KERNEL(gemm)(const Params p) {
     u8* shared = shared_memory();
     f32* tail = reinterpret_cast<f32*>(shared + STAGES * STAGE);
-#if GELU
+#if GELU && STREAM_F32
     load_tail(tail, THREADS);
 #endif
     s32 m0 = static_cast<s32>(block_x() / p.tiles_n) * BM, n0 = static_cast<s32>(block_x() % p.tiles_n) * BN;

@@ -36,12 +36,10 @@ INLINE f32x4 values4(const Stream* x) {
 }
 #endif
 
-// One block for an image: the norm of every token, then each column's mean in the order of the tokens.
-KERNEL(pool)(const Params p) {
-    RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
-    wait_for_previous();
-    launch_dependents();
-    const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
+#if STREAM_F32
+
+// The norm of every token of an image, four lanes for each.
+INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
     s32 lane = thread_index() % 4, rounds = (p.tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
         s32 token = round * (THREADS / 4) + thread_index() / 4;
@@ -53,6 +51,48 @@ KERNEL(pool)(const Params p) {
         RowNorm norm = moments.norm(p.columns, p.epsilon);
         if (real && lane == 0) norms[token] = norm;
     }
+}
+
+#else
+
+INLINE f32 warp_sum(f32 x) {
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) x = x + shuffle_xor(x, mask);
+    return x;
+}
+
+// The norm of every token of an image in f32, a warp for each.
+INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
+    s32 lane = thread_index() % WARP;
+    for (s32 token = thread_index() / WARP; token < p.tokens; token += THREADS / WARP) {
+        const Stream* row = stream + static_cast<u64>(token) * p.columns;
+        f32 sum = 0.0f, square = 0.0f;
+        for (s32 at = 4 * lane; at < p.columns; at += 4 * WARP) {
+            f32x4 v = values4(row + at);
+            sum = sum + ((v.x + v.y) + (v.z + v.w));
+        }
+        f32 mean = div_f32(warp_sum(sum), to_f32(p.columns));
+        for (s32 at = 4 * lane; at < p.columns; at += 4 * WARP) {
+            f32x4 v = values4(row + at);
+            square = fma_f32(v.x - mean, v.x - mean, square);
+            square = fma_f32(v.y - mean, v.y - mean, square);
+            square = fma_f32(v.z - mean, v.z - mean, square);
+            square = fma_f32(v.w - mean, v.w - mean, square);
+        }
+        f32 inverse = rsqrt_f32(div_f32(warp_sum(square), to_f32(p.columns)) + p.epsilon);
+        if (lane == 0) norms[token] = RowNorm{mean, inverse, 0.0f};
+    }
+}
+
+#endif
+
+// One block for an image: the norm of every token, then each column's mean in the order of the tokens.
+KERNEL(pool)(const Params p) {
+    RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
+    wait_for_previous();
+    launch_dependents();
+    const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
+    norms_of(p, stream, norms);
     block_sync();
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = 0.0f;
@@ -93,8 +133,8 @@ struct Params {
 // Columns and rows of a block, k of a stage.
 constexpr int COLUMNS = 32;
 constexpr int ROWS = 16;
-constexpr int DEPTH = 64;
-constexpr int STAGES = 3;
+constexpr int DEPTH = 128;
+constexpr int STAGES = 4;
 constexpr int STAGE = DEPTH * COLUMNS + ROWS * DEPTH;
 static_assert(THREADS == 128, "32 columns by 4 groups of rows");
 constexpr int EACH = ROWS / 4;

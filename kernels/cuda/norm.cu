@@ -34,28 +34,40 @@ struct Params {
     f32 recip, scale;
 };
 
-// Stores `count` values from `at` on.
-template <int count>
-INLINE void store_values(const Params& p, u64 at, f32 (&y)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; i++) {
+// What is stored for a value.
+INLINE f32 stored(const Params& p, f32 y) {
 #if STORE == STORE_CODES
-        y[i] = y[i] * p.recip;
+    return y * p.recip;
 #elif FAKE
-        y[i] = fake(y[i], p.recip, p.scale);
-#endif
-    }
-#pragma unroll
-    for (int i = 0; i < count; i += 4) {
-#if STORE == STORE_CODES
-        *reinterpret_cast<u32*>(static_cast<s8*>(p.out) + at + i) = codes_s8x4(y[i], y[i + 1], y[i + 2], y[i + 3]);
-#elif STORE == STORE_HALF
-        *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + at + i) =
-            u32x2{pack_half2(y[i], y[i + 1]), pack_half2(y[i + 2], y[i + 3])};
+    return fake(y, p.recip, p.scale);
 #else
-        *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + at + i) = f32x4{y[i], y[i + 1], y[i + 2], y[i + 3]};
+    return y;
 #endif
-    }
+}
+
+// Stores four values from `at` on.
+INLINE void store_values(const Params& p, u64 at, const f32 (&values)[4]) {
+    const f32 y[4] = {stored(p, values[0]), stored(p, values[1]), stored(p, values[2]), stored(p, values[3])};
+#if STORE == STORE_CODES
+    *reinterpret_cast<u32*>(static_cast<s8*>(p.out) + at) = codes_s8x4(y[0], y[1], y[2], y[3]);
+#elif STORE == STORE_HALF
+    *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + at) = u32x2{pack_half2(y[0], y[1]), pack_half2(y[2], y[3])};
+#else
+    *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + at) = f32x4{y[0], y[1], y[2], y[3]};
+#endif
+}
+
+// Stores eight values from `at` on.
+INLINE void store_values(const Params& p, u64 at, f32 (&y)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = stored(p, y[i]);
+#if STORE == STORE_CODES
+    store8(static_cast<s8*>(p.out) + at, y);
+#elif STORE == STORE_HALF
+    store8(static_cast<u16*>(p.out) + at, y);
+#else
+    store8(static_cast<f32*>(p.out) + at, y);
+#endif
 }
 
 // Token of piece `piece` of row `row` in the stream of all images; PAD for padding.
@@ -118,7 +130,32 @@ INLINE f32 row_sum(f32 x) {
     return x;
 }
 
-// LANES lanes for each row, which hold it.
+// Eight halves as f32.
+INLINE void unpack8(f32 (&x)[8], const u32x4& v) {
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = half_to_f32(static_cast<u16>(words[i]));
+        x[2 * i + 1] = half_to_f32(static_cast<u16>(words[i] >> 16));
+    }
+}
+
+// Where columns `at..at + 8` of the row whose pieces are at `from` are in the stream; PAD pieces have no place.
+INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 columns, u64& offset) {
+#if PIECES == 1
+    offset = static_cast<u64>(from[0]) * columns + at;
+    return at < columns && from[0] != PAD;
+#else
+    s32 piece = at / piece_columns;
+    u32 token = from[0];
+#pragma unroll
+    for (int i = 1; i < PIECES; i++) token = piece == i ? from[i] : token;
+    offset = static_cast<u64>(token) * piece_columns + (at - piece * piece_columns);
+    return at < columns && token != PAD;
+#endif
+}
+
+// LANES lanes for each row, which hold it, as halves until they are needed.
 KERNEL(norm_half)(const Params p) {
     wait_for_previous();
     launch_dependents();
@@ -131,34 +168,30 @@ KERNEL(norm_half)(const Params p) {
     u32 from[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
-    f32 x[CHUNKS][8];
+    u32x4 held[CHUNKS];
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        u64 offset;
+        bool there = place(from, piece_columns, 8 * (lane + LANES * chunk), p.columns, offset);
+        held[chunk] = there ? *reinterpret_cast<const u32x4*>(stream + offset) : u32x4{0, 0, 0, 0};
+    }
     f32 sum = 0.0f;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        s32 at = 8 * (lane + LANES * chunk), piece = at / piece_columns;
-        u32 token = from[0];
+        f32 x[8];
+        unpack8(x, held[chunk]);
 #pragma unroll
-        for (int i = 1; i < PIECES; i++) token = piece == i ? from[i] : token;
-        u64 offset = static_cast<u64>(token) * piece_columns + (at - piece * piece_columns);
-        if (at < p.columns && token != PAD) {
-            load8(x[chunk], stream + offset);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) x[chunk][i] = 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum = sum + x[chunk][i];
+        for (int i = 0; i < 8; i++) sum = sum + x[i];
     }
     f32 mean = div_f32(row_sum(sum), to_f32(p.columns));
     f32 square = 0.0f;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (8 * (lane + LANES * chunk) < p.columns) {
+            f32 x[8];
+            unpack8(x, held[chunk]);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x[chunk][i] = x[chunk][i] - mean;
-                square = fma_f32(x[chunk][i], x[chunk][i], square);
-            }
+            for (int i = 0; i < 8; i++) square = fma_f32(x[i] - mean, x[i] - mean, square);
         }
     }
     f32 inverse = rsqrt_f32(div_f32(row_sum(square), to_f32(p.columns)) + p.epsilon);
@@ -168,11 +201,15 @@ KERNEL(norm_half)(const Params p) {
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         s32 at = 8 * (lane + LANES * chunk);
         if (at >= p.columns) continue;
-        f32 gamma[8], beta[8], y[8];
+        f32 x[8], gamma[8], beta[8], y[8];
+        unpack8(x, held[chunk]);
         load8(gamma, p.gamma + at);
         load8(beta, p.beta + at);
 #pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = padding ? 0.0f : fma_f32(x[chunk][i] * inverse, gamma[i], beta[i]);
+        for (int i = 0; i < 8; i++) {
+            f32 normalised = fma_f32((x[i] - mean) * inverse, gamma[i], beta[i]);
+            y[i] = padding ? 0.0f : normalised;
+        }
         store_values(p, static_cast<u64>(row) * p.stride + at, y);
     }
 }

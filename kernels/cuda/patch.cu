@@ -3,7 +3,7 @@
 //
 // A block takes TOKENS consecutive tokens; a thread has a column.
 //
-// Defines: THREADS (at least the columns), TOKENS (a multiple of 4), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
+// Defines: THREADS (at least the columns), TOKENS (a multiple of 8), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
 // POSITION, STREAM_F32.
 #include "moments.cuh"
 
@@ -51,38 +51,64 @@ INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
     }
 }
 
+// Weights of a column that a thread keeps in registers; larger patches read theirs again and again.
+constexpr bool RESIDENT = K <= 64;
+// Tokens that a thread sums at a time.
+constexpr int TOGETHER = 8;
+
+INLINE f32 finish_sum(const Params& p, f32 sum, f32 scale, f32 bias) {
+#if OUTPUT
+    return fma_f32(code_f32(sum * scale), p.output_scale, bias);
+#elif INTEGER
+    return fma_f32(sum, scale, bias);
+#else
+    return sum + bias;
+#endif
+}
+
 // Column `column` of the block's tokens, to `y`, `[TOKENS][columns]`.
 INLINE void product(const Params& p, const f32* x, f32* y, s32 column) {
-    f32 bias = p.bias[column];
+    f32 bias = p.bias[column], scale = 1.0f;
 #if INTEGER || OUTPUT
-    f32 scale = p.scale[column];
+    scale = p.scale[column];
 #endif
-    for (int token = 0; token < TOKENS; token += 4) {
-        f32 sums[4] = {};
-#pragma unroll 4
-        for (int k = 0; k < K; k++) {
-            f32 w = p.weight[k * p.columns + column];
+    f32 w[RESIDENT ? X_ROW : 1];
+    if (RESIDENT) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums[i] = fma_f32(x[(token + i) * X_ROW + k], w, sums[i]);
+        for (int k = 0; k < (RESIDENT ? K : 0); k++) w[k] = p.weight[k * p.columns + column];
+    }
+    for (int token = 0; token < TOKENS; token += TOGETHER) {
+        f32 sums[TOGETHER] = {};
+        if (RESIDENT && K % 4 == 0) {
+#pragma unroll
+            for (int k = 0; k < (RESIDENT ? K : 0); k += 4) {
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) {
+                    f32x4 v = *reinterpret_cast<const f32x4*>(x + (token + i) * X_ROW + k);
+                    sums[i] = fma_f32(v.x, w[k], sums[i]);
+                    sums[i] = fma_f32(v.y, w[k + 1], sums[i]);
+                    sums[i] = fma_f32(v.z, w[k + 2], sums[i]);
+                    sums[i] = fma_f32(v.w, w[k + 3], sums[i]);
+                }
+            }
+        } else {
+            for (int k = 0; k < K; k++) {
+                f32 weight = p.weight[k * p.columns + column];
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++) sums[i] = fma_f32(x[(token + i) * X_ROW + k], weight, sums[i]);
+            }
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-#if OUTPUT
-            f32 value = fma_f32(code_f32(sums[i] * scale), p.output_scale, bias);
-#elif INTEGER
-            f32 value = fma_f32(sums[i], scale, bias);
-#else
-            f32 value = sums[i] + bias;
-#endif
-            y[(token + i) * p.columns + column] = value;
-        }
+        for (int i = 0; i < TOGETHER; i++) y[(token + i) * p.columns + column] = finish_sum(p, sums[i], scale, bias);
     }
 }
 
 // Normalises and stores the block's tokens, four lanes for each.
 INLINE void finish(const Params& p, const f32* y, s32 first) {
     s32 lane = thread_index() % 4;
+#if POSITION
     s32 tokens_of_image = p.size / PATCH * (p.size / PATCH);
+#endif
     for (s32 token = thread_index() / 4; token < (TOKENS + THREADS / 4 - 1) / (THREADS / 4) * (THREADS / 4);
          token += THREADS / 4) {
         bool real = token < TOKENS && first + token < p.total_tokens;

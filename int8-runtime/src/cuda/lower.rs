@@ -304,7 +304,7 @@ impl<'a> Lowering<'a> {
             quant,
             store: RowStore::F32,
         };
-        Ok((DeviceOp::Attention(DeviceAttention::new(self.device, &spec, store)?), 4 * bias.len() as u64))
+        Ok((DeviceOp::Attention(DeviceAttention::new(self.device, &spec, store, self.stream)?), 4 * bias.len() as u64))
     }
 
     fn map_of(&mut self, order: Order) -> Result<Option<DeviceMap>, CudaError> {

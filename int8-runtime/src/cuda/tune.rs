@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use swinq_kernels::cuda::ops::product::{Product, Target, Tile};
+use swinq_kernels::cuda::ops::product::{Instruction, Product, Target, Tile};
 use swinq_kernels::cuda::{CudaError, Device, DeviceSlice, Event, Lt, Stream, cache, library, sources};
 
 use super::options::{Autotune, Gemm};
 use super::step::Choice;
 
 /// Own tiles that a quick search measures.
-const QUICK_TILES: usize = 10;
+const QUICK_TILES: usize = 24;
 /// Algorithms of cuBLASLt that a quick search measures, of each type of result.
 const QUICK_ALGORITHMS: usize = 3;
 /// Launches timed together, and how many times.
@@ -23,8 +23,8 @@ const REPEATS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Remembered {
-    /// Block and warp tile, depth, stages.
-    Own([u16; 6]),
+    /// Whether by `wgmma`, block and warp tile, depth, stages.
+    Own(bool, [u16; 6]),
     /// Position in the library's list.
     Library(usize),
 }
@@ -109,8 +109,9 @@ impl Tuner {
 
     fn recall(&self, trial: &Trial<'_>, known: Remembered) -> Option<Choice> {
         match known {
-            Remembered::Own([bm, bn, wm, wn, depth, stages]) => {
-                let tile = Tile { block: (bm, bn), warp: (wm, wn), depth, stages };
+            Remembered::Own(wgmma, [bm, bn, wm, wn, depth, stages]) => {
+                let instruction = if wgmma { Instruction::Wgmma } else { Instruction::Mma };
+                let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages };
                 trial.product.own(tile).ok().map(Choice::Own)
             }
             Remembered::Library(index) => {
@@ -135,9 +136,10 @@ impl Tuner {
             // Compiles what is missing on all cores.
             self.device.kernels(&programs)?;
             for tile in tiles {
-                let Tile { block, warp, depth, stages } = tile;
-                let remembered = [block.0, block.1, warp.0, warp.1, depth, stages];
-                candidates.push((Remembered::Own(remembered), Choice::Own(trial.product.own(tile)?)));
+                let Tile { instruction, block, warp, depth, stages } = tile;
+                let sizes = [block.0, block.1, warp.0, warp.1, depth, stages];
+                let remembered = Remembered::Own(instruction == Instruction::Wgmma, sizes);
+                candidates.push((remembered, Choice::Own(trial.product.own(tile)?)));
             }
         }
         if let Some(lt) = &self.lt {

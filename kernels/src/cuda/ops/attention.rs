@@ -1,6 +1,6 @@
 //! Window attention.
 
-use super::{DeviceStore, expect, int, row_stride};
+use super::{DeviceStore, StreamType, expect, int, row_stride};
 use crate::attention::AttentionSpec;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
@@ -57,6 +57,8 @@ pub struct AttentionConfig {
     pub heads: usize,
     /// Whether probabilities are of kind `s8`.
     pub probs_s8: bool,
+    /// The reference's bits, else the exponential unit.
+    pub exact: bool,
 }
 
 impl AttentionConfig {
@@ -81,7 +83,8 @@ impl AttentionConfig {
         let program = Program::new(file, entry)
             .define("THREADS", THREADS.into())
             .define("STORE", store.define())
-            .define("FAKE", store.is_fake().into());
+            .define("FAKE", store.is_fake().into())
+            .define("EXACT", self.exact.into());
         let program = match self.elements {
             AttentionElements::Codes => program.define("PROBS_S8", self.probs_s8.into()),
             AttentionElements::Half => program,
@@ -145,7 +148,8 @@ struct Scales {
 }
 
 impl DeviceAttention {
-    /// Prepares attention as `spec` says (its `store` aside), storing `store`.
+    /// Prepares attention as `spec` says (its `store` aside), storing `store`. With an f32 residual stream probabilities
+    /// have the bits of the reference.
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] for heads of other than [`HEAD_DIM`] channels, and for sites that are on in part: the
@@ -155,8 +159,9 @@ impl DeviceAttention {
         device: &Device,
         spec: &AttentionSpec<'_>,
         store: DeviceStore,
+        stream: StreamType,
     ) -> Result<DeviceAttention, CudaError> {
-        let config = config(spec)?;
+        let config = config(spec, stream)?;
         let kernel = device.kernel(&config.program(store))?;
         let limit = device.shared_per_block();
         if config.shared() > limit {
@@ -228,7 +233,7 @@ impl DeviceAttention {
 }
 
 /// The kernels' choice for `spec`.
-fn config(spec: &AttentionSpec<'_>) -> Result<AttentionConfig, CudaError> {
+fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
@@ -246,7 +251,8 @@ fn config(spec: &AttentionSpec<'_>) -> Result<AttentionConfig, CudaError> {
     }
     let elements = if integer[0] { AttentionElements::Codes } else { AttentionElements::Half };
     let probs_s8 = matches!(quant.probs, Probs::S8(_));
-    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8 })
+    let exact = stream == StreamType::F32;
+    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8, exact })
 }
 
 /// Factors as the reference multiplies them.

@@ -11,8 +11,8 @@ const LINEAR_THREADS: u32 = 128;
 /// Columns, rows, k of a stage and stages of a block of the product.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
-const DEPTH: usize = 64;
-const STAGES: usize = 3;
+const DEPTH: usize = 128;
+const STAGES: usize = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ mod tile;
 use std::sync::OnceLock;
 
 pub use library::LibraryProduct;
-pub use tile::Tile;
+pub use tile::{Gpu, Instruction, Tile};
 
 use self::pack::{GROUP, pack_codes, pack_half, pad_columns};
 use self::params::{EpilogueParams, GemmParams};
@@ -36,7 +36,7 @@ pub enum ProductWeight<'a> {
 pub enum ProductStore {
     /// As any op.
     Plain(DeviceStore),
-    /// INT8 codes, with the reciprocal of a step for each column.
+    /// INT8 codes, with the reciprocal of a step for each column, the same in each eight from a multiple of 8 on.
     Codes(Vec<f32>),
     /// Adds them to the residual stream.
     Residual,
@@ -110,12 +110,18 @@ impl ProductKind {
 
     /// Our own kernel, cut by `tile`.
     pub fn program(&self, tile: Tile) -> Program {
-        let program = Program::new("gemm.cu", "gemm")
-            .define("BM", tile.block.0.into())
+        let program = match tile.instruction {
+            Instruction::Mma => Program::new("gemm.cu", "gemm")
+                .define("BM", tile.block.0.into())
+                .define("WM", tile.warp.0.into())
+                .define("WN", tile.warp.1.into())
+                .define("BK", tile.depth.into()),
+            Instruction::Wgmma => Program::new("gemm_sm90.cu", "gemm_sm90")
+                .define("GROUPS_M", (tile.block.0 / tile.warp.0).into())
+                .define("BLOCKS", (tile.warp.0 / 64).into()),
+        };
+        let program = program
             .define("BN", tile.block.1.into())
-            .define("WM", tile.warp.0.into())
-            .define("WN", tile.warp.1.into())
-            .define("BK", tile.depth.into())
             .define("STAGES", tile.stages.into())
             .define("THREADS", tile.threads().into());
         self.define(program)
@@ -172,7 +178,11 @@ impl EpilogueArrays {
         let copy =
             |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(values))?.all());
         let recip = match &spec.store {
-            ProductStore::Codes(recip) => recip.clone(),
+            ProductStore::Codes(recip) => {
+                let same = recip.chunks(8).all(|eight| eight.iter().all(|r| *r == eight[0]));
+                assert!(same && recip.len() == n, "product: steps change within eight columns");
+                recip.clone()
+            }
             ProductStore::Plain(store) => vec![store.recip_and_scale().0; n],
             ProductStore::Residual => vec![1.0; n],
         };
@@ -284,8 +294,12 @@ impl Product {
 
     /// Tiles worth trying for `m` rows, the most promising first.
     pub fn tiles(&self, m: usize) -> Vec<Tile> {
-        let (shared, count) = (self.device.shared_per_block(), self.device.multiprocessors());
-        Tile::candidates(m, self.n, self.k_bytes(), shared, count)
+        let gpu = Gpu {
+            shared: self.device.shared_per_block(),
+            multiprocessors: self.device.multiprocessors(),
+            wgmma: self.device.arch().major == 9,
+        };
+        Tile::candidates(m, self.n, self.k_bytes(), gpu)
     }
 
     /// The product cut by `tile`, compiled.

@@ -4,12 +4,23 @@ use std::fmt;
 
 use crate::cuda::LaunchConfig;
 
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Instruction {
+    /// `mma.sync`: a warp, operands in registers.
+    Mma,
+    /// `wgmma`: four warps, operands in shared memory; sm_90a.
+    Wgmma,
+}
+
 /// A way to cut a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tile {
+    /// What multiplies.
+    pub instruction: Instruction,
     /// Rows and columns of a block.
     pub block: (u16, u16),
-    /// Rows and columns of a warp; columns are a multiple of 32.
+    /// Rows and columns of a warp, or of a warpgroup; columns are a multiple of 32.
     pub warp: (u16, u16),
     /// Bytes of k in a stage.
     pub depth: u16,
@@ -17,7 +28,42 @@ pub struct Tile {
     pub stages: u16,
 }
 
-/// Blocks and warps worth trying.
+/// What of a GPU decides how products are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Bytes of shared memory that a block can have.
+    pub shared: u32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Whether it has `wgmma` (sm_90).
+    pub wgmma: bool,
+}
+
+/// Blocks and warpgroups worth trying with `wgmma`.
+const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
+    ((64, 32), (64, 32)),
+    ((64, 64), (64, 64)),
+    ((64, 96), (64, 96)),
+    ((64, 128), (64, 128)),
+    ((64, 192), (64, 192)),
+    ((64, 256), (64, 256)),
+    ((128, 64), (64, 64)),
+    ((128, 96), (64, 96)),
+    ((128, 128), (64, 128)),
+    ((128, 192), (64, 192)),
+    ((128, 256), (64, 256)),
+    ((128, 64), (128, 64)),
+    ((128, 96), (128, 96)),
+    ((128, 128), (128, 128)),
+    ((256, 64), (128, 64)),
+    ((256, 96), (128, 96)),
+    ((256, 128), (128, 128)),
+    ((192, 96), (64, 96)),
+    ((192, 128), (64, 128)),
+    ((256, 128), (64, 128)),
+];
+
+/// Blocks and warps worth trying with `mma`.
 const SHAPES: [((u16, u16), (u16, u16)); 16] = [
     ((128, 128), (64, 64)),
     ((128, 128), (64, 32)),
@@ -41,13 +87,21 @@ impl Tile {
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         let warps = (self.block.0 / self.warp.0) * (self.block.1 / self.warp.1);
-        32 * u32::from(warps)
+        match self.instruction {
+            Instruction::Mma => 32 * u32::from(warps),
+            Instruction::Wgmma => 128 * u32::from(warps),
+        }
     }
 
     /// Bytes of shared memory of a block, the table of GELU included.
     pub fn shared(&self) -> u32 {
         let rows = u32::from(self.block.0) + u32::from(self.block.1);
-        u32::from(self.stages) * rows * (u32::from(self.depth) + 16) + 384
+        let stages = u32::from(self.stages) * rows;
+        match self.instruction {
+            Instruction::Mma => stages * (u32::from(self.depth) + 16) + 384,
+            // Swizzled rows have no padding, and begin at a multiple of 1024.
+            Instruction::Wgmma => stages * u32::from(self.depth) + 384 + 1024,
+        }
     }
 
     /// Blocks along n.
@@ -67,7 +121,8 @@ impl Tile {
 
     /// Registers of a thread that sums take.
     fn sums(&self) -> u32 {
-        u32::from(self.warp.0) * u32::from(self.warp.1) / 32
+        let lanes = if self.instruction == Instruction::Mma { 32 } else { 128 };
+        u32::from(self.warp.0) * u32::from(self.warp.1) / lanes
     }
 
     /// Depths worth trying for `k_bytes` bytes of k.
@@ -88,30 +143,49 @@ impl Tile {
         padded as f64 / (m * n) as f64
     }
 
-    /// Every tile worth trying for `m` by `n` outputs of `k_bytes` bytes of k, on a device with `shared` bytes of shared
-    /// memory for a block and this many multiprocessors; the most promising first.
-    pub fn candidates(m: usize, n: usize, k_bytes: usize, shared: u32, multiprocessors: u32) -> Vec<Tile> {
+    /// Every tile worth trying for `m` by `n` outputs of `k_bytes` bytes of k on `gpu`; the most promising first.
+    pub fn candidates(m: usize, n: usize, k_bytes: usize, gpu: Gpu) -> Vec<Tile> {
+        let mut tiles = Tile::with_mma(k_bytes);
+        if gpu.wgmma {
+            tiles.extend(Tile::with_wgmma(k_bytes));
+        }
+        tiles.retain(|tile| tile.shared() <= gpu.shared && tile.threads() <= 1024);
+        let cost = |tile: &Tile| tile.cost(m, n, k_bytes, gpu);
+        tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.cmp(b)));
+        tiles
+    }
+
+    fn with_mma(k_bytes: usize) -> Vec<Tile> {
         let mut tiles = Vec::new();
         for (block, warp) in SHAPES {
             for &depth in Tile::depths(k_bytes) {
                 let steps = k_bytes.div_ceil(depth.into());
                 for stages in [2, 3, 4, 5] {
-                    let tile = Tile { block, warp, depth, stages };
                     // A stage that is never filled takes room for nothing.
                     let idle = stages > 2 && usize::from(stages) > steps + 1;
-                    if !idle && tile.shared() <= shared {
-                        tiles.push(tile);
+                    if !idle {
+                        tiles.push(Tile { instruction: Instruction::Mma, block, warp, depth, stages });
                     }
                 }
             }
         }
-        let cost = |tile: &Tile| tile.cost(m, n, k_bytes, shared, multiprocessors);
-        tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.cmp(b)));
         tiles
     }
 
+    fn with_wgmma(k_bytes: usize) -> Vec<Tile> {
+        let steps = k_bytes.div_ceil(128);
+        // All of k at once, or a ring.
+        let stages = (1..=6).filter(|&s| if s < 3 { s == steps } else { s <= steps });
+        let tile = |stages: usize, (block, warp)| {
+            let stages = stages as u16;
+            Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages }
+        };
+        stages.flat_map(|s| GROUP_SHAPES.map(|shape| tile(s, shape))).collect()
+    }
+
     /// A rough time, to order candidates by: waves of blocks, each as long as its loads, its products and a start.
-    fn cost(&self, m: usize, n: usize, k_bytes: usize, shared: u32, multiprocessors: u32) -> f64 {
+    fn cost(&self, m: usize, n: usize, k_bytes: usize, gpu: Gpu) -> f64 {
+        let Gpu { shared, multiprocessors, .. } = gpu;
         let (rows, columns) = (f64::from(self.block.0), f64::from(self.block.1));
         let by_shared = (shared / self.shared()).max(1);
         let registers = (self.sums() + 96).min(255) * self.threads();
@@ -119,21 +193,27 @@ impl Tile {
         let blocks = (m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n)) as f64;
         let waves = (blocks / f64::from(resident * multiprocessors)).ceil();
         let together = (blocks / f64::from(multiprocessors)).ceil().min(f64::from(resident));
-        let products = rows * columns * k_bytes as f64 / 2560.0;
+        let rate = if self.instruction == Instruction::Mma { 2048.0 } else { 3600.0 };
+        let products = rows * columns * k_bytes as f64 / rate;
         let loads = (rows + columns) * k_bytes as f64 / 48.0;
         // Small warp tiles read shared memory more often for the same products.
-        let reuse = 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1);
+        let reuse = match self.instruction {
+            Instruction::Mma => 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1),
+            Instruction::Wgmma => 1.0 + 12.0 / columns,
+        };
+        let epilogue = rows * columns * 8.0 / 128.0;
         let hidden = if self.stages >= 3 { 1.0 } else { 1.15 };
         let steps = k_bytes.div_ceil(self.depth.into()) as f64;
-        let wave = (products * reuse).max(loads) * together * hidden + 1200.0 + 90.0 * steps;
+        let wave = ((products * reuse).max(loads) * hidden + epilogue) * together + 1200.0 + 90.0 * steps;
         waves * wave * self.waste(m, n).sqrt()
     }
 }
 
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tile { block, warp, depth, stages } = self;
-        write!(f, "{}x{} warps {}x{} k {depth} stages {stages}", block.0, block.1, warp.0, warp.1)
+        let Tile { instruction, block, warp, depth, stages } = self;
+        let of = if *instruction == Instruction::Mma { "mma" } else { "wgmma" };
+        write!(f, "{of} {}x{} of {}x{} k {depth} stages {stages}", block.0, block.1, warp.0, warp.1)
     }
 }
 
@@ -141,18 +221,18 @@ impl fmt::Display for Tile {
 mod tests {
     use super::*;
 
-    const SHARED: u32 = 232_448;
+    const GPU: Gpu = Gpu { shared: 232_448, multiprocessors: 132, wgmma: true };
 
     #[test]
     fn candidates_fit_and_cover() {
         for (m, n, k) in
             [(1, 10, 64), (49, 768, 3072), (196, 1152, 384), (401_408, 288, 96), (100_352, 192, 768)]
         {
-            let tiles = Tile::candidates(m, n, k, SHARED, 132);
+            let tiles = Tile::candidates(m, n, k, GPU);
             assert!(tiles.len() >= 8, "{m} x {n} x {k}: {} candidates", tiles.len());
             for tile in tiles {
                 let config = tile.launch(m, n);
-                assert!(tile.shared() <= SHARED && (32..=1024).contains(&config.threads), "{tile:?}");
+                assert!(tile.shared() <= GPU.shared && (32..=1024).contains(&config.threads), "{tile:?}");
                 assert!(tile.block.0.is_multiple_of(tile.warp.0) && tile.block.1.is_multiple_of(tile.warp.1));
                 let (rows, columns) = (usize::from(tile.block.0), usize::from(tile.block.1));
                 let columns_of_blocks = tile.columns_of_blocks(n);
@@ -165,9 +245,9 @@ mod tests {
 
     #[test]
     fn small_products_get_many_blocks_and_large_ones_large_blocks() {
-        let small = Tile::candidates(49, 768, 3072, SHARED, 132)[0];
+        let small = Tile::candidates(49, 768, 3072, GPU)[0];
         assert!(small.launch(49, 768).grid[0] >= 24, "{small:?}");
-        let large = Tile::candidates(25_088, 1536, 384, SHARED, 132)[0];
+        let large = Tile::candidates(25_088, 1536, 384, GPU)[0];
         assert!(large.block.0 >= 128 && large.block.1 >= 128, "{large:?}");
     }
 }

@@ -1,0 +1,262 @@
+//! Every way to cut a product, on a GPU, against the scalar reference. Without a GPU the tests say that they are skipped, and
+//! fail if `REQUIRE_IMPL` names `cuda`.
+
+mod support;
+
+use half::f16;
+use support::Rng;
+use swinq_kernels::cuda::ops::product::{Instruction, Product, ProductSpec, ProductStore, ProductWeight, Target, Tile};
+use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
+use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
+use swinq_kernels::reference::{accumulate_i8, epilogue_i8};
+use swinq_kernels::{PAD, Quantizer, RowMap};
+
+fn device(test: &str) -> Option<Device> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+            assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
+            eprintln!("SKIPPED {test}: {error}");
+            None
+        }
+    }
+}
+
+/// What follows a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Case {
+    Codes,
+    CodesGelu,
+    Residual,
+    Half,
+    Output,
+}
+
+const CASES: [Case; 5] = [Case::Codes, Case::CodesGelu, Case::Residual, Case::Half, Case::Output];
+
+/// A product with its operands.
+struct Problem {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Vec<i8>,
+    w: Vec<i8>,
+    multiplier: Vec<f32>,
+    bias: Vec<f32>,
+    stream: Vec<f32>,
+    map: RowMap,
+}
+
+fn codes(rng: &mut Rng, count: usize) -> Vec<i8> {
+    (0..count).map(|_| if rng.next() % 16 == 0 { [-128, 127][rng.next() as usize % 2] } else { rng.next() as i8 }).collect()
+}
+
+fn values(rng: &mut Rng, count: usize, scale: f32) -> Vec<f32> {
+    (0..count).map(|_| (rng.next() as i32 as f32) / i32::MAX as f32 * scale).collect()
+}
+
+impl Problem {
+    fn new(m: usize, n: usize, k: usize, seed: u64) -> Problem {
+        let mut rng = Rng(seed);
+        // Tokens in reverse, with padding in front.
+        let rows: Vec<Option<usize>> = (0..m).map(|i| (i > 0 || m == 1).then(|| m - 1 - i)).collect();
+        let tokens = rows.iter().flatten().count();
+        Problem {
+            m,
+            n,
+            k,
+            a: codes(&mut rng, m * k),
+            w: codes(&mut rng, n * k).iter().map(|&c| c.max(-127)).collect(),
+            multiplier: values(&mut rng, n, 1e-4).iter().map(|x| x.abs() + 1e-6).collect(),
+            bias: values(&mut rng, n, 1.0),
+            stream: values(&mut rng, tokens * n, 2.0),
+            map: RowMap::new(&rows, tokens).unwrap(),
+        }
+    }
+
+    fn y(&self, row: usize, column: usize, output: Option<Quantizer>, gelu: bool) -> f32 {
+        let sum = accumulate_i8(&self.a[row * self.k..][..self.k], &self.w[column * self.k..][..self.k]);
+        epilogue_i8(sum, self.multiplier[column], self.bias[column], output, gelu)
+    }
+}
+
+/// What is run of one case: the spec's varying parts.
+fn parts(case: Case) -> (ProductStore, Option<Quantizer>, bool) {
+    let q = Quantizer::new(0.02).unwrap();
+    match case {
+        Case::Codes => (ProductStore::Plain(DeviceStore::Codes(q)), None, false),
+        Case::CodesGelu => (ProductStore::Plain(DeviceStore::Codes(q)), None, true),
+        Case::Residual => (ProductStore::Residual, None, false),
+        Case::Half => (ProductStore::Plain(DeviceStore::Half), None, false),
+        Case::Output => (ProductStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false),
+    }
+}
+
+/// What the reference stores, as f64: codes, values, or the stream afterwards.
+fn expected(problem: &Problem, case: Case) -> Vec<f64> {
+    let (store, output, gelu) = parts(case);
+    if store == ProductStore::Residual {
+        let mut stream = problem.stream.clone();
+        for (row, &token) in problem.map.rows().iter().enumerate().filter(|(_, t)| **t != PAD) {
+            for column in 0..problem.n {
+                stream[token as usize * problem.n + column] += problem.y(row, column, output, gelu);
+            }
+        }
+        return stream.into_iter().map(f64::from).collect();
+    }
+    let value = |row, column| {
+        let y = problem.y(row, column, output, gelu);
+        match &store {
+            ProductStore::Plain(DeviceStore::Codes(q)) => f64::from(q.code(y)),
+            _ => f64::from(f16::from_f32(y).to_f32()),
+        }
+    };
+    (0..problem.m).flat_map(|row| (0..problem.n).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()
+}
+
+/// A product on the device, with its input, output and map.
+struct OnDevice {
+    product: Product,
+    input: DeviceBuf,
+    output: DeviceBuf,
+    map: Option<DeviceMap>,
+    element: usize,
+    stride: usize,
+}
+
+impl OnDevice {
+    fn new(device: &Device, problem: &Problem, case: Case) -> OnDevice {
+        let Problem { m, n, k, .. } = *problem;
+        let (store, output, gelu) = parts(case);
+        let residual = store == ProductStore::Residual;
+        let element = match &store {
+            ProductStore::Plain(store) => store.element_bytes(),
+            _ => 4,
+        };
+        let weight = ProductWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier };
+        let spec = ProductSpec {
+            n,
+            k,
+            weight,
+            bias: Some(&problem.bias),
+            output,
+            gelu,
+            store,
+            // An f32 stream: the bits of the reference.
+            stream: StreamType::F32,
+        };
+        let mut rows = vec![0i8; m * row_stride(k, 1)];
+        for (to, from) in rows.chunks_exact_mut(row_stride(k, 1)).zip(problem.a.chunks_exact(k)) {
+            to[..k].copy_from_slice(from);
+        }
+        let stride = if residual { n } else { row_stride(n, element) };
+        let bytes = if residual { problem.stream.len() * 4 } else { m * stride * element };
+        OnDevice {
+            product: Product::new(device, &spec).unwrap(),
+            input: DeviceBuf::from_slice(device, &rows).unwrap(),
+            output: DeviceBuf::new(device, bytes).unwrap(),
+            map: residual.then(|| DeviceMap::new(device, &problem.map).unwrap()),
+            element,
+            stride,
+        }
+    }
+
+    /// Poisons the output, or fills the stream.
+    fn reset(&self, on: &Stream, problem: &Problem) {
+        if self.map.is_some() {
+            self.output.all().copy_from(on, &problem.stream).unwrap();
+        } else {
+            self.output.all().copy_from(on, &vec![0x5au8; self.output.len_bytes()]).unwrap();
+        }
+    }
+
+    fn target<'a>(&'a self, output: &'a swinq_kernels::cuda::DeviceSlice) -> Target<'a> {
+        Target { slice: output, map: self.map.as_ref() }
+    }
+
+    fn read(&self, on: &Stream, problem: &Problem) -> Vec<f64> {
+        let mut bytes = vec![0u8; self.output.len_bytes()];
+        self.output.all().copy_to(on, &mut bytes).unwrap();
+        let value = |b: &[u8]| match self.element {
+            1 => f64::from(b[0].cast_signed()),
+            2 => f64::from(f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            _ => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        };
+        let rows = bytes.chunks_exact(self.stride * self.element);
+        rows.flat_map(|row| row[..problem.n * self.element].chunks_exact(self.element)).map(value).collect()
+    }
+}
+
+#[track_caller]
+fn assert_equal(got: &[f64], expected: &[f64], n: usize, what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    if let Some(at) = (0..got.len()).find(|&i| got[i] != expected[i]) {
+        let count = (0..got.len()).filter(|&i| got[i] != expected[i]).count();
+        panic!("{what}: {count} of {} differ, first row {} column {}: {} for {}", got.len(), at / n, at % n, got[at], expected[at]);
+    }
+}
+
+/// One tile for each shape and number of stages: the least and the most.
+fn tiles(product: &Product, m: usize) -> Vec<Tile> {
+    let mut all = product.tiles(m);
+    all.sort();
+    let key = |t: &Tile| (t.instruction, t.block, t.warp, t.depth);
+    let mut kept: Vec<Tile> = Vec::new();
+    for tile in all {
+        if kept.len() >= 2 && kept[kept.len() - 2..].iter().all(|k| key(k) == key(&tile)) {
+            kept.pop();
+        }
+        kept.push(tile);
+    }
+    kept
+}
+
+#[test]
+fn every_tile_gives_the_bits_of_the_reference() {
+    let Some(device) = device("every_tile_gives_the_bits_of_the_reference") else { return };
+    let on = Stream::new(&device).unwrap();
+    let shapes = [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040)];
+    let mut checked = [0, 0];
+    for (index, (m, n, k)) in shapes.into_iter().enumerate() {
+        let problem = Problem::new(m, n, k, 7 + index as u64);
+        for case in CASES {
+            let expected = expected(&problem, case);
+            let run = OnDevice::new(&device, &problem, case);
+            let tiles = tiles(&run.product, m);
+            let programs: Vec<_> = tiles.iter().map(|&tile| run.product.kind().program(tile)).collect();
+            device.kernels(&programs).unwrap();
+            for tile in tiles {
+                run.reset(&on, &problem);
+                let output = run.output.all();
+                let own = run.product.own(tile).unwrap();
+                own.run(&run.product, &on, m, &run.input.all(), run.target(&output)).unwrap();
+                let what = format!("{m} x {n} x {k} {case:?}, {tile}");
+                assert_equal(&run.read(&on, &problem), &expected, n, &what);
+                checked[usize::from(tile.instruction == Instruction::Wgmma)] += 1;
+            }
+        }
+    }
+    eprintln!("{} products by mma, {} by wgmma", checked[0], checked[1]);
+}
+
+#[test]
+fn the_library_gives_the_bits_of_the_reference() {
+    let Some(device) = device("the_library_gives_the_bits_of_the_reference") else { return };
+    let on = Stream::new(&device).unwrap();
+    let lt = std::sync::Arc::new(Lt::new(&device).unwrap());
+    for (index, (m, n, k)) in [(1, 32, 48), (65, 96, 96), (129, 288, 160), (300, 208, 384)].into_iter().enumerate() {
+        let problem = Problem::new(m, n, k, 70 + index as u64);
+        for case in CASES {
+            let run = OnDevice::new(&device, &problem, case);
+            for library in run.product.library(&lt, m).unwrap() {
+                run.reset(&on, &problem);
+                let output = run.output.all();
+                let scratch = DeviceBuf::new(&device, library.scratch_bytes(&run.product)).unwrap().all();
+                library.run(&run.product, &on, &run.input.all(), &scratch, run.target(&output)).unwrap();
+                let what = format!("{m} x {n} x {k} {case:?}, {:?}", library.plan());
+                assert_equal(&run.read(&on, &problem), &expected(&problem, case), n, &what);
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Every program that an engine asks for compiles, with everything in registers. Needs NVRTC, and no GPU; `REQUIRE_IMPL=nvrtc`
+//! makes its absence a failure.
+//!
+//! Everything is compiled for sm_75 and sm_90a, the oldest architecture and the one with the most instructions: every way to
+//! cut a product into blocks and warps with the heaviest of the usual epilogues, every epilogue with one cut, all variants of
+//! the other ops. The architectures between take sm_75's or sm_80's paths and get a thinner set ([`Scope`]).
+//! `SWINQ_COMPILE=all` compiles every cut with every epilogue for every architecture, in about ten times as long.
+//!
+//! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
+
+mod ops;
+mod products;
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use swinq_kernels::cuda::{Library, Program, compile, library, resources};
+
+/// An architecture: its name, bytes of shared memory that a block can have, and what is compiled for it.
+pub struct Arch {
+    name: &'static str,
+    shared: u32,
+    scope: Scope,
+}
+
+/// How much is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// What the shipped recipes ask for, in the sizes of the official models.
+    Few,
+    /// Every cut of a product with usual epilogues, every epilogue with one cut; every variant of the other ops.
+    Most,
+    /// Every cut of a product with every epilogue as well.
+    All,
+}
+
+const ARCHS: [Arch; 5] = [
+    Arch { name: "sm_75", shared: 64 << 10, scope: Scope::Most },
+    Arch { name: "sm_80", shared: 163 << 10, scope: Scope::Few },
+    Arch { name: "sm_86", shared: 99 << 10, scope: Scope::Few },
+    Arch { name: "sm_89", shared: 99 << 10, scope: Scope::Few },
+    Arch { name: "sm_90a", shared: 227 << 10, scope: Scope::Most },
+];
+
+/// Names the share of a process that the test started: its number and the number of all.
+const SHARE: &str = "SWINQ_COMPILE_SHARE";
+
+#[test]
+fn every_program_compiles_without_local_memory() {
+    if !nvrtc() {
+        return;
+    }
+    let start = Instant::now();
+    let processes = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let children: Vec<_> = (0..processes)
+        .map(|share| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "one_share", "--nocapture"]).stdout(Stdio::piped());
+            command.env(SHARE, format!("{share} {processes}")).spawn().unwrap()
+        })
+        .collect();
+    let (mut compiled, mut wrong) = (0, Vec::new());
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "a share of the programs failed:\n{text}");
+        compiled += text.lines().filter(|line| line.starts_with("compiled ")).count();
+        wrong.extend(text.lines().filter_map(|line| line.strip_prefix("wrong ")).map(str::to_owned));
+    }
+    println!("{compiled} programs compiled in {:.0} s", start.elapsed().as_secs_f32());
+    assert_eq!(compiled, work().len(), "every program is compiled once");
+    assert!(wrong.is_empty(), "{} of {compiled} programs:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Compiles a share of the programs, in a process that the test above starts; does nothing by itself.
+#[test]
+fn one_share() {
+    let Ok(share) = std::env::var(SHARE) else { return };
+    let (share, processes) = share.split_once(' ').unwrap();
+    let (share, processes): (usize, usize) = (share.parse().unwrap(), processes.parse().unwrap());
+    // Neighbours are much alike, so every share has of everything.
+    for (program, arch) in work().iter().skip(share).step_by(processes) {
+        // A line's start may be in use by the harness.
+        println!("\ncompiled {program} {arch}");
+        if let Some(what) = fault(program, arch) {
+            println!("wrong {} {program} for {arch}: {what}", program.file);
+        }
+    }
+}
+
+/// What is wrong with `program` for `arch`, if anything is.
+fn fault(program: &Program, arch: &str) -> Option<String> {
+    let compiled = match compile(program, arch) {
+        Ok(compiled) => compiled,
+        Err(error) => return Some(error.to_string().replace('\n', " | ")),
+    };
+    let found = resources(&compiled.cubin, program.entry).unwrap();
+    let threads = program.defines.iter().find(|(name, _)| *name == "THREADS").expect("THREADS is defined").1;
+    // Registers are given to warps in pieces of 256.
+    let of_block = i64::from(found.registers.next_multiple_of(8)) * threads;
+    let fits = found.local_bytes == 0 && found.registers <= 255 && of_block <= 65_536;
+    (!fits).then(|| {
+        let spills = compiled.log.lines().find(|line| line.contains("bytes stack frame")).unwrap_or_default();
+        format!("{} registers in {threads} threads, {}", found.registers, spills.trim())
+    })
+}
+
+/// Every program with its architecture.
+fn work() -> Vec<(Program, &'static str)> {
+    let all = std::env::var("SWINQ_COMPILE").is_ok_and(|value| value == "all");
+    let of_arch = |arch: &'static Arch| {
+        let scope = if all { Scope::All } else { arch.scope };
+        let programs: BTreeSet<Program> =
+            ops::programs(scope).into_iter().chain(products::programs(arch, scope)).collect();
+        programs.into_iter().map(|program| (program, arch.name))
+    };
+    ARCHS.iter().flat_map(of_arch).collect()
+}
+
+/// Whether NVRTC is there.
+fn nvrtc() -> bool {
+    let Err(error) = library::require(Library::Nvrtc) else { return true };
+    let required = std::env::var("REQUIRE_IMPL").is_ok_and(|names| names.split(',').any(|n| n == "nvrtc"));
+    assert!(!required, "REQUIRE_IMPL names nvrtc: {error}");
+    eprintln!("SKIPPED every_program_compiles_without_local_memory: {error}");
+    false
+}

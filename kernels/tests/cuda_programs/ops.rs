@@ -1,0 +1,98 @@
+//! Programs of all ops but products.
+
+use swinq_kernels::Quantizer;
+use swinq_kernels::cuda::Program;
+use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
+use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::norm::NormConfig;
+use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+
+use crate::Scope;
+
+pub const STREAMS: [StreamType; 2] = [StreamType::F16, StreamType::F32];
+
+pub fn quantizer() -> Quantizer {
+    Quantizer::new(0.1).unwrap()
+}
+
+/// What ops store for a product on tensor cores.
+fn stores(scope: Scope) -> Vec<DeviceStore> {
+    let mut stores = vec![DeviceStore::Codes(quantizer()), DeviceStore::Half];
+    if scope > Scope::Few {
+        stores.push(DeviceStore::FakeHalf(quantizer()));
+    }
+    stores
+}
+
+pub fn programs(scope: Scope) -> Vec<Program> {
+    [patches(scope), norms(scope), attentions(scope), ends()].concat()
+}
+
+fn patches(scope: Scope) -> Vec<Program> {
+    let mut programs = Vec::new();
+    for stream in STREAMS {
+        let mut add = |patch, columns, [integer, output, norm, position]: [bool; 4]| {
+            let config = PatchConfig { patch, columns, integer, output, norm, position, stream };
+            programs.push(config.program());
+        };
+        for columns in [96, 128, 192] {
+            add(4, columns, [false, false, true, false]);
+        }
+        if scope > Scope::Few {
+            (0..16).for_each(|bits| add(4, 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
+            for (patch, columns) in [(2, 48), (4, 256), (4, 1024), (8, 512), (16, 768)] {
+                add(patch, columns, [true; 4]);
+            }
+        }
+    }
+    programs
+}
+
+/// Norms of the official models' rows; otherwise of every number of lanes, and of chunks for each, that rows of up to 6144
+/// columns have.
+fn norms(scope: Scope) -> Vec<Program> {
+    let official = [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072];
+    let mut programs = Vec::new();
+    for (stream, pieces) in STREAMS.into_iter().flat_map(|s| [(s, 1), (s, 4)]) {
+        for store in stores(scope) {
+            let program = |columns| NormConfig { columns, pieces, stream }.program(store);
+            programs.extend(official.map(program));
+            // What is stored unchanged is stored as what is quantized and dequantized before.
+            if scope > Scope::Few && store != DeviceStore::Half {
+                programs.extend((64..=6144).step_by(64).map(program));
+            }
+        }
+    }
+    programs
+}
+
+fn attentions(scope: Scope) -> Vec<Program> {
+    let tokens: &[usize] = if scope == Scope::Few { &[49, 144] } else { &[16, 49, 64, 144, 256, 576] };
+    let mut programs = Vec::new();
+    for &tokens in tokens {
+        for (elements, probs_s8) in [
+            (AttentionElements::Codes, false),
+            (AttentionElements::Codes, true),
+            (AttentionElements::Half, false),
+        ] {
+            for exact in [false, true] {
+                let config = AttentionConfig { elements, tokens, heads: 3, probs_s8, exact };
+                programs.extend(stores(scope).into_iter().map(|store| config.program(store)));
+            }
+        }
+    }
+    programs
+}
+
+/// Pools and heads.
+fn ends() -> Vec<Program> {
+    let mut programs: Vec<Program> = [false, true].map(DeviceLinearF32::program).into();
+    for stream in STREAMS {
+        let q = quantizer();
+        for store in [DeviceStore::Codes(q), DeviceStore::Float, DeviceStore::FakeFloat(q)] {
+            programs.push(DevicePool::program(stream, store));
+        }
+    }
+    programs
+}

@@ -1,0 +1,115 @@
+//! Programs of products, and of the launches that finish the library's.
+
+use std::collections::BTreeMap;
+
+use swinq_kernels::cuda::Program;
+use swinq_kernels::cuda::ops::product::{
+    Gpu, Instruction, ProductKind, ProductSpec, ProductStore, ProductWeight, Tile,
+};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+
+use crate::ops::quantizer;
+use crate::{Arch, Scope};
+
+/// What a product is, as the lowering of a plan asks for it.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    /// To attention or to the next product: INT8 codes.
+    Codes,
+    /// To a float op.
+    Half,
+    /// To a float product whose site is on.
+    FakeHalf,
+    /// Scores, or a merged stream in f32.
+    Float,
+    /// To the residual stream.
+    Residual(StreamType),
+}
+
+fn kind(integer: bool, output: bool, gelu: bool, role: Role) -> ProductKind {
+    let weight = match integer {
+        true => ProductWeight::Codes { codes: &[], multiplier: &[] },
+        false => ProductWeight::Half(&[]),
+    };
+    let store = match role {
+        Role::Codes => ProductStore::Codes(Vec::new()),
+        Role::Half => ProductStore::Plain(DeviceStore::Half),
+        Role::FakeHalf => ProductStore::Plain(DeviceStore::FakeHalf(quantizer())),
+        Role::Float => ProductStore::Plain(DeviceStore::Float),
+        Role::Residual(_) => ProductStore::Residual,
+    };
+    let stream = if let Role::Residual(stream) = role { stream } else { StreamType::F16 };
+    let output = output.then(quantizer);
+    ProductKind::new(&ProductSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
+}
+
+/// Every kind that a recipe can ask for.
+fn kinds() -> Vec<ProductKind> {
+    let residual = [Role::Residual(StreamType::F16), Role::Residual(StreamType::F32)];
+    let any = [Role::Codes, Role::Half, Role::FakeHalf];
+    let mut kinds = Vec::new();
+    for (integer, output) in [(true, false), (true, true), (false, false), (false, true)] {
+        let plain = any.into_iter().chain([Role::Float]).chain(residual);
+        kinds.extend(plain.map(|role| kind(integer, output, false, role)));
+        kinds.extend(any.map(|role| kind(integer, output, true, role)));
+    }
+    kinds
+}
+
+/// The kinds of the shipped recipes that take the most registers: FC1, and what goes to the residual stream.
+fn usual_kinds() -> [ProductKind; 4] {
+    [
+        kind(true, false, true, Role::Codes),
+        kind(true, false, false, Role::Residual(StreamType::F16)),
+        kind(true, false, false, Role::Residual(StreamType::F32)),
+        kind(false, false, true, Role::Half),
+    ]
+}
+
+/// Every way to cut a product on `arch`, by block and warps.
+fn tiles(arch: &Arch) -> BTreeMap<(Instruction, (u16, u16), (u16, u16)), Vec<Tile>> {
+    let gpu = Gpu { shared: arch.shared, multiprocessors: 132, wgmma: arch.name == "sm_90a" };
+    let mut tiles: BTreeMap<_, Vec<Tile>> = BTreeMap::new();
+    for k_bytes in [64, 96, 128, 192, 256, 384, 512, 640, 768, 3072] {
+        for tile in Tile::candidates(4096, 384, k_bytes, gpu) {
+            let of_shape = tiles.entry((tile.instruction, tile.block, tile.warp)).or_default();
+            if !of_shape.contains(&tile) {
+                of_shape.push(tile);
+            }
+        }
+    }
+    tiles
+}
+
+pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
+    let tiles = tiles(arch);
+    let (kinds, usual) = (kinds(), usual_kinds());
+    let deepest = |of_shape: &Vec<Tile>| *of_shape.iter().max_by_key(|t| (t.depth, t.stages)).unwrap();
+    let of_cut = match scope {
+        Scope::Few => &usual[..1],
+        Scope::Most => &usual,
+        Scope::All => &kinds,
+    };
+    let mut pairs: Vec<(ProductKind, Tile)> = Vec::new();
+    for of_shape in tiles.values() {
+        pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
+    }
+    // The middle shape of each instruction: every depth and number of stages, and every epilogue.
+    let newest = tiles.keys().map(|shape| shape.0).max();
+    for instruction in [Instruction::Mma, Instruction::Wgmma] {
+        let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction).collect();
+        let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
+        pairs.extend(of_shape.iter().map(|&tile| (usual[0], tile)));
+        let every = scope > Scope::Few && newest == Some(instruction);
+        let of_tile = if every { &kinds[..] } else { &usual };
+        pairs.extend(of_tile.iter().map(|&kind| (kind, deepest(of_shape))));
+    }
+    let finishes = if scope == Scope::Few { &usual[..] } else { &kinds };
+    pairs.iter().map(|(kind, tile)| kind.program(*tile)).chain(finishes.iter().flat_map(finish)).collect()
+}
+
+/// The launches that may finish the library's product.
+fn finish(kind: &ProductKind) -> Vec<Program> {
+    let codes = kind.integer && kind.output;
+    [false, true].into_iter().filter(|&c| codes || !c).map(|c| kind.finish_program(c)).collect()
+}
