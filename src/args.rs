@@ -7,6 +7,8 @@ use swinq_data::Split;
 use swinq_int8_runtime::cuda::{Autotune, Gemm};
 use swinq_model::Calibrator;
 
+use crate::commands::ladder::LadderCommand;
+
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
 #[derive(Debug, Parser)]
 #[command(version, about, arg_required_else_help = true)]
@@ -219,6 +221,9 @@ pub struct BackendArgs {
     /// CUDA: how much is measured to choose kernels for a shape that this GPU has not run yet.
     #[arg(long, value_name = "off|quick|full", default_value = "quick")]
     pub autotune: Autotune,
+    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches then go one by one and take longer.
+    #[arg(long)]
+    pub nvtx: bool,
 }
 
 /// What runs a model.
@@ -252,7 +257,15 @@ pub enum Simulate {
 
 /// Arguments of `bench`.
 #[derive(Clone, Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
 pub struct BenchArgs {
+    /// What is timed instead of models.
+    #[command(subcommand)]
+    pub ladder: Option<LadderCommand>,
     /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
     #[arg(required_unless_present = "random_weights", value_name = "MODEL")]
     pub models: Vec<PathBuf>,
@@ -343,14 +356,16 @@ pub struct QuickstartArgs {
     pub out: PathBuf,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+/// A whole number from 1.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n >= 1 => Ok(n),
         _ => Err("must be a whole number from 1".to_owned()),
     }
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+/// A positive number.
+pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x > 0.0 && f64::is_finite(x) => Ok(x),
         _ => Err("must be a positive number".to_owned()),

@@ -4,10 +4,17 @@ use anyhow::Context;
 use swinq_eval::Precision;
 use swinq_int8_runtime::cuda::{CudaEngine, CudaOptions, Gemm, StreamType};
 use swinq_int8_runtime::{Engine, EngineOptions};
-use swinq_kernels::cuda::Device;
+use swinq_kernels::cuda::{CudaError, Device, Library, library};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
-use crate::args::{Backend, BackendArgs, Residual};
+use crate::args::{Backend, BackendArgs, Residual, Usage};
+
+/// GPU `ordinal`, which `--backend auto` uses if this is no error. (cuBLASLt may be missing: our kernels do without.)
+pub fn usable_gpu(ordinal: usize) -> Result<Device, CudaError> {
+    let device = Device::open(ordinal)?;
+    library::require(Library::Nvrtc)?;
+    Ok(device)
+}
 
 /// What will run models.
 #[derive(Clone, Copy, Debug)]
@@ -23,21 +30,22 @@ impl Target {
     pub fn all(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<Target>> {
         let cuda = match args.backend {
             Backend::Cpu => false,
-            Backend::Auto => Device::open(args.device).is_ok(),
-            Backend::Cuda => {
-                Device::open(args.device).context("--backend cuda")?;
-                true
-            }
+            Backend::Auto => usable_gpu(args.device).is_ok(),
+            Backend::Cuda => usable_gpu(args.device).context("--backend cuda").map(|_| true)?,
         };
         if !cuda {
+            if args.nvtx {
+                let text = "--nvtx marks launches on a GPU, and the CPU runs the models here (`swinq doctor` says why)";
+                return Err(Usage(text.to_owned()).into());
+            }
             return Ok(vec![Target::Cpu(EngineOptions { threads, ..EngineOptions::detect()? })]);
         }
         let residual = match args.residual {
             Residual::F16 => StreamType::F16,
             Residual::F32 => StreamType::F32,
         };
-        let (device, autotune) = (args.device, args.autotune);
-        let target = |&gemm| Target::Cuda(CudaOptions { device, max_batch, residual, gemm, autotune });
+        let (device, autotune, nvtx) = (args.device, args.autotune, args.nvtx);
+        let target = |&gemm| Target::Cuda(CudaOptions { device, max_batch, residual, gemm, autotune, nvtx });
         Ok(args.gemm.iter().map(target).collect())
     }
 

@@ -11,6 +11,7 @@ mod out;
 mod paths;
 mod profile;
 mod progress;
+mod roofline;
 mod runner;
 mod shell;
 mod site_noise;
@@ -31,7 +32,10 @@ fn main() -> ExitCode {
             let words: Vec<String> = std::env::args().collect();
             commands::eval::run(&args, &words)
         }
-        Command::Bench(args) => commands::bench::run(&args),
+        Command::Bench(args) => match &args.ladder {
+            Some(ladder) => commands::ladder::run(ladder),
+            None => commands::bench::run(&args),
+        },
         Command::Predict(args) => commands::predict::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),

@@ -2,10 +2,10 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use swinq_int8_runtime::LaunchProfile;
-use swinq_kernels::cuda::Device;
 
 use crate::backend::Runnable;
 use crate::out::say;
+use crate::roofline::{Arithmetic, Roofline};
 use crate::runner::{self, Subject};
 
 /// Runs per launch on a CPU.
@@ -53,40 +53,14 @@ fn cpu_table(launches: &[LaunchProfile]) -> String {
     format!("{:.3} ms in launches\n{table}", total * 1e3)
 }
 
-/// What a GPU allows.
-struct Roofline {
-    bytes_per_second: f64,
-    int8_per_second: f64,
-}
-
-impl Roofline {
-    /// From the clocks and units of `device`: dense INT8 operations (two for each multiply-accumulate) of its tensor
-    /// cores, and the transfers of its memory. Half precision has half the operations.
-    fn of(device: &Device) -> Roofline {
-        let arch = device.arch();
-        let per_clock = match (arch.major, arch.minor) {
-            (9.., _) => 8192.0,
-            (8, 0) => 4096.0,
-            _ => 2048.0,
-        };
-        let units = f64::from(device.multiprocessors()) * f64::from(device.clock_khz()) * 1e3;
-        let transfers = 2.0 * f64::from(device.memory_clock_khz()) * 1e3;
-        Roofline {
-            bytes_per_second: transfers * f64::from(device.bus_width_bits()) / 8.0,
-            int8_per_second: units * per_clock,
-        }
-    }
-
-    /// The least seconds that `launch` can take.
-    fn seconds(&self, launch: &LaunchProfile) -> f64 {
-        let operations = 2.0 * launch.macs as f64 / self.int8_per_second;
-        operations.max(launch.bytes as f64 / self.bytes_per_second)
-    }
+/// The least seconds that `launch` can take.
+fn least_seconds(roofline: &Roofline, launch: &LaunchProfile) -> f64 {
+    roofline.seconds(Arithmetic::Int8, 2.0 * launch.macs as f64, launch.bytes as f64)
 }
 
 fn cuda_table(launches: &[LaunchProfile], roofline: &Roofline) -> String {
     let total = total_seconds(launches);
-    let least: f64 = launches.iter().map(|l| roofline.seconds(l)).sum();
+    let least: f64 = launches.iter().map(|l| least_seconds(roofline, l)).sum();
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["launch", "us", "share", "GB/s", "TOPS", "roofline", "kernel"]);
@@ -102,7 +76,7 @@ fn cuda_table(launches: &[LaunchProfile], roofline: &Roofline) -> String {
             format!("{:.1} %", 100.0 * seconds / total),
             format!("{:.0}", launch.bytes as f64 / seconds / 1e9),
             if launch.macs == 0 { String::new() } else { format!("{tops:.0}") },
-            format!("{:.0} %", 100.0 * roofline.seconds(launch) / seconds),
+            format!("{:.0} %", 100.0 * least_seconds(roofline, launch) / seconds),
             launch.detail.clone(),
         ]);
     }

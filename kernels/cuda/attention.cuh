@@ -9,8 +9,13 @@
 #define STORE_CODES 0
 #define STORE_HALF 1
 
-// What is added to a logit whose query and key lie in different regions.
+// What is added to a logit whose query and key lie in different regions. Without EXACT logits are in units of ln(2): their
+// scale and bias come multiplied by log2(e).
+#if EXACT
 constexpr f32 MASKED = -100.0f;
+#else
+constexpr f32 MASKED = -144.26950408889634f;
+#endif
 constexpr u32 HEAD_DIM = 32;
 
 struct Params {
@@ -56,14 +61,27 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 #endif
 }
 
-// e^(x - largest), the difference floored.
+// e^(logit - largest).
 INLINE f32 weight_of(f32 logit, f32 largest) {
-    f32 below = max_f32(logit - largest, from_bits(FLOOR_BITS));
 #if EXACT
-    return exp_below(below);
+    return exp_below(max_f32(logit - largest, from_bits(FLOOR_BITS)));
 #else
-    return exp_below_fast(below);
+    return exp2_approx(logit - largest);
 #endif
+}
+
+// 255 e^(logit - largest) as an integer in the low byte.
+INLINE u32 code_of(f32 logit, f32 largest) {
+#if EXACT
+    return bits(255.0f * weight_of(logit, largest) + ROUNDER);
+#else
+    return bits(fma_f32(255.0f, weight_of(logit, largest), ROUNDER));
+#endif
+}
+
+// The low bytes of four words.
+INLINE u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
+    return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
 }
 
 // The largest over the four lanes of a row; the sum.

@@ -9,16 +9,19 @@ constexpr u32 TOKENS = 64;
 constexpr u32 RAW_ROW = 80;
 constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
 
+// Copies of 16 bytes that a thread starts for a window.
+constexpr int COPIES = 3 * TOKENS * 4 / THREADS;
+
 // Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
 INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
-    u32 channels = p.heads * HEAD_DIM;
-    const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM;
+    u32 channels = p.heads * HEAD_DIM, chunk = thread_index() % 4, first = thread_index() / 4;
+    const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM + 8 * chunk;
 #pragma unroll
-    for (u32 i = thread_index(); i < 3 * TOKENS * 4; i += THREADS) {
-        u32 chunk = i % 4, token = i / 4 % TOKENS, operand = i / 4 / TOKENS;
+    for (u32 c = 0; c < COPIES; c++) {
+        u32 row = first + c * (THREADS / 4), token = row % TOKENS, operand = row / TOKENS;
         bool real = token < static_cast<u32>(p.n);
-        const u16* from = base + (real ? static_cast<u64>(token) * 3 * channels + operand * channels + 8 * chunk : 0);
-        copy_async_16(raw + (operand * TOKENS + token) * RAW_ROW + 16 * chunk, from, real ? 16 : 0);
+        const u16* from = base + (real ? token * 3 * channels + operand * channels : 0);
+        copy_async_16(raw + row * RAW_ROW + 16 * chunk, from, real ? 16 : 0);
     }
     copy_commit();
 }
@@ -73,8 +76,7 @@ INLINE f32 probabilities(const f32 (&x)[KEY_TILES][4], int half, Probabilities& 
 #pragma unroll
         for (int b = 0; b < 2; b++) {
             if (t < KEY_TILES) {
-                f32 logit = x[t < KEY_TILES ? t : 0][2 * half + b];
-                e[b] = logit - largest < from_bits(FLOOR_BITS) ? 0.0f : weight_of(logit, largest);
+                e[b] = weight_of(x[t < KEY_TILES ? t : 0][2 * half + b], largest);
             }
             total = total + e[b];
         }

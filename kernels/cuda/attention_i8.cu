@@ -14,37 +14,52 @@ constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
 // Bytes from channel to channel of the transposed values.
 constexpr u32 VALUE_ROW = 80;
 
-// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
-INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
+// Copies of 16 bytes that a thread starts for a window.
+constexpr int COPIES = 3 * TOKENS * 2 / THREADS;
+
+// Where a thread's copies come from within a window, and go to within `raw`.
+struct Copies {
+    u32 from[COPIES], to[COPIES], valid[COPIES];
+};
+
+INLINE Copies copies_of(const Params& p, u32 head) {
+    Copies copies;
     u32 channels = p.heads * HEAD_DIM;
-    const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM;
 #pragma unroll
-    for (u32 i = thread_index(); i < 3 * TOKENS * 2; i += THREADS) {
+    for (int c = 0; c < COPIES; c++) {
+        u32 i = thread_index() + c * THREADS;
         u32 half = i % 2, token = i / 2 % TOKENS, operand = i / 2 / TOKENS;
         bool real = token < static_cast<u32>(p.n);
-        const s8* from = base + (real ? static_cast<u64>(token) * 3 * channels + operand * channels + 16 * half : 0);
-        copy_async_16(raw + (operand * TOKENS + token) * RAW_ROW + 16 * half, from, real ? 16 : 0);
+        copies.from[c] = real ? token * 3 * channels + operand * channels + head * HEAD_DIM + 16 * half : 0;
+        copies.to[c] = (operand * TOKENS + token) * RAW_ROW + 16 * half;
+        copies.valid[c] = real ? 16 : 0;
     }
+    return copies;
+}
+
+// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
+INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 window) {
+    const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * p.heads * HEAD_DIM;
+#pragma unroll
+    for (int c = 0; c < COPIES; c++) copy_async_16(raw + copies.to[c], base + copies.from[c], copies.valid[c]);
     copy_commit();
 }
 
 // Transposes the values by blocks of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) +
 // {0, 1, 8, 9}; row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that a lane ends with consecutive channels.
 INLINE void transpose_values(const u8* raw, u8* transposed) {
-    for (u32 i = thread_index(); i < 128; i += THREADS) {
-        u32 channel = i % 8 * 4, word = i / 8;
-        const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * RAW_ROW + channel;
-        u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + RAW_ROW);
-        u32 c = *reinterpret_cast<const u32*>(from + 8 * RAW_ROW), d = *reinterpret_cast<const u32*>(from + 9 * RAW_ROW);
-        u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
-        u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
-        const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
-                              byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
+    u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
+    const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * RAW_ROW + channel;
+    u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + RAW_ROW);
+    u32 c = *reinterpret_cast<const u32*>(from + 8 * RAW_ROW), d = *reinterpret_cast<const u32*>(from + 9 * RAW_ROW);
+    u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
+    u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
+    const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
+                          byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
 #pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
-            *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
-        }
+    for (u32 k = 0; k < 4; k++) {
+        u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
+        *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
     }
 }
 
@@ -137,18 +152,15 @@ INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half
     u32 total = 0;
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
-        s32 code[4];
+        u32 code[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int t = 2 * pair + i / 2;
-            if (t < KEY_TILES) {
-                code[i] = round_s32(255.0f * weight_of(x[t < KEY_TILES ? t : 0][2 * half + i % 2], largest));
-            } else {
-                code[i] = 0;
-            }
-            total = total + static_cast<u32>(code[i]);
+            code[i] = t < KEY_TILES ? code_of(x[t < KEY_TILES ? t : 0][2 * half + i % 2], largest) : 0;
         }
-        words[pair / 2][pair % 2 * 2 + half] = pack_u8x4(code[0], code[1], code[2], code[3]);
+        u32 word = low_bytes(code[0], code[1], code[2], code[3]);
+        total = add_bytes(word, total);
+        words[pair / 2][pair % 2 * 2 + half] = word;
     }
     return div_f32(p.value_scale, to_f32(static_cast<s32>(quad_sum(total))));
 }
@@ -198,13 +210,14 @@ KERNEL(attention_i8)(const Params p) {
         }
     }
     wait_for_previous();
-    copy_window(p, raw, first, head);
+    Copies copies = copies_of(p, head);
+    copy_window(p, copies, raw, first);
     launch_dependents();
     for (u32 window = first; window < last; window++) {
         const u8* now = raw + (window - first) % 2 * RAW;
         copy_wait<0>();
         block_sync();
-        if (window + 1 < last) copy_window(p, raw + (window + 1 - first) % 2 * RAW, window + 1, head);
+        if (window + 1 < last) copy_window(p, copies, raw + (window + 1 - first) % 2 * RAW, window + 1);
         transpose_values(now + 2 * TOKENS * RAW_ROW, transposed);
         f32 x[KEY_TILES][4];
         u32 of_image = window % p.windows;

@@ -147,21 +147,20 @@ INLINE void transpose_values(const u8* raw, u8* transposed) {
 INLINE void codes_of(const Params& p, const f32 (&x)[8][4], RowState& row, int half, Probabilities& words) {
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
+        const f32 logits[4] = {x[2 * pair][2 * half], x[2 * pair][2 * half + 1], x[2 * pair + 1][2 * half],
+                               x[2 * pair + 1][2 * half + 1]};
+#if PROBS_S8
         s32 code[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            f32 e = weight_of(x[2 * pair + i / 2][2 * half + i % 2], row.largest);
-#if PROBS_S8
-            code[i] = round_s32((e * row.inverse) * p.probs_recip);
-#else
-            code[i] = round_s32(255.0f * e);
-            row.total = row.total + static_cast<u32>(code[i]);
-#endif
+            code[i] = round_s32((weight_of(logits[i], row.largest) * row.inverse) * p.probs_recip);
         }
-#if PROBS_S8
         words[pair / 2][pair % 2 * 2 + half] = pack_s8x4(code[0], code[1], code[2], code[3]);
 #else
-        words[pair / 2][pair % 2 * 2 + half] = pack_u8x4(code[0], code[1], code[2], code[3]);
+        u32 word = low_bytes(code_of(logits[0], row.largest), code_of(logits[1], row.largest),
+                             code_of(logits[2], row.largest), code_of(logits[3], row.largest));
+        row.total = add_bytes(word, row.total);
+        words[pair / 2][pair % 2 * 2 + half] = word;
 #endif
     }
 }
@@ -230,8 +229,7 @@ INLINE void codes_of(const Params&, const f32 (&x)[8][4], RowState& row, int hal
         f32 e[2];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-            f32 logit = x[t][2 * half + b];
-            e[b] = logit - row.largest < from_bits(FLOOR_BITS) ? 0.0f : weight_of(logit, row.largest);
+            e[b] = weight_of(x[t][2 * half + b], row.largest);
             row.total = row.total + e[b];
         }
         words[t / 2][t % 2 * 2 + half] = pack_half2(e[0], e[1]);

@@ -58,10 +58,10 @@ INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
 INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
-// 2^x to about two units in the last place.
+// 2^x to about two units in the last place; results below the normal numbers become 0.
 INLINE f32 exp2_approx(f32 x) {
     f32 y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 INLINE u32 bits(f32 x) { return __float_as_uint(x); }
@@ -101,6 +101,8 @@ INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
     asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
     return all;
 }
+// `sum` and the four bytes of `word`.
+INLINE u32 add_bytes(u32 word, u32 sum) { return __dp4a(word, 0x01010101u, sum); }
 // Bytes of the eight in (low, high), chosen by the nibbles of `selector`.
 INLINE u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 

@@ -18,8 +18,8 @@ struct Params {
     // Bytes of k.
     s32 k_bytes;
     s32 lda, ldw;
-    // Tiles along n.
-    s32 tiles_n;
+    // Tiles along n, and all of them.
+    s32 tiles_n, tiles;
     Epilogue epilogue;
 };
 

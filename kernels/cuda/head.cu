@@ -24,11 +24,11 @@ struct Params {
 
 #if STREAM_F32
 typedef f32 Stream;
-INLINE f32 value(Stream x) { return x; }
 INLINE f32x4 values4(const Stream* x) { return *reinterpret_cast<const f32x4*>(x); }
 #else
 typedef u16 Stream;
-INLINE f32 value(Stream x) { return half_to_f32(x); }
+// Columns of a block.
+constexpr s32 COLUMNS = 128;
 INLINE f32x4 values4(const Stream* x) {
     u32x2 v = *reinterpret_cast<const u32x2*>(x);
     return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
@@ -86,7 +86,26 @@ INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
 
 #endif
 
-// One block for an image: the norm of every token, then each column's mean in the order of the tokens.
+// Stores the mean of a column from its sum.
+INLINE void store_mean(const Params& p, s32 column, f32 sum) {
+    f32 y = div_f32(sum, to_f32(p.tokens));
+    u64 at = static_cast<u64>(block_x()) * p.stride + column;
+#if STORE == STORE_CODES
+    static_cast<s8*>(p.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * p.recip)));
+#else
+#if FAKE
+    y = fake(y, p.recip, p.scale);
+#endif
+#if STORE == STORE_HALF
+    static_cast<u16*>(p.out)[at] = f32_to_half(y);
+#else
+    static_cast<f32*>(p.out)[at] = y;
+#endif
+#endif
+}
+
+// The norm of every token of an image (block x), then each column's mean. With an f32 stream a block has all columns, and
+// sums them in the order of the tokens; with f16 it has COLUMNS (block y).
 KERNEL(pool)(const Params p) {
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
     wait_for_previous();
@@ -94,25 +113,36 @@ KERNEL(pool)(const Params p) {
     const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
     norms_of(p, stream, norms);
     block_sync();
+#if STREAM_F32
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = 0.0f;
 #pragma unroll 8
         for (s32 token = 0; token < p.tokens; token++) {
-            f32 x = value(stream[static_cast<u64>(token) * p.columns + column]);
-            sum = sum + apply(norms[token], x, gamma, beta);
+            sum = sum + apply(norms[token], stream[static_cast<u64>(token) * p.columns + column], gamma, beta);
         }
-        f32 y = div_f32(sum, to_f32(p.tokens));
-        u64 at = static_cast<u64>(block_x()) * p.stride + column;
-#if STORE == STORE_CODES
-        static_cast<s8*>(p.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * p.recip)));
-#elif STORE == STORE_HALF
-        static_cast<u16*>(p.out)[at] = f32_to_half(y);
-#elif FAKE
-        static_cast<f32*>(p.out)[at] = fake(y, p.recip, p.scale);
-#else
-        static_cast<f32*>(p.out)[at] = y;
-#endif
+        store_mean(p, column, sum);
     }
+#else
+    // Each of the groups of threads sums the tokens of its own residue; the first adds the groups' sums.
+    f32* partial = reinterpret_cast<f32*>(norms + p.tokens);
+    constexpr s32 GROUPS = THREADS / COLUMNS;
+    s32 group = thread_index() / COLUMNS, column = block_y() * COLUMNS + thread_index() % COLUMNS;
+    f32 sum = 0.0f;
+    if (column < p.columns) {
+        f32 gamma = p.gamma[column], beta = p.beta[column];
+#pragma unroll 4
+        for (s32 token = group; token < p.tokens; token += GROUPS) {
+            f32 x = half_to_f32(stream[static_cast<u64>(token) * p.columns + column]);
+            sum = sum + fma_f32((x - norms[token].mean) * norms[token].inverse, gamma, beta);
+        }
+    }
+    partial[thread_index()] = sum;
+    block_sync();
+    if (group == 0 && column < p.columns) {
+        for (s32 i = 1; i < GROUPS; i++) sum = sum + partial[i * COLUMNS + thread_index()];
+        store_mean(p, column, sum);
+    }
+#endif
 }
 
 #else

@@ -43,9 +43,6 @@ INLINE f32 exp_below(f32 x) {
     return p * from_bits((bits(rounded) << 23) + 0x3f800000u);
 }
 
-// e^x for x in [-60, 0], to about 1e-5 of its value: one multiplication and the exponential unit.
-INLINE f32 exp_below_fast(f32 x) { return exp2_approx(x * from_bits(LOG2_E_BITS)); }
-
 // GELU within 1e-7: max(x, 0) - a * 2^r(a) for a = |x|, where r is the polynomial of degree 6 nearest to the logarithm of
 // erfc(a / sqrt(2)) / 2 on [0, 5.8], weighted by what an error of it does to the result.
 INLINE f32 gelu_fast(f32 x) {

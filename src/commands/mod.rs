@@ -6,5 +6,6 @@ pub mod compare;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;
+pub mod ladder;
 pub mod predict;
 pub mod quickstart;

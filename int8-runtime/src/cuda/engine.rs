@@ -5,21 +5,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use swinq_kernels::cuda::ops::product::Target;
-use swinq_kernels::cuda::{Device, DeviceBuf, DeviceSlice, Pipeline, Stream};
+use swinq_kernels::cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
 use super::lower::lower;
+use super::memory::Memory;
 use super::options::CudaOptions;
-use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
+use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Trial, Tuner, time_together};
-use crate::arena::Layout;
 use crate::engine::{LaunchProfile, check_batch, check_finite};
 use crate::error::RuntimeError;
-use crate::plan::{Plan, TensorId};
+use crate::plan::Plan;
 use crate::trace::Traced;
-
-/// Where slots of the arena begin.
-const ALIGN: usize = 256;
 
 /// A model lowered for a GPU: packed weights, one arena, and one graph for each batch size that was seen.
 pub struct CudaEngine {
@@ -31,63 +28,10 @@ pub struct CudaEngine {
     pipeline: Pipeline,
     prepared: BTreeMap<usize, Vec<Option<Choice>>>,
     options: CudaOptions,
+    /// There if launches are marked.
+    nvtx: Option<Nvtx>,
     image_size: usize,
     classes: usize,
-}
-
-/// Every buffer of an engine.
-struct Memory {
-    tensors: Vec<DeviceTensor>,
-    /// First byte of each tensor in the arena; none for the image.
-    offsets: Vec<Option<usize>>,
-    arena: DeviceSlice,
-    /// What cuBLASLt's results need between two launches.
-    scratch: DeviceSlice,
-}
-
-impl Memory {
-    fn new(
-        device: &Device,
-        steps: &[DeviceStep],
-        tensors: Vec<DeviceTensor>,
-        max_batch: usize,
-        scratch: bool,
-    ) -> Result<Memory, RuntimeError> {
-        let uses: Vec<_> = steps.iter().map(|step| (step.input, step.output)).collect();
-        let bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
-        let layout = Layout::new(&uses, &bytes);
-        let mut begins = Vec::with_capacity(layout.bytes.len());
-        let mut end = 0;
-        for bytes in &layout.bytes {
-            begins.push(end);
-            end += (bytes * max_batch).next_multiple_of(ALIGN);
-        }
-        let scratch = if scratch { max_batch * scratch_bytes(steps) } else { 0 };
-        Ok(Memory {
-            offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
-            tensors,
-            arena: DeviceBuf::zeroed(device, end)?.all(),
-            scratch: DeviceBuf::zeroed(device, scratch.max(ALIGN))?.all(),
-        })
-    }
-
-    /// The tensor `id` of `images` images; `pixels` is the image.
-    fn slice(&self, id: TensorId, images: usize, pixels: &DeviceSlice) -> DeviceSlice {
-        let bytes = images * self.tensors[id.0].bytes();
-        match self.offsets[id.0] {
-            Some(offset) => self.arena.slice(offset, bytes),
-            None => pixels.slice(0, bytes),
-        }
-    }
-}
-
-/// Bytes per image that the widest product leaves between two launches.
-fn scratch_bytes(steps: &[DeviceStep]) -> usize {
-    let bytes = |step: &DeviceStep| match &step.op {
-        DeviceOp::Product(product, _) => 4 * step.rows * product.shape().0,
-        _ => 0,
-    };
-    steps.iter().map(bytes).max().unwrap_or(0)
 }
 
 impl CudaEngine {
@@ -106,6 +50,7 @@ impl CudaEngine {
     /// As [`CudaEngine::load`].
     pub fn new(model: &QuantizedModel, options: CudaOptions) -> Result<CudaEngine, RuntimeError> {
         let options = CudaOptions { max_batch: options.max_batch.max(1), ..options };
+        let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
         let device = Device::open(options.device)?;
         let plan = Plan::new(model)?;
         let lowered = lower(&device, model, &plan, options.residual)?;
@@ -122,6 +67,7 @@ impl CudaEngine {
             tuner,
             prepared: BTreeMap::new(),
             options,
+            nvtx,
             image_size: size,
             classes,
             device,
@@ -162,13 +108,14 @@ impl CudaEngine {
         }
         self.tuner.save();
         let (steps, memory) = (&self.steps, &self.memory);
-        self.pipeline.record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images))?;
+        self.pipeline.record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
         self.prepared.insert(images, choices);
         Ok(())
     }
 
     /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
-    /// `[images, classes]`. Larger batches than the engine was made for are split; copies overlap with work.
+    /// `[images, classes]`. Larger batches than the engine was made for are split; copies overlap with work (not with
+    /// [`CudaOptions::nvtx`]).
     ///
     /// # Errors
     /// `pixels` is not that many images, a score is not finite, or the GPU fails.
@@ -182,11 +129,34 @@ impl CudaEngine {
         if images > each && !images.is_multiple_of(each) {
             self.prepare(images % each)?;
         }
-        let output = self.memory.slice(self.plan.logits(), each, self.pipeline.input());
         let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * self.classes));
         let parts = parts.map(|(pixels, logits)| (pixels.len() / image_bytes, pixels, logits));
-        self.pipeline.run(&output, parts)?;
+        match self.nvtx {
+            None => {
+                let output = self.memory.slice(self.plan.logits(), each, self.pipeline.input());
+                self.pipeline.run(&output, parts)?;
+            }
+            Some(nvtx) => parts
+                .into_iter()
+                .try_for_each(|(images, pixels, logits)| self.infer_marked(nvtx, images, pixels, logits))?,
+        }
         check_finite(logits, self.classes)
+    }
+
+    /// Scores of a prepared number of images, launch by launch, with a range around each and one around all.
+    fn infer_marked(
+        &self,
+        nvtx: Nvtx,
+        images: usize,
+        pixels: &[u8],
+        logits: &mut [f32],
+    ) -> Result<(), RuntimeError> {
+        let _inference = nvtx.range(&format!("inference of {images} images"));
+        let (on, input) = (self.pipeline.stream(), self.pipeline.input());
+        input.slice(0, pixels.len()).copy_from(on, pixels)?;
+        run_all(&self.steps, &self.prepared[&images], &self.memory, on, input, images, Some(nvtx))?;
+        self.memory.slice(self.plan.logits(), images, input).copy_to(on, logits)?;
+        Ok(())
     }
 
     /// Time of each of `runs` forwards of `images` images that are on the GPU already: no copies.
@@ -195,6 +165,7 @@ impl CudaEngine {
     /// The GPU fails.
     pub fn compute_times(&mut self, images: usize, runs: usize) -> Result<Vec<Duration>, RuntimeError> {
         self.prepare(images)?;
+        let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let times = self.pipeline.time(&self.device, images, runs)?;
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
@@ -208,26 +179,19 @@ impl CudaEngine {
         let (on, pixels) = (self.pipeline.stream(), self.pipeline.input());
         let mut profiles = Vec::with_capacity(self.steps.len());
         for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
+            let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
             let ms = time_together(&self.device, on, || {
-                run_step(step, choice.as_ref(), &self.memory, on, pixels, images)
+                self.memory.run(step, choice.as_ref(), on, pixels, images)
             })?;
             profiles.push(LaunchProfile {
                 name: step.name.clone(),
                 detail: choice.as_ref().map_or(String::new(), Choice::to_string),
                 time: Duration::from_secs_f64(f64::from(ms) / 1e3),
                 macs: step.macs * images as u64,
-                bytes: self.bytes(step, images),
+                bytes: self.memory.moved(step, images),
             });
         }
         Ok(profiles)
-    }
-
-    /// Bytes that a step must move: its input and output once, its weights once.
-    fn bytes(&self, step: &DeviceStep, images: usize) -> u64 {
-        let bytes = |id: TensorId| (images * self.memory.tensors[id.0].bytes()) as u64;
-        let residual = matches!(&step.op, DeviceOp::Product(p, _) if p.kind().is_residual());
-        let writes = bytes(step.output) * if residual { 2 } else { 1 };
-        bytes(step.input) + writes + step.weight_bytes
     }
 
     /// What runs for batches of `images`: a line for each launch, with the kernel chosen for it and why.
@@ -260,7 +224,7 @@ impl CudaEngine {
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
         let mut all = Vec::with_capacity(self.steps.len());
         for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
-            run_step(step, choice.as_ref(), &self.memory, on, input, images)?;
+            self.memory.run(step, choice.as_ref(), on, input, images)?;
             let output = self.memory.slice(step.output, images, input);
             let mut bytes = vec![0u8; output.bytes()];
             output.copy_to(on, &mut bytes)?;
@@ -288,6 +252,7 @@ fn choose(
     choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
 }
 
+/// Puts every step on `on`, in a range of its name if there is `nvtx`.
 fn run_all(
     steps: &[DeviceStep],
     choices: &[Option<Choice>],
@@ -295,24 +260,13 @@ fn run_all(
     on: &Stream,
     pixels: &DeviceSlice,
     images: usize,
+    nvtx: Option<Nvtx>,
 ) -> Result<(), RuntimeError> {
     steps.iter().zip(choices).try_for_each(|(step, choice)| {
-        let run = run_step(step, choice.as_ref(), memory, on, pixels, images);
+        let _range = nvtx.map(|nvtx| nvtx.range(&step.name));
+        let run = memory.run(step, choice.as_ref(), on, pixels, images);
         run.map_err(|error| RuntimeError::on_device(&step.name, error))
     })
-}
-
-fn run_step(
-    step: &DeviceStep,
-    choice: Option<&Choice>,
-    memory: &Memory,
-    on: &Stream,
-    pixels: &DeviceSlice,
-    images: usize,
-) -> Result<(), swinq_kernels::cuda::CudaError> {
-    let input = memory.slice(step.input, images, pixels);
-    let output = memory.slice(step.output, images, pixels);
-    step.run(on, images, &Operands { input: &input, output: &output, scratch: &memory.scratch }, choice)
 }
 
 impl Classifier for CudaEngine {

@@ -65,7 +65,8 @@ impl<'a> Lowering<'a> {
                 StreamType::F16 => DeviceElement::HalfStream,
                 StreamType::F32 => DeviceElement::Float,
             },
-            Element::F32 if index == pooled.0 || index == self.plan.logits().0 => DeviceElement::Float,
+            Element::F32 if index == self.plan.logits().0 => DeviceElement::Float,
+            Element::F32 if index == pooled.0 && self.stream == StreamType::F32 => DeviceElement::Float,
             Element::F32 => DeviceElement::Half,
         };
         let tensor = |(index, spec): (usize, &crate::plan::TensorSpec)| DeviceTensor {
@@ -177,7 +178,9 @@ impl<'a> Lowering<'a> {
     fn op(&mut self, step: &Step) -> Result<(DeviceOp, u64), CudaError> {
         let store = half_store(&step.store);
         match &step.op {
-            Op::Product { linear: Linear::Head, int8: false, output, .. } => self.float_head(*output),
+            Op::Product { linear: Linear::Head, int8: false, output, .. } if self.stream == StreamType::F32 => {
+                self.float_head(*output)
+            }
             Op::Product { linear, int8, output, gelu, order } => {
                 // Only a residual addition leaves the order of its input.
                 let residual = matches!(step.store, Store::Residual { .. });
@@ -202,10 +205,10 @@ impl<'a> Lowering<'a> {
             }
             Op::Pool => {
                 let (gamma, beta) = self.norm_params("norm");
-                let store = match &step.store {
-                    Store::Codes(q) => DeviceStore::Codes(q[0]),
-                    Store::Fake(q) => DeviceStore::FakeFloat(*q),
-                    _ => DeviceStore::Float,
+                let store = match (&step.store, self.stream) {
+                    (Store::Fake(q), StreamType::F32) => DeviceStore::FakeFloat(*q),
+                    (Store::F32, StreamType::F32) => DeviceStore::Float,
+                    _ => store,
                 };
                 let pool = DevicePool::new(self.device, (&gamma, &beta), self.eps(), self.stream, store)?;
                 Ok((DeviceOp::Pool(pool), 0))

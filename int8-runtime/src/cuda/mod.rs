@@ -2,6 +2,7 @@
 
 mod engine;
 mod lower;
+mod memory;
 mod options;
 mod step;
 mod tune;

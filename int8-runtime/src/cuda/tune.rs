@@ -23,8 +23,8 @@ const REPEATS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Remembered {
-    /// Whether by `wgmma`, block and warp tile, depth, stages.
-    Own(bool, [u16; 6]),
+    /// Whether by `wgmma`, block and warp tile, depth, stages, resident stages.
+    Own(bool, [u16; 7]),
     /// Position in the library's list.
     Library(usize),
 }
@@ -109,9 +109,9 @@ impl Tuner {
 
     fn recall(&self, trial: &Trial<'_>, known: Remembered) -> Option<Choice> {
         match known {
-            Remembered::Own(wgmma, [bm, bn, wm, wn, depth, stages]) => {
+            Remembered::Own(wgmma, [bm, bn, wm, wn, depth, stages, resident]) => {
                 let instruction = if wgmma { Instruction::Wgmma } else { Instruction::Mma };
-                let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages };
+                let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages, resident };
                 trial.product.own(tile).ok().map(Choice::Own)
             }
             Remembered::Library(index) => {
@@ -136,8 +136,8 @@ impl Tuner {
             // Compiles what is missing on all cores.
             self.device.kernels(&programs)?;
             for tile in tiles {
-                let Tile { instruction, block, warp, depth, stages } = tile;
-                let sizes = [block.0, block.1, warp.0, warp.1, depth, stages];
+                let Tile { instruction, block, warp, depth, stages, resident } = tile;
+                let sizes = [block.0, block.1, warp.0, warp.1, depth, stages, resident];
                 let remembered = Remembered::Own(instruction == Instruction::Wgmma, sizes);
                 candidates.push((remembered, Choice::Own(trial.product.own(tile)?)));
             }

@@ -51,6 +51,10 @@ INLINE f32 from_bits(u32 word) {
 }
 
 // Every operation is rounded once: nothing is contracted (-ffp-contract=off).
+INLINE f32 exp2_approx(f32 x) { return exp2f(x); }
+INLINE u32 add_bytes(u32 word, u32 sum) {
+    return sum + (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
+}
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return a / b; }
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }

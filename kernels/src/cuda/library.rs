@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use cudarc::{cublas, cublaslt, driver, nvrtc};
 
-use super::CudaError;
+use super::{CudaError, nvtx};
 
 /// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,8 @@ pub enum Library {
     CublasLt,
     /// Classic BLAS; nothing here needs it.
     Cublas,
+    /// Ranges for profilers.
+    Nvtx,
 }
 
 /// A library that is not there.
@@ -40,6 +42,7 @@ impl Library {
             Library::Nvrtc => "libnvrtc.so",
             Library::CublasLt => "libcublasLt.so",
             Library::Cublas => "libcublas.so",
+            Library::Nvtx => "libnvtx3interop.so",
         }
     }
 
@@ -56,13 +59,14 @@ impl Library {
             Library::Cublas => {
                 "the CUDA toolkit 12 or 13, or its part: nvidia-cublas from PyPI, libcublas12 from Debian"
             }
+            Library::Nvtx => "nvidia-nvtx from PyPI; libnvToolsExt.so of the CUDA toolkit 12 does as well",
         }
     }
 }
 
 /// Whether `library` can be loaded. Loaded once and for all; the answer does not change.
 pub fn present(library: Library) -> bool {
-    static FOUND: [OnceLock<bool>; 4] = [const { OnceLock::new() }; 4];
+    static FOUND: [OnceLock<bool>; 5] = [const { OnceLock::new() }; 5];
     *FOUND[library as usize].get_or_init(|| {
         // SAFETY: this only loads the library, whose initialisers are NVIDIA's: the user's loader path chose it.
         unsafe {
@@ -71,6 +75,7 @@ pub fn present(library: Library) -> bool {
                 Library::Nvrtc => nvrtc::sys::is_culib_present(),
                 Library::CublasLt => cublaslt::sys::is_culib_present(),
                 Library::Cublas => cublas::sys::is_culib_present(),
+                Library::Nvtx => nvtx::loaded().is_some(),
             }
         }
     })

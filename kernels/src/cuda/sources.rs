@@ -20,11 +20,18 @@ pub const SOURCES: &[(&str, &str)] = table![
     "device.cuh",
     "epilogue.cuh",
     "gemm.cu",
+    "gemm_sm90.cu",
     "head.cu",
+    "ladder_elementwise.cu",
+    "ladder_gemm.cu",
+    "ladder_softmax.cu",
+    "ladder_tiled.cu",
     "moments.cuh",
     "norm.cu",
     "patch.cu",
+    "patch_half.cu",
     "prelude.cuh",
+    "wgmma.cuh",
 ];
 
 /// Text of a file.

@@ -49,8 +49,8 @@ fn patches(scope: Scope) -> Vec<Program> {
     programs
 }
 
-/// Norms of the official models' rows; otherwise of every number of lanes, and of chunks for each, that rows of up to 6144
-/// columns have.
+/// Norms of the official models' rows; otherwise, to codes, of every number of lanes, and of chunks for each, that rows of up
+/// to 6144 columns have.
 fn norms(scope: Scope) -> Vec<Program> {
     let official = [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072];
     let mut programs = Vec::new();
@@ -58,8 +58,7 @@ fn norms(scope: Scope) -> Vec<Program> {
         for store in stores(scope) {
             let program = |columns| NormConfig { columns, pieces, stream }.program(store);
             programs.extend(official.map(program));
-            // What is stored unchanged is stored as what is quantized and dequantized before.
-            if scope > Scope::Few && store != DeviceStore::Half {
+            if scope > Scope::Few && matches!(store, DeviceStore::Codes(_)) {
                 programs.extend((64..=6144).step_by(64).map(program));
             }
         }

@@ -66,13 +66,17 @@ fn usual_kinds() -> [ProductKind; 4] {
     ]
 }
 
-/// Every way to cut a product on `arch`, by block and warps.
-fn tiles(arch: &Arch) -> BTreeMap<(Instruction, (u16, u16), (u16, u16)), Vec<Tile>> {
+/// Instruction, whether weights stay, block and warps.
+type Shape = (Instruction, bool, (u16, u16), (u16, u16));
+
+/// Every way to cut a product on `arch`, by shape.
+fn tiles(arch: &Arch) -> BTreeMap<Shape, Vec<Tile>> {
     let gpu = Gpu { shared: arch.shared, multiprocessors: 132, wgmma: arch.name == "sm_90a" };
-    let mut tiles: BTreeMap<_, Vec<Tile>> = BTreeMap::new();
+    let mut tiles: BTreeMap<Shape, Vec<Tile>> = BTreeMap::new();
     for k_bytes in [64, 96, 128, 192, 256, 384, 512, 640, 768, 3072] {
         for tile in Tile::candidates(4096, 384, k_bytes, gpu) {
-            let of_shape = tiles.entry((tile.instruction, tile.block, tile.warp)).or_default();
+            let shape = (tile.instruction, tile.resident > 0, tile.block, tile.warp);
+            let of_shape = tiles.entry(shape).or_default();
             if !of_shape.contains(&tile) {
                 of_shape.push(tile);
             }
@@ -84,20 +88,20 @@ fn tiles(arch: &Arch) -> BTreeMap<(Instruction, (u16, u16), (u16, u16)), Vec<Til
 pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tiles = tiles(arch);
     let (kinds, usual) = (kinds(), usual_kinds());
-    let deepest = |of_shape: &Vec<Tile>| *of_shape.iter().max_by_key(|t| (t.depth, t.stages)).unwrap();
-    let of_cut = match scope {
-        Scope::Few => &usual[..1],
-        Scope::Most => &usual,
-        Scope::All => &kinds,
-    };
     let mut pairs: Vec<(ProductKind, Tile)> = Vec::new();
-    for of_shape in tiles.values() {
+    for (shape, of_shape) in &tiles {
+        let of_cut = match (scope, shape.1) {
+            (Scope::Few, _) => &usual[..1],
+            (Scope::Most, true) => &usual[..2],
+            (Scope::Most, false) => &usual,
+            (Scope::All, _) => &kinds,
+        };
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
     }
-    // The middle shape of each instruction: every depth and number of stages, and every epilogue.
+    // The middle shape of each instruction: every depth and number of stages, and every epilogue with the newest.
     let newest = tiles.keys().map(|shape| shape.0).max();
     for instruction in [Instruction::Mma, Instruction::Wgmma] {
-        let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction).collect();
+        let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction && !shape.1).collect();
         let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
         pairs.extend(of_shape.iter().map(|&tile| (usual[0], tile)));
         let every = scope > Scope::Few && newest == Some(instruction);
@@ -106,6 +110,11 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     }
     let finishes = if scope == Scope::Few { &usual[..] } else { &kinds };
     pairs.iter().map(|(kind, tile)| kind.program(*tile)).chain(finishes.iter().flat_map(finish)).collect()
+}
+
+/// The tile with the most in flight.
+fn deepest(tiles: &[Tile]) -> Tile {
+    *tiles.iter().max_by_key(|tile| (tile.depth, tile.stages)).expect("a shape has tiles")
 }
 
 /// The launches that may finish the library's product.

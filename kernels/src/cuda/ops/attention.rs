@@ -72,6 +72,12 @@ impl AttentionConfig {
         self.tokens.next_multiple_of(TOKENS)
     }
 
+    /// What logits are multiplied by on their way to the kernel: 1 for the reference's bits, else log2(e), because the
+    /// exponential unit takes powers of two.
+    pub fn logit_unit(&self) -> f32 {
+        if self.exact { 1.0 } else { std::f32::consts::LOG2_E }
+    }
+
     /// The program that stores `store`.
     pub fn program(&self, store: DeviceStore) -> Program {
         let (file, entry) = match (self.elements, self.whole()) {
@@ -178,7 +184,7 @@ impl DeviceAttention {
             bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
             regions: regions(device, &config, spec.regions)?,
             store,
-            scales: scales(spec),
+            scales: scales(spec, &config),
             config,
         })
     }
@@ -256,27 +262,29 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
 }
 
 /// Factors as the reference multiplies them.
-fn scales(spec: &AttentionSpec<'_>) -> Scales {
+fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     let quant = &spec.quant;
+    let unit = config.logit_unit();
     let (Some(q), Some(k), Some(v)) = (quant.q, quant.k, quant.v) else {
-        return Scales { logit: spec.scale, value: 1.0, probs: (1.0, 1.0) };
+        return Scales { logit: spec.scale * unit, value: 1.0, probs: (1.0, 1.0) };
     };
     let probs = match quant.probs {
         Probs::S8(probs) => (probs.scale(), probs.recip()),
         Probs::U8 | Probs::Float => (1.0, 1.0),
     };
-    Scales { logit: q.scale() * k.scale() * spec.scale, value: v.scale(), probs }
+    Scales { logit: q.scale() * k.scale() * spec.scale * unit, value: v.scale(), probs }
 }
 
 /// The bias `[heads, n, n]` as `[heads, padded, padded]`: -inf for keys that pad, zeros for queries that do.
 fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
-    let (n, padded) = (config.tokens, config.padded());
+    let (n, padded, unit) = (config.tokens, config.padded(), config.logit_unit());
     assert_eq!(bias.len(), config.heads * n * n, "attention: bias is not [{}, {n}, {n}]", config.heads);
     let mut out = vec![0.0; config.heads * padded * padded];
     for (row, out) in out.chunks_exact_mut(padded).enumerate() {
         let (head, query) = (row / padded, row % padded);
         if query < n {
-            out[..n].copy_from_slice(&bias[(head * n + query) * n..][..n]);
+            let row = &bias[(head * n + query) * n..][..n];
+            out.iter_mut().zip(row).for_each(|(out, bias)| *out = bias * unit);
         }
         out[n..].fill(f32::NEG_INFINITY);
     }

@@ -8,6 +8,8 @@ use crate::cuda::{
 
 const POOL_THREADS: u32 = 512;
 const LINEAR_THREADS: u32 = 128;
+/// Columns of a block of the mean over an f16 stream.
+const POOL_COLUMNS: usize = 128;
 /// Columns, rows, k of a stage and stages of a block of the product.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
@@ -72,6 +74,21 @@ impl DevicePool {
             .define("FAKE", store.is_fake().into())
     }
 
+    /// How `images` images of `tokens` tokens of `columns` columns are launched.
+    pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
+        let (parts, sums) = match stream {
+            StreamType::F32 => (1, 0),
+            StreamType::F16 => (columns.div_ceil(POOL_COLUMNS), POOL_THREADS as usize),
+        };
+        LaunchConfig {
+            grid: [images as u32, parts as u32, 1],
+            threads: POOL_THREADS,
+            // Three numbers for each token, and a sum for each thread.
+            shared: (12 * tokens + 4 * sums) as u32,
+            pdl: true,
+        }
+    }
+
     /// Prepares the op.
     ///
     /// # Errors
@@ -129,11 +146,7 @@ impl DevicePool {
             recip,
             scale,
         };
-        let config = LaunchConfig {
-            shared: 12 * tokens as u32,
-            pdl: true,
-            ..LaunchConfig::linear(images as u32, POOL_THREADS)
-        };
+        let config = DevicePool::launch((images, tokens), self.columns, self.stream);
         // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }

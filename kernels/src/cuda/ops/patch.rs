@@ -1,13 +1,19 @@
 //! Patch embedding, from pixels to the residual stream.
 
+use half::f16;
+
+use super::product::pack::pack_half;
 use super::{StreamType, expect, int};
 use crate::Quantizer;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
 
-/// Tokens of a block.
+/// Tokens of a block in f32.
 const TOKENS: usize = 32;
+/// Threads of a block on the tensor cores, each half of a token, and the most columns that a warp holds.
+const HALF_THREADS: u32 = 128;
+const MOST_HALF_COLUMNS: usize = 256;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -30,6 +36,27 @@ struct PatchParams {
 
 // SAFETY: the fields of `Params` in patch.cu, in their order.
 unsafe impl Params for PatchParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PatchHalfParams {
+    pixels: u64,
+    lookup: u64,
+    weight: u64,
+    bias: u64,
+    scale: u64,
+    gamma: u64,
+    beta: u64,
+    position: u64,
+    out: u64,
+    size: i32,
+    total_tokens: i32,
+    output_scale: f32,
+    epsilon: f32,
+}
+
+// SAFETY: the fields of `Params` in patch_half.cu, in their order.
+unsafe impl Params for PatchHalfParams {}
 
 /// A patch embedding: a product over normalised pixels, LayerNorm, position embedding.
 pub struct PatchSpec<'a> {
@@ -77,16 +104,30 @@ pub struct PatchConfig {
 }
 
 impl PatchConfig {
-    /// Threads of a block: one for each column, within limits.
+    /// Whether the product runs on the tensor cores: for an f16 stream, where a warp can hold every column.
+    pub fn half(&self) -> bool {
+        self.stream == StreamType::F16 && self.columns.is_multiple_of(32) && self.columns <= MOST_HALF_COLUMNS
+    }
+
+    /// Threads of a block: in f32 one for each column, within limits.
     pub fn threads(&self) -> u32 {
-        (self.columns.next_multiple_of(32) as u32).clamp(64, 512)
+        if self.half() { HALF_THREADS } else { (self.columns.next_multiple_of(32) as u32).clamp(64, 512) }
+    }
+
+    /// f16 elements from row to row of the operands on the tensor cores.
+    fn half_row(&self) -> usize {
+        (3 * self.patch * self.patch).next_multiple_of(16) + 8
     }
 
     /// The program.
     pub fn program(&self) -> Program {
-        Program::new("patch.cu", "patch_embed")
+        let program = if self.half() {
+            Program::new("patch_half.cu", "patch_half").define("COLUMNS", self.columns as i64)
+        } else {
+            Program::new("patch.cu", "patch_embed").define("TOKENS", TOKENS as i64)
+        };
+        program
             .define("THREADS", self.threads().into())
-            .define("TOKENS", TOKENS as i64)
             .define("PATCH", self.patch as i64)
             .define("INTEGER", self.integer.into())
             .define("OUTPUT", self.output.into())
@@ -97,6 +138,17 @@ impl PatchConfig {
 
     /// How `tokens` tokens are launched.
     pub fn launch(&self, tokens: usize) -> LaunchConfig {
+        if self.half() {
+            let each = HALF_THREADS as usize / 2;
+            let shared = 2 * (768 + (self.columns + each) * self.half_row());
+            // A block that walks over a few groups of tokens loads the weights once for them.
+            let blocks = tokens.div_ceil(each).div_ceil(if tokens > 1 << 16 { 4 } else { 1 });
+            return LaunchConfig {
+                shared: shared as u32,
+                pdl: true,
+                ..LaunchConfig::linear(blocks as u32, HALF_THREADS)
+            };
+        }
         let x_row = (3 * self.patch * self.patch).next_multiple_of(4);
         let shared = 4 * (768 + TOKENS * (x_row + self.columns));
         LaunchConfig {
@@ -155,18 +207,21 @@ impl DevicePatchEmbed {
             )));
         }
         let copy = |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, values)?.all());
-        let transposed: Vec<f32> = (0..k)
-            .flat_map(|k0| (0..columns).map(move |c| (c, k0)))
-            .map(|(c, k0)| spec.weight[c * k + k0])
-            .collect();
+        let (lookup, weight) = if config.half() {
+            half_operands(device, spec, &config)?
+        } else {
+            let all = (0..k).flat_map(|k0| (0..columns).map(move |c| (c, k0)));
+            let transposed: Vec<f32> = all.map(|(c, k0)| spec.weight[c * k + k0]).collect();
+            (copy(spec.lookup.as_flattened())?, copy(&transposed)?)
+        };
         let scale = scales(spec, columns).map(|scale| copy(&scale)).transpose()?;
         let norm = spec.norm.map(|(g, b)| Ok::<_, CudaError>((copy(g)?, copy(b)?))).transpose()?;
         Ok(DevicePatchEmbed {
             kernel: device.kernel(&config.program())?,
             config,
             size: spec.size,
-            lookup: copy(spec.lookup.as_flattened())?,
-            weight: copy(&transposed)?,
+            lookup,
+            weight,
             bias: copy(spec.bias)?,
             scale,
             norm,
@@ -201,6 +256,25 @@ impl DevicePatchEmbed {
             .chain(optional.into_iter().flatten())
             .for_each(|s| on.hold(s));
         let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        if self.config.half() {
+            let params = PatchHalfParams {
+                pixels: pixels.ptr(),
+                lookup: self.lookup.ptr(),
+                weight: self.weight.ptr(),
+                bias: self.bias.ptr(),
+                scale: ptr(self.scale.as_ref()),
+                gamma: ptr(gamma),
+                beta: ptr(beta),
+                position: ptr(self.position.as_ref()),
+                out: out.ptr(),
+                size: int(self.size),
+                total_tokens: int(tokens),
+                output_scale: self.output_scale,
+                epsilon: self.epsilon,
+            };
+            // SAFETY: as below, of patch_half.cu.
+            return unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) };
+        }
         let params = PatchParams {
             pixels: pixels.ptr(),
             lookup: self.lookup.ptr(),
@@ -221,6 +295,19 @@ impl DevicePatchEmbed {
         // arrays those of `new`, and the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) }
     }
+}
+
+/// Lookup and weight as the tensor cores take them.
+fn half_operands(
+    device: &Device,
+    spec: &PatchSpec<'_>,
+    config: &PatchConfig,
+) -> Result<(DeviceSlice, DeviceSlice), CudaError> {
+    let bits = |x: &f32| f16::from_f32(*x).to_bits();
+    let lookup: Vec<u16> = spec.lookup.as_flattened().iter().map(bits).collect();
+    let k = 3 * config.patch * config.patch;
+    let weight = pack_half(spec.weight, config.columns, k, config.half_row());
+    Ok((DeviceBuf::from_slice(device, &lookup)?.all(), DeviceBuf::from_slice(device, &weight)?.all()))
 }
 
 /// What sums are multiplied by, as in the reference's epilogue.

@@ -118,7 +118,8 @@ impl ProductKind {
                 .define("BK", tile.depth.into()),
             Instruction::Wgmma => Program::new("gemm_sm90.cu", "gemm_sm90")
                 .define("GROUPS_M", (tile.block.0 / tile.warp.0).into())
-                .define("BLOCKS", (tile.warp.0 / 64).into()),
+                .define("BLOCKS", (tile.warp.0 / 64).into())
+                .define("RESIDENT", tile.resident.into()),
         };
         let program = program
             .define("BN", tile.block.1.into())
@@ -307,7 +308,10 @@ impl Product {
     /// # Errors
     /// The kernel does not compile.
     pub fn own(&self, tile: Tile) -> Result<OwnProduct, CudaError> {
-        Ok(OwnProduct { kernel: self.device.kernel(&self.kind.program(tile))?, tile })
+        let kernel = self.device.kernel(&self.kind.program(tile))?;
+        let each = kernel.max_blocks_per_multiprocessor(tile.threads(), tile.shared())?;
+        let capacity = (each * self.device.multiprocessors()) as usize;
+        Ok(OwnProduct { kernel, tile, capacity })
     }
 
     /// Elements from row to row of the output: residual streams and f32 outputs have no padding.
@@ -337,6 +341,8 @@ impl Product {
 pub struct OwnProduct {
     kernel: Kernel,
     tile: Tile,
+    /// Blocks that the device holds at a time.
+    capacity: usize,
 }
 
 impl OwnProduct {
@@ -376,9 +382,10 @@ impl OwnProduct {
             lda: int(row_bytes),
             ldw: int(row_bytes),
             tiles_n: int(self.tile.columns_of_blocks(product.n)),
+            tiles: int(self.tile.count(m, product.n)),
             epilogue: product.epilogue.params(&target, product.n, product.out_stride()),
         };
-        let config = self.tile.launch(m, product.n);
+        let config = self.tile.launch(m, product.n, self.capacity);
         // SAFETY: `GemmParams` is the kernel's parameter. The kernel was specialised for the product's kind (`own`), which
         // the lengths checked above follow; weight and arrays were padded in `Product::new`; all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }

@@ -32,6 +32,7 @@ pub(super) struct GemmParams {
     pub(super) lda: i32,
     pub(super) ldw: i32,
     pub(super) tiles_n: i32,
+    pub(super) tiles: i32,
     pub(super) epilogue: EpilogueParams,
 }
 

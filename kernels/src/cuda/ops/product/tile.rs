@@ -26,6 +26,8 @@ pub struct Tile {
     pub depth: u16,
     /// Stages in shared memory.
     pub stages: u16,
+    /// Stages of k whose weights a block loads once and keeps for all its tiles: all of them, or 0.
+    pub resident: u16,
 }
 
 /// What of a GPU decides how products are cut.
@@ -95,12 +97,15 @@ impl Tile {
 
     /// Bytes of shared memory of a block, the table of GELU included.
     pub fn shared(&self) -> u32 {
-        let rows = u32::from(self.block.0) + u32::from(self.block.1);
-        let stages = u32::from(self.stages) * rows;
-        match self.instruction {
-            Instruction::Mma => stages * (u32::from(self.depth) + 16) + 384,
-            // Swizzled rows have no padding, and begin at a multiple of 1024.
-            Instruction::Wgmma => stages * u32::from(self.depth) + 384 + 1024,
+        let (rows, columns) = (u32::from(self.block.0), u32::from(self.block.1));
+        let (stages, resident, depth) = (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
+        match (self.instruction, resident) {
+            (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
+            // Swizzled rows have no padding, and begin at a multiple of 1024; scale and bias of the columns follow.
+            (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 8 * columns + 384 + 1024,
+            (Instruction::Wgmma, _) => {
+                (stages * rows + resident * columns) * depth + 8 * columns + 384 + 1024
+            }
         }
     }
 
@@ -109,9 +114,20 @@ impl Tile {
         n.div_ceil(self.block.1.into())
     }
 
-    /// How `m` by `n` outputs are launched.
-    pub fn launch(&self, m: usize, n: usize) -> LaunchConfig {
-        let blocks = m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n);
+    /// Blocks that `m` by `n` outputs are cut into.
+    pub fn count(&self, m: usize, n: usize) -> usize {
+        m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n)
+    }
+
+    /// How `m` by `n` outputs are launched on a device that holds `capacity` blocks at a time. With `wgmma` a block walks over
+    /// tiles of the same columns, so that the grid is a multiple of the tiles along n, or all of them.
+    pub fn launch(&self, m: usize, n: usize, capacity: usize) -> LaunchConfig {
+        let (count, columns) = (self.count(m, n), self.columns_of_blocks(n));
+        let blocks = match self.instruction {
+            Instruction::Mma => count,
+            Instruction::Wgmma if capacity < columns => count,
+            Instruction::Wgmma => count.min(capacity / columns * columns),
+        };
         LaunchConfig {
             shared: self.shared(),
             pdl: true,
@@ -164,7 +180,7 @@ impl Tile {
                     // A stage that is never filled takes room for nothing.
                     let idle = stages > 2 && usize::from(stages) > steps + 1;
                     if !idle {
-                        tiles.push(Tile { instruction: Instruction::Mma, block, warp, depth, stages });
+                        tiles.push(Tile { instruction: Instruction::Mma, block, warp, depth, stages, resident: 0 });
                     }
                 }
             }
@@ -173,14 +189,20 @@ impl Tile {
     }
 
     fn with_wgmma(k_bytes: usize) -> Vec<Tile> {
-        let steps = k_bytes.div_ceil(128);
-        // All of k at once, or a ring.
-        let stages = (1..=6).filter(|&s| if s < 3 { s == steps } else { s <= steps });
-        let tile = |stages: usize, (block, warp)| {
-            let stages = stages as u16;
-            Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages }
-        };
-        stages.flat_map(|s| GROUP_SHAPES.map(|shape| tile(s, shape))).collect()
+        let steps = k_bytes.div_ceil(128) as u16;
+        let mut tiles = Vec::new();
+        for (block, warp) in GROUP_SHAPES {
+            for stages in [3, 4, 6] {
+                for resident in [0, steps] {
+                    let tile = Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages, resident };
+                    // More than half a multiprocessor's memory for weights leaves too little for the rest.
+                    if u32::from(resident) * 128 * u32::from(block.1) <= 100 << 10 {
+                        tiles.push(tile);
+                    }
+                }
+            }
+        }
+        tiles
     }
 
     /// A rough time, to order candidates by: waves of blocks, each as long as its loads, its products and a start.
@@ -195,7 +217,8 @@ impl Tile {
         let together = (blocks / f64::from(multiprocessors)).ceil().min(f64::from(resident));
         let rate = if self.instruction == Instruction::Mma { 2048.0 } else { 3600.0 };
         let products = rows * columns * k_bytes as f64 / rate;
-        let loads = (rows + columns) * k_bytes as f64 / 48.0;
+        let loaded = if self.resident > 0 { rows } else { rows + columns };
+        let loads = loaded * k_bytes as f64 / 48.0;
         // Small warp tiles read shared memory more often for the same products.
         let reuse = match self.instruction {
             Instruction::Mma => 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1),
@@ -204,16 +227,19 @@ impl Tile {
         let epilogue = rows * columns * 8.0 / 128.0;
         let hidden = if self.stages >= 3 { 1.0 } else { 1.15 };
         let steps = k_bytes.div_ceil(self.depth.into()) as f64;
-        let wave = ((products * reuse).max(loads) * hidden + epilogue) * together + 1200.0 + 90.0 * steps;
+        // A block that walks over tiles starts once; its next operands come while it finishes a tile.
+        let start = if self.instruction == Instruction::Wgmma && waves > 1.0 { 300.0 } else { 1200.0 };
+        let wave = ((products * reuse).max(loads) * hidden + epilogue) * together + start + 90.0 * steps;
         waves * wave * self.waste(m, n).sqrt()
     }
 }
 
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tile { instruction, block, warp, depth, stages } = self;
+        let Tile { instruction, block, warp, depth, stages, resident } = self;
         let of = if *instruction == Instruction::Mma { "mma" } else { "wgmma" };
-        write!(f, "{of} {}x{} of {}x{} k {depth} stages {stages}", block.0, block.1, warp.0, warp.1)
+        write!(f, "{of} {}x{} of {}x{} k {depth} stages {stages}", block.0, block.1, warp.0, warp.1)?;
+        if *resident > 0 { f.write_str(", weights stay") } else { Ok(()) }
     }
 }
 
@@ -231,7 +257,7 @@ mod tests {
             let tiles = Tile::candidates(m, n, k, GPU);
             assert!(tiles.len() >= 8, "{m} x {n} x {k}: {} candidates", tiles.len());
             for tile in tiles {
-                let config = tile.launch(m, n);
+                let config = tile.launch(m, n, usize::MAX / 2);
                 assert!(tile.shared() <= GPU.shared && (32..=1024).contains(&config.threads), "{tile:?}");
                 assert!(tile.block.0.is_multiple_of(tile.warp.0) && tile.block.1.is_multiple_of(tile.warp.1));
                 let (rows, columns) = (usize::from(tile.block.0), usize::from(tile.block.1));
@@ -246,7 +272,7 @@ mod tests {
     #[test]
     fn small_products_get_many_blocks_and_large_ones_large_blocks() {
         let small = Tile::candidates(49, 768, 3072, GPU)[0];
-        assert!(small.launch(49, 768).grid[0] >= 24, "{small:?}");
+        assert!(small.launch(49, 768, 132).grid[0] >= 24, "{small:?}");
         let large = Tile::candidates(25_088, 1536, 384, GPU)[0];
         assert!(large.block.0 >= 128 && large.block.1 >= 128, "{large:?}");
     }

@@ -1,0 +1,73 @@
+//! The ladder: one product, one softmax and elementwise ops, from the plainest kernel to the fastest, each as a safe launch
+//! on slices of a device; and the clock that times launches with a cold cache. Benchmarks use it; no engine does.
+
+mod col32;
+mod elementwise;
+mod gemm;
+mod output;
+mod softmax;
+mod timer;
+
+pub use col32::Col32;
+pub use elementwise::{Elementwise, ElementwiseOp};
+pub use gemm::{FloatGemm, FloatRung};
+pub use output::{Elements, Matrix, from_half, half_sum, spread, to_half};
+pub use softmax::{Softmax, SoftmaxRung};
+pub use timer::Timer;
+
+use super::DeviceSlice;
+
+/// Checks that `slice` holds `bytes` bytes and begins where 16-byte accesses may.
+///
+/// # Panics
+/// Otherwise; the message begins with `what`.
+fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
+    assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
+    assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
+}
+
+/// A size as kernels take it.
+///
+/// # Panics
+/// From 2^31 on.
+fn int(size: usize) -> i32 {
+    i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
+}
+
+/// A number of blocks.
+///
+/// # Panics
+/// From 2^31 on.
+fn blocks(count: usize) -> u32 {
+    int(count).unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::library::{Library, present};
+    use crate::cuda::{Program, compile, resources};
+
+    /// Every kernel compiles for every architecture, and spills nothing. Needs NVRTC, and no GPU.
+    #[test]
+    fn kernels_compile() {
+        if !present(Library::Nvrtc) {
+            eprintln!("SKIPPED kernels_compile: there is no NVRTC");
+            return;
+        }
+        let products = FloatRung::ALL.map(FloatRung::program);
+        let softmax = SoftmaxRung::ALL.map(SoftmaxRung::program);
+        let elementwise = ElementwiseOp::ALL.map(ElementwiseOp::program);
+        let programs: Vec<Program> = products.into_iter().chain(softmax).chain(elementwise).collect();
+        for arch in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"] {
+            for program in &programs {
+                let compiled = compile(program, arch).unwrap_or_else(|error| panic!("{error}"));
+                let found = resources(&compiled.cubin, program.entry).unwrap();
+                assert_eq!(found.local_bytes, 0, "{program} for {arch}: {found:?}");
+                // Two blocks of a multiprocessor's 65536 registers.
+                let most = if program.entry == "gemm_tiled" { 128 } else { 64 };
+                assert!(found.registers <= most, "{program} for {arch}: {found:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Ranges with names on the timeline of a profiler such as Nsight Systems, by NVTX, which is loaded when first asked for.
+//! Without a profiler a range costs two calls that do nothing.
+
+use std::ffi::{CString, c_char, c_int};
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+use super::CudaError;
+use super::library::{self, Library};
+
+/// File names of version 3, and of the older library that CUDA 12 still has.
+const FILES: [&str; 4] =
+    ["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1", "libnvToolsExt.so"];
+
+type Push = unsafe extern "C" fn(*const c_char) -> c_int;
+type Pop = unsafe extern "C" fn() -> c_int;
+
+/// NVTX, loaded; it stays so as long as the process runs.
+#[derive(Clone, Copy)]
+pub struct Nvtx {
+    push: Push,
+    pop: Pop,
+}
+
+impl Nvtx {
+    /// The library.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn new() -> Result<Nvtx, CudaError> {
+        library::require(Library::Nvtx)?;
+        Ok(loaded().expect("just found"))
+    }
+
+    /// Opens a range; it ends when the result is dropped. Ranges of a thread are nested.
+    pub fn range(self, name: &str) -> Range {
+        let text: Vec<u8> = name.bytes().take_while(|byte| *byte != 0).collect();
+        let text = CString::new(text).expect("cut at the first zero");
+        // SAFETY: the library is loaded for good, exports this function with this type, and copies the text, which ends
+        // with a zero.
+        unsafe { (self.push)(text.as_ptr()) };
+        Range { nvtx: self, of_this_thread: PhantomData }
+    }
+}
+
+/// A range that is open on this thread.
+#[must_use = "a range ends when it is dropped"]
+pub struct Range {
+    nvtx: Nvtx,
+    /// The library keeps a stack for each thread.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: the library is loaded for good and exports this function with this type; `range` pushed on this thread.
+        unsafe { (self.nvtx.pop)() };
+    }
+}
+
+/// The library's functions, if it is there.
+pub(super) fn loaded() -> Option<Nvtx> {
+    static FOUND: OnceLock<Option<Nvtx>> = OnceLock::new();
+    *FOUND.get_or_init(|| FILES.iter().find_map(|file| load(file)))
+}
+
+fn load(file: &str) -> Option<Nvtx> {
+    // SAFETY: this runs the library's initialisers, which are NVIDIA's: the user's loader path chose it.
+    let library = unsafe { libloading::Library::new(file) }.ok()?;
+    // SAFETY: every version of NVTX exports both functions with these types.
+    let functions = unsafe { (library.get::<Push>(b"nvtxRangePushA\0"), library.get::<Pop>(b"nvtxRangePop\0")) };
+    let found = Nvtx { push: *functions.0.ok()?, pop: *functions.1.ok()? };
+    // Its functions stay valid: it is never closed.
+    std::mem::forget(library);
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_nest_or_the_library_is_named_with_its_package() {
+        match Nvtx::new() {
+            Ok(nvtx) => {
+                let outer = nvtx.range("outer");
+                drop(nvtx.range("inner, cut\0here"));
+                drop(outer);
+            }
+            Err(error) => {
+                println!("SKIPPED: {error}");
+                let text = error.to_string();
+                assert!(text.contains("libnvtx3interop.so") && text.contains("nvidia-nvtx"), "{text}");
+            }
+        }
+    }
+}

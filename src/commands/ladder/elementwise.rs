@@ -1,0 +1,174 @@
+//! `swinq bench elementwise`.
+
+use swinq_kernels::cuda::ladder::{
+    Elements, Elementwise, ElementwiseOp, Matrix, from_half, half_sum, to_half,
+};
+use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
+use swinq_kernels::reference::{code, gelu};
+
+use super::args::ElementwiseArgs;
+use super::check::Check;
+use super::clock;
+use super::machine::{Gpu, Machine};
+use super::measure::{self, Prepared};
+use super::operands::Noise;
+use super::row::{Outcome, Row, Work, table};
+use super::threads::in_parts;
+use crate::out::say;
+use crate::roofline::Arithmetic;
+
+/// What is multiplied by: of a sum, and as the reciprocal of a step.
+const SCALE: f32 = 23.75;
+
+/// The operands, from -8 to 8.
+struct Problem {
+    x: Vec<f32>,
+    y: Vec<f32>,
+    x_half: Vec<u16>,
+    y_half: Vec<u16>,
+}
+
+/// Runs the command.
+pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> anyhow::Result<Vec<Row>> {
+    let problem = Problem::new(args.elements);
+    let mut rows = Vec::new();
+    let mut expected = Vec::new();
+    for op in ElementwiseOp::ALL {
+        // An op and its vectorised form have one reference.
+        if !is_vector(op) {
+            let (row, results) = problem.on_cpu(op, machine)?;
+            rows.push(row);
+            expected = results;
+        }
+        if let Some(gpu) = &machine.gpu {
+            rows.push(problem.on_gpu(op, gpu, machine.seconds, &expected)?);
+        }
+    }
+    say!("\n{} elements\n{}", args.elements, table(&rows));
+    Ok(rows)
+}
+
+/// Whether the op is another one with vectors.
+fn is_vector(op: ElementwiseOp) -> bool {
+    matches!(op, ElementwiseOp::CopyVector | ElementwiseOp::ScaleAddVector)
+}
+
+/// Name of the op on a CPU and on a GPU.
+fn names(op: ElementwiseOp) -> [&'static str; 2] {
+    match op {
+        ElementwiseOp::Copy => ["CPU copy f32", "CUDA copy f32"],
+        ElementwiseOp::CopyVector => ["CPU copy f32", "CUDA copy f32x4"],
+        ElementwiseOp::ScaleAdd => ["CPU scale + add f32", "CUDA scale + add f32"],
+        ElementwiseOp::ScaleAddVector => ["CPU scale + add f32", "CUDA scale + add f32x4"],
+        ElementwiseOp::Gelu => ["CPU GELU f32", "CUDA GELU f32x4"],
+        ElementwiseOp::Quantize => ["CPU quantize f32 to s8", "CUDA quantize f32 to s8"],
+        ElementwiseOp::HalfAdd => ["CPU add f16", "CUDA add f16x8"],
+    }
+}
+
+impl Problem {
+    fn new(count: usize) -> Problem {
+        let mut noise = Noise::new(11);
+        let mut values = || noise.floats(count).into_iter().map(|x| 8.0 * x).collect::<Vec<f32>>();
+        let (x, y) = (values(), values());
+        let (x_half, y_half) = (to_half(&x), to_half(&y));
+        Problem { x, y, x_half, y_half }
+    }
+
+    fn row(&self, name: &str, op: ElementwiseOp, outcome: Outcome) -> Row {
+        let bytes = (op.bytes() * self.x.len()) as f64;
+        let work = Work { arithmetic: Arithmetic::Fp32, operations: 0.0, bytes };
+        let shape = vec![("elements", self.x.len())];
+        Row { rung: name.to_owned(), layer: String::new(), shape, work, outcome }
+    }
+
+    /// The op by the scalar definitions, which are the reference.
+    fn on_cpu(&self, op: ElementwiseOp, machine: &Machine) -> anyhow::Result<(Row, Vec<f32>)> {
+        let Problem { x, y, .. } = self;
+        match op {
+            ElementwiseOp::Copy | ElementwiseOp::CopyVector => self.timed(op, machine, |i| x[i], as_floats),
+            ElementwiseOp::ScaleAdd | ElementwiseOp::ScaleAddVector => {
+                self.timed(op, machine, |i| x[i].mul_add(SCALE, y[i]), as_floats)
+            }
+            ElementwiseOp::Gelu => self.timed(op, machine, |i| gelu(x[i]), as_floats),
+            ElementwiseOp::Quantize => self.timed(
+                op,
+                machine,
+                |i| code(x[i] * SCALE),
+                |codes| codes.iter().map(|&c| c.into()).collect(),
+            ),
+            ElementwiseOp::HalfAdd => {
+                let (x, y) = (&self.x_half, &self.y_half);
+                self.timed(op, machine, |i| half_sum(x[i], y[i]), from_half)
+            }
+        }
+    }
+
+    fn timed<T: Send + Copy + Default>(
+        &self,
+        op: ElementwiseOp,
+        machine: &Machine,
+        each: impl Fn(usize) -> T + Sync,
+        as_f32: impl Fn(&[T]) -> Vec<f32>,
+    ) -> anyhow::Result<(Row, Vec<f32>)> {
+        let threads = machine.pool.threads();
+        let mut out = vec![T::default(); self.x.len()];
+        let mut step = || {
+            in_parts(threads, &mut out, 1, |first, part| {
+                part.iter_mut().enumerate().for_each(|(i, out)| *out = each(first + i));
+            });
+        };
+        step();
+        let clock = || clock::on_cpu(machine.seconds, step);
+        let outcome = measure::on_cpu(None, clock, format!("scalar, {threads} threads"))?;
+        Ok((self.row(names(op)[0], op, outcome), as_f32(&out)))
+    }
+
+    fn on_gpu(&self, op: ElementwiseOp, gpu: &Gpu, seconds: f64, expected: &[f32]) -> anyhow::Result<Row> {
+        let row = self.row(names(op)[1], op, Outcome::Skipped(String::new()));
+        let check = |results: &[f32]| Check::against(results, expected, 0.0);
+        let outcome = measure::on_gpu(gpu, seconds, &row.work, self.prepare(op, gpu), check)?;
+        Ok(Row { outcome, ..row })
+    }
+
+    fn prepare(&self, op: ElementwiseOp, gpu: &Gpu) -> Result<Prepared, CudaError> {
+        let (device, count) = (&gpu.device, self.x.len());
+        let kernel = Elementwise::new(device, op)?;
+        let [x, y]: [DeviceSlice; 2] = match op {
+            ElementwiseOp::HalfAdd => [
+                DeviceBuf::from_slice(device, &self.x_half)?.all(),
+                DeviceBuf::from_slice(device, &self.y_half)?.all(),
+            ],
+            _ => {
+                [DeviceBuf::from_slice(device, &self.x)?.all(), DeviceBuf::from_slice(device, &self.y)?.all()]
+            }
+        };
+        let elements = match op {
+            ElementwiseOp::Quantize => Elements::S8,
+            ElementwiseOp::HalfAdd => Elements::F16,
+            _ => Elements::F32,
+        };
+        let out = Matrix::new(device, elements, (1, count), count)?;
+        let to = out.slice().clone();
+        Ok(Prepared::new(move |on| kernel.run(on, count, SCALE, [&x, &y, &to]), vec![out]))
+    }
+}
+
+fn as_floats(values: &[f32]) -> Vec<f32> {
+    values.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_saturates_some_codes_and_not_most() {
+        let problem = Problem::new(1000);
+        let codes: Vec<i8> = problem.x.iter().map(|&x| code(x * SCALE)).collect();
+        let saturated = codes.iter().filter(|c| **c == 127 || **c == -128).count();
+        assert!(saturated > 50 && saturated < 500, "{saturated}");
+        let differ = from_half(&problem.x_half).iter().zip(&problem.x).filter(|(a, b)| a != b).count();
+        assert!(differ > 900);
+    }
+}

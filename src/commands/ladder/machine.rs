@@ -1,0 +1,109 @@
+//! What runs the rungs.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use anyhow::Context;
+use serde_json::Value;
+use swinq_eval::Environment;
+use swinq_kernels::cuda::ladder::Timer;
+use swinq_kernels::cuda::{CudaError, Device, Lt, library};
+use swinq_kernels::{Cpu, Pool};
+
+use super::args::CommonArgs;
+use crate::args::Backend;
+use crate::roofline::Roofline;
+
+/// The GPU that rungs run on.
+pub struct Gpu {
+    /// The device.
+    pub device: Device,
+    /// Its stream and clock.
+    pub timer: Timer,
+    /// What it allows.
+    pub roofline: Roofline,
+    lt: OnceCell<Rc<Lt>>,
+}
+
+/// A processor, and a GPU if there is one.
+pub struct Machine {
+    /// The instruction set of the CPU rungs.
+    pub cpu: Cpu,
+    /// Their threads.
+    pub pool: Pool,
+    /// The GPU.
+    pub gpu: Option<Gpu>,
+    /// Why there is none.
+    pub no_gpu: Option<String>,
+    /// Seconds of measurement for each rung.
+    pub seconds: f64,
+}
+
+impl Machine {
+    /// What `args` ask for.
+    pub fn open(args: &CommonArgs) -> anyhow::Result<Machine> {
+        let (gpu, no_gpu) = match args.backend {
+            Backend::Cpu => (None, Some("--backend cpu".to_owned())),
+            Backend::Cuda => (Some(Gpu::open(args.device).context("--backend cuda")?), None),
+            Backend::Auto => match Gpu::open(args.device) {
+                Ok(gpu) => (Some(gpu), None),
+                Err(error) => (None, Some(error.to_string())),
+            },
+        };
+        let cpu = Cpu::detect()?;
+        Ok(Machine { cpu, pool: Pool::new(args.threads), gpu, no_gpu, seconds: args.seconds })
+    }
+
+    /// What it is, a line for each part.
+    pub fn describe(&self) -> String {
+        let cpu = format!("CPU: kernels {}, {} threads", self.cpu.isa(), self.pool.threads());
+        match (&self.gpu, &self.no_gpu) {
+            (Some(gpu), _) => format!("{cpu}\nGPU: {}", gpu.describe()),
+            (None, reason) => {
+                format!("{cpu}\nno GPU rungs: {}", reason.as_deref().unwrap_or("there is no GPU"))
+            }
+        }
+    }
+
+    /// The machine as results record it.
+    pub fn environment(&self) -> Value {
+        let mut environment =
+            Environment::detect(Some(self.cpu.isa().name()), self.pool.threads(), Default::default());
+        if let Some(gpu) = &self.gpu {
+            environment.gpu = Some(swinq_eval::Gpu {
+                name: gpu.device.name().to_owned(),
+                arch: Some(gpu.device.arch().to_string()),
+                driver: library::driver_version().map(|(major, minor)| format!("CUDA {major}.{minor}")),
+                memory_bytes: gpu.device.memory().ok().map(|(_, total)| total as u64),
+            });
+            let dotted = |(major, minor, patch)| format!("{major}.{minor}.{patch}");
+            let version = library::cublaslt_version().map(dotted);
+            environment.libraries.extend(version.map(|version| ("cublaslt".to_owned(), version)));
+        }
+        serde_json::to_value(&environment).unwrap_or(Value::Null)
+    }
+}
+
+impl Gpu {
+    fn open(ordinal: usize) -> anyhow::Result<Gpu> {
+        let device = Device::open(ordinal)?;
+        let (timer, roofline) = (Timer::new(&device)?, Roofline::of(&device));
+        Ok(Gpu { device, timer, roofline, lt: OnceCell::new() })
+    }
+
+    /// cuBLASLt on the device.
+    pub fn lt(&self) -> Result<Rc<Lt>, CudaError> {
+        if let Some(lt) = self.lt.get() {
+            return Ok(Rc::clone(lt));
+        }
+        let lt = Rc::new(Lt::new(&self.device)?);
+        Ok(Rc::clone(self.lt.get_or_init(|| lt)))
+    }
+
+    fn describe(&self) -> String {
+        let device = &self.device;
+        let (name, arch, count) = (device.name(), device.arch(), device.multiprocessors());
+        let bandwidth = self.roofline.bytes_per_second / 1e9;
+        format!("{name} ({arch}), {count} multiprocessors, {bandwidth:.0} GB/s; times with a cold L2 cache")
+    }
+}

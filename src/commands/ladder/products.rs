@@ -1,0 +1,197 @@
+//! The rungs of the ladder of products on a GPU.
+
+use std::rc::Rc;
+
+use swinq_kernels::cuda::ladder::{Col32, Elements, FloatGemm, FloatRung, Matrix, spread, to_half};
+use swinq_kernels::cuda::ops::product::{
+    OwnProduct, Product, ProductSpec, ProductStore, ProductWeight, Target,
+};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_kernels::cuda::{
+    CudaError, DeviceBuf, DeviceSlice, FloatKind, LtPlan, Output, Plain, Program, Stream,
+};
+
+use super::clock;
+use super::machine::Gpu;
+use super::measure::Prepared;
+use super::operands::Operands;
+use super::rung::Rung;
+use super::shape::Shape;
+
+/// A product to be prepared.
+pub struct OnGpu<'a> {
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// What is multiplied.
+    pub operands: &'a Operands,
+    /// Kernels of ours to measure, if not all.
+    pub tiles: Option<usize>,
+}
+
+impl OnGpu<'_> {
+    /// The rung with its operands on the GPU, and its fastest kernel where there are several.
+    ///
+    /// # Errors
+    /// The GPU or a library cannot do it.
+    ///
+    /// # Panics
+    /// For a rung of the CPU.
+    pub fn prepare(&self, rung: Rung) -> Result<Prepared, CudaError> {
+        match rung {
+            Rung::Float(rung) => self.float(rung),
+            Rung::OwnInt8 | Rung::OwnCodes | Rung::OwnHalf => self.own(rung),
+            Rung::LtFloat(kind) => self.lt_float(kind),
+            Rung::LtInt8(output) => self.lt_int8(output),
+            Rung::LtCol32 => self.lt_col32(),
+            Rung::CpuScalar | Rung::CpuFloat | Rung::CpuInt8 => {
+                unreachable!("{} is no GPU rung", rung.name())
+            }
+        }
+    }
+
+    fn upload<T: Plain>(&self, values: &[T]) -> Result<DeviceSlice, CudaError> {
+        Ok(DeviceBuf::from_slice(&self.gpu.device, values)?.all())
+    }
+
+    /// The output, rows `stride` elements apart.
+    fn out(&self, elements: Elements, stride: usize) -> Result<Matrix, CudaError> {
+        let Shape { m, n, .. } = self.operands.shape;
+        Matrix::new(&self.gpu.device, elements, (m, n), stride)
+    }
+
+    fn float(&self, rung: FloatRung) -> Result<Prepared, CudaError> {
+        let Shape { m, n, k } = self.operands.shape;
+        let gemm = FloatGemm::new(&self.gpu.device, rung)?;
+        let (a, w) = (self.upload(&self.operands.a)?, self.upload(&self.operands.w)?);
+        let out = self.out(Elements::F32, n)?;
+        let to = out.slice().clone();
+        Ok(Prepared::new(move |on| gemm.run(on, (m, n, k), &a, &w, &to), vec![out]))
+    }
+
+    fn own(&self, rung: Rung) -> Result<Prepared, CudaError> {
+        let Shape { m, n, k } = self.operands.shape;
+        let (a, elements) = match rung {
+            Rung::OwnHalf => {
+                let halves = spread(&to_half(&self.operands.a), k, row_stride(k, 2));
+                (self.upload(&halves)?, Elements::F16)
+            }
+            _ => {
+                let codes = spread(&self.operands.a_codes, k, row_stride(k, 1));
+                (self.upload(&codes)?, if rung.has_codes() { Elements::S8 } else { Elements::F32 })
+            }
+        };
+        let stride = if elements == Elements::F32 { n } else { row_stride(n, elements.bytes()) };
+        let out = self.out(elements, stride)?;
+        let to = out.slice().clone();
+        let product = self.product(rung)?;
+        let kernels = self.kernels_of(&product)?;
+        let count = kernels.len();
+        let run = move |own: &OwnProduct, on: &Stream| {
+            own.run(&product, on, m, &a, Target { slice: &to, map: None })
+        };
+        let best = self.fastest(kernels, &run)?;
+        let detail = format!("{}, of {count} kernels", best.tile());
+        Ok(Prepared { detail, ..Prepared::new(move |on| run(&best, on), vec![out]) })
+    }
+
+    /// Our product with the weight on the GPU.
+    fn product(&self, rung: Rung) -> Result<Product, CudaError> {
+        let Shape { n, k, .. } = self.operands.shape;
+        let multiplier = vec![1.0; n];
+        let codes = ProductWeight::Codes { codes: &self.operands.w_codes, multiplier: &multiplier };
+        let (weight, store) = match rung {
+            Rung::OwnHalf => (ProductWeight::Half(&self.operands.w), ProductStore::Plain(DeviceStore::Half)),
+            Rung::OwnCodes => (codes, ProductStore::Codes(vec![self.operands.code_factor(); n])),
+            _ => (codes, ProductStore::Plain(DeviceStore::Float)),
+        };
+        let stream = StreamType::F32;
+        let spec = ProductSpec { n, k, weight, bias: None, output: None, gelu: false, store, stream };
+        Product::new(&self.gpu.device, &spec)
+    }
+
+    /// Our kernels for a product, compiled on all cores.
+    fn kernels_of(&self, product: &Product) -> Result<Vec<OwnProduct>, CudaError> {
+        let tiles = product.tiles(self.operands.shape.m);
+        let tiles = &tiles[..self.tiles.map_or(tiles.len(), |most| most.min(tiles.len()))];
+        let programs: Vec<Program> = tiles.iter().map(|&tile| product.kind().program(tile)).collect();
+        self.gpu.device.kernels(&programs)?;
+        tiles.iter().map(|&tile| product.own(tile)).collect()
+    }
+
+    /// The fastest of `candidates`, of which the GPU may refuse to launch some.
+    fn fastest<T>(
+        &self,
+        candidates: Vec<T>,
+        run: &impl Fn(&T, &Stream) -> Result<(), CudaError>,
+    ) -> Result<T, CudaError> {
+        let mut best: Option<(f32, T)> = None;
+        let mut refusal = None;
+        for candidate in candidates {
+            match clock::quick(&self.gpu.timer, &|on| run(&candidate, on)) {
+                Ok(time) if best.as_ref().is_none_or(|(least, _)| time < *least) => {
+                    best = Some((time, candidate))
+                }
+                Ok(_) => {}
+                Err(error @ (CudaError::Launch { .. } | CudaError::CublasLt { .. })) => refusal = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        let none = || refusal.unwrap_or_else(|| CudaError::Unsupported("there is no kernel for it".into()));
+        best.map(|(_, best)| best).ok_or_else(none)
+    }
+
+    fn lt_float(&self, kind: FloatKind) -> Result<Prepared, CudaError> {
+        let Shape { m, n, k } = self.operands.shape;
+        let plans = LtPlan::float(&*self.gpu.lt()?, m, n, k, kind)?;
+        let (a, w) = match kind {
+            FloatKind::F32 | FloatKind::Tf32 => {
+                (self.upload(&self.operands.a)?, self.upload(&self.operands.w)?)
+            }
+            FloatKind::F16 | FloatKind::F16ToF32 => {
+                (self.upload(&to_half(&self.operands.a))?, self.upload(&to_half(&self.operands.w))?)
+            }
+        };
+        let elements = if kind == FloatKind::F16 { Elements::F16 } else { Elements::F32 };
+        self.library(plans, (a, w), None, self.out(elements, n)?)
+    }
+
+    fn lt_int8(&self, output: Output) -> Result<Prepared, CudaError> {
+        let Shape { m, n, k } = self.operands.shape;
+        let plans = LtPlan::new(&*self.gpu.lt()?, m, n, k, output)?;
+        let (a, w) = (self.upload(&self.operands.a_codes)?, self.upload(&self.operands.w_codes)?);
+        let (alpha, elements) = match output {
+            Output::S32 => (None, Elements::S32),
+            Output::S8 => (Some(self.upload(&vec![self.operands.code_factor(); n])?), Elements::S8),
+        };
+        self.library(plans, (a, w), alpha, self.out(elements, n)?)
+    }
+
+    /// The fastest algorithm of the library.
+    fn library(
+        &self,
+        plans: Vec<LtPlan>,
+        (a, w): (DeviceSlice, DeviceSlice),
+        alpha: Option<DeviceSlice>,
+        out: Matrix,
+    ) -> Result<Prepared, CudaError> {
+        let (lt, to, count) = (self.gpu.lt()?, out.slice().clone(), plans.len());
+        let run = move |plan: &LtPlan, on: &Stream| plan.run(&lt, on, &a, &w, alpha.as_ref(), &to);
+        let best = self.fastest(plans, &run)?;
+        let (algorithm, tile, stages) = (best.algo_id(), best.tile_id(), best.stages_id());
+        let detail = format!("algorithm {algorithm}, tile {tile}, stages {stages}, of {count}");
+        Ok(Prepared { detail, ..Prepared::new(move |on| run(&best, on), vec![out]) })
+    }
+
+    fn lt_col32(&self) -> Result<Prepared, CudaError> {
+        let Shape { m, n, k } = self.operands.shape;
+        let (a, w) = (self.upload(&self.operands.a_codes)?, self.upload(&self.operands.w_codes)?);
+        let (device, stream) = (&self.gpu.device, self.gpu.timer.stream());
+        let product = Rc::new(Col32::new(device, stream, (m, n, k), &a, &w)?);
+        let out = self.out(Elements::S32, n)?;
+        let (to, finished) = (out.slice().clone(), Rc::clone(&product));
+        let finish = move |on: &Stream| finished.sums(on, &to);
+        let detail = "operands brought into COL32 before".to_owned();
+        let prepared = Prepared::new(move |on| product.run(on), vec![out]);
+        Ok(Prepared { finish: Some(Box::new(finish)), detail, ..prepared })
+    }
+}

@@ -1,0 +1,262 @@
+//! What is found of a rung, and the table and JSON of it.
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Map, Value, json};
+use swinq_eval::Latency;
+
+use super::check::Check;
+use crate::roofline::{Arithmetic, Roofline};
+
+/// What a rung does, whatever the time it takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// What its operations are made of.
+    pub arithmetic: Arithmetic,
+    /// Operations of a product; 0 where the memory alone counts.
+    pub operations: f64,
+    /// Bytes that it reads and writes at least.
+    pub bytes: f64,
+}
+
+/// What came of a rung.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It does not run here, and why.
+    Skipped(String),
+    /// Its results are wrong, or it could not be run.
+    Failed(String, Option<Check>),
+    /// It is right, and its time.
+    Measured {
+        /// How its results were found right; nothing where they are the reference.
+        check: Option<Check>,
+        /// Its times.
+        latency: Latency,
+        /// The time that the roofline allows, as a share of the median; nothing on a CPU.
+        share: Option<f64>,
+        /// How it was run.
+        detail: String,
+    },
+}
+
+/// A rung at one size.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Name of the rung.
+    pub rung: String,
+    /// Layer of a model that it runs; empty where there is none.
+    pub layer: String,
+    /// Names and values of the sizes.
+    pub shape: Vec<(&'static str, usize)>,
+    /// What it does.
+    pub work: Work,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+impl Work {
+    /// The time that `roofline` allows, as a share of `latency`.
+    pub fn share(&self, roofline: &Roofline, latency: &Latency) -> f64 {
+        roofline.seconds(self.arithmetic, self.operations, self.bytes) / (1e-3 * latency.median())
+    }
+
+    /// Operations, or where there are none bytes, per second.
+    fn per_second(&self, ms: f64) -> f64 {
+        if self.operations > 0.0 { self.operations / (1e-3 * ms) } else { self.bytes / (1e-3 * ms) }
+    }
+
+    /// What [`Work::per_second`] counts.
+    pub fn unit(&self) -> &'static str {
+        match self.arithmetic {
+            _ if self.operations == 0.0 => "B/s",
+            Arithmetic::Int8 => "OP/s",
+            _ => "FLOP/s",
+        }
+    }
+}
+
+impl Row {
+    /// Rung and sizes, for messages.
+    pub fn label(&self) -> String {
+        let sizes: Vec<String> = self.shape.iter().map(|(name, size)| format!("{name} {size}")).collect();
+        format!("{} ({})", self.rung, sizes.join(", "))
+    }
+
+    /// Whether it is wrong or could not be run.
+    pub fn failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(..))
+    }
+
+    /// Median in milliseconds, if it was timed.
+    pub fn median(&self) -> Option<f64> {
+        match &self.outcome {
+            Outcome::Measured { latency, .. } => Some(latency.median()),
+            _ => None,
+        }
+    }
+
+    /// Operations or bytes per second of the median, if it was timed.
+    pub fn rate(&self) -> Option<f64> {
+        self.median().map(|ms| self.work.per_second(ms))
+    }
+
+    /// The row as JSON.
+    pub fn to_json(&self) -> Value {
+        let mut row = Map::new();
+        let mut add = |fields: Value| {
+            if let Value::Object(fields) = fields {
+                row.extend(fields);
+            }
+        };
+        let Work { arithmetic, operations, bytes } = self.work;
+        add(
+            json!({"rung": self.rung, "arithmetic": arithmetic.name(), "operations": operations, "bytes": bytes}),
+        );
+        if !self.layer.is_empty() {
+            add(json!({"layer": self.layer}));
+        }
+        self.shape.iter().for_each(|(name, size)| add(json!({*name: size})));
+        match &self.outcome {
+            Outcome::Skipped(why) => add(json!({"check": "skipped", "why": why})),
+            Outcome::Failed(why, check) => {
+                add(json!({"check": "FAIL", "why": why}));
+                add(check.map_or(Value::Null, |check| check_json(&check)));
+            }
+            Outcome::Measured { check, latency, share, detail } => {
+                add(json!({"check": if check.is_some() { "PASS" } else { "reference" }}));
+                add(check.map_or(Value::Null, |check| check_json(&check)));
+                add(self.latency_json(latency));
+                add(json!({"share_of_roofline": share, "detail": detail}));
+            }
+        }
+        Value::Object(row)
+    }
+
+    fn latency_json(&self, latency: &Latency) -> Value {
+        json!({
+            "median_ms": latency.median(),
+            "p20_ms": latency.percentile(20.0),
+            "p80_ms": latency.percentile(80.0),
+            "runs": latency.runs(),
+            "per_second": self.work.per_second(latency.median()),
+            "unit": self.work.unit(),
+        })
+    }
+
+    /// The cells of the table after the rung's name.
+    fn cells(&self) -> [String; 8] {
+        let empty = || [const { String::new() }; 8];
+        match &self.outcome {
+            Outcome::Skipped(why) => {
+                let mut cells = empty();
+                (cells[0], cells[7]) = ("skipped".to_owned(), why.clone());
+                cells
+            }
+            Outcome::Failed(why, check) => {
+                let mut cells = empty();
+                (cells[0], cells[7]) = ("FAIL".to_owned(), why.clone());
+                cells[1] = check.map_or(String::new(), |check| error(&check));
+                cells
+            }
+            Outcome::Measured { check, latency, share, detail } => [
+                if check.is_some() { "PASS" } else { "reference" }.to_owned(),
+                check.map_or(String::new(), |check| error(&check)),
+                time(latency.median()),
+                format!("{} - {}", time(latency.percentile(20.0)), time(latency.percentile(80.0))),
+                latency.runs().to_string(),
+                prefixed(self.work.per_second(latency.median()), self.work.unit()),
+                share.map_or(String::new(), |share| format!("{:.1} %", 100.0 * share)),
+                detail.clone(),
+            ],
+        }
+    }
+}
+
+fn check_json(check: &Check) -> Value {
+    json!({"max_abs_error": check.max_abs_error, "tolerance": check.tolerance, "wrong": check.wrong})
+}
+
+fn error(check: &Check) -> String {
+    if check.max_abs_error == 0.0 { "0".to_owned() } else { format!("{:.2e}", check.max_abs_error) }
+}
+
+/// Milliseconds in a unit that suits them.
+pub fn time(ms: f64) -> String {
+    match ms {
+        _ if ms < 1.0 => format!("{:.1} us", 1e3 * ms),
+        _ if ms < 1e3 => format!("{ms:.2} ms"),
+        _ => format!("{:.2} s", 1e-3 * ms),
+    }
+}
+
+/// `value` with a decimal prefix and three digits.
+pub fn prefixed(value: f64, unit: &str) -> String {
+    let (scaled, prefix) = match value {
+        _ if value >= 1e12 => (value / 1e12, "T"),
+        _ if value >= 1e9 => (value / 1e9, "G"),
+        _ => (value / 1e6, "M"),
+    };
+    let decimals = if scaled >= 100.0 {
+        0
+    } else if scaled >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{scaled:.decimals$} {prefix}{unit}")
+}
+
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    let columns =
+        ["rung", "check", "max abs error", "median", "20 - 80 %", "runs", "rate", "roofline", "note"];
+    table.set_header(columns);
+    for column in table.column_iter_mut().skip(2).take(6) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for row in rows {
+        table.add_row(std::iter::once(row.rung.clone()).chain(row.cells()));
+    }
+    table
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A row whose median is `ms`.
+    pub fn measured(rung: &str, size: usize, ms: f64) -> Row {
+        let work = Work { arithmetic: Arithmetic::Fp32, operations: 2e9, bytes: 1e6 };
+        let check = Some(Check::against(&[1.0], &[1.0], 0.0));
+        let latency = Latency::from_samples(vec![ms; 3]).unwrap();
+        let outcome = Outcome::Measured { check, latency, share: Some(0.5), detail: "as told".into() };
+        let shape = vec![("m", size), ("n", size), ("k", size)];
+        Row { rung: rung.into(), layer: String::new(), shape, work, outcome }
+    }
+
+    #[test]
+    fn rows_as_json_and_as_cells() {
+        let row = measured("loop", 64, 2.0);
+        let value = row.to_json();
+        assert_eq!((&value["check"], &value["m"], &value["runs"]), (&json!("PASS"), &json!(64), &json!(3)));
+        assert_eq!((&value["per_second"], &value["unit"]), (&json!(1e12), &json!("FLOP/s")));
+        let text = table(std::slice::from_ref(&row)).to_string();
+        for word in ["loop", "PASS", "2.00 ms", "1.00 TFLOP/s", "50.0 %", "as told"] {
+            assert!(text.contains(word), "`{word}` is not in\n{text}");
+        }
+        let check = Check::against(&[1.0], &[2.0], 0.5);
+        let failed = Row { outcome: Outcome::Failed(check.complaint(), Some(check)), ..row };
+        assert!(failed.failed() && failed.median().is_none() && failed.label() == "loop (m 64, n 64, k 64)");
+        assert_eq!(failed.to_json()["check"], "FAIL");
+        assert!(table(&[failed]).to_string().contains("FAIL"));
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!([time(0.0123), time(12.3), time(1234.0)], ["12.3 us", "12.30 ms", "1.23 s"]);
+        assert_eq!(prefixed(1.234e12, "OP/s"), "1.23 TOP/s");
+        assert_eq!(prefixed(98.76e9, "B/s"), "98.8 GB/s");
+        assert_eq!(prefixed(456.7e6, "FLOP/s"), "457 MFLOP/s");
+    }
+}

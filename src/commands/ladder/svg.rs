@@ -1,0 +1,180 @@
+//! Building an SVG file: elements in order, every text escaped.
+
+use std::fmt::{Arguments, Write};
+
+/// Light background, and colours that are told apart.
+const STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #222 } .title { font-size: 15px; font-weight: 600 } \
+                     .soft { fill: #666 } .grid { stroke: #ddd } .axis { stroke: #888 }";
+
+/// Where a text's anchor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// At its start.
+    Start,
+    /// In its middle.
+    Middle,
+    /// At its end.
+    End,
+}
+
+/// A picture under construction, in pixels, y downwards.
+#[derive(Default)]
+pub struct Svg {
+    body: String,
+}
+
+impl Svg {
+    /// A line of text.
+    pub fn text(&mut self, class: &str, [x, y]: [f64; 2], anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let text = escape(text);
+        self.push(format_args!(
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>\n"
+        ));
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, class: &str, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) {
+        self.push(format_args!(
+            "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>\n"
+        ));
+    }
+
+    /// Connected lines through `points`, and a dot with a tooltip at each.
+    pub fn series(&mut self, look: Look, points: &[([f64; 2], String)]) {
+        let Look { color, dash } = look;
+        let list: Vec<String> = points.iter().map(|([x, y], _)| format!("{x:.1},{y:.1}")).collect();
+        let list = list.join(" ");
+        self.push(format_args!(
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\" \
+             points=\"{list}\"/>\n"
+        ));
+        for ([x, y], tip) in points {
+            let tip = escape(tip);
+            self.push(format_args!(
+                "<circle fill=\"{color}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"><title>{tip}</title></circle>\n"
+            ));
+        }
+    }
+
+    /// A filled rectangle with a tooltip.
+    pub fn rect(&mut self, look: Look, [x, y, width, height]: [f64; 4], tip: &str) {
+        let (color, tip, width) = (look.color, escape(tip), width.max(0.0));
+        self.push(format_args!(
+            "<rect fill=\"{color}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\">\
+             <title>{tip}</title></rect>\n"
+        ));
+    }
+
+    /// The file.
+    pub fn finish(self, width: f64, height: f64) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+             height=\"{height:.0}\">\n<style>{STYLE}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             {}</svg>\n",
+            self.body
+        )
+    }
+
+    fn push(&mut self, arguments: Arguments<'_>) {
+        self.body.write_fmt(arguments).expect("a String takes all text");
+    }
+}
+
+/// Colour and dashes of a rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Of lines, dots and bars.
+    pub color: &'static str,
+    /// Lengths of strokes and gaps; 0 for none.
+    pub dash: &'static str,
+}
+
+/// The look of a rung by its name and its place among the rungs: families have a hue, rungs a shade or dashes.
+pub fn look(name: &str, index: usize) -> Look {
+    let (colors, dash): (&[&'static str], _) = match name.split([' ', ',']).next() {
+        Some("CPU") => (&["#6b6b6b", "#9a9a9a", "#3f3f3f"], "2 3"),
+        Some("CUDA") => (&["#8fbbe6", "#5b9bd5", "#2f6fb0", "#173f73"], "0"),
+        Some("ours") => (&["#1f8a4c", "#6cc04a", "#0d4f38"], "0"),
+        _ => (&["#e0a100", "#d1642b", "#8c4a1f", "#d6467f", "#8e2a8b", "#5a3fb5"], "7 3"),
+    };
+    Look { color: colors[index % colors.len()], dash }
+}
+
+/// Escapes text for content and quoted attributes.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A logarithmic axis onto pixels `from` to `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct LogAxis {
+    low: f64,
+    high: f64,
+    from: f64,
+    to: f64,
+}
+
+impl LogAxis {
+    /// From the power of `base` at or below the least of `values` to the one at or above the greatest.
+    pub fn around(values: impl Iterator<Item = f64>, base: f64, [from, to]: [f64; 2]) -> LogAxis {
+        let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(v), high.max(v)));
+        let (low, high) = if low <= high && low > 0.0 { (low, high) } else { (1.0, base) };
+        let low = base.powf((low.log(base) + 1e-9).floor());
+        let high = base.powf((high.log(base) - 1e-9).ceil());
+        LogAxis { low, high: if high > low { high } else { low * base }, from, to }
+    }
+
+    /// Pixel of `value`.
+    pub fn at(&self, value: f64) -> f64 {
+        self.from + (value / self.low).ln() / (self.high / self.low).ln() * (self.to - self.from)
+    }
+
+    /// The powers of `base` on the axis.
+    pub fn ticks(&self, base: f64) -> Vec<f64> {
+        let count = (self.high / self.low).log(base).round() as i32;
+        (0..=count).map(|i| self.low * base.powi(i)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_cover_their_values() {
+        let axis = LogAxis::around([3e9, 4.5e11].into_iter(), 10.0, [100.0, 400.0]);
+        assert_eq!(axis.ticks(10.0).len(), 4);
+        assert!((axis.at(1e9) - 100.0).abs() < 1e-6 && (axis.at(1e12) - 400.0).abs() < 1e-6);
+        assert!((axis.at(1e10) - 200.0).abs() < 1e-6);
+        for values in [vec![], vec![5.0], vec![1e3, 1e3]] {
+            let axis = LogAxis::around(values.iter().copied(), 10.0, [0.0, 10.0]);
+            assert!(values.iter().all(|v| (-0.1..10.1).contains(&axis.at(*v))), "{values:?}");
+            assert!(axis.ticks(10.0).len() >= 2);
+        }
+    }
+
+    #[test]
+    fn text_leaves_no_markup() {
+        let mut svg = Svg::default();
+        svg.text("soft", [1.0, 2.0], Anchor::Middle, "a<b & \"c\"\n");
+        let file = svg.finish(10.0, 10.0);
+        assert!(file.contains("a&lt;b &amp; &quot;c&quot;\u{fffd}</text>"), "{file}");
+        assert_ne!(look("CPU f32", 0), look("ours FP16", 0));
+    }
+}
