@@ -58,7 +58,9 @@ impl Target {
     pub fn name(&self) -> String {
         match self {
             Target::Cpu(_) => "cpu".to_owned(),
-            Target::Cuda(CudaOptions { gemm: Gemm::Auto, residual: StreamType::F16, .. }) => "cuda".to_owned(),
+            Target::Cuda(CudaOptions { gemm: Gemm::Auto, residual: StreamType::F16, .. }) => {
+                "cuda".to_owned()
+            }
             Target::Cuda(CudaOptions { gemm, residual: StreamType::F16, .. }) => format!("cuda {gemm}"),
             Target::Cuda(CudaOptions { gemm, .. }) => format!("cuda {gemm}, f32 residual"),
         }

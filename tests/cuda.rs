@@ -11,7 +11,9 @@ use swinq_kernels::cuda::Device;
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy};
+use swinq_model::{
+    Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,
+};
 
 /// Whether there is a GPU; says so if not.
 fn gpu(test: &str) -> bool {
@@ -165,7 +167,8 @@ fn assert_same(cpu: &[Traced], gpu: &[Traced], what: &str) {
         let got = float_values(&launch.values);
         assert_eq!(got.len(), expected.len(), "{what}: {}", launch.name);
         assert!(got.iter().any(|x| *x != got[0]) || got.len() < 2, "{what}: {} is constant", launch.name);
-        let differ: Vec<usize> = (0..got.len()).filter(|&i| got[i].to_bits() != expected[i].to_bits()).collect();
+        let differ: Vec<usize> =
+            (0..got.len()).filter(|&i| got[i].to_bits() != expected[i].to_bits()).collect();
         if let Some(&first) = differ.first() {
             panic!(
                 "{what}: {}: {} of {} differ, first at {first}: {} where the CPU has {}",
@@ -247,6 +250,29 @@ fn batches_are_split_and_replays_repeat() {
         engine.infer_into(&pixels[..count * 56 * 56 * 3], &mut got).unwrap();
         assert_eq!(got, expected[..count * 10], "{count} images");
     }
+}
+
+#[test]
+fn marks_for_a_profiler_change_no_score() {
+    if !gpu("marks_for_a_profiler_change_no_score") {
+        return;
+    }
+    let model = quantized(&float(small()), "default");
+    let pixels = images(&model, 5);
+    let marked = CudaOptions { nvtx: true, ..options(StreamType::F16, Gemm::Own) };
+    let mut scores = Vec::new();
+    for options in [CudaOptions { nvtx: false, ..marked }, marked] {
+        match CudaEngine::new(&model, options) {
+            Ok(mut engine) => {
+                let mut got = vec![0.0; 50];
+                engine.infer_into(&pixels, &mut got).unwrap();
+                scores.push(got);
+            }
+            Err(error) if options.nvtx => return eprintln!("SKIPPED the marks: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(scores[0], scores[1]);
 }
 
 #[test]

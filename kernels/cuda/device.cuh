@@ -40,6 +40,7 @@ INLINE u32 thread_index() { return threadIdx.x; }
 INLINE u32 block_x() { return blockIdx.x; }
 INLINE u32 block_y() { return blockIdx.y; }
 INLINE u32 blocks_x() { return gridDim.x; }
+INLINE u32 blocks_y() { return gridDim.y; }
 INLINE void block_sync() { __syncthreads(); }
 INLINE void warp_sync() { __syncwarp(); }
 

@@ -105,7 +105,8 @@ INLINE void store_mean(const Params& p, s32 column, f32 sum) {
 }
 
 // The norm of every token of an image (block x), then each column's mean. With an f32 stream a block has all columns, and
-// sums them in the order of the tokens; with f16 it has COLUMNS (block y).
+// sums them in the order of the tokens; with f16 it
+// takes COLUMNS at a time (from block y on).
 KERNEL(pool)(const Params p) {
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
     wait_for_previous();
@@ -126,21 +127,25 @@ KERNEL(pool)(const Params p) {
     // Each of the groups of threads sums the tokens of its own residue; the first adds the groups' sums.
     f32* partial = reinterpret_cast<f32*>(norms + p.tokens);
     constexpr s32 GROUPS = THREADS / COLUMNS;
-    s32 group = thread_index() / COLUMNS, column = block_y() * COLUMNS + thread_index() % COLUMNS;
-    f32 sum = 0.0f;
-    if (column < p.columns) {
-        f32 gamma = p.gamma[column], beta = p.beta[column];
+    s32 group = thread_index() / COLUMNS;
+    for (s32 first = block_y() * COLUMNS; first < p.columns; first += blocks_y() * COLUMNS) {
+        s32 column = first + thread_index() % COLUMNS;
+        f32 sum = 0.0f;
+        if (column < p.columns) {
+            f32 gamma = p.gamma[column], beta = p.beta[column];
 #pragma unroll 4
-        for (s32 token = group; token < p.tokens; token += GROUPS) {
-            f32 x = half_to_f32(stream[static_cast<u64>(token) * p.columns + column]);
-            sum = sum + fma_f32((x - norms[token].mean) * norms[token].inverse, gamma, beta);
+            for (s32 token = group; token < p.tokens; token += GROUPS) {
+                f32 x = half_to_f32(stream[static_cast<u64>(token) * p.columns + column]);
+                sum = sum + fma_f32((x - norms[token].mean) * norms[token].inverse, gamma, beta);
+            }
         }
-    }
-    partial[thread_index()] = sum;
-    block_sync();
-    if (group == 0 && column < p.columns) {
-        for (s32 i = 1; i < GROUPS; i++) sum = sum + partial[i * COLUMNS + thread_index()];
-        store_mean(p, column, sum);
+        partial[thread_index()] = sum;
+        block_sync();
+        if (group == 0 && column < p.columns) {
+            for (s32 i = 1; i < GROUPS; i++) sum = sum + partial[i * COLUMNS + thread_index()];
+            store_mean(p, column, sum);
+        }
+        block_sync();
     }
 #endif
 }

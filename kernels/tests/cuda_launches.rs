@@ -3,7 +3,7 @@
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
-use swinq_kernels::cuda::ops::head::DeviceLinearF32;
+use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 
@@ -17,40 +17,46 @@ const COLUMNS: [usize; 14] = [8, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1
 #[track_caller]
 fn check(config: LaunchConfig, most_shared: u32, what: &str) {
     let [x, y, z] = config.grid;
-    assert!(x >= 1 && x <= 0x7fff_ffff && (1..=65_535).contains(&y) && z == 1, "{what}: {config:?}");
+    assert!((1..=0x7fff_ffff).contains(&x) && (1..=65_535).contains(&y) && z == 1, "{what}: {config:?}");
     let whole_warps = config.threads.is_multiple_of(32) && (32..=1024).contains(&config.threads);
     assert!(whole_warps && config.shared <= most_shared, "{what}: {config:?}");
 }
 
-/// Units that one launch of the other way round would leave out or repeat.
+/// Checks that `blocks` blocks of `of_block` units each reach `units` units, and that none has nothing to do.
 #[track_caller]
 fn covers(blocks: u32, of_block: usize, units: usize, what: &str) {
     let blocks = blocks as usize;
-    assert!(blocks * of_block >= units && (blocks - 1) * of_block < units, "{what}: {blocks} blocks for {units}");
+    assert!(
+        blocks * of_block >= units && (blocks - 1) * of_block < units,
+        "{what}: {blocks} blocks for {units}"
+    );
 }
 
 #[test]
 fn patch_embeddings() {
-    for (columns, patch) in [(96, 4), (128, 4), (192, 4), (24, 2), (64, 8), (768, 2)] {
-        let config = PatchConfig {
-            patch,
-            columns,
-            integer: true,
-            output: false,
-            norm: true,
-            position: false,
-            stream: StreamType::F16,
-        };
-        for tokens in [1, 31, 32, 33, 3136, 3136 * 128, 36864] {
-            let launch = config.launch(tokens);
-            let what = format!("{columns} columns, patch {patch}, {tokens} tokens");
-            // Wide or coarse embeddings are refused where they do not fit; the official models' fit everywhere.
-            let limit = if (96..=192).contains(&columns) { SHARED[0].1 } else { SHARED[2].1 };
-            check(launch, limit, &what);
-            covers(launch.grid[0], 32, tokens, &what);
-            // A table of pixels, the patches and the results.
-            let floats = 3 * 256 + 32 * (3 * patch * patch + columns);
-            assert!(launch.shared as usize >= 4 * floats, "{what}");
+    for (columns, patch) in [(96, 4), (128, 4), (192, 4), (24, 2), (256, 4), (40, 8), (768, 2)] {
+        for stream in [StreamType::F16, StreamType::F32] {
+            let config = PatchConfig {
+                patch,
+                columns,
+                integer: true,
+                output: false,
+                norm: true,
+                position: false,
+                stream,
+            };
+            for tokens in [1, 31, 32, 33, 3136, 36_864, 65_536, 65_537, 3136 * 128] {
+                let launch = config.launch(tokens);
+                let what = format!("{config:?}, {tokens} tokens");
+                // Wide embeddings are refused where they do not fit; the official models' fit everywhere.
+                check(launch, if columns <= 192 { SHARED[0].1 } else { SHARED[2].1 }, &what);
+                let of_block = match config.half() {
+                    true if tokens > 65_536 => 4 * 64,
+                    true => 64,
+                    false => 32,
+                };
+                covers(launch.grid[0], of_block, tokens, &what);
+            }
         }
     }
 }
@@ -69,7 +75,7 @@ fn norms() {
                 let (launch, what) = (config.launch(rows), format!("{columns} columns, {rows} rows"));
                 check(launch, 0, &what);
                 // Blocks have whole rows.
-                assert!(launch.threads as usize % lanes == 0, "{what}");
+                assert!((launch.threads as usize).is_multiple_of(lanes), "{what}");
                 covers(launch.grid[0], launch.threads as usize / lanes, rows, &what);
             }
         }
@@ -100,7 +106,7 @@ fn attentions_cover_every_window_and_query_of_every_head() {
                 let (each, launch) = config.launch(total, multiprocessors);
                 let what = format!("{config:?}, {total} windows, {multiprocessors} multiprocessors");
                 check(launch, SHARED[3].1, &what);
-                assert!(launch.grid[0] as usize % config.heads == 0, "{what}");
+                assert!((launch.grid[0] as usize).is_multiple_of(config.heads), "{what}");
                 covers(launch.grid[0] / config.heads as u32, each, total, &what);
                 if config.whole() {
                     assert!(config.tokens <= 64 && launch.grid[1] == 1, "{what}");
@@ -123,6 +129,19 @@ fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
             _ => "sm_86",
         };
         assert_eq!(fits.first(), Some(&least), "{config:?}: {} bytes", config.shared());
+    }
+}
+
+#[test]
+fn pools_have_a_block_for_each_image_and_room_for_every_norm() {
+    for (images, tokens) in [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024)] {
+        for (columns, stream) in [(96, StreamType::F16), (1536, StreamType::F16), (768, StreamType::F32)] {
+            let launch = DevicePool::launch((images, tokens), columns, stream);
+            let what = format!("{images} images of {tokens} tokens, {columns} columns, {stream:?}");
+            check(launch, SHARED[0].1, &what);
+            assert!(launch.grid[0] as usize == images && launch.shared as usize >= 12 * tokens, "{what}");
+            assert!((launch.grid[1] as usize - 1) * 128 < columns, "{what}: a part without columns");
+        }
     }
 }
 

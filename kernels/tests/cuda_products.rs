@@ -5,7 +5,9 @@ mod support;
 
 use half::f16;
 use support::Rng;
-use swinq_kernels::cuda::ops::product::{Instruction, Product, ProductSpec, ProductStore, ProductWeight, Target, Tile};
+use swinq_kernels::cuda::ops::product::{
+    Instruction, Product, ProductSpec, ProductStore, ProductWeight, Target, Tile,
+};
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
 use swinq_kernels::reference::{accumulate_i8, epilogue_i8};
@@ -49,7 +51,15 @@ struct Problem {
 }
 
 fn codes(rng: &mut Rng, count: usize) -> Vec<i8> {
-    (0..count).map(|_| if rng.next() % 16 == 0 { [-128, 127][rng.next() as usize % 2] } else { rng.next() as i8 }).collect()
+    (0..count)
+        .map(|_| {
+            if rng.next().is_multiple_of(16) {
+                [-128, 127][rng.next() as usize % 2]
+            } else {
+                rng.next() as i8
+            }
+        })
+        .collect()
 }
 
 fn values(rng: &mut Rng, count: usize, scale: f32) -> Vec<f32> {
@@ -112,7 +122,10 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
             _ => f64::from(f16::from_f32(y).to_f32()),
         }
     };
-    (0..problem.m).flat_map(|row| (0..problem.n).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()
+    (0..problem.m)
+        .flat_map(|row| (0..problem.n).map(move |column| (row, column)))
+        .map(|(r, c)| value(r, c))
+        .collect()
 }
 
 /// A product on the device, with its input, output and map.
@@ -193,7 +206,14 @@ fn assert_equal(got: &[f64], expected: &[f64], n: usize, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     if let Some(at) = (0..got.len()).find(|&i| got[i] != expected[i]) {
         let count = (0..got.len()).filter(|&i| got[i] != expected[i]).count();
-        panic!("{what}: {count} of {} differ, first row {} column {}: {} for {}", got.len(), at / n, at % n, got[at], expected[at]);
+        panic!(
+            "{what}: {count} of {} differ, first row {} column {}: {} for {}",
+            got.len(),
+            at / n,
+            at % n,
+            got[at],
+            expected[at]
+        );
     }
 }
 
@@ -245,7 +265,9 @@ fn the_library_gives_the_bits_of_the_reference() {
     let Some(device) = device("the_library_gives_the_bits_of_the_reference") else { return };
     let on = Stream::new(&device).unwrap();
     let lt = std::sync::Arc::new(Lt::new(&device).unwrap());
-    for (index, (m, n, k)) in [(1, 32, 48), (65, 96, 96), (129, 288, 160), (300, 208, 384)].into_iter().enumerate() {
+    for (index, (m, n, k)) in
+        [(1, 32, 48), (65, 96, 96), (129, 288, 160), (300, 208, 384)].into_iter().enumerate()
+    {
         let problem = Problem::new(m, n, k, 70 + index as u64);
         for case in CASES {
             let run = OnDevice::new(&device, &problem, case);

@@ -31,7 +31,8 @@ pub fn run() -> anyhow::Result<()> {
 /// The CUDA libraries: version, or what is missing and what brings it.
 fn libraries() {
     let two = |version: Option<(u32, u32)>| version.map(|(major, minor)| format!("{major}.{minor}"));
-    let driver = library::driver_version().map(|(major, minor)| format!("for CUDA {major}.{minor} and older"));
+    let driver =
+        library::driver_version().map(|(major, minor)| format!("for CUDA {major}.{minor} and older"));
     let lt = library::cublaslt_version().map(|(major, minor, patch)| format!("{major}.{minor}.{patch}"));
     let nvtx = library::present(Library::Nvtx).then(|| "found".to_owned());
     for (name, which, found) in [
@@ -114,7 +115,9 @@ fn cache() {
             let count = std::fs::read_dir(&dir).map_or(0, |entries| entries.flatten().count());
             say!("  kernel cache    {}, {count} files (SWINQ_CACHE chooses another)", dir.display());
         }
-        None => say!("  kernel cache    none: kernels are compiled anew by each process; set SWINQ_CACHE or HOME"),
+        None => {
+            say!("  kernel cache    none: kernels are compiled anew by each process; set SWINQ_CACHE or HOME")
+        }
     }
 }
 
@@ -122,6 +125,9 @@ fn cache() {
 fn in_use() {
     match backend::usable_gpu(0) {
         Ok(device) => say!("  --backend auto  uses GPU 0, {} (--device chooses another)", device.name()),
+        Err(CudaError::MissingLibrary { library, .. }) => {
+            say!("  --backend auto  uses the CPU: {library} is missing");
+        }
         Err(error) => say!("  --backend auto  uses the CPU: {error}"),
     }
 }

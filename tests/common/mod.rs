@@ -10,9 +10,10 @@ use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
 
-/// The repository's root.
+/// The repository's root: where the tests were built, or, where they were carried elsewhere, the current folder.
 pub fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    if built.is_dir() { built } else { PathBuf::from(".") }
 }
 
 /// The bundled float model.

@@ -108,7 +108,8 @@ impl CudaEngine {
         }
         self.tuner.save();
         let (steps, memory) = (&self.steps, &self.memory);
-        self.pipeline.record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
+        self.pipeline
+            .record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
         self.prepared.insert(images, choices);
         Ok(())
     }
@@ -216,7 +217,7 @@ impl CudaEngine {
     pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let image_bytes = self.image_size * self.image_size * 3;
         let images = pixels.len() / image_bytes;
-        if pixels.len() % image_bytes != 0 || !(1..=self.options.max_batch).contains(&images) {
+        if !pixels.len().is_multiple_of(image_bytes) || !(1..=self.options.max_batch).contains(&images) {
             return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.image_size });
         }
         self.prepare(images)?;

@@ -56,7 +56,8 @@ struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     /// The tensors of the plan as the device holds them.
     fn tensors(&self) -> Vec<DeviceTensor> {
-        let streams: Vec<_> = self.plan.steps.iter().filter(|s| self.writes_stream(s)).map(|s| s.output).collect();
+        let streams: Vec<_> =
+            self.plan.steps.iter().filter(|s| self.writes_stream(s)).map(|s| s.output).collect();
         let pooled = self.plan.steps.last().expect("a plan has steps").input;
         let element = |index: usize, element: Element| match element {
             Element::Pixel => DeviceElement::Pixel,
@@ -178,7 +179,9 @@ impl<'a> Lowering<'a> {
     fn op(&mut self, step: &Step) -> Result<(DeviceOp, u64), CudaError> {
         let store = half_store(&step.store);
         match &step.op {
-            Op::Product { linear: Linear::Head, int8: false, output, .. } if self.stream == StreamType::F32 => {
+            Op::Product { linear: Linear::Head, int8: false, output, .. }
+                if self.stream == StreamType::F32 =>
+            {
                 self.float_head(*output)
             }
             Op::Product { linear, int8, output, gelu, order } => {
@@ -241,7 +244,8 @@ impl<'a> Lowering<'a> {
             Param::Float(tensor) => tensor.matrix(),
             Param::Int8(weight) => weight.matrix(),
         };
-        let (bias, multiplier, float) = (self.bias(linear), self.multiplier_if(linear, int8), weight.to_float());
+        let (bias, multiplier, float) =
+            (self.bias(linear), self.multiplier_if(linear, int8), weight.to_float());
         let device_weight = match (weight, &multiplier) {
             (Param::Int8(weight), Some(multiplier)) => {
                 ProductWeight::Codes { codes: &weight.codes, multiplier }
@@ -307,7 +311,10 @@ impl<'a> Lowering<'a> {
             quant,
             store: RowStore::F32,
         };
-        Ok((DeviceOp::Attention(DeviceAttention::new(self.device, &spec, store, self.stream)?), 4 * bias.len() as u64))
+        Ok((
+            DeviceOp::Attention(DeviceAttention::new(self.device, &spec, store, self.stream)?),
+            4 * bias.len() as u64,
+        ))
     }
 
     fn map_of(&mut self, order: Order) -> Result<Option<DeviceMap>, CudaError> {
@@ -316,7 +323,8 @@ impl<'a> Lowering<'a> {
             return Ok(Some(map.clone()));
         }
         let of = &self.stages[stage];
-        let map = RowMap::new(&of.partition(shift), of.tokens()).expect("a partition covers every token once");
+        let map =
+            RowMap::new(&of.partition(shift), of.tokens()).expect("a partition covers every token once");
         let map = DeviceMap::new(self.device, &map)?;
         self.maps.insert((stage, shift), map.clone());
         Ok(Some(map))

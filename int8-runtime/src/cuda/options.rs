@@ -83,3 +83,30 @@ macro_rules! named {
 
 named!(Gemm, "--gemm", "own" => Own, "cublaslt" => CublasLt, "auto" => Auto);
 named!(Autotune, "--autotune", "off" => Off, "quick" => Quick, "full" => Full);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_others_are_refused_with_the_choices() {
+        for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
+            assert_eq!(gemm.to_string().parse(), Ok(gemm));
+        }
+        for autotune in [Autotune::Off, Autotune::Quick, Autotune::Full] {
+            assert_eq!(autotune.to_string().parse(), Ok(autotune));
+        }
+        assert_eq!("cublaslt".parse(), Ok(Gemm::CublasLt));
+        for text in ["", "Own", "own ", "cublas"] {
+            assert_eq!(text.parse::<Gemm>(), Err("--gemm is one of own, cublaslt, auto".to_owned()));
+        }
+        let error = "--autotune is one of off, quick, full";
+        assert_eq!("on".parse::<Autotune>(), Err(error.to_owned()));
+    }
+
+    #[test]
+    fn nothing_is_marked_unless_asked_for() {
+        let options = CudaOptions::default();
+        assert!(!options.nvtx && options.residual == StreamType::F16 && options.gemm == Gemm::Auto);
+    }
+}

@@ -174,3 +174,53 @@ impl DeviceStep {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(rows: usize, columns: usize, element: DeviceElement) -> DeviceTensor {
+        DeviceTensor { rows, columns, element }
+    }
+
+    #[test]
+    fn rows_of_codes_and_of_halves_are_padded_to_16_bytes_and_streams_are_not() {
+        let bytes = |columns, element| tensor(10, columns, element).bytes();
+        assert_eq!(bytes(3, DeviceElement::Pixel), 30);
+        for (columns, codes, halves) in [(16, 16, 32), (96, 96, 192), (40, 48, 80), (1, 16, 16), (12, 16, 32)]
+        {
+            assert_eq!(bytes(columns, DeviceElement::Code), 10 * codes, "{columns} codes");
+            assert_eq!(bytes(columns, DeviceElement::Half), 10 * halves, "{columns} halves");
+            assert_eq!(bytes(columns, DeviceElement::HalfStream), 20 * columns, "{columns} of an f16 stream");
+            assert_eq!(bytes(columns, DeviceElement::Float), 40 * columns, "{columns} floats");
+        }
+    }
+
+    #[test]
+    fn a_trace_has_the_values_without_the_padding() {
+        let codes: Vec<u8> = [[1, 0xff, 3], [4, 5, 0x80]].map(|row| [&row[..], &[9; 13]].concat()).concat();
+        let traced = tensor(2, 3, DeviceElement::Code).traced(&codes);
+        assert!(matches!(traced, TracedValues::Codes(c) if c == [1, -1, 3, 4, 5, -128]));
+
+        let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
+        let row = |a: f32, b: f32| {
+            [half(a), half(b), half(9.0), half(9.0), half(9.0), half(9.0), half(9.0), half(9.0)]
+        };
+        let padded: Vec<u8> = [row(0.5, -1.0), row(2.0, 1e-3)].as_flattened().concat();
+        let expected = [0.5, -1.0, 2.0, half::f16::from_f32(1e-3).to_f32()];
+        let traced = tensor(2, 2, DeviceElement::Half).traced(&padded);
+        assert!(matches!(traced, TracedValues::Float(x) if x == expected));
+
+        let stream: Vec<u8> = [half(0.5), half(-1.0), half(2.0), half(1e-3)].concat();
+        let traced = tensor(2, 2, DeviceElement::HalfStream).traced(&stream);
+        assert!(matches!(traced, TracedValues::Float(x) if x == expected));
+
+        let floats = [1.5_f32, -0.0, f32::MIN_POSITIVE, 4.0];
+        let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let traced = tensor(2, 2, DeviceElement::Float).traced(&bytes);
+        assert!(matches!(traced, TracedValues::Float(x) if x == floats));
+
+        let traced = tensor(1, 3, DeviceElement::Pixel).traced(&[0, 7, 255]);
+        assert!(matches!(traced, TracedValues::Float(x) if x == [0.0, 7.0, 255.0]));
+    }
+}

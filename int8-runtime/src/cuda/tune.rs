@@ -12,7 +12,7 @@ use super::options::{Autotune, Gemm};
 use super::step::Choice;
 
 /// Own tiles that a quick search measures.
-const QUICK_TILES: usize = 24;
+const QUICK_TILES: usize = 32;
 /// Algorithms of cuBLASLt that a quick search measures, of each type of result.
 const QUICK_ALGORITHMS: usize = 3;
 /// Launches timed together, and how many times.
@@ -131,6 +131,7 @@ impl Tuner {
                 Autotune::Quick => QUICK_TILES,
                 Autotune::Full => tiles.len(),
             };
+            let tiles = if self.effort == Autotune::Quick { Tile::promising(tiles, count) } else { tiles };
             let tiles: Vec<Tile> = tiles.into_iter().take(count).collect();
             let programs: Vec<_> = tiles.iter().map(|&tile| trial.product.kind().program(tile)).collect();
             // Compiles what is missing on all cores.
@@ -224,4 +225,24 @@ fn fingerprint(device: &Device) -> String {
     (device.name(), device.arch().to_string(), library::driver_version()).hash(&mut hasher);
     (library::nvrtc_version(), library::cublaslt_version(), sources::SOURCES).hash(&mut hasher);
     format!("{:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_remembered_as_json_and_anything_else_is_forgotten() {
+        let own = Remembered::Own(true, [128, 256, 64, 256, 128, 4, 0]);
+        let known = BTreeMap::from([("a".to_owned(), own), ("b".to_owned(), Remembered::Library(3))]);
+        let text = serde_json::to_string(&known).unwrap();
+        assert_eq!(text, r#"{"a":{"own":[true,[128,256,64,256,128,4,0]]},"b":{"library":3}}"#);
+        let read = |text: &str| serde_json::from_str::<BTreeMap<String, Remembered>>(text).ok();
+        assert_eq!(read(&text), Some(known));
+        for other in
+            ["", "{", "[]", r#"{"a":{"own":[128]}}"#, r#"{"a":{"library":-1}}"#, r#"{"a":{"else":1}}"#]
+        {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
 }

@@ -37,6 +37,7 @@ INLINE u32 thread_index() { return host::block.thread; }
 INLINE u32 block_x() { return host::block.index[0]; }
 INLINE u32 block_y() { return host::block.index[1]; }
 INLINE u32 blocks_x() { return host::block.grid[0]; }
+INLINE u32 blocks_y() { return host::block.grid[1]; }
 INLINE void block_sync() { host::barrier(); }
 
 INLINE u32 bits(f32 x) {
@@ -50,11 +51,19 @@ INLINE f32 from_bits(u32 word) {
     return x;
 }
 
-// Every operation is rounded once: nothing is contracted (-ffp-contract=off).
-INLINE f32 exp2_approx(f32 x) { return exp2f(x); }
+// As wrong as a GPU may be: up to two units in the last place off, which depends on `x` alone; results below the normal
+// numbers become 0.
+INLINE f32 exp2_approx(f32 x) {
+    f32 y = __builtin_exp2f(x);
+    if (y < 0x1p-126f) return 0.0f;
+    if (x != 0.0f && y < 0x1p127f) y = from_bits(bits(y) + (bits(x) * 2654435761u >> 16) % 5 - 2);
+    return y;
+}
 INLINE u32 add_bytes(u32 word, u32 sum) {
     return sum + (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
 }
+
+// Every operation is rounded once: nothing is contracted (-ffp-contract=off).
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return a / b; }
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }

@@ -68,7 +68,8 @@ fn load(file: &str) -> Option<Nvtx> {
     // SAFETY: this runs the library's initialisers, which are NVIDIA's: the user's loader path chose it.
     let library = unsafe { libloading::Library::new(file) }.ok()?;
     // SAFETY: every version of NVTX exports both functions with these types.
-    let functions = unsafe { (library.get::<Push>(b"nvtxRangePushA\0"), library.get::<Pop>(b"nvtxRangePop\0")) };
+    let functions =
+        unsafe { (library.get::<Push>(b"nvtxRangePushA\0"), library.get::<Pop>(b"nvtxRangePop\0")) };
     let found = Nvtx { push: *functions.0.ok()?, pop: *functions.1.ok()? };
     // Its functions stay valid: it is never closed.
     std::mem::forget(library);

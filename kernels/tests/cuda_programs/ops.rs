@@ -38,10 +38,12 @@ fn patches(scope: Scope) -> Vec<Program> {
         };
         for columns in [96, 128, 192] {
             add(4, columns, [false, false, true, false]);
+            add(4, columns, [true, false, true, false]);
         }
         if scope > Scope::Few {
             (0..16).for_each(|bits| add(4, 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
-            for (patch, columns) in [(2, 48), (4, 256), (4, 1024), (8, 512), (16, 768)] {
+            (32..=256).step_by(32).for_each(|columns| add(4, columns, [true; 4]));
+            for (patch, columns) in [(2, 48), (2, 64), (4, 1024), (8, 96), (8, 512), (16, 768)] {
                 add(patch, columns, [true; 4]);
             }
         }
@@ -52,7 +54,7 @@ fn patches(scope: Scope) -> Vec<Program> {
 /// Norms of the official models' rows; otherwise, to codes, of every number of lanes, and of chunks for each, that rows of up
 /// to 6144 columns have.
 fn norms(scope: Scope) -> Vec<Program> {
-    let official = [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072];
+    let official = [96, 192, 384, 768, 1024, 1536, 2048, 3072];
     let mut programs = Vec::new();
     for (stream, pieces) in STREAMS.into_iter().flat_map(|s| [(s, 1), (s, 4)]) {
         for store in stores(scope) {

@@ -8,7 +8,7 @@ use swinq_kernels::cuda::ops::product::{
 };
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 
-use crate::ops::quantizer;
+use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};
 
 /// What a product is, as the lowering of a plan asks for it.
@@ -26,7 +26,8 @@ enum Role {
     Residual(StreamType),
 }
 
-fn kind(integer: bool, output: bool, gelu: bool, role: Role) -> ProductKind {
+/// GELU's bits depend on the residual stream: `gelu` is the stream where there is a GELU.
+fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> ProductKind {
     let weight = match integer {
         true => ProductWeight::Codes { codes: &[], multiplier: &[] },
         false => ProductWeight::Half(&[]),
@@ -38,31 +39,34 @@ fn kind(integer: bool, output: bool, gelu: bool, role: Role) -> ProductKind {
         Role::Float => ProductStore::Plain(DeviceStore::Float),
         Role::Residual(_) => ProductStore::Residual,
     };
-    let stream = if let Role::Residual(stream) = role { stream } else { StreamType::F16 };
-    let output = output.then(quantizer);
+    let stream = if let Role::Residual(stream) = role { stream } else { gelu.unwrap_or(StreamType::F16) };
+    let (output, gelu) = (output.then(quantizer), gelu.is_some());
     ProductKind::new(&ProductSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
 }
 
 /// Every kind that a recipe can ask for.
 fn kinds() -> Vec<ProductKind> {
-    let residual = [Role::Residual(StreamType::F16), Role::Residual(StreamType::F32)];
     let any = [Role::Codes, Role::Half, Role::FakeHalf];
     let mut kinds = Vec::new();
     for (integer, output) in [(true, false), (true, true), (false, false), (false, true)] {
-        let plain = any.into_iter().chain([Role::Float]).chain(residual);
-        kinds.extend(plain.map(|role| kind(integer, output, false, role)));
-        kinds.extend(any.map(|role| kind(integer, output, true, role)));
+        let plain = any.into_iter().chain([Role::Float]).chain(STREAMS.map(Role::Residual));
+        kinds.extend(plain.map(|role| kind(integer, output, None, role)));
+        for stream in STREAMS {
+            kinds.extend(any.map(|role| kind(integer, output, Some(stream), role)));
+        }
     }
     kinds
 }
 
-/// The kinds of the shipped recipes that take the most registers: FC1, and what goes to the residual stream.
-fn usual_kinds() -> [ProductKind; 4] {
+/// The kinds of the shipped recipes that take the most registers: FC1 and what goes to the residual stream, for each stream,
+/// and FC1 in float.
+fn usual_kinds() -> [ProductKind; 5] {
     [
-        kind(true, false, true, Role::Codes),
-        kind(true, false, false, Role::Residual(StreamType::F16)),
-        kind(true, false, false, Role::Residual(StreamType::F32)),
-        kind(false, false, true, Role::Half),
+        kind(true, false, Some(StreamType::F16), Role::Codes),
+        kind(true, false, None, Role::Residual(StreamType::F16)),
+        kind(true, false, None, Role::Residual(StreamType::F32)),
+        kind(true, false, Some(StreamType::F32), Role::Codes),
+        kind(false, false, Some(StreamType::F16), Role::Half),
     ]
 }
 
@@ -89,24 +93,26 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tiles = tiles(arch);
     let (kinds, usual) = (kinds(), usual_kinds());
     let mut pairs: Vec<(ProductKind, Tile)> = Vec::new();
+    let newest = tiles.keys().map(|shape| shape.0).max();
     for (shape, of_shape) in &tiles {
-        let of_cut = match (scope, shape.1) {
-            (Scope::Few, _) => &usual[..1],
-            (Scope::Most, true) => &usual[..2],
-            (Scope::Most, false) => &usual,
-            (Scope::All, _) => &kinds,
+        let of_cut = match scope {
+            Scope::Few => &usual[..1],
+            Scope::Most if Some(shape.0) < newest || shape.1 => &usual[..2],
+            Scope::Most => &usual[..4],
+            Scope::All => &kinds,
         };
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
     }
-    // The middle shape of each instruction: every depth and number of stages, and every epilogue with the newest.
-    let newest = tiles.keys().map(|shape| shape.0).max();
+    // The middle shape of each instruction: every epilogue with the newest, every depth and number of stages.
     for instruction in [Instruction::Mma, Instruction::Wgmma] {
         let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction && !shape.1).collect();
         let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
-        pairs.extend(of_shape.iter().map(|&tile| (usual[0], tile)));
         let every = scope > Scope::Few && newest == Some(instruction);
         let of_tile = if every { &kinds[..] } else { &usual };
         pairs.extend(of_tile.iter().map(|&kind| (kind, deepest(of_shape))));
+        if scope > Scope::Few {
+            pairs.extend(of_shape.iter().map(|&tile| (usual[0], tile)));
+        }
     }
     let finishes = if scope == Scope::Few { &usual[..] } else { &kinds };
     pairs.iter().map(|(kind, tile)| kind.program(*tile)).chain(finishes.iter().flat_map(finish)).collect()

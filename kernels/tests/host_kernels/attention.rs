@@ -7,7 +7,7 @@ use swinq_kernels::{AttentionQuant, Probs, Quantizer, reference};
 use crate::compiler::Compiler;
 use crate::launch::Launch;
 use crate::rows::{self, half_floats, to_halves};
-use crate::support::{Rng, step};
+use crate::support::{Rng, assert_varied, step};
 
 const SCALE: f32 = 0.176_776_7;
 
@@ -57,8 +57,8 @@ impl Case {
         self.heads * HEAD_DIM
     }
 
-    fn config(&self, elements: AttentionElements, probs_s8: bool) -> AttentionConfig {
-        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8 }
+    fn config(&self, elements: AttentionElements, probs_s8: bool, exact: bool) -> AttentionConfig {
+        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8, exact }
     }
 
     /// The bias of head `head` with the mask of window `window`, `[n, n]`.
@@ -108,10 +108,8 @@ impl Case {
             }
         };
         let (regions, masked) = self.padded_regions(config.padded()).unzip();
-        let launch = launch
-            .array(&self.padded_bias(config.padded()))
-            .optional(regions.as_deref())
-            .optional(masked.as_deref());
+        let launch =
+            launch.array(&self.padded_bias(config)).optional(regions.as_deref()).optional(masked.as_deref());
         let launch = rows::output(launch, self.total() * self.n, self.channels(), store);
         launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(each)
     }
@@ -122,14 +120,15 @@ impl Case {
         rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
     }
 
-    /// `[heads, padded, padded]`: -inf for keys that pad.
-    fn padded_bias(&self, padded: usize) -> Vec<f32> {
+    /// `[heads, padded, padded]` in the unit of the logits: -inf for keys that pad.
+    fn padded_bias(&self, config: AttentionConfig) -> Vec<f32> {
+        let (padded, unit) = (config.padded(), config.logit_unit());
         let value = |i: usize| {
             let (head, query, key) = (i / padded / padded, i / padded % padded, i % padded);
             match (query < self.n, key < self.n) {
                 (_, false) => f32::NEG_INFINITY,
                 (false, true) => 0.0,
-                (true, true) => self.bias[(head * self.n + query) * self.n + key],
+                (true, true) => self.bias[(head * self.n + query) * self.n + key] * unit,
             }
         };
         (0..self.heads * padded * padded).map(value).collect()
@@ -190,16 +189,23 @@ fn steps() -> [Quantizer; 3] {
     [0.03, 0.031, 0.017].map(step)
 }
 
-fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
-    let Some(compiler) = Compiler::get() else { return };
+/// What the kernel stores of a case, and the reference's values.
+fn run_codes(
+    compiler: &Compiler,
+    case: &Case,
+    probs: Probs,
+    store: DeviceStore,
+    exact: bool,
+) -> (Vec<u8>, Vec<f32>) {
     let [q, k, v] = steps();
     let (probs_recip, probs_scale) = match probs {
         Probs::S8(s) => (s.recip(), s.scale()),
         _ => (1.0, 1.0),
     };
-    let config = case.config(AttentionElements::Codes, matches!(probs, Probs::S8(_)));
-    let launch = case.launch(config, store).float(q.scale() * k.scale() * SCALE).float(v.scale());
-    let got = rows::step_of(launch.float(probs_scale).float(probs_recip), store).run(compiler);
+    let config = case.config(AttentionElements::Codes, matches!(probs, Probs::S8(_)), exact);
+    let logit_scale = q.scale() * k.scale() * SCALE * config.logit_unit();
+    let launch = case.launch(config, store).float(logit_scale).float(v.scale());
+    let got = rows::step_of(launch.float(probs_scale).float(probs_recip), store).run(compiler).pop();
     let quant = AttentionQuant { q: Some(q), k: Some(k), v: Some(v), scores: None, probs };
     let codes: Vec<f32> = case.codes.iter().map(|&c| f32::from(c)).collect();
     let want = case.gather(|window, head| {
@@ -212,8 +218,32 @@ fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
         reference::attention_window(case.n, HEAD_DIM, (&x, &y, &z), SCALE, &bias, &quant, &mut out);
         out
     });
+    (got.unwrap(), want)
+}
+
+/// Demands the bits of the reference.
+fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
+    let Some(compiler) = Compiler::get() else { return };
+    let (got, want) = run_codes(compiler, case, probs, store, true);
     let what = format!("{} heads, {} tokens, {probs:?}, {store:?}", case.heads, case.n);
-    rows::check(&got[got.len() - 1], &want, case.channels(), store, &what);
+    rows::check(&got, &want, case.channels(), store, &what);
+}
+
+/// With the exponential unit: a code may be one off, for one element in a thousand.
+fn check_near_codes(case: &Case, probs: Probs, scale: f32) {
+    let Some(compiler) = Compiler::get() else { return };
+    let q = step(scale);
+    let (got, want) = run_codes(compiler, case, probs, DeviceStore::Codes(q), false);
+    let what = format!("{} heads, {} tokens, {probs:?}", case.heads, case.n);
+    assert_eq!(got.len(), want.len(), "{what}");
+    let mut off = 0;
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        let (got, want) = (got.cast_signed(), reference::code(want * q.recip()));
+        assert!(got.abs_diff(want) <= 1, "{what}, element {i}: {got}, not {want}");
+        off += usize::from(got != want);
+    }
+    assert!(off <= want.len() / 1000 + 4, "{what}: {off} of {} are one off", want.len());
+    assert_varied(&got, &what);
 }
 
 #[test]
@@ -233,6 +263,14 @@ fn signed_probabilities_give_the_reference() {
     }
 }
 
+#[test]
+fn the_exponential_unit_is_near_the_reference() {
+    for case in cases() {
+        check_near_codes(&case, Probs::U8, 0.01);
+        check_near_codes(&case, Probs::S8(step(1.0 / 127.0)), 0.01);
+    }
+}
+
 /// Probabilities are rounded to f16 once, sums and softmax are in f32.
 #[test]
 fn halves_err_by_the_rounding_of_the_probabilities() {
@@ -240,11 +278,13 @@ fn halves_err_by_the_rounding_of_the_probabilities() {
     for case in cases() {
         let want = case.gather(|window, head| case.truth(window, head));
         let largest = f64::from(case.values().iter().fold(0.0_f32, |m, x| m.max(x.abs())));
-        for store in [DeviceStore::Codes(step(0.03)), DeviceStore::Half] {
-            let config = case.config(AttentionElements::Half, false);
-            let launch = case.launch(config, store).float(SCALE).float(1.0).float(1.0).float(1.0);
+        let stores = [DeviceStore::Codes(step(0.03)), DeviceStore::Half];
+        for (store, exact) in stores.into_iter().flat_map(|store| [(store, true), (store, false)]) {
+            let config = case.config(AttentionElements::Half, false, exact);
+            let scale = SCALE * config.logit_unit();
+            let launch = case.launch(config, store).float(scale).float(1.0).float(1.0).float(1.0);
             let got = rows::step_of(launch, store).run(compiler);
-            let what = format!("{} heads, {} tokens, {store:?}", case.heads, case.n);
+            let what = format!("{} heads, {} tokens, {store:?}, exact: {exact}", case.heads, case.n);
             let error = largest * (1.0 / 2048.0 + 2e-5);
             rows::check_near(&got[got.len() - 1], &want, error, case.channels(), store, &what);
         }

@@ -50,6 +50,15 @@ fn codes_of_the_output_site() {
     check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
 }
 
+/// With an f16 stream GELU is on the exponential unit.
+#[test]
+fn the_fast_gelu() {
+    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
+    check(half(Kind::plain(false, DeviceStore::Float)), false);
+    check(half(Kind::plain(true, DeviceStore::Half)), false);
+    check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))).output(0.25), true);
+}
+
 #[test]
 fn sums_of_floats() {
     check(Kind::plain(false, DeviceStore::Half).gelu(), false);

@@ -6,6 +6,7 @@ use swinq_kernels::reference;
 use crate::compiler::Compiler;
 use crate::launch::{bytes, floats, words};
 use crate::primitives::{launch, program};
+use crate::product::{FAST_GELU_ERROR, gelu};
 use crate::support::{Rng, assert_same};
 
 /// The bits of the half nearest to `x`, ties to even.
@@ -126,4 +127,33 @@ fn gelu_and_the_exponential_are_the_reference() {
     // A NaN loses against the floor, as `below > FLOOR` does.
     let want = x.iter().map(|&x| reference::exp((-x.abs()).max(-60.0)));
     assert_same(&exp, &want.collect::<Vec<f32>>(), "exponential");
+}
+
+/// Within its error of GELU in f64, everywhere; 2^x to two units in the last place, and the rounding.
+#[test]
+fn the_exponential_unit_is_near_the_functions() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut x: Vec<f32> = (-60_000..=60_000).map(|i| i as f32 / 5000.0).collect();
+    x.extend(values());
+    let launch = launch(&program("fast", 64), 2, x.len(), &bytes(&x), &vec![0; 12 * x.len()]);
+    let got = words(&launch.run(compiler)[1]);
+    for (i, (&x, got)) in x.iter().zip(got.as_chunks::<3>().0).enumerate() {
+        let [fast, power] = [got[0], got[1]].map(f32::from_bits);
+        let sum = x.to_bits().to_le_bytes().iter().map(|b| u32::from(*b)).sum::<u32>();
+        assert_eq!(got[2], sum + i as u32, "{x:e}");
+        if x.is_nan() {
+            assert!(power.is_nan());
+            continue;
+        }
+        // Infinities and the like are their own GELU, or nothing.
+        let want = if x.is_finite() { gelu(x) } else { f64::from(x.max(0.0)) };
+        let error = (f64::from(fast) - want).abs();
+        let allowed = FAST_GELU_ERROR + want.abs() * 2f64.powi(-24);
+        assert!(f64::from(fast) == want || error <= allowed, "GELU of {x:e}: {fast:e}, not {want:e}");
+        let want = f64::from(x).exp2();
+        let near = (f64::from(power) - want).abs() <= want * 2f64.powi(-21);
+        let tiny = want < f64::from(f32::MIN_POSITIVE) * (1.0 + 1e-6) && power == 0.0;
+        let huge = want >= f64::from(f32::MAX) && power == f32::INFINITY;
+        assert!(near || tiny || huge, "2^{x:e}: {power:e}, not {want:e}");
+    }
 }

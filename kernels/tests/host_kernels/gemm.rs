@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, pack_half};
-use swinq_kernels::cuda::ops::product::{ProductStore, Tile};
+use swinq_kernels::cuda::ops::product::{Gpu, Instruction, ProductStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 
 use crate::compiler::Compiler;
@@ -16,14 +16,21 @@ use crate::support::step;
 const SHAPES: [(usize, usize); 8] =
     [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40)];
 
-const SMALL: Tile = Tile { block: (32, 32), warp: (16, 32), depth: 64, stages: 2 };
-const MIDDLE: Tile = Tile { block: (64, 64), warp: (32, 32), depth: 64, stages: 3 };
-const LARGE: Tile = Tile { block: (128, 96), warp: (32, 96), depth: 96, stages: 4 };
+/// A GPU without `wgmma`, which does not run here.
+pub const GPU: Gpu = Gpu { shared: 232_448, multiprocessors: 132, wgmma: false };
+
+const SMALL: Tile = mma((32, 32), (16, 32), 64, 2);
+const MIDDLE: Tile = mma((64, 64), (32, 32), 64, 3);
+const LARGE: Tile = mma((128, 96), (32, 96), 96, 4);
+
+const fn mma(block: (u16, u16), warp: (u16, u16), depth: u16, stages: u16) -> Tile {
+    Tile { instruction: Instruction::Mma, block, warp, depth, stages, resident: 0 }
+}
 
 /// The launch of a product.
 fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     let (m, n, k) = (case.m, case.n, case.k);
-    let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n));
+    let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n, usize::MAX));
     let (launch, bytes) = if kind.integer {
         let stride = row_stride(k, 1);
         (launch.activation(&rows(&case.a, k, stride, 85)).array(&pack_codes(&case.w, n, k, stride)), 1)
@@ -36,7 +43,7 @@ fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     };
     let stride = row_stride(k, bytes) * bytes;
     let launch = launch.int(m).int(n.next_multiple_of(GROUP)).int(k * bytes).int(stride).int(stride);
-    case.epilogue(launch.int(tile.columns_of_blocks(n)), kind)
+    case.epilogue(launch.int(tile.columns_of_blocks(n)).int(tile.count(m, n)), kind)
 }
 
 /// `[rows, k]` with rows `stride` apart and `pad` between.
@@ -68,6 +75,16 @@ fn codes_by_a_step_for_each_column() {
 fn codes_after_gelu() {
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(), LARGE);
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(), MIDDLE);
+}
+
+/// With an f16 stream GELU is on the exponential unit.
+#[test]
+fn after_the_fast_gelu() {
+    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
+    check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))), LARGE);
+    check(half(Kind::new(true, ProductStore::Codes(Vec::new()))).output(0.25), MIDDLE);
+    check(half(Kind::plain(false, DeviceStore::Half)), SMALL);
+    check(half(Kind::plain(false, DeviceStore::FakeHalf(step(0.25)))).output(0.5), SMALL);
 }
 
 #[test]
@@ -104,7 +121,7 @@ fn products_of_halves() {
 #[test]
 fn every_tile_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let candidates = |k: usize| Tile::candidates(500, 300, k, 232_448, 132);
+    let candidates = |k: usize| Tile::candidates(500, 300, k, GPU);
     let shapes: BTreeSet<_> = candidates(96).iter().map(|tile| (tile.block, tile.warp)).collect();
     let kind = Kind::new(true, ProductStore::Codes(Vec::new()));
     for (i, shape) in shapes.into_iter().enumerate() {

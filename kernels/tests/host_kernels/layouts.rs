@@ -1,8 +1,9 @@
 //! Which elements the lanes of a product hold after the permutations that weights are packed by, and where rows lie.
 
-use swinq_kernels::cuda::ops::product::Tile;
 use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, packed_column};
+use swinq_kernels::cuda::ops::product::{Instruction, Tile};
 
+use crate::gemm::GPU;
 use crate::support::Rng;
 
 /// Of tile `j`, a lane holds the sums of tile columns `2 (lane % 4)` and the next.
@@ -36,7 +37,8 @@ fn packed_codes_are_all_there() {
 #[test]
 fn rows_of_a_matrix_load_fall_into_different_banks() {
     for k_bytes in [32, 64, 96, 100, 128, 192, 768, 3072] {
-        for tile in Tile::candidates(784, 288, k_bytes, 232_448, 132) {
+        for tile in Tile::candidates(784, 288, k_bytes, GPU) {
+            assert_eq!(tile.instruction, Instruction::Mma);
             let mut banks: Vec<usize> = (0..8).map(|row| row * usize::from(tile.depth + 16) % 128).collect();
             banks.sort_unstable();
             assert_eq!(banks, (0..8).map(|i| 16 * i).collect::<Vec<_>>(), "{tile:?}");

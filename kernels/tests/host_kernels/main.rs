@@ -11,6 +11,7 @@ mod faults;
 mod functions;
 mod gemm;
 mod head;
+mod ladder;
 mod launch;
 mod layouts;
 mod norm;

@@ -1,12 +1,14 @@
-//! `patch.cu`: from pixels to the residual stream.
+//! `patch.cu` and, for an f16 stream, `patch_half.cu`: from pixels to the residual stream.
 
+use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::product::pack::pack_half;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::{Patches, Pool, Quantizer, RowOut, RowStore, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
-use crate::rows;
+use crate::rows::{self, to_halves};
 use crate::support::{Rng, step};
 
 const EPSILON: f32 = 1e-5;
@@ -38,10 +40,14 @@ impl Case {
             true => code((byte ^ 0x80) as u8),
             false => (byte as f32 / 255.0 - 0.45) / 0.225,
         };
-        let weight = match integer {
+        let weight: Vec<f32> = match integer {
             true => rng.bytes(columns * 3 * patch * patch).into_iter().map(code).collect(),
             false => rng.floats(columns * 3 * patch * patch, 0.5),
         };
+        // On the tensor cores halves, of so few bits that sums in any order are exact.
+        let rounded = |x: f32, parts: f32| if config.half() { (x * parts).round() / parts } else { x };
+        let weight = weight.into_iter().map(|w| rounded(w, 64.0)).collect();
+        let pixel = |byte| rounded(pixel(byte), 16.0);
         Case {
             pixels: rng.bytes(images * size * size * 3),
             lookup: std::array::from_fn(|channel| std::array::from_fn(|b| pixel(b * (255 - channel) / 255))),
@@ -72,28 +78,38 @@ impl Case {
     }
 
     fn launch(&self) -> Launch {
+        self.launch_as(self.config.launch(self.tokens()))
+    }
+
+    fn launch_as(&self, config: LaunchConfig) -> Launch {
         let PatchConfig { columns, integer, norm, position, .. } = self.config;
         let (tokens, k) = (self.tokens(), self.k());
         let recip = self.output.map_or(1.0, Quantizer::recip);
         let scale: Vec<f32> =
             self.multiplier.iter().map(|&m| if integer { m * recip } else { recip }).collect();
-        let transposed: Vec<f32> =
-            (0..k * columns).map(|i| self.weight[i % columns * k + i / columns]).collect();
-        let launch = Launch::new(&self.config.program(), self.config.launch(tokens))
-            .activation(&self.pixels)
-            .array(self.lookup.as_flattened())
-            .array(&transposed)
+        let launch = Launch::new(&self.config.program(), config).activation(&self.pixels);
+        let launch = if self.config.half() {
+            let row = k.next_multiple_of(16) + 8;
+            launch.array(&to_halves(self.lookup.as_flattened())).array(&pack_half(
+                &self.weight,
+                columns,
+                k,
+                row,
+            ))
+        } else {
+            let transposed: Vec<f32> =
+                (0..k * columns).map(|i| self.weight[i % columns * k + i / columns]).collect();
+            launch.array(self.lookup.as_flattened()).array(&transposed)
+        };
+        let launch = launch
             .array(&self.bias)
             .optional((integer || self.output.is_some()).then_some(&scale[..]))
             .optional(norm.then_some(&self.gamma[..]))
             .optional(norm.then_some(&self.beta[..]))
             .optional(position.then_some(&self.position[..]));
-        rows::output(launch, tokens, columns, self.store())
-            .int(self.size)
-            .int(tokens)
-            .int(columns)
-            .float(self.output.map_or(1.0, Quantizer::scale))
-            .float(EPSILON)
+        let launch = rows::output(launch, tokens, columns, self.store()).int(self.size).int(tokens);
+        let launch = if self.config.half() { launch } else { launch.int(columns) };
+        launch.float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
     }
 
     /// Rows `[tokens, k]` of normalised pixels.
@@ -159,7 +175,11 @@ fn the_stream_is_the_reference() {
         Case::new(1, 4, base),
         Case::new(2, 28, PatchConfig { position: true, ..base }),
         Case::new(2, 16, PatchConfig { integer: true, ..base }),
-        Case::new(3, 12, PatchConfig { integer: true, output: true, stream: StreamType::F16, ..base }),
+        Case::new(
+            3,
+            12,
+            PatchConfig { integer: true, output: true, columns: 40, stream: StreamType::F16, ..base },
+        ),
         Case::new(1, 18, PatchConfig { patch: 2, columns: 40, norm: false, position: true, ..base }),
         Case::new(
             1,
@@ -168,8 +188,45 @@ fn the_stream_is_the_reference() {
         ),
     ];
     for case in cases {
+        assert!(!case.config.half());
         let got = case.launch().run(compiler);
         let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
         rows::check(&got[got.len() - 1], &case.want(), case.config.columns, case.store(), &what);
+    }
+}
+
+/// Sums are exact; the norm is in f32, in two passes. Whole groups of 64 tokens, and ragged ones; patches of 1, 2, 4 pixels;
+/// blocks that walk over several groups.
+#[test]
+fn an_f16_stream_is_near_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let base = PatchConfig {
+        patch: 4,
+        columns: 96,
+        integer: false,
+        output: false,
+        norm: true,
+        position: false,
+        stream: StreamType::F16,
+    };
+    let cases = [
+        Case::new(1, 4, base),
+        Case::new(2, 32, PatchConfig { position: true, ..base }),
+        Case::new(3, 28, PatchConfig { integer: true, ..base }),
+        Case::new(2, 24, PatchConfig { integer: true, output: true, columns: 128, ..base }),
+        Case::new(1, 28, PatchConfig { output: true, columns: 256, position: true, ..base }),
+        Case::new(1, 18, PatchConfig { patch: 2, columns: 32, norm: false, position: true, ..base }),
+        Case::new(1, 9, PatchConfig { patch: 1, columns: 64, output: true, norm: false, ..base }),
+    ];
+    for case in cases {
+        assert!(case.config.half());
+        let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
+        let config = case.config.launch(case.tokens());
+        let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
+        let [got, walked] =
+            [config, one_block].map(|config| case.launch_as(config).run(compiler).pop().unwrap());
+        let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
+        assert!(got == walked, "{what}: a block that walks gives other bits");
+        rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &what);
     }
 }

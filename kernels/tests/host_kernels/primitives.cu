@@ -209,6 +209,24 @@ KERNEL(packs)(const Params p) {
     }
 }
 
+// Of `n` f32: `gelu_fast`, the power of two, and the sum of the bytes and `i`.
+KERNEL(fast)(const Params p) {
+    const f32* in = static_cast<const f32*>(p.in);
+    f32* out = static_cast<f32*>(p.out);
+    for (u32 i = block_x() * THREADS + thread_index(); i < p.n; i += blocks_x() * THREADS) {
+        out[3 * i] = gelu_fast(in[i]);
+        out[3 * i + 1] = exp2_approx(in[i]);
+        out[3 * i + 2] = from_bits(add_bytes(bits(in[i]), i));
+    }
+}
+
+// The place of each block in its grid, and the grid: x, y, of x, of y.
+KERNEL(places)(const Params p) {
+    u32* out = static_cast<u32*>(p.out) + 4 * (block_y() * blocks_x() + block_x());
+    const u32 place[4] = {block_x(), block_y(), blocks_x(), blocks_y()};
+    if (thread_index() < 4) out[thread_index()] = place[thread_index()];
+}
+
 // GELU of `n` f32, and the exponential of minus their magnitude, which is at most 60.
 KERNEL(functions)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());

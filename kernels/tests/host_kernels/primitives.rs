@@ -67,6 +67,16 @@ fn matrices_are_loaded_by_rows_and_by_columns() {
     }
 }
 
+#[test]
+fn blocks_know_their_place() {
+    let Some(compiler) = Compiler::get() else { return };
+    let program = program("places", 32);
+    let config = LaunchConfig { grid: [3, 5, 1], ..LaunchConfig::linear(1, 32) };
+    let launch = Launch::new(&program, config).array(&[0_u8; 4]).array(&[77_u32; 60]).int(0);
+    let want = (0..15).flat_map(|block| [block % 3, block / 3, 3, 5]);
+    assert_eq!(words(&output(compiler, &launch)), want.collect::<Vec<u32>>());
+}
+
 /// `c[row][column] += sum of a[row] * b[column]` over 32 bytes, for the two integer products.
 #[test]
 fn integer_products_are_their_definition() {

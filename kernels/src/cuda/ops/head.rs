@@ -78,6 +78,8 @@ impl DevicePool {
     pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
         let (parts, sums) = match stream {
             StreamType::F32 => (1, 0),
+            // Every block takes the norms of all tokens: worth it only while there are multiprocessors to spare.
+            StreamType::F16 if images > 32 => (1, POOL_THREADS as usize),
             StreamType::F16 => (columns.div_ceil(POOL_COLUMNS), POOL_THREADS as usize),
         };
         LaunchConfig {

@@ -98,7 +98,8 @@ impl Tile {
     /// Bytes of shared memory of a block, the table of GELU included.
     pub fn shared(&self) -> u32 {
         let (rows, columns) = (u32::from(self.block.0), u32::from(self.block.1));
-        let (stages, resident, depth) = (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
+        let (stages, resident, depth) =
+            (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
         match (self.instruction, resident) {
             (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
             // Swizzled rows have no padding, and begin at a multiple of 1024; scale and bias of the columns follow.
@@ -171,6 +172,20 @@ impl Tile {
         tiles
     }
 
+    /// The best `count` of `candidates`, which come in the order of their promise: those of different shapes first, because a
+    /// model of the GPU knows the number of stages better than the shape.
+    pub fn promising(candidates: Vec<Tile>, count: usize) -> Vec<Tile> {
+        let shape = |t: &Tile| (t.instruction, t.block, t.warp, t.resident > 0);
+        let (mut first, mut others): (Vec<Tile>, Vec<Tile>) = (Vec::new(), Vec::new());
+        for tile in candidates {
+            let known = first.iter().any(|t| shape(t) == shape(&tile));
+            if known { others.push(tile) } else { first.push(tile) }
+        }
+        let different = count * 3 / 4;
+        let rest = first.split_off(different.min(first.len()));
+        first.into_iter().chain(others).chain(rest).take(count).collect()
+    }
+
     fn with_mma(k_bytes: usize) -> Vec<Tile> {
         let mut tiles = Vec::new();
         for (block, warp) in SHAPES {
@@ -180,7 +195,14 @@ impl Tile {
                     // A stage that is never filled takes room for nothing.
                     let idle = stages > 2 && usize::from(stages) > steps + 1;
                     if !idle {
-                        tiles.push(Tile { instruction: Instruction::Mma, block, warp, depth, stages, resident: 0 });
+                        tiles.push(Tile {
+                            instruction: Instruction::Mma,
+                            block,
+                            warp,
+                            depth,
+                            stages,
+                            resident: 0,
+                        });
                     }
                 }
             }
@@ -194,7 +216,8 @@ impl Tile {
         for (block, warp) in GROUP_SHAPES {
             for stages in [3, 4, 6] {
                 for resident in [0, steps] {
-                    let tile = Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages, resident };
+                    let tile =
+                        Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages, resident };
                     // More than half a multiprocessor's memory for weights leaves too little for the rest.
                     if u32::from(resident) * 128 * u32::from(block.1) <= 100 << 10 {
                         tiles.push(tile);

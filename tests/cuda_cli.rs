@@ -1,0 +1,94 @@
+//! The CUDA backend from the command line. Needs no GPU: what is tested is what is said where there is none.
+
+mod common;
+
+use assert_cmd::Command;
+use common::{refused, sample_cfg, stdout, swinq};
+use swinq_kernels::cuda::{Device, Library, library};
+
+/// `swinq bench` of random weights, with `more` arguments.
+fn bench(more: &[&str]) -> Command {
+    let mut command =
+        swinq(["bench", "--random-weights", "3", "--batch-size", "1", "--seconds", "0.05", "--cfg"]);
+    command.arg(sample_cfg()).args(more);
+    command
+}
+
+/// Whether this machine can run the CUDA backend; then a test says that it is skipped.
+fn gpu(test: &str) -> bool {
+    let found = library::present(Library::Driver) && Device::count().is_ok_and(|count| count > 0);
+    if found {
+        eprintln!("SKIPPED {test}: this machine has a GPU");
+    }
+    found
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_an_error_that_names_what_is_missing() {
+    if gpu("a_gpu_that_is_asked_for_and_not_there_is_an_error_that_names_what_is_missing") {
+        return;
+    }
+    let image = common::root().join("tests/data/airplane.jpg");
+    let mut predict = swinq(["predict"]);
+    predict.arg(common::sample_model()).arg(image).arg("--cfg").arg(sample_cfg()).args(["--backend", "cuda"]);
+    for mut command in [bench(&["--backend", "cuda"]), predict] {
+        let words: &[&str] = if library::present(Library::Driver) {
+            &["--backend cuda", "CUDA"]
+        } else {
+            &["--backend cuda", "libcuda.so", "not found", "NVIDIA driver", "LD_LIBRARY_PATH"]
+        };
+        refused(command.assert(), 1, words);
+    }
+}
+
+#[test]
+fn auto_uses_the_cpu_where_there_is_no_gpu() {
+    if gpu("auto_uses_the_cpu_where_there_is_no_gpu") {
+        return;
+    }
+    let text =
+        stdout(&bench(&["--backend", "auto", "--gemm", "own", "--residual", "f32"]).assert().success());
+    assert!(text.contains("threads") && text.contains("cpu"), "{text}");
+}
+
+#[test]
+fn arguments_of_the_backend_that_make_no_sense_are_wrong_usage() {
+    for (arguments, words) in [
+        (&["--gemm", "nonsense"][..], &["nonsense", "own", "cublaslt", "auto"][..]),
+        (&["--gemm", "own,nonsense"], &["nonsense", "cublaslt"]),
+        (&["--gemm", ""], &["--gemm", "cublaslt"]),
+        (&["--autotune", "much"], &["much", "off", "quick", "full"]),
+        (&["--residual", "f64"], &["f64", "f16", "f32"]),
+        (&["--backend", "rocm"], &["rocm", "auto", "cpu", "cuda"]),
+        (&["--device=-1"], &["--device", "-1"]),
+        (&["--device", "first"], &["--device"]),
+    ] {
+        refused(bench(arguments).assert(), 2, words);
+    }
+}
+
+#[test]
+fn marks_for_a_profiler_need_a_gpu() {
+    refused(bench(&["--backend", "cpu", "--nvtx"]).assert(), 2, &["--nvtx", "GPU", "swinq doctor"]);
+}
+
+#[test]
+fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
+    let text = stdout(&swinq(["doctor"]).assert().success());
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).map(str::to_owned);
+    for (name, which) in [
+        ("driver", Library::Driver),
+        ("NVRTC", Library::Nvrtc),
+        ("cuBLASLt", Library::CublasLt),
+        ("NVTX", Library::Nvtx),
+    ] {
+        let line = line(name).unwrap_or_else(|| panic!("no line {name}: {text}"));
+        let missing = line.contains(which.file()) && line.contains(which.package());
+        assert_eq!(missing, !library::present(which), "{line}");
+    }
+    let auto = line("--backend auto").unwrap_or_else(|| panic!("{text}"));
+    assert!(auto.contains("uses the CPU") || auto.contains("uses GPU 0"), "{auto}");
+    let cache = swinq(["doctor"]).env("SWINQ_CACHE", "/somewhere/else").assert().success();
+    assert!(stdout(&cache).contains("/somewhere/else, 0 files"), "{}", stdout(&cache));
+    assert!(!text.contains("does not say its version"), "{text}");
+}

@@ -1,0 +1,73 @@
+//! The CUDA backend against the CPU engine on real images: 2,000 of the large validation set, or the bundled 1,000. Without a GPU the
+//! test says that it is skipped, and fails if `REQUIRE_IMPL` names `cuda`.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{float_model, large_data, sample_data};
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+use swinq_eval::{Collected, collect, fidelity};
+use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_kernels::cuda::Device;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Classifier, QuantizedModel, Recipe};
+
+/// Images compared.
+const IMAGES: usize = 2000;
+
+fn calibrated(model: &FloatModel) -> QuantizedModel {
+    let dataset = Dataset::open(&sample_data(), Split::Train).unwrap();
+    let ids = dataset.sample(Some(128), 0);
+    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
+    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    calibrate(model, &Recipe::shipped("default").unwrap(), &mut loader, options).unwrap().model
+}
+
+/// Logits of a sample spread over the classes.
+fn run(classifier: &mut dyn Classifier, model: &QuantizedModel) -> Collected {
+    let folder =
+        large_data("cuda_images (2,000 images; the bundled 1,000 are used)").map(|f| f.join("data/cifar10"));
+    let dataset = Dataset::open(&folder.unwrap_or_else(sample_data), Split::Val).unwrap();
+    let ids = dataset.sample(Some(IMAGES.min(dataset.len())), 7);
+    let options = LoaderOptions { batch_size: 64, threads: 0, prefetch: 2, skip_corrupt: 0 };
+    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
+    collect(classifier, &mut loader, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+#[test]
+fn logits_are_those_of_the_cpu_engine() {
+    if let Err(error) = Device::open(0) {
+        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
+        eprintln!("SKIPPED logits_are_those_of_the_cpu_engine: {error}");
+        return;
+    }
+    let float = float_model();
+    let model = calibrated(&float);
+    let expected = run(&mut Engine::new(&model, EngineOptions::detect().unwrap()).unwrap(), &model);
+    let images = expected.logits.rows().count();
+    for (residual, least_db, least_agreement) in
+        [(StreamType::F32, 45.0, 0.998), (StreamType::F16, 38.0, 0.992)]
+    {
+        for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
+            let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };
+            let options = CudaOptions { max_batch: 64, residual, gemm, autotune, ..CudaOptions::default() };
+            let got = run(&mut CudaEngine::new(&model, options).unwrap(), &model);
+            let found = fidelity(&expected, &got).unwrap();
+            eprintln!(
+                "{images} images, {residual:?} residual, --gemm {gemm}: {:.1} dB, {:.2} % agreement",
+                found.sqnr_db,
+                100.0 * found.agreement
+            );
+            assert!(
+                found.sqnr_db >= least_db && found.agreement >= least_agreement,
+                "{residual:?} {gemm}: {found:?}"
+            );
+        }
+    }
+}
