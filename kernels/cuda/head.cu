@@ -105,8 +105,7 @@ INLINE void store_mean(const Params& p, s32 column, f32 sum) {
 }
 
 // The norm of every token of an image (block x), then each column's mean. With an f32 stream a block has all columns, and
-// sums them in the order of the tokens; with f16 it
-// takes COLUMNS at a time (from block y on).
+// sums them in the order of the tokens; with f16 it takes COLUMNS at a time, from block y on.
 KERNEL(pool)(const Params p) {
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
     wait_for_previous();

@@ -43,7 +43,7 @@ INLINE f32 exp_below(f32 x) {
     return p * from_bits((bits(rounded) << 23) + 0x3f800000u);
 }
 
-// GELU within 1e-7: max(x, 0) - a * 2^r(a) for a = |x|, where r is the polynomial of degree 6 nearest to the logarithm of
+// GELU within 1.1e-7; a NaN stays one: max(x, 0) - a * 2^r(a) for a = |x|, where r is the polynomial of degree 6 nearest to the logarithm of
 // erfc(a / sqrt(2)) / 2 on [0, 5.8], weighted by what an error of it does to the result.
 INLINE f32 gelu_fast(f32 x) {
     f32 a = min_f32(abs_f32(x), 5.8f);
@@ -53,7 +53,8 @@ INLINE f32 gelu_fast(f32 x) {
     r = fma_f32(r, a, -4.5877099037170410e-01f);
     r = fma_f32(r, a, -1.1512017250061035f);
     r = fma_f32(r, a, -9.9999308586120605e-01f);
-    return fma_f32(-a, exp2_approx(r), max_f32(x, 0.0f));
+    f32 positive = 0.0f > x ? 0.0f : x;
+    return fma_f32(-a, exp2_approx(r), positive);
 }
 
 // GELU with the coefficients of its tail in shared memory, pairs of powers by column, `[3][16][2]`: see `load_tail`.

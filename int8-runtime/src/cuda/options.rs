@@ -10,7 +10,8 @@ pub use swinq_kernels::cuda::ops::StreamType;
 pub enum Gemm {
     /// Our kernels, fused with what follows.
     Own,
-    /// cuBLASLt, with a launch of ours after each product. (Patch embedding and the float head stay ours.)
+    /// cuBLASLt, with a launch of ours after each product. (Patch embedding, a head in f32, and products whose sizes are no
+    /// multiples of 16 stay ours.)
     CublasLt,
     /// Whichever is faster, product by product.
     Auto,

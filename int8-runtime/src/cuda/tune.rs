@@ -90,12 +90,7 @@ impl Tuner {
                 best = Some((time, remembered, choice));
             }
         }
-        let (_, remembered, choice) = best.ok_or_else(|| {
-            let (n, k) = trial.product.shape();
-            CudaError::Unsupported(format!(
-                "cuBLASLt takes products of multiples of 16, and this one has {n} columns of {k}; --gemm auto runs it"
-            ))
-        })?;
+        let (_, remembered, choice) = best.expect("our kernels compute every product");
         self.known.insert(key, remembered);
         self.changed = true;
         Ok(choice)
@@ -121,41 +116,49 @@ impl Tuner {
         }
     }
 
-    /// What may compute the product, the most promising first.
+    /// What may compute the product, the most promising first. Products of sizes that cuBLASLt does not take are ours.
     fn candidates(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
-        let mut candidates = Vec::new();
-        if self.gemm != Gemm::CublasLt {
-            let tiles = trial.product.tiles(trial.m);
-            let count = match self.effort {
-                Autotune::Off => 1,
-                Autotune::Quick => QUICK_TILES,
-                Autotune::Full => tiles.len(),
-            };
-            let tiles = if self.effort == Autotune::Quick { Tile::promising(tiles, count) } else { tiles };
-            let tiles: Vec<Tile> = tiles.into_iter().take(count).collect();
-            let programs: Vec<_> = tiles.iter().map(|&tile| trial.product.kind().program(tile)).collect();
-            // Compiles what is missing on all cores.
-            self.device.kernels(&programs)?;
-            for tile in tiles {
-                let Tile { instruction, block, warp, depth, stages, resident } = tile;
-                let sizes = [block.0, block.1, warp.0, warp.1, depth, stages, resident];
-                let remembered = Remembered::Own(instruction == Instruction::Wgmma, sizes);
-                candidates.push((remembered, Choice::Own(trial.product.own(tile)?)));
-            }
+        let library = self.library(trial)?;
+        if self.gemm == Gemm::CublasLt && !library.is_empty() {
+            return Ok(library);
         }
-        if let Some(lt) = &self.lt {
-            let all = trial.product.library(lt, trial.m)?;
-            let count = if self.effort == Autotune::Full { all.len() } else { QUICK_ALGORITHMS };
-            let (mut s8, mut wide) = (0, 0);
-            for (index, library) in all.into_iter().enumerate() {
-                let seen = if library.is_s8() { &mut s8 } else { &mut wide };
-                *seen += 1;
-                if *seen <= count {
-                    candidates.push((Remembered::Library(index), Choice::Library(library)));
-                }
-            }
-        }
+        let mut candidates = self.own(trial)?;
+        candidates.extend(library);
         Ok(candidates)
+    }
+
+    fn own(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
+        let all = trial.product.tiles(trial.m);
+        let tiles = match self.effort {
+            Autotune::Off => all.into_iter().take(1).collect(),
+            Autotune::Quick => Tile::promising(all, QUICK_TILES),
+            Autotune::Full => all,
+        };
+        let programs: Vec<_> = tiles.iter().map(|&tile| trial.product.kind().program(tile)).collect();
+        // Compiles what is missing on all cores.
+        self.device.kernels(&programs)?;
+        let choice = |tile: Tile| {
+            let Tile { instruction, block, warp, depth, stages, resident } = tile;
+            let sizes = [block.0, block.1, warp.0, warp.1, depth, stages, resident];
+            let remembered = Remembered::Own(instruction == Instruction::Wgmma, sizes);
+            Ok((remembered, Choice::Own(trial.product.own(tile)?)))
+        };
+        tiles.into_iter().map(choice).collect()
+    }
+
+    fn library(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
+        let Some(lt) = &self.lt else { return Ok(Vec::new()) };
+        let count = if self.effort == Autotune::Full { usize::MAX } else { QUICK_ALGORITHMS };
+        let (mut s8, mut wide) = (0, 0);
+        let mut kept = Vec::new();
+        for (index, library) in trial.product.library(lt, trial.m)?.into_iter().enumerate() {
+            let seen = if library.is_s8() { &mut s8 } else { &mut wide };
+            *seen += 1;
+            if *seen <= count {
+                kept.push((Remembered::Library(index), Choice::Library(library)));
+            }
+        }
+        Ok(kept)
     }
 
     /// Milliseconds of one launch: the least of a few medians, with the launches of each recorded together.

@@ -98,7 +98,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         let of_cut = match scope {
             Scope::Few => &usual[..1],
             Scope::Most if Some(shape.0) < newest || shape.1 => &usual[..2],
-            Scope::Most => &usual[..4],
+            Scope::Most => &usual[..3],
             Scope::All => &kinds,
         };
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));

@@ -85,8 +85,8 @@ impl DevicePool {
         LaunchConfig {
             grid: [images as u32, parts as u32, 1],
             threads: POOL_THREADS,
-            // Three numbers for each token, and a sum for each thread.
-            shared: (12 * tokens + 4 * sums) as u32,
+            // Three numbers (in four words) for each token, and a sum for each thread.
+            shared: (16 * tokens + 4 * sums) as u32,
             pdl: true,
         }
     }
