@@ -18,9 +18,13 @@ use swinq_model::{Classifier, QuantizedModel, Recipe};
 /// Images compared.
 const IMAGES: usize = 2000;
 
+/// The sample's model, calibrated on 320 training images of the large data set, or on the bundled ones.
 fn calibrated(model: &FloatModel) -> QuantizedModel {
-    let dataset = Dataset::open(&sample_data(), Split::Train).unwrap();
-    let ids = dataset.sample(Some(128), 0);
+    let large = large_data("cuda_images (320 training images; the bundled ones are used)")
+        .map(|f| f.join("data/cifar10"));
+    let folder = large.filter(|f| f.join("train.zip").is_file()).unwrap_or_else(sample_data);
+    let dataset = Dataset::open(&folder, Split::Train).unwrap();
+    let ids = dataset.sample(Some(320.min(dataset.len())), 0);
     let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
     let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
     let mut progress = |_, _| ControlFlow::Continue(());

@@ -44,6 +44,60 @@ struct Params {
     f32 recip, scale;
 };
 
+// Tokens of a window, or of a tile of one, that a block of four warps holds.
+constexpr u32 TOKENS = 64;
+// Bytes from channel to channel of transposed values: an odd number of 16-byte chunks.
+constexpr u32 VALUE_ROW = 80;
+
+// Of a warp's 16 queries and all keys: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+typedef f32 Logits[KEY_TILES][4];
+typedef f32 Bias[KEY_TILES][4];
+
+// The bias of the warp's queries, of windows of up to 64 tokens.
+INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp) {
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 row = 16 * warp + lane / 4 + i / 2 * 8;
+            bias[t][i] = p.bias[(head * TOKENS + row) * TOKENS + 8 * t + 2 * (lane % 4) + i % 2];
+        }
+    }
+}
+
+// The bias with the mask of a window that has the regions `regions`.
+INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
+    u32 row = 16 * warp + lane / 4;
+    const u8 of_row[2] = {regions[row], regions[row + 8]};
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
+            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
+        }
+    }
+}
+
+// Transposes 64 tokens of INT8 values, `raw_row` bytes apart, by blocks of 4 tokens and 4 channels, one for each of 128 threads. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) +
+// {0, 1, 8, 9}; row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that a lane ends with consecutive channels.
+template <u32 raw_row>
+INLINE void transpose_values(const u8* raw, u8* transposed) {
+    u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
+    const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * raw_row + channel;
+    u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + raw_row);
+    u32 c = *reinterpret_cast<const u32*>(from + 8 * raw_row), d = *reinterpret_cast<const u32*>(from + 9 * raw_row);
+    u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
+    u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
+    const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
+                          byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
+        *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
+    }
+}
+
 // Stores eight consecutive channels of a row.
 INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 #pragma unroll

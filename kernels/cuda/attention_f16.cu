@@ -4,7 +4,6 @@
 // Defines: those of `attention.cuh`. THREADS is 128.
 #include "attention.cuh"
 
-constexpr u32 TOKENS = 64;
 // Bytes from token to token: an odd number of 16-byte chunks.
 constexpr u32 RAW_ROW = 80;
 constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
@@ -27,7 +26,7 @@ INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
 }
 
 // Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
-INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILES][4], f32 (&x)[KEY_TILES][4], u32 lane,
+INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
                       u32 warp) {
     u32 q[2][4];
     const u8* queries = raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16;
@@ -47,24 +46,11 @@ INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILE
     }
 }
 
-INLINE void mask_bias(const u8* regions, const f32 (&bias)[KEY_TILES][4], f32 (&masked)[KEY_TILES][4], u32 lane, u32 warp) {
-    u32 row = 16 * warp + lane / 4;
-    const u8 of_row[2] = {regions[row], regions[row + 8]};
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
-            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
-        }
-    }
-}
-
 // Words of probabilities, `[step][register]` as the product with the values reads them.
 typedef u32 Probabilities[4][4];
 
 // e^(x - largest) of row lane / 4 + 8 `half`, as f16; the reciprocal of their sum.
-INLINE f32 probabilities(const f32 (&x)[KEY_TILES][4], int half, Probabilities& words) {
+INLINE f32 probabilities(const Logits& x, int half, Probabilities& words) {
     f32 largest = x[0][2 * half];
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
@@ -153,15 +139,8 @@ KERNEL(attention_f16)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
-    f32 bias[KEY_TILES][4];
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 row = 16 * warp + lane / 4 + i / 2 * 8;
-            bias[t][i] = p.bias[(head * TOKENS + row) * TOKENS + 8 * t + 2 * (lane % 4) + i % 2];
-        }
-    }
+    Bias bias;
+    load_bias(p, bias, head, lane, warp);
     wait_for_previous();
     copy_window(p, raw, first, head);
     launch_dependents();
@@ -170,7 +149,7 @@ KERNEL(attention_f16)(const Params p) {
         copy_wait<0>();
         block_sync();
         if (window + 1 < last) copy_window(p, raw + (window + 1 - first) % 2 * RAW, window + 1, head);
-        f32 x[KEY_TILES][4];
+        Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
             mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);

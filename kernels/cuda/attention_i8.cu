@@ -7,12 +7,9 @@
 // Defines: those of `attention.cuh`; PROBS_S8 (probabilities of kind s8, else u8). THREADS is 128.
 #include "attention.cuh"
 
-constexpr u32 TOKENS = 64;
 // Bytes from token to token of the raw copies: an odd number of 16-byte chunks.
 constexpr u32 RAW_ROW = 48;
 constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
-// Bytes from channel to channel of the transposed values.
-constexpr u32 VALUE_ROW = 80;
 
 // Copies of 16 bytes that a thread starts for a window.
 constexpr int COPIES = 3 * TOKENS * 2 / THREADS;
@@ -45,26 +42,8 @@ INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 wind
     copy_commit();
 }
 
-// Transposes the values by blocks of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) +
-// {0, 1, 8, 9}; row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that a lane ends with consecutive channels.
-INLINE void transpose_values(const u8* raw, u8* transposed) {
-    u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
-    const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * RAW_ROW + channel;
-    u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + RAW_ROW);
-    u32 c = *reinterpret_cast<const u32*>(from + 8 * RAW_ROW), d = *reinterpret_cast<const u32*>(from + 9 * RAW_ROW);
-    u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
-    u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
-    const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
-                          byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
-#pragma unroll
-    for (u32 k = 0; k < 4; k++) {
-        u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
-        *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
-    }
-}
-
 // Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
-INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILES][4], f32 (&x)[KEY_TILES][4], u32 lane,
+INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
                       u32 warp) {
     u32 q[4];
     load_matrix_x4(q, raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
@@ -84,20 +63,6 @@ INLINE void logits_of(const Params& p, const u8* raw, const f32 (&bias)[KEY_TILE
     }
 }
 
-// As `logits_of` for a window with several regions: the mask is added to the bias first.
-INLINE void mask_bias(const u8* regions, const f32 (&bias)[KEY_TILES][4], f32 (&masked)[KEY_TILES][4], u32 lane, u32 warp) {
-    u32 row = 16 * warp + lane / 4;
-    const u8 of_row[2] = {regions[row], regions[row + 8]};
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
-            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
-        }
-    }
-}
-
 // Words of probabilities, `[step][register]` as the product with the values reads them.
 typedef u32 Probabilities[2][4];
 
@@ -106,7 +71,7 @@ typedef u32 Probabilities[2][4];
 INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
 
 // Codes of the softmax of row lane / 4 + 8 `half`; the factor of the product with the values.
-INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half, Probabilities& words, u32 lane) {
+INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32 lane) {
     f32 largest = x[0][2 * half];
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
@@ -144,7 +109,7 @@ INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half
 INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_u8s8(c, a, b); }
 
 // Codes 255 e^(x - largest) of row lane / 4 + 8 `half`; the factor of the product with the values.
-INLINE f32 probabilities(const Params& p, const f32 (&x)[KEY_TILES][4], int half, Probabilities& words, u32) {
+INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32) {
     f32 largest = x[0][2 * half];
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
@@ -200,15 +165,8 @@ KERNEL(attention_i8)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
-    f32 bias[KEY_TILES][4];
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 row = 16 * warp + lane / 4 + i / 2 * 8;
-            bias[t][i] = p.bias[(head * TOKENS + row) * TOKENS + 8 * t + 2 * (lane % 4) + i % 2];
-        }
-    }
+    Bias bias;
+    load_bias(p, bias, head, lane, warp);
     wait_for_previous();
     Copies copies = copies_of(p, head);
     copy_window(p, copies, raw, first);
@@ -218,8 +176,8 @@ KERNEL(attention_i8)(const Params p) {
         copy_wait<0>();
         block_sync();
         if (window + 1 < last) copy_window(p, copies, raw + (window + 1 - first) % 2 * RAW, window + 1);
-        transpose_values(now + 2 * TOKENS * RAW_ROW, transposed);
-        f32 x[KEY_TILES][4];
+        transpose_values<RAW_ROW>(now + 2 * TOKENS * RAW_ROW, transposed);
+        Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
             mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);

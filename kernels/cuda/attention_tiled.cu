@@ -7,14 +7,11 @@
 #define KEY_TILES 8
 #include "attention.cuh"
 
-constexpr u32 TILE = 64;
-
 #if INTEGER
 typedef s8 Element;
 // Bytes from token to token: an odd number of 16-byte chunks.
 constexpr u32 ROW = 48;
-// Bytes from channel to channel of transposed values, and of a tile of them.
-constexpr u32 VALUE_ROW = 80;
+// Bytes of a tile of transposed values.
 constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
 typedef u32 Queries[1][4];
 typedef u32 Probabilities[2][4];
@@ -125,23 +122,6 @@ struct RowState {
 };
 
 #if INTEGER
-
-// Transposes a tile of values: see `attention_i8.cu`.
-INLINE void transpose_values(const u8* raw, u8* transposed) {
-    u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
-    const u8* from = raw + (16 * (word / 4) + 2 * (word % 4)) * ROW + channel;
-    u32 a = *reinterpret_cast<const u32*>(from), b = *reinterpret_cast<const u32*>(from + ROW);
-    u32 c = *reinterpret_cast<const u32*>(from + 8 * ROW), d = *reinterpret_cast<const u32*>(from + 9 * ROW);
-    u32 ab_low = byte_permute(a, b, 0x5140), ab_high = byte_permute(a, b, 0x7362);
-    u32 cd_low = byte_permute(c, d, 0x5140), cd_high = byte_permute(c, d, 0x7362);
-    const u32 words[4] = {byte_permute(ab_low, cd_low, 0x5410), byte_permute(ab_low, cd_low, 0x7632),
-                          byte_permute(ab_high, cd_high, 0x5410), byte_permute(ab_high, cd_high, 0x7632)};
-#pragma unroll
-    for (u32 k = 0; k < 4; k++) {
-        u32 at = channel + k, row = at / 2 % 4 * 8 + at / 8 * 2 + at % 2;
-        *reinterpret_cast<u32*>(transposed + row * VALUE_ROW + 4 * word) = words[k];
-    }
-}
 
 // Codes of a tile's probabilities, as the product with the values reads them.
 INLINE void codes_of(const Params& p, const f32 (&x)[8][4], RowState& row, int half, Probabilities& words) {
@@ -280,14 +260,14 @@ KERNEL(attention_i8_tiled)(const Params p) {
 KERNEL(attention_f16_tiled)(const Params p) {
 #endif
     u32 lane = thread_index() % WARP, warp = thread_index() / WARP;
-    u32 head = block_x() % p.heads, window = block_x() / p.heads, first_query = block_y() * TILE;
-    u32 tiles = (p.n + TILE - 1) / TILE, padded = tiles * TILE;
+    u32 head = block_x() % p.heads, window = block_x() / p.heads, first_query = block_y() * TOKENS;
+    u32 tiles = (p.n + TOKENS - 1) / TOKENS, padded = tiles * TOKENS;
     u8* queries = shared_memory();
-    u8* keys = queries + TILE * ROW;
+    u8* keys = queries + TOKENS * ROW;
     u8* values = keys + padded * ROW;
     wait_for_previous();
     launch_dependents();
-    copy_tokens(p, queries, 0, first_query, TILE, window, head);
+    copy_tokens(p, queries, 0, first_query, TOKENS, window, head);
     copy_tokens(p, keys, 1, 0, padded, window, head);
     copy_tokens(p, values, 2, 0, padded, window, head);
     copy_commit();
@@ -296,7 +276,7 @@ KERNEL(attention_f16_tiled)(const Params p) {
 #if INTEGER
     u8* transposed = values + padded * ROW;
     for (u32 tile = 0; tile < tiles; tile++) {
-        transpose_values(values + tile * TILE * ROW, transposed + tile * VALUE_TILE);
+        transpose_values<ROW>(values + tile * TOKENS * ROW, transposed + tile * VALUE_TILE);
     }
     block_sync();
 #endif
@@ -307,7 +287,7 @@ KERNEL(attention_f16_tiled)(const Params p) {
     f32 x[8][4];
     state[0].largest = state[1].largest = from_bits(0xff800000u);
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
 #pragma unroll
         for (int t = 0; t < 8; t++) {
 #pragma unroll
@@ -317,23 +297,23 @@ KERNEL(attention_f16_tiled)(const Params p) {
     state[0].largest = quad_max(state[0].largest), state[1].largest = quad_max(state[1].largest);
 #if INTEGER && PROBS_S8
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
-        sum_weights(p, x, state[0], 0, tile * TILE, lane);
-        sum_weights(p, x, state[1], 1, tile * TILE, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
+        sum_weights(p, x, state[0], 0, tile * TOKENS, lane);
+        sum_weights(p, x, state[1], 1, tile * TOKENS, lane);
     }
     invert_sum(state[0]);
     invert_sum(state[1]);
 #endif
     Sums sums = {};
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TILE * ROW, tile * TILE, x, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
         Probabilities words;
         codes_of(p, x, state[0], 0, words);
         codes_of(p, x, state[1], 1, words);
 #if INTEGER
         add_values(sums, words, transposed + tile * VALUE_TILE, lane);
 #else
-        add_values(sums, words, values + tile * TILE * ROW, lane);
+        add_values(sums, words, values + tile * TOKENS * ROW, lane);
 #endif
     }
 #pragma unroll

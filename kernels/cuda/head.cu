@@ -167,7 +167,7 @@ struct Params {
 // Columns and rows of a block, k of a stage.
 constexpr int COLUMNS = 32;
 constexpr int ROWS = 16;
-constexpr int DEPTH = 128;
+constexpr int DEPTH = 64;
 constexpr int STAGES = 4;
 constexpr int STAGE = DEPTH * COLUMNS + ROWS * DEPTH;
 static_assert(THREADS == 128, "32 columns by 4 groups of rows");

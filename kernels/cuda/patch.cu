@@ -5,30 +5,10 @@
 //
 // Defines: THREADS (at least the columns), TOKENS (a multiple of 8), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
 // POSITION, STREAM_F32.
+// Lookup and weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
+#define OPERAND f32
 #include "moments.cuh"
-
-struct Params {
-    // u8 `[images, size, size, 3]`.
-    const u8* pixels;
-    // Value of each byte of each channel, `[3][256]`.
-    const f32* lookup;
-    // `[3 * PATCH * PATCH, columns]`: k in (channel, y, x) order.
-    const f32* weight;
-    // Per column; `scale` as in `epilogue.cuh`.
-    const f32* bias;
-    const f32* scale;
-    const f32* gamma;
-    const f32* beta;
-    // `[tokens of an image, columns]`.
-    const f32* position;
-    // The stream `[images * tokens, columns]`.
-    void* out;
-    s32 size;
-    // Tokens of all images.
-    s32 total_tokens;
-    s32 columns;
-    f32 output_scale, epsilon;
-};
+#include "patch.cuh"
 
 constexpr int K = 3 * PATCH * PATCH;
 // Floats from token to token.

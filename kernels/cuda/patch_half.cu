@@ -4,29 +4,9 @@
 // A warp has 16 tokens and every column. Weights are packed as in `gemm.cu`.
 //
 // Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32), INTEGER, OUTPUT, NORM, POSITION.
-#include "prelude.cuh"
-
-struct Params {
-    // u8 `[images, size, size, 3]`.
-    const u8* pixels;
-    // Value of each byte of each channel as f16, `[3][256]`.
-    const u16* lookup;
-    // f16 `[COLUMNS, ROW]`, packed.
-    const u16* weight;
-    // Per column; `scale` as in `epilogue.cuh`.
-    const f32* bias;
-    const f32* scale;
-    const f32* gamma;
-    const f32* beta;
-    // `[tokens of an image, COLUMNS]`.
-    const f32* position;
-    // The stream, f16 `[images * tokens, COLUMNS]`.
-    void* out;
-    s32 size;
-    // Tokens of all images.
-    s32 total_tokens;
-    f32 output_scale, epsilon;
-};
+// Lookup and weights (`[COLUMNS, ROW]`, packed) are halves.
+#define OPERAND u16
+#include "patch.cuh"
 
 constexpr int K = 3 * PATCH * PATCH;
 constexpr int STEPS = (K + 15) / 16;

@@ -29,6 +29,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "moments.cuh",
     "norm.cu",
     "patch.cu",
+    "patch.cuh",
     "patch_half.cu",
     "prelude.cuh",
     "wgmma.cuh",

@@ -108,8 +108,7 @@ impl Case {
             .optional(norm.then_some(&self.beta[..]))
             .optional(position.then_some(&self.position[..]));
         let launch = rows::output(launch, tokens, columns, self.store()).int(self.size).int(tokens);
-        let launch = if self.config.half() { launch } else { launch.int(columns) };
-        launch.float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
+        launch.int(columns).float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
     }
 
     /// Rows `[tokens, k]` of normalised pixels.

@@ -13,7 +13,7 @@ const POOL_COLUMNS: usize = 128;
 /// Columns, rows, k of a stage and stages of a block of the product.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
-const DEPTH: usize = 128;
+const DEPTH: usize = 64;
 const STAGES: usize = 4;
 
 #[repr(C)]

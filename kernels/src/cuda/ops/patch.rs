@@ -34,29 +34,8 @@ struct PatchParams {
     epsilon: f32,
 }
 
-// SAFETY: the fields of `Params` in patch.cu, in their order.
+// SAFETY: the fields of `Params` in patch.cuh, in their order.
 unsafe impl Params for PatchParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PatchHalfParams {
-    pixels: u64,
-    lookup: u64,
-    weight: u64,
-    bias: u64,
-    scale: u64,
-    gamma: u64,
-    beta: u64,
-    position: u64,
-    out: u64,
-    size: i32,
-    total_tokens: i32,
-    output_scale: f32,
-    epsilon: f32,
-}
-
-// SAFETY: the fields of `Params` in patch_half.cu, in their order.
-unsafe impl Params for PatchHalfParams {}
 
 /// A patch embedding: a product over normalised pixels, LayerNorm, position embedding.
 pub struct PatchSpec<'a> {
@@ -256,25 +235,6 @@ impl DevicePatchEmbed {
             .chain(optional.into_iter().flatten())
             .for_each(|s| on.hold(s));
         let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
-        if self.config.half() {
-            let params = PatchHalfParams {
-                pixels: pixels.ptr(),
-                lookup: self.lookup.ptr(),
-                weight: self.weight.ptr(),
-                bias: self.bias.ptr(),
-                scale: ptr(self.scale.as_ref()),
-                gamma: ptr(gamma),
-                beta: ptr(beta),
-                position: ptr(self.position.as_ref()),
-                out: out.ptr(),
-                size: int(self.size),
-                total_tokens: int(tokens),
-                output_scale: self.output_scale,
-                epsilon: self.epsilon,
-            };
-            // SAFETY: as below, of patch_half.cu.
-            return unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) };
-        }
         let params = PatchParams {
             pixels: pixels.ptr(),
             lookup: self.lookup.ptr(),
