@@ -78,7 +78,8 @@ INLINE void multiply_steps(Sum (&sums)[BLOCKS][4 * EIGHTS], const u8* a, const u
     }
 }
 
-#define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32)
+// Whether a lane has registers to spare for what of the stream it adds to.
+#define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32 && BLOCKS * BN <= 192 && THREADS <= 384)
 
 // A place in the sequence of stages that a block goes through.
 struct Cursor {

@@ -155,7 +155,10 @@ INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 colu
 #endif
 }
 
-// LANES lanes for each row, which hold it, as halves until they are needed.
+// Whether the lanes of a row hold it between the passes, as halves; longer rows are read again.
+constexpr bool HOLD = CHUNKS <= 16;
+
+// LANES lanes for each row.
 KERNEL(norm_half)(const Params p) {
     wait_for_previous();
     launch_dependents();
@@ -168,18 +171,22 @@ KERNEL(norm_half)(const Params p) {
     u32 from[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
-    u32x4 held[CHUNKS];
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    auto read = [&](int chunk) {
         u64 offset;
         bool there = place(from, piece_columns, 8 * (lane + LANES * chunk), p.columns, offset);
-        held[chunk] = there ? *reinterpret_cast<const u32x4*>(stream + offset) : u32x4{0, 0, 0, 0};
+        return there ? *reinterpret_cast<const u32x4*>(stream + offset) : u32x4{0, 0, 0, 0};
+    };
+    u32x4 held[HOLD ? CHUNKS : 1];
+    if (HOLD) {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) held[HOLD ? chunk : 0] = read(chunk);
     }
+    auto values = [&](f32(&x)[8], int chunk) { unpack8(x, HOLD ? held[HOLD ? chunk : 0] : read(chunk)); };
     f32 sum = 0.0f;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         f32 x[8];
-        unpack8(x, held[chunk]);
+        values(x, chunk);
 #pragma unroll
         for (int i = 0; i < 8; i++) sum = sum + x[i];
     }
@@ -189,7 +196,7 @@ KERNEL(norm_half)(const Params p) {
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (8 * (lane + LANES * chunk) < p.columns) {
             f32 x[8];
-            unpack8(x, held[chunk]);
+            values(x, chunk);
 #pragma unroll
             for (int i = 0; i < 8; i++) square = fma_f32(x[i] - mean, x[i] - mean, square);
         }
@@ -202,7 +209,7 @@ KERNEL(norm_half)(const Params p) {
         s32 at = 8 * (lane + LANES * chunk);
         if (at >= p.columns) continue;
         f32 x[8], gamma[8], beta[8], y[8];
-        unpack8(x, held[chunk]);
+        values(x, chunk);
         load8(gamma, p.gamma + at);
         load8(beta, p.beta + at);
 #pragma unroll

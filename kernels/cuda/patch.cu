@@ -3,7 +3,7 @@
 //
 // A block takes TOKENS consecutive tokens; a thread has a column.
 //
-// Defines: THREADS (at least the columns), TOKENS (a multiple of 8), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
+// Defines: THREADS (at least the columns), TOKENS (a multiple of 4), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
 // POSITION, STREAM_F32.
 // Lookup and weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
@@ -34,7 +34,7 @@ INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
 // Weights of a column that a thread keeps in registers; larger patches read theirs again and again.
 constexpr bool RESIDENT = K <= 64;
 // Tokens that a thread sums at a time.
-constexpr int TOGETHER = 8;
+constexpr int TOGETHER = 4;
 
 INLINE f32 finish_sum(const Params& p, f32 sum, f32 scale, f32 bias) {
 #if OUTPUT
