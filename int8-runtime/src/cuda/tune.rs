@@ -107,7 +107,9 @@ impl Tuner {
             Remembered::Own(wgmma, [bm, bn, wm, wn, depth, stages, resident]) => {
                 let instruction = if wgmma { Instruction::Wgmma } else { Instruction::Mma };
                 let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages, resident };
-                trial.product.own(tile).ok().map(Choice::Own)
+                // A damaged file may hold anything.
+                let known = trial.product.tiles(trial.m).contains(&tile);
+                known.then(|| trial.product.own(tile).ok().map(Choice::Own)).flatten()
             }
             Remembered::Library(index) => {
                 let all = trial.product.library(self.lt.as_ref()?, trial.m).ok()?;
@@ -185,7 +187,7 @@ impl Tuner {
         let write = |file: &PathBuf| {
             let bytes = serde_json::to_vec_pretty(&all)?;
             file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-            let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+            let temporary = file.with_extension(format!("{}-{:p}.tmp", std::process::id(), self));
             std::fs::write(&temporary, bytes)?;
             std::fs::rename(&temporary, file)
         };
