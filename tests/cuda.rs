@@ -1,37 +1,20 @@
 //! The CUDA backend on a GPU, against the CPU engine. Needs no file: models are random, images are noise. Without a GPU the
 //! tests say that they are skipped, and fail if `REQUIRE_IMPL` names `cuda`.
 
-use std::ops::ControlFlow;
-use std::sync::OnceLock;
+mod common;
 
+use std::ops::ControlFlow;
+
+use common::gpu;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
 use swinq_int8_runtime::{Engine, EngineOptions, Traced, TracedValues};
-use swinq_kernels::cuda::Device;
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,
 };
-
-/// Whether there is a GPU; says so if not.
-fn gpu(test: &str) -> bool {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| match Device::open(0) {
-        Ok(device) => {
-            eprintln!("running on {} ({})", device.name(), device.arch());
-            Ok(())
-        }
-        Err(error) => Err(error.to_string()),
-    });
-    if let Err(error) = found {
-        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
-        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
-        eprintln!("SKIPPED {test}: {error}");
-    }
-    found.is_ok()
-}
 
 /// Bytes of deterministic noise.
 fn noise(bytes: usize, seed: u64) -> Vec<u8> {

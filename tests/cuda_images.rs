@@ -5,13 +5,12 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{float_model, large_data, sample_data};
+use common::{float_model, gpu, large_data, sample_data};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
 use swinq_int8_runtime::{Engine, EngineOptions};
-use swinq_kernels::cuda::Device;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Classifier, QuantizedModel, Recipe};
 
@@ -45,10 +44,7 @@ fn run(classifier: &mut dyn Classifier, model: &QuantizedModel) -> Collected {
 
 #[test]
 fn logits_are_those_of_the_cpu_engine() {
-    if let Err(error) = Device::open(0) {
-        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
-        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
-        eprintln!("SKIPPED logits_are_those_of_the_cpu_engine: {error}");
+    if !gpu("logits_are_those_of_the_cpu_engine") {
         return;
     }
     let float = float_model();

@@ -205,6 +205,21 @@ pub(crate) fn check_finite(logits: &[f32], classes: usize) -> Result<(), Runtime
     }
 }
 
+/// The scores of `batch` by `infer_into` of an engine for images of `size` pixels and `classes` classes.
+pub(crate) fn infer_batch(
+    batch: &Batch,
+    size: usize,
+    classes: usize,
+    infer_into: impl FnOnce(&[u8], &mut [f32]) -> Result<(), RuntimeError>,
+) -> Result<Logits, BoxError> {
+    if batch.size != size {
+        return Err(RuntimeError::ImageSize { got: batch.size, expected: size }.into());
+    }
+    let mut values = vec![0.0; batch.len() * classes];
+    infer_into(&batch.pixels, &mut values)?;
+    Ok(Logits { values, classes })
+}
+
 impl Classifier for Engine {
     fn classes(&self) -> usize {
         self.classes
@@ -215,12 +230,7 @@ impl Classifier for Engine {
     }
 
     fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
-        if batch.size != self.image_size {
-            let (got, expected) = (batch.size, self.image_size);
-            return Err(RuntimeError::ImageSize { got, expected }.into());
-        }
-        let mut values = vec![0.0; batch.len() * self.classes];
-        self.infer_into(&batch.pixels, &mut values)?;
-        Ok(Logits { values, classes: self.classes })
+        let (size, classes) = (self.image_size, self.classes);
+        infer_batch(batch, size, classes, |pixels, logits| self.infer_into(pixels, logits))
     }
 }

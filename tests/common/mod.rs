@@ -3,9 +3,11 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
+use swinq_kernels::cuda::Device;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
@@ -45,6 +47,24 @@ pub fn large_data(test: &str) -> Option<PathBuf> {
         eprintln!("SKIPPED {test}: SWINQ_DATA names no folder with data/cifar10");
     }
     folder
+}
+
+/// Whether there is a GPU; without one says that `test` is skipped, and fails if `REQUIRE_IMPL` names `cuda`.
+pub fn gpu(test: &str) -> bool {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| match Device::open(0) {
+        Ok(device) => {
+            eprintln!("running on {} ({})", device.name(), device.arch());
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    });
+    if let Err(error) = found {
+        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
+        eprintln!("SKIPPED {test}: {error}");
+    }
+    found.is_ok()
 }
 
 /// `swinq` with `args`.

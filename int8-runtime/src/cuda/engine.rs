@@ -13,7 +13,7 @@ use super::memory::Memory;
 use super::options::CudaOptions;
 use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Trial, Tuner, time_together};
-use crate::engine::{LaunchProfile, check_batch, check_finite};
+use crate::engine::{LaunchProfile, check_batch, check_finite, infer_batch};
 use crate::error::RuntimeError;
 use crate::plan::Plan;
 use crate::trace::Traced;
@@ -280,12 +280,7 @@ impl Classifier for CudaEngine {
     }
 
     fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
-        if batch.size != self.image_size {
-            let (got, expected) = (batch.size, self.image_size);
-            return Err(RuntimeError::ImageSize { got, expected }.into());
-        }
-        let mut values = vec![0.0; batch.len() * self.classes];
-        self.infer_into(&batch.pixels, &mut values)?;
-        Ok(Logits { values, classes: self.classes })
+        let (size, classes) = (self.image_size, self.classes);
+        infer_batch(batch, size, classes, |pixels, logits| self.infer_into(pixels, logits))
     }
 }

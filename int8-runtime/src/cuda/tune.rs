@@ -120,6 +120,9 @@ impl Tuner {
 
     /// What may compute the product, the most promising first. Products of sizes that cuBLASLt does not take are ours.
     fn candidates(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
+        if self.effort == Autotune::Off && self.gemm != Gemm::CublasLt {
+            return self.own(trial);
+        }
         let library = self.library(trial)?;
         if self.gemm == Gemm::CublasLt && !library.is_empty() {
             return Ok(library);

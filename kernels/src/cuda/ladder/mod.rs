@@ -15,24 +15,7 @@ pub use output::{Elements, Matrix, from_half, half_sum, spread, to_half};
 pub use softmax::{Softmax, SoftmaxRung};
 pub use timer::Timer;
 
-use super::DeviceSlice;
-
-/// Checks that `slice` holds `bytes` bytes and begins where 16-byte accesses may.
-///
-/// # Panics
-/// Otherwise; the message begins with `what`.
-fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
-    assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
-    assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
-}
-
-/// A size as kernels take it.
-///
-/// # Panics
-/// From 2^31 on.
-fn int(size: usize) -> i32 {
-    i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
-}
+use super::ops::{expect, int};
 
 /// A number of blocks.
 ///

@@ -117,7 +117,7 @@ impl DeviceMap {
 ///
 /// # Panics
 /// Otherwise; the message begins with `what`.
-fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
+pub(super) fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
     assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }
@@ -126,6 +126,6 @@ fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
 ///
 /// # Panics
 /// From 2^31 on.
-fn int(size: usize) -> i32 {
+pub(super) fn int(size: usize) -> i32 {
     i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
 }
