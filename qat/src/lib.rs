@@ -1,0 +1,1 @@
+//! Quantization-aware training: from a calibrated checkpoint to one as good as the float model.
