@@ -31,6 +31,16 @@ pub fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch(cpu, Gelu(x));
 }
 
+/// `gradient * gelu'(x)` value by value, [`reference::gelu_derivative`] to a few units of rounding.
+///
+/// # Panics
+/// Unless the three are of one length.
+pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), out.len(), "gelu_gradient: the output is not as long as the input");
+    assert_eq!(gradient.len(), out.len(), "gelu_gradient: the gradient is not as long as the input");
+    dispatch(cpu, GeluGradient { x, gradient, out });
+}
+
 /// [`reference::attention_row_exp`] of each row of `x`, f32 `[totals.len(), columns]`, in place; its sum goes to `totals`.
 /// The softmax is each row times the reciprocal of its sum.
 ///
@@ -72,6 +82,45 @@ impl Kernel for Gelu<'_> {
             lanes.store_part(tail, lanes.gelu(lanes.load_part(tail)));
         }
     }
+}
+
+struct GeluGradient<'a> {
+    x: &'a [f32],
+    gradient: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for GeluGradient<'_> {
+    fn scalar(self) {
+        for ((out, &x), gradient) in self.out.iter_mut().zip(self.x).zip(self.gradient) {
+            *out = gradient * reference::gelu_derivative(x);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let inputs = self.x.chunks(L::N).zip(self.gradient.chunks(L::N));
+        for (out, (x, gradient)) in self.out.chunks_mut(L::N).zip(inputs) {
+            let (x, gradient) = if out.len() == L::N {
+                (lanes.load(x), lanes.load(gradient))
+            } else {
+                (lanes.load_part(x), lanes.load_part(gradient))
+            };
+            lanes.store(out, lanes.mul(gradient, gelu_derivative(lanes, x)));
+        }
+    }
+}
+
+/// `1 - h` for positive `x`, else `h`, without a comparison: `1/2 + 2 s (1/2 - h)` with `s` the sign's half.
+#[inline(always)]
+fn gelu_derivative<L: Lanes>(lanes: L, x: L::F) -> L::F {
+    let [half, minus_half] = [lanes.splat(0.5), lanes.splat(-0.5)];
+    let high = lanes.max(lanes.mul(x, lanes.splat(1e30)), minus_half);
+    let sign = lanes.sub(lanes.splat(0.0), lanes.max(lanes.sub(lanes.splat(0.0), high), minus_half));
+    let offset = lanes.sub(half, lanes.gelu_tail(x));
+    let distribution = lanes.fma(lanes.add(sign, sign), offset, half);
+    let density = lanes.exp(lanes.mul(lanes.mul(x, x), minus_half));
+    lanes.fma(x, lanes.mul(density, lanes.splat(reference::math::INVERSE_SQRT_TAU)), distribution)
 }
 
 struct ExpMinusMax<'a> {

@@ -108,6 +108,7 @@ impl Lanes for Avx512 {
         fn highest(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
         fn exp(self, x: __m512) -> __m512 { math::exp(x) }
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
+        fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
         fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn sub_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }

@@ -152,6 +152,8 @@ pub(crate) trait Lanes: Copy {
     fn exp(self, x: Self::F) -> Self::F;
     /// [`gelu`](crate::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
+    /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at `-|x|`.
+    fn gelu_tail(self, x: Self::F) -> Self::F;
     /// [`moments`](crate::reference::moments) of `x`.
     fn moments(self, x: &[f32]) -> [f64; 2];
 

@@ -159,15 +159,33 @@ pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 /// infinities are 0 and infinity; a zero keeps its sign.
 #[inline(always)]
 pub fn gelu(x: f32) -> f32 {
+    let (a, h) = tail(x);
+    let positive = if 0.0 > x { 0.0 } else { x };
+    (-a).mul_add(h, positive)
+}
+
+/// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density `p`, to a few units
+/// of f32 rounding (training; not part of the contract).
+#[inline(always)]
+pub fn gelu_derivative(x: f32) -> f32 {
+    let (_, h) = tail(x);
+    let distribution = if x > 0.0 { 1.0 - h } else { h };
+    x.mul_add(INVERSE_SQRT_TAU * exp(-0.5 * x * x), distribution)
+}
+
+/// `1 / sqrt(2 pi)`.
+pub(crate) const INVERSE_SQRT_TAU: f32 = 0.398_942_3;
+
+/// `a = min(|x|, last)` and `h(a)`.
+#[inline(always)]
+pub(crate) fn tail(x: f32) -> (f32, f32) {
     let magnitude = x.abs();
     let a = if magnitude < TAIL_LAST { magnitude } else { TAIL_LAST };
     let sum = a.mul_add(TAIL_PER_UNIT, ROUNDER);
     let u = a.mul_add(TAIL_PER_UNIT, -(sum - ROUNDER));
     let column = (sum.to_bits() & 15) as usize;
     let [low @ .., highest] = &TAIL.0;
-    let h = low.iter().rev().fold(highest[column], |h, row| h.mul_add(u, row[column]));
-    let positive = if 0.0 > x { 0.0 } else { x };
-    (-a).mul_add(h, positive)
+    (a, low.iter().rev().fold(highest[column], |h, row| h.mul_add(u, row[column])))
 }
 
 /// `e^x`, within one unit in the last place (one subnormal step where the result is subnormal).

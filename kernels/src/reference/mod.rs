@@ -12,7 +12,7 @@ pub(crate) use attention::FLOOR;
 pub use attention::{AttentionQuant, Probs, attention_row_exp, attention_row_u8, attention_window};
 pub use layer_norm::{RowNorm, fold, layer_norm_row, mean_of_rows, moments};
 pub use linear::{accumulate_f32, accumulate_i8, epilogue_f32, epilogue_i8};
-pub use math::{exp, gelu};
+pub use math::{exp, gelu, gelu_derivative};
 
 /// Round to nearest, ties to even, of a value already multiplied by the reciprocal of the step; clamped to
 /// [-128, 127] as f32 before the conversion. A NaN has code 0.

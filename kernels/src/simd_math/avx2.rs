@@ -8,6 +8,14 @@ use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, T
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn gelu(x: __m256) -> __m256 {
+    let (a, h) = tail(x);
+    _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
+}
+
+/// [`crate::reference::math::tail`] of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn tail(x: __m256) -> (__m256, __m256) {
     let rounder = _mm256_set1_ps(ROUNDER);
     let per_unit = _mm256_set1_ps(TAIL_PER_UNIT);
     let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
@@ -21,7 +29,7 @@ pub(crate) fn gelu(x: __m256) -> __m256 {
     for row in low.iter().rev() {
         h = _mm256_fmadd_ps(h, u, power(row, column));
     }
-    _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
+    (a, h)
 }
 
 /// One coefficient for each lane's interval: the low 4 bits of `column`.

@@ -8,6 +8,14 @@ use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, T
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn gelu(x: __m512) -> __m512 {
+    let (a, h) = tail(x);
+    _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
+}
+
+/// [`crate::reference::math::tail`] of each lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn tail(x: __m512) -> (__m512, __m512) {
     let rounder = _mm512_set1_ps(ROUNDER);
     let per_unit = _mm512_set1_ps(TAIL_PER_UNIT);
     // The second operand is returned when the first is a NaN.
@@ -22,7 +30,7 @@ pub(crate) fn gelu(x: __m512) -> __m512 {
     h = _mm512_fmadd_ps(h, u, power(c2));
     h = _mm512_fmadd_ps(h, u, power(c1));
     h = _mm512_fmadd_ps(h, u, power(c0));
-    _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
+    (a, h)
 }
 
 /// One coefficient for each lane's interval.

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use super::Sites;
 use super::block::{BlockContext, product};
 use super::ops::Ops;
+use super::ops::taped::{self, AttentionSites};
 use super::weights::BlockWeights;
 use crate::error::ModelError;
 use crate::site::BlockId;
@@ -13,22 +14,45 @@ use crate::site::BlockId;
 pub struct Attention<'a> {
     /// The block.
     pub block: BlockId,
-    /// Queries `[windows, heads, n, head_dim]` of all images, after their bias.
-    pub q: Tensor,
-    /// Keys, likewise.
-    pub k: Tensor,
-    /// Values, likewise.
-    pub v: Tensor,
+    /// What the qkv product gave for the windows of all images: `[windows * n, 3 * heads * head_dim]`.
+    pub qkv: Tensor,
     /// Factor of `q k^T`.
     pub scale: f32,
     /// Relative position bias, `[heads, n, n]`.
     pub bias: Tensor,
     /// Added to the logits of each window of an image, `[windows of an image, n, n]`.
     pub mask: Option<&'a Tensor>,
-    ops: Ops,
+    ops: &'a Ops,
 }
 
 impl Attention<'_> {
+    /// Queries, keys and values, after their bias: each `[windows, heads, n, head_dim]`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit; a forward on a tape, where attention is one operation.
+    pub fn split(&self) -> Result<[Tensor; 3], ModelError> {
+        let (heads, n, _) = self.bias.dims3()?;
+        let parts = self.ops.split_heads(&self.qkv, heads, n)?;
+        Ok([parts.get(0)?, parts.get(1)?, parts.get(2)?])
+    }
+
+    /// From `[windows, heads, n, head_dim]` to the rows that the projection takes, `[windows * n, heads * head_dim]`.
+    ///
+    /// # Errors
+    /// As [`Attention::split`].
+    pub fn merge(&self, mixed: &Tensor) -> Result<Tensor, ModelError> {
+        Ok(self.ops.merge_heads(mixed)?)
+    }
+
+    /// The whole attention as one differentiable operation, in a forward on a tape; `None` in others.
+    ///
+    /// # Errors
+    /// Those of [`taped::attention`].
+    pub fn taped(&self, sites: &AttentionSites) -> Result<Option<Tensor>, ModelError> {
+        let Ops::Taped(tape) = self.ops else { return Ok(None) };
+        Ok(Some(taped::attention(tape, &self.qkv, self.scale, &self.bias, self.mask, sites)?))
+    }
+
     /// `q k^T` of what the sites made of queries and keys: `[windows, heads, n, n]`.
     ///
     /// # Errors
@@ -53,13 +77,11 @@ pub(super) fn attention(
     context: &BlockContext,
     sites: &mut dyn Sites,
 ) -> Result<Tensor, ModelError> {
-    let (ops, stage) = (context.ops, context.stage);
+    let ops = context.ops;
     let qkv = product(input, &weights.qkv, sites)?;
-    let heads = ops.split_heads(&qkv, stage.heads, stage.window_tokens())?;
-    let [q, k, v] = [heads.get(0)?, heads.get(1)?, heads.get(2)?];
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
-    let attention = Attention { block: weights.id, q, k, v, scale: context.scale, bias, mask, ops };
-    let mixed = ops.merge_heads(&sites.attention(&attention)?)?;
+    let attention = Attention { block: weights.id, qkv, scale: context.scale, bias, mask, ops };
+    let mixed = sites.attention(&attention)?;
     let branch = product(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
 }
@@ -67,6 +89,9 @@ pub(super) fn attention(
 /// `[heads, n, n]`.
 fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, ModelError> {
     let n = context.stage.window_tokens();
+    if let Ops::Taped(tape) = context.ops {
+        return Ok(taped::relative_bias(tape, &weights.bias_table, context.relative_index, n)?);
+    }
     let rows = weights.bias_table.index_select(context.relative_index, 0)?;
     Ok(rows.t()?.contiguous()?.reshape((context.stage.heads, n, n))?)
 }

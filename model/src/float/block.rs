@@ -28,7 +28,7 @@ pub(super) struct BlockContext<'a> {
     pub windows: &'a Windows,
     /// `[n * n]` rows into the bias table.
     pub relative_index: &'a Tensor,
-    pub ops: Ops,
+    pub ops: &'a Ops,
 }
 
 /// One block: `[images * tokens, c]` to the same.
@@ -44,7 +44,9 @@ pub(super) fn block(
     let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
     let hidden = product(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
     let branch = product(hidden, &weights.fc2, sites)?;
-    residual(x, branch, weights.id, Half::Mlp, ops, sites)
+    let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;
+    sites.block_output(weights.id, &x)?;
+    Ok(x)
 }
 
 fn residual(
@@ -52,7 +54,7 @@ fn residual(
     branch: Tensor,
     id: BlockId,
     half: Half,
-    ops: Ops,
+    ops: &Ops,
     sites: &mut dyn Sites,
 ) -> Result<Tensor, ModelError> {
     let branch = sites.activation(Site::Add(id, half, Operand::Branch), branch)?;

@@ -137,7 +137,7 @@ impl Sites for FakeQuant {
             scores: self.quantizer(Site::Scores(block)),
             probs: self.probs.get(&block).copied().unwrap_or(Probs::Float),
         };
-        Ok(attention_by_reference(attention, &quant)?)
+        attention.merge(&attention_by_reference(attention, &quant)?)
     }
 }
 
@@ -188,11 +188,12 @@ fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, ModelError
 }
 
 /// Every window and head by [`attention_window`].
-fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> candle_core::Result<Tensor> {
-    let (_, heads, n, d) = attention.q.dims4()?;
+fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> Result<Tensor, ModelError> {
+    let [q, k, v] = attention.split()?;
+    let (_, heads, n, d) = q.dims4()?;
     let bias = attention.bias.flatten_all()?.to_vec1::<f32>()?;
     let mask = attention.mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
-    let mut out = vec![0.0; attention.q.elem_count()];
+    let mut out = vec![0.0; q.elem_count()];
     let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
         out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
             let part = index * n * d..(index + 1) * n * d;
@@ -212,10 +213,8 @@ fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> 
             );
         });
     };
-    with_values(&attention.q, |q| {
-        with_values(&attention.k, |k| with_values(&attention.v, |v| run(q, k, v)))
-    })???;
-    Tensor::from_vec(out, attention.q.shape(), attention.q.device())
+    with_values(&q, |q| with_values(&k, |k| with_values(&v, |v| run(q, k, v))))???;
+    Ok(Tensor::from_vec(out, q.shape(), q.device())?)
 }
 
 #[cfg(test)]

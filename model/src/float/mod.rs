@@ -10,6 +10,7 @@ mod fake_quant;
 pub mod ops;
 mod packed;
 mod swin;
+pub mod tape;
 mod weights;
 
 use candle_core::Tensor;
@@ -21,7 +22,8 @@ pub use swin::Swin;
 pub use weights::LinearWeights;
 
 use crate::error::ModelError;
-use crate::site::Site;
+use crate::site::{BlockId, Site};
+use ops::taped::AttentionSites;
 
 /// What happens to the tensors that may be quantized. A forward visits every site that is watched
 /// once, in the order of [`all_sites`](crate::site::all_sites), unless [`Sites::product`] or [`Sites::attention`] are taken
@@ -53,6 +55,14 @@ pub trait Sites {
         true
     }
 
+    /// The residual stream after a block, `[images * tokens, c]`, for whoever compares it with another network's.
+    ///
+    /// # Errors
+    /// As [`Sites::activation`].
+    fn block_output(&mut self, _block: BlockId, _x: &Tensor) -> Result<(), ModelError> {
+        Ok(())
+    }
+
     /// The product of `x` `[rows, in]`, which its input site returned, with a weight, through the sites of weight and
     /// output, plus the bias, and through GELU where it follows: `[rows, out]`. The default computes it in float.
     ///
@@ -65,22 +75,29 @@ pub trait Sites {
         if let Some(packed) = linear.packed().filter(|_| unchanged && !self.watches(output)) {
             return Ok(packed.product(x)?);
         }
+        if !self.watches(output) {
+            return Ok(linear.apply(x, &weight)?);
+        }
         let y = self.activation(output, linear.before_bias(x, &weight)?)?;
         Ok(linear.finish(y)?)
     }
 
-    /// Attention inside every window of a block, through its sites: `[windows, heads, n, head_dim]`. The default
-    /// computes it in float, with [`Sites::attend`] at its end.
+    /// Attention inside every window of a block, through its sites: `[windows * n, heads * head_dim]`. The default
+    /// computes it in float, with [`Sites::attend`] at its end; on a tape, past the sites.
     ///
     /// # Errors
     /// As [`Sites::activation`].
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
-        let Attention { block, q, k, v, .. } = attention;
-        let q = self.activation(Site::Q(*block), q.clone())?;
-        let k = self.activation(Site::K(*block), k.clone())?;
-        let v = self.activation(Site::V(*block), v.clone())?;
-        let scores = self.activation(Site::Scores(*block), attention.scores(&q, &k)?)?;
-        self.attend(Site::Probs(*block), attention.logits(&scores)?, v)
+        if let Some(mixed) = attention.taped(&AttentionSites::FLOAT)? {
+            return Ok(mixed);
+        }
+        let block = attention.block;
+        let [q, k, v] = attention.split()?;
+        let q = self.activation(Site::Q(block), q)?;
+        let k = self.activation(Site::K(block), k)?;
+        let v = self.activation(Site::V(block), v)?;
+        let scores = self.activation(Site::Scores(block), attention.scores(&q, &k)?)?;
+        attention.merge(&self.attend(Site::Probs(block), attention.logits(&scores)?, v)?)
     }
 }
 

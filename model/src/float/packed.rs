@@ -24,34 +24,24 @@ impl Workers {
     }
 }
 
-/// Whether a network's products are packed.
-pub(super) enum Packing {
-    /// They are.
-    Packed(Workers),
-    /// They are candle's: on other devices, or with gradients.
-    Plain,
+/// How a network's products are prepared.
+pub(super) struct Packing {
+    /// The family of operations.
+    pub ops: Ops,
+    /// Where products are packed: for inference on the host.
+    workers: Option<Workers>,
 }
 
 impl Packing {
     /// What suits a family of operations.
-    pub fn for_ops(ops: Ops) -> std::result::Result<Packing, ModelError> {
-        Ok(match ops {
-            Ops::Fused => Packing::Packed(Workers::new()?),
-            Ops::Composed => Packing::Plain,
-        })
-    }
-
-    /// The family of operations that it suits.
-    pub fn ops(&self) -> Ops {
-        if matches!(self, Packing::Packed(_)) { Ops::Fused } else { Ops::Composed }
+    pub fn new(ops: Ops) -> std::result::Result<Packing, ModelError> {
+        let workers = matches!(ops, Ops::Fused).then(Workers::new).transpose()?;
+        Ok(Packing { ops, workers })
     }
 
     /// Prepares a product.
     pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>, gelu: bool) -> Result<Option<Packed>> {
-        match self {
-            Packing::Packed(workers) => Packed::new(workers, weight, bias, None, gelu).map(Some),
-            Packing::Plain => Ok(None),
-        }
+        self.workers.as_ref().map(|workers| Packed::new(workers, weight, bias, None, gelu)).transpose()
     }
 }
 

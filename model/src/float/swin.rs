@@ -6,8 +6,9 @@ use candle_core::{Device, Tensor};
 
 use super::Sites;
 use super::block::{BlockContext, block, product};
-use super::ops::{Gather, Norm, Ops};
+use super::ops::{Gather, Norm, Ops, taped};
 use super::packed::Packing;
+use super::tape::Tape;
 use super::weights::{LinearWeights, Source, StageWeights, Windows};
 use crate::arch::{Stage, SwinConfig};
 use crate::batch::{Batch, Transform};
@@ -78,19 +79,36 @@ impl Swin {
         Swin::assemble(config, tensors, device, Ops::Composed)
     }
 
+    /// As [`Swin::differentiable`], by own operations that are noted on `tape`: it differentiates, not candle. The tensors
+    /// whose gradients are wanted must be watched by it.
+    ///
+    /// # Errors
+    /// As [`Swin::differentiable`].
+    pub fn taped(
+        config: &SwinConfig,
+        tensors: &BTreeMap<String, Tensor>,
+        device: &Device,
+        tape: &Tape,
+    ) -> Result<Swin, ModelError> {
+        config.validate()?;
+        Swin::assemble(config, tensors, device, Ops::Taped(tape.clone()))
+    }
+
     fn assemble(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, ModelError> {
-        let source = Source { config, tensors, packing: Packing::for_ops(ops)? };
+        // A squeezed view would be another tensor to the tape.
+        let taped = matches!(ops, Ops::Taped(_));
+        let source = Source { config, tensors, packing: Packing::new(ops.clone())? };
         let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
         let stages = config.stages();
         Ok(Swin {
             patch_embed: source.linear(Linear::PatchEmbed)?,
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
-            position: position.map(|p| p.squeeze(0)).transpose()?,
+            position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
             maps: stages.iter().map(|stage| StageMaps::new(stage, device)).collect::<Result<_, _>>()?,
             stages: stages.into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
             norm: source.norm("norm")?,
@@ -160,6 +178,9 @@ impl Swin {
             None => x,
         };
         let Some(position) = &self.position else { return Ok(x) };
+        if let Ops::Taped(tape) = &self.ops {
+            return Ok(taped::add_rows(tape, &x, position)?);
+        }
         let (rows, c) = x.dims2()?;
         let tokens = position.dim(0)?;
         Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
@@ -185,7 +206,7 @@ impl Swin {
                 scale: self.config.attention_scale(&weights.stage),
                 windows: &maps.windows[index % 2],
                 relative_index: &maps.relative_index,
-                ops: self.ops,
+                ops: &self.ops,
             };
             x = block(x, weights_of_block, &context, sites)?;
         }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
-use super::ops::{Gather, Norm, Ops};
+use super::ops::{Gather, Norm, Ops, taped};
 use super::packed::{Packed, Packing};
 use crate::arch::{Stage, SwinConfig};
 use crate::error::ModelError;
@@ -38,7 +38,12 @@ impl LinearWeights {
 
     /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned.
     pub(super) fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-        let Some(packed) = &self.packed else { return x.matmul(&weight.flatten_from(1)?.t()?) };
+        let Some(packed) = &self.packed else {
+            return match &self.ops {
+                Ops::Taped(tape) => taped::linear(tape, x, weight, None, None),
+                _ => x.matmul(&weight.flatten_from(1)?.t()?),
+            };
+        };
         if weight.id() != self.weight.id() {
             return packed.with_weight(weight)?.product(x);
         }
@@ -47,6 +52,20 @@ impl LinearWeights {
             let _ = self.bare.set(packed.with_weight(weight)?);
         }
         self.bare.get().expect("set above").product(x)
+    }
+
+    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned, and what follows it.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+        match &self.ops {
+            Ops::Taped(tape) => {
+                let y = taped::linear(tape, x, weight, self.bias.as_ref(), None)?;
+                if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
+            }
+            _ => self.finish(self.before_bias(x, weight)?),
+        }
     }
 
     /// What follows the output site of a product `[rows, out]`: the bias, and GELU.
@@ -146,7 +165,7 @@ impl Source<'_> {
             gelu,
             packed,
             bare: OnceLock::new(),
-            ops: self.packing.ops(),
+            ops: self.packing.ops.clone(),
         })
     }
 

@@ -121,7 +121,7 @@ fn row(values: &[f32], width: usize, index: usize) -> &[f32] {
 }
 
 /// The fastest instruction set there is; all give the same results.
-fn cpu() -> Cpu {
+pub(super) fn cpu() -> Cpu {
     static FASTEST: OnceLock<Cpu> = OnceLock::new();
     *FASTEST.get_or_init(|| *Cpu::available().last().expect("the scalar reference is always there"))
 }

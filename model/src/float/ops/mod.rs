@@ -1,27 +1,33 @@
 //! The operations of the forward between its large products.
 //!
-//! Each exists twice: `fused`, one pass over contiguous f32 in host memory, vectorised and on every core, without
-//! a gradient; and `composed` of candle's own operations, differentiable and for any device. [`Ops`] names the choice;
-//! the tests hold the first to the second.
+//! Each exists three times: `fused`, one pass over contiguous f32 in host memory, vectorised and on every core, without
+//! a gradient; `composed` of candle's own operations, differentiable by candle and for any device; and `taped`, with a
+//! hand-written backward pass. [`Ops`] names the choice; the tests hold the others to `composed`.
 
 mod composed;
 mod fused;
 mod product;
+pub mod taped;
 
 use std::sync::Arc;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor, bail};
+
+use super::tape::Tape;
 
 pub use fused::fake_quantize;
 pub(super) use fused::with_values;
 
-/// Which of the two families of operations a forward uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which family of operations a forward uses.
+#[derive(Clone, Debug)]
 pub enum Ops {
     /// Own single-pass kernels: host memory only, no gradient.
     Fused,
     /// candle's operations: any device, differentiable.
     Composed,
+    /// Own kernels on the host, candle's operations elsewhere, with own backward passes, noted on this tape. Attention is
+    /// one operation, without its parts.
+    Taped(Tape),
 }
 
 /// A LayerNorm over the last dimension.
@@ -79,99 +85,110 @@ impl Ops {
     }
 
     /// LayerNorm of the rows of `x` `[rows, c]`.
-    pub(crate) fn norm(self, x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    pub(crate) fn norm(&self, x: &Tensor, norm: &Norm) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm(x, norm),
             Ops::Composed => composed::norm(x, norm),
+            Ops::Taped(tape) => taped::norm(tape, x, norm),
         }
     }
 
     /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`; absent rows are zeros after
     /// the norm. `gather.parts` is 1.
-    pub(crate) fn norm_then_gather(self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
+    pub(crate) fn norm_then_gather(&self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm_then_gather(x, norm, gather),
             Ops::Composed => composed::gather(&composed::norm(x, norm)?, gather),
+            Ops::Taped(tape) => taped::gather(tape, &taped::norm(tape, x, norm)?, gather),
         }
     }
 
     /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`; absent parts are
     /// zeros before the norm.
-    pub(crate) fn gather_then_norm(self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
+    pub(crate) fn gather_then_norm(&self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm(&fused::gather(x, gather)?, norm),
             Ops::Composed => composed::norm(&composed::gather(x, gather)?, norm),
+            Ops::Taped(tape) => taped::norm(tape, &taped::gather(tape, x, gather)?, norm),
         }
     }
 
     /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`.
-    pub(crate) fn gather(self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    pub(crate) fn gather(&self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::gather(x, gather),
             Ops::Composed => composed::gather(x, gather),
+            Ops::Taped(tape) => taped::gather(tape, x, gather),
         }
     }
 
     /// The mean of the rows of each of `images` images: `[images * rows, c]` to `[images, c]`.
-    pub(crate) fn mean_rows(self, x: &Tensor, images: usize) -> Result<Tensor> {
+    pub(crate) fn mean_rows(&self, x: &Tensor, images: usize) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::mean_rows(x, images),
             Ops::Composed => x.reshape((images, (), x.dim(1)?))?.mean(1),
+            Ops::Taped(tape) => taped::mean_rows(tape, x, images),
         }
     }
 
     /// `x` `[rows, c]` plus the bias `[c]`.
-    pub(crate) fn add_bias(self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    pub(crate) fn add_bias(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::add_bias(x, bias),
             Ops::Composed => x.broadcast_add(bias),
+            Ops::Taped(tape) => taped::add_rows(tape, x, bias),
         }
     }
 
     /// GELU (the exact one, by erf) of `x` `[rows, c]`.
-    pub(crate) fn gelu(self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn gelu(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::gelu(x),
             Ops::Composed => x.gelu_erf(),
+            Ops::Taped(tape) => taped::gelu(tape, x),
         }
     }
 
     /// The sum of two tensors of one shape.
-    pub(crate) fn add(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    pub(crate) fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::add(a, b),
             Ops::Composed => a + b,
+            Ops::Taped(tape) => taped::add(tape, a, b),
         }
     }
 
     /// `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
-    pub(crate) fn split_heads(self, qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
+    pub(crate) fn split_heads(&self, qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::split_heads(qkv, heads, n),
             Ops::Composed => composed::split_heads(qkv, heads, n),
+            Ops::Taped(_) => bail!("attention is one operation here"),
         }
     }
 
     /// `[windows, heads, n, d]` to `[windows * n, heads * d]`.
-    pub(crate) fn merge_heads(self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn merge_heads(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::merge_heads(x),
             Ops::Composed => composed::merge_heads(x),
+            Ops::Taped(_) => bail!("attention is one operation here"),
         }
     }
 
     /// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.
-    pub(crate) fn scores(self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+    pub(crate) fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::scores(q, k),
             Ops::Composed => q.contiguous()?.matmul(&k.t()?.contiguous()?),
+            Ops::Taped(_) => bail!("attention is one operation here"),
         }
     }
 
     /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, bias `[heads, n, n]`, mask
     /// `[windows, n, n]`.
     pub(crate) fn logits(
-        self,
+        &self,
         scores: &Tensor,
         scale: f32,
         bias: &Tensor,
@@ -180,8 +197,14 @@ impl Ops {
         match self {
             Ops::Fused => fused::logits(scores, scale, bias, mask),
             Ops::Composed => composed::logits(scores, scale, bias, mask),
+            Ops::Taped(_) => bail!("attention is one operation here"),
         }
     }
+}
+
+/// The sum of two tensors of one shape, without a gradient.
+pub(super) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.device().is_cpu() && a.dims().len() == 2 { fused::add(a, b) } else { a + b }
 }
 
 /// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. With a

@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 
 /// `out[i, j] = sum over p of a[i, p] * b`, where `b` is read as `[n, k]` (transposed) or `[k, n]`.
-pub(super) struct Product<'a> {
+pub(in crate::float) struct Product<'a> {
     /// `[m, k]`.
     pub a: &'a [f32],
     /// `[n, k]` if `transposed`, else `[k, n]`.

@@ -7,7 +7,7 @@ use swinq_kernels::Quantizer;
 use super::{Gather, Norm, Ops, fake_quantize};
 
 /// Values that look random, in [-2, 2), the same in every run.
-fn noise(shape: &[usize], seed: u64) -> Tensor {
+pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|_| {
@@ -95,15 +95,15 @@ fn attention() {
         agree("logits", |ops| ops.logits(&scores, 0.3, &bias, mask));
         agree("softmax", |ops| match ops {
             Ops::Fused => super::softmax(&scores),
-            Ops::Composed => super::composed::softmax(&scores),
+            Ops::Composed | Ops::Taped(_) => super::composed::softmax(&scores),
         });
         agree("attend", |ops| match ops {
             Ops::Fused => super::attend(&scores, &v),
-            Ops::Composed => super::composed::attend(&scores, &v),
+            Ops::Composed | Ops::Taped(_) => super::composed::attend(&scores, &v),
         });
         agree("mix", |ops| match ops {
             Ops::Fused => super::mix(&scores, &v),
-            Ops::Composed => scores.matmul(&v),
+            Ops::Composed | Ops::Taped(_) => scores.matmul(&v),
         });
     }
 }

@@ -1,0 +1,132 @@
+//! Window attention as one operation, from what the qkv product gave to what the projection takes.
+//!
+//! Nothing of size `[n, n]` is kept for the backward pass: it is computed again, window by window, in the first cache
+//! levels (Dao et al., "FlashAttention", NeurIPS 2022, for the idea).
+
+mod head;
+
+use candle_core::{Result, Tensor, bail};
+use rayon::prelude::*;
+
+use super::fake_quant::{Fake, FakeProbs};
+use super::host::{in_order, slices};
+use crate::float::tape::{Gradients, Tape};
+use head::{Head, Scratch, Shape};
+
+/// Parts that the windows are split into where gradients are summed over them; fixed, so that sums are.
+const PARTS: usize = 32;
+
+/// The fake quantization inside attention; `None` is a site that is off.
+#[derive(Clone, Debug)]
+pub struct AttentionSites {
+    /// Queries.
+    pub q: Option<Fake>,
+    /// Keys.
+    pub k: Option<Fake>,
+    /// Values.
+    pub v: Option<Fake>,
+    /// `q k^T` before scale, bias and mask.
+    pub scores: Option<Fake>,
+    /// Probabilities.
+    pub probs: FakeProbs,
+}
+
+impl AttentionSites {
+    /// Nothing is quantized.
+    pub const FLOAT: AttentionSites =
+        AttentionSites { q: None, k: None, v: None, scores: None, probs: FakeProbs::Float };
+
+    /// In the order of the gradients of their steps.
+    fn fakes(&self) -> [Option<&Fake>; 5] {
+        let probs = match &self.probs {
+            FakeProbs::S8(fake) => Some(fake),
+            _ => None,
+        };
+        [self.q.as_ref(), self.k.as_ref(), self.v.as_ref(), self.scores.as_ref(), probs]
+    }
+}
+
+/// Attention inside every window: `qkv` `[windows * n, 3 * c]`, the `bias` `[heads, n, n]`, and the `mask` `[windows of an
+/// image, n, n]` to `[windows * n, c]`. See [`swinq_kernels::reference::attention_window`].
+///
+/// # Errors
+/// Shapes that do not fit, or another device than the host.
+pub fn attention(
+    tape: &Tape,
+    qkv: &Tensor,
+    scale: f32,
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+    sites: &AttentionSites,
+) -> Result<Tensor> {
+    let (rows, width) = qkv.dims2()?;
+    let (heads, n, _) = bias.dims3()?;
+    let shape = Shape { n, heads, d: width / 3 / heads, scale };
+    if !qkv.device().is_cpu() || rows % n != 0 || width != shape.width() {
+        bail!("attention: {:?} on {:?} with {heads} heads of {n} tokens", qkv.shape(), qkv.device())
+    }
+    let (qkv, bias, mask) = (qkv.contiguous()?, bias.contiguous()?, mask.cloned());
+    let mut out = vec![0.0; rows * shape.c()];
+    let tensors: Vec<&Tensor> = [&qkv, &bias].into_iter().chain(&mask).collect();
+    slices(&tensors, |values| {
+        let head = Head::new(shape, values[1], values.get(2).copied(), sites);
+        let windows = out.par_chunks_mut(n * shape.c()).zip(values[0].par_chunks(n * width));
+        windows.enumerate().for_each_init(Scratch::default, |scratch, (window, (out, qkv))| {
+            (0..heads).for_each(|index| head.forward(window, index, qkv, out, scratch));
+        });
+    })?;
+    let out = Tensor::from_vec(out, (rows, shape.c()), qkv.device())?;
+    let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
+    let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
+    let sites = sites.clone();
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        backward(shape, &qkv, &bias, mask.as_ref(), &sites, grad, sink)
+    });
+    Ok(out)
+}
+
+fn backward(
+    shape: Shape,
+    qkv: &Tensor,
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+    sites: &AttentionSites,
+    grad: &Tensor,
+    sink: &mut Gradients,
+) -> Result<()> {
+    let grad = grad.contiguous()?;
+    let Shape { n, heads, .. } = shape;
+    let (rows, width) = qkv.dims2()?;
+    let mut dqkv = vec![0.0; rows * width];
+    let part = (rows / n).div_ceil(PARTS);
+    let size = heads * n * n;
+    let tensors: Vec<&Tensor> = [qkv, bias, &grad].into_iter().chain(mask).collect();
+    // The bias's gradient, then the steps'.
+    let sums = slices(&tensors, |values| {
+        let head = Head::new(shape, values[1], values.get(3).copied(), sites);
+        let parts = dqkv
+            .par_chunks_mut(part * n * width)
+            .zip(values[0].par_chunks(part * n * width))
+            .zip(values[2].par_chunks(part * n * shape.c()));
+        let parts = parts.enumerate().map(|(index, ((dqkv, qkv), grad))| {
+            let (mut sums, mut scratch) = (vec![0.0; size + 5], Scratch::default());
+            let (dbias, steps) = sums.split_at_mut(size);
+            let windows =
+                dqkv.chunks_mut(n * width).zip(qkv.chunks(n * width)).zip(grad.chunks(n * shape.c()));
+            for (window, ((dqkv, qkv), grad)) in windows.enumerate() {
+                for (h, dbias) in dbias.chunks_exact_mut(n * n).enumerate() {
+                    head.backward(index * part + window, h, qkv, grad, dqkv, dbias, steps, &mut scratch);
+                }
+            }
+            sums
+        });
+        in_order(parts.collect(), size + 5)
+    })?;
+    for (fake, &step) in sites.fakes().into_iter().zip(&sums[size..]) {
+        if let Some(learned) = fake.and_then(|fake| fake.learned.as_ref()) {
+            learned.add(sink, &[step])?;
+        }
+    }
+    sink.add(bias, Tensor::from_slice(&sums[..size], bias.shape(), bias.device())?)?;
+    sink.add(qkv, Tensor::from_vec(dqkv, (rows, width), qkv.device())?)
+}

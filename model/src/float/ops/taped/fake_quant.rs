@@ -1,0 +1,230 @@
+//! Fake quantization with straight-through gradients.
+//!
+//! Forward, a value becomes what its code stands for, by the number contract: `code * s`, `code = round_ties_even(clamp(x
+//! r, -Q - 1, Q))`, `r = 1 / s` in f32 (weights clamp at `-Q`). Backward, rounding passes gradients (Bengio et al., 2013),
+//! and clipping stops them: the gradient is that of `clamp`. A learned step has LSQ's gradient (Esser et al., "Learned Step
+//! Size Quantization", ICLR 2020): `code - x r` inside the range, the end's code outside.
+
+use candle_core::{DType, Result, Tensor};
+use rayon::prelude::*;
+use swinq_kernels::Quantizer;
+
+use super::host::{GRAIN, slices};
+use crate::float::tape::{Gradients, Tape};
+
+/// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// The multiple, `[1]` or one per output channel; a leaf of the tape.
+    pub ratio: Tensor,
+    /// The step at first, one per value of `ratio`.
+    pub base: Vec<f32>,
+    /// Factor of the gradient: LSQ's `1 / sqrt(values * Q)`.
+    pub gradient_scale: f32,
+}
+
+impl Learned {
+    /// Adds the gradient of the multiple, from those of the steps.
+    pub(super) fn add(&self, sink: &mut Gradients, steps: &[f32]) -> Result<()> {
+        let factor = |(&step, &base): (&f32, &f32)| step * base * self.gradient_scale;
+        let gradient: Vec<f32> = steps.iter().zip(&self.base).map(factor).collect();
+        sink.add(&self.ratio, Tensor::from_vec(gradient, self.ratio.shape(), self.ratio.device())?)
+    }
+}
+
+/// The fake quantization of an activation.
+#[derive(Clone, Debug)]
+pub struct Fake {
+    /// Its step now.
+    pub quantizer: Quantizer,
+    /// Where the step comes from, if it is trained.
+    pub learned: Option<Learned>,
+}
+
+/// How attention probabilities are fake-quantized; see [`swinq_kernels::Probs`].
+#[derive(Clone, Debug)]
+pub enum FakeProbs {
+    /// Not at all.
+    Float,
+    /// Unsigned codes of the exponentials, divided by their own sum.
+    U8,
+    /// Signed codes of the softmax.
+    S8(Fake),
+}
+
+/// The fake quantization of a weight.
+#[derive(Clone, Debug)]
+pub struct FakeWeight {
+    /// One step, or one per output channel.
+    pub scales: Vec<f32>,
+    /// Largest code: 127, or 7.
+    pub largest: f32,
+    /// Where the steps come from, if they are trained; otherwise they are constants.
+    pub learned: Option<Learned>,
+}
+
+/// Codes of an activation are clamped to these.
+const RANGE: (f32, f32) = (-128.0, 127.0);
+
+/// `x` of any shape as its codes stand for it.
+///
+/// # Errors
+/// Those of candle.
+pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let quantizer = fake.quantizer;
+    let host = x.device().is_cpu();
+    let out = if host {
+        crate::float::ops::fake_quantize(&x, quantizer)?
+    } else {
+        (codes(&(&x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale()))?
+    };
+    let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
+    let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
+    let learned = fake.learned.clone();
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let (dx, step) = if host {
+            on_host(&x, grad, &[quantizer.recip()], RANGE, learned.is_some())?
+        } else {
+            composed(&x.flatten_all()?.unsqueeze(0)?, grad, &[quantizer.recip()], RANGE, learned.is_some())?
+        };
+        if let Some(learned) = &learned {
+            learned.add(sink, &step)?;
+        }
+        sink.add(&x, dx)
+    });
+    Ok(out)
+}
+
+/// `w` (output channels first) as its codes stand for it.
+///
+/// # Errors
+/// Those of candle.
+pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
+    let range = (-fake.largest, fake.largest);
+    let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
+    let matrix = w.reshape((fake.scales.len(), ()))?;
+    let host = w.device().is_cpu();
+    let out = if host {
+        weight_on_host(&matrix, &fake.scales, &recips, range)?
+    } else {
+        let column = |values: &[f32]| Tensor::new(values, w.device())?.unsqueeze(1);
+        codes(&matrix.broadcast_mul(&column(&recips)?)?, range)?.broadcast_mul(&column(&fake.scales)?)?
+    };
+    let out = out.reshape(w.shape())?;
+    let inputs = [Some(w), fake.learned.as_ref().map(|l| &l.ratio)];
+    let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
+    let (w, learned) = (w.clone(), fake.learned.clone());
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let gradient = if host { on_host } else { composed };
+        let (dw, steps) = gradient(&matrix, &grad.contiguous()?, &recips, range, learned.is_some())?;
+        if let Some(learned) = &learned {
+            learned.add(sink, &steps)?;
+        }
+        sink.add(&w, dw.reshape(w.shape())?)
+    });
+    Ok(out)
+}
+
+/// `round_ties_even(clamp(scaled))`. Adding 1.5 * 2^23 leaves no fraction bits, so the sum is rounded as IEEE rounds.
+fn codes(scaled: &Tensor, (low, high): (f32, f32)) -> Result<Tensor> {
+    const ROUNDER: f64 = 12_582_912.0;
+    (scaled.clamp(low, high)? + ROUNDER)? - ROUNDER
+}
+
+fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32, f32)) -> Result<Tensor> {
+    let (_, columns) = w.dims2()?;
+    let mut out = vec![0.0; w.elem_count()];
+    slices(&[w], |values| {
+        let rows = out.par_chunks_mut(columns).zip(values[0].par_chunks(columns)).zip(scales).zip(recips);
+        rows.for_each(|(((out, w), &scale), &recip)| {
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    for (out, &w) in out.iter_mut().zip(w) {
+                        *out = (w * recip).clamp(low, high).round_ties_even() * scale;
+                    }
+                },
+            );
+        });
+    })?;
+    Tensor::from_vec(out, w.shape(), w.device())
+}
+
+/// The gradients of `x`, and of the step of each of `recips.len()` equal parts of it (if `steps`).
+fn on_host(
+    x: &Tensor,
+    grad: &Tensor,
+    recips: &[f32],
+    range: (f32, f32),
+    steps: bool,
+) -> Result<(Tensor, Vec<f32>)> {
+    let grad = grad.contiguous()?;
+    let mut dx = vec![0.0; x.elem_count()];
+    let len = dx.len() / recips.len();
+    let gradients = slices(&[x, &grad], |values| {
+        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len)).zip(values[1].par_chunks(len));
+        rows.zip(recips)
+            .map(|(((dx, x), grad), &recip)| {
+                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).zip(grad.par_chunks(GRAIN));
+                let sums: Vec<f32> =
+                    parts.map(|((dx, x), grad)| clipped(x, grad, recip, range, steps, dx)).collect();
+                sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
+            })
+            .collect()
+    })?;
+    Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
+}
+
+/// Straight-through gradients into `dx`; returns that of the step if `step`.
+pub(super) fn clipped(
+    x: &[f32],
+    grad: &[f32],
+    recip: f32,
+    (low, high): (f32, f32),
+    step: bool,
+    dx: &mut [f32],
+) -> f32 {
+    let mut sums = [0.0; 16];
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                let scaled = x * recip;
+                *dx = if scaled >= low && scaled <= high { grad } else { 0.0 };
+            }
+            if step {
+                for (x, grad) in x.chunks(16).zip(grad.chunks(16)) {
+                    for ((sum, &x), &grad) in sums.iter_mut().zip(x).zip(grad) {
+                        let scaled = x * recip;
+                        let clamped = scaled.clamp(low, high);
+                        let inside = if clamped == scaled { scaled } else { 0.0 };
+                        *sum += grad * (clamped.round_ties_even() - inside);
+                    }
+                }
+            }
+        },
+    );
+    sums.iter().sum()
+}
+
+/// As [`on_host`], in candle's operations; `x` is `[parts, values]`.
+fn composed(
+    x: &Tensor,
+    grad: &Tensor,
+    recips: &[f32],
+    (low, high): (f32, f32),
+    steps: bool,
+) -> Result<(Tensor, Vec<f32>)> {
+    let shape = grad.shape().clone();
+    let grad = grad.reshape(x.shape())?;
+    let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
+    let inside = (scaled.ge(low)?.to_dtype(DType::F32)? * scaled.le(high)?.to_dtype(DType::F32)?)?;
+    let gradients = if steps {
+        let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
+        (&grad * slope)?.sum(1)?.to_vec1()?
+    } else {
+        Vec::new()
+    };
+    Ok(((grad * inside)?.reshape(shape)?, gradients))
+}
