@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor, TensorId};
 
 type Backward = Box<dyn FnOnce(&Tensor, &mut Gradients) -> Result<()> + Send>;
 
@@ -24,6 +24,8 @@ struct Record {
     /// Results of recorded operations.
     results: HashSet<TensorId>,
     nodes: Vec<Node>,
+    /// Type of the operands of weighted products, if not f32.
+    products: Option<DType>,
 }
 
 struct Node {
@@ -39,6 +41,16 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
+    /// An empty tape, whose weighted products take operands of type `products` (f32 by default), forward and backward.
+    pub fn with_products(products: Option<DType>) -> Tape {
+        Tape(Arc::new(Mutex::new(Record { products, ..Record::default() })))
+    }
+
+    /// Type of the operands of weighted products, if not f32.
+    pub(super) fn products(&self) -> Option<DType> {
+        self.lock().products
+    }
+
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

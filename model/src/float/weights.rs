@@ -40,7 +40,7 @@ impl LinearWeights {
     pub(super) fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         let Some(packed) = &self.packed else {
             return match &self.ops {
-                Ops::Taped(tape) => taped::linear(tape, x, weight, None, None),
+                Ops::Taped(tape) => taped::linear(tape, x, weight, None),
                 _ => x.matmul(&weight.flatten_from(1)?.t()?),
             };
         };
@@ -61,7 +61,7 @@ impl LinearWeights {
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         match &self.ops {
             Ops::Taped(tape) => {
-                let y = taped::linear(tape, x, weight, self.bias.as_ref(), None)?;
+                let y = taped::linear(tape, x, weight, self.bias.as_ref())?;
                 if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
             }
             _ => self.finish(self.before_bias(x, weight)?),

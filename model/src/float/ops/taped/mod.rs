@@ -104,7 +104,7 @@ fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 }
 
 /// The product of `x` `[rows, in]` with `weight` `[out, ...]` of `out * in` values, plus `bias` `[out]`, where there is one.
-/// `half` makes the operands of all three products of that type; sums and gradients stay f32.
+/// Results and gradients are f32, whatever type the tape gives the operands.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -113,8 +113,8 @@ pub fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    half: Option<DType>,
 ) -> Result<Tensor> {
+    let half = tape.products();
     let matrix = weight.flatten_from(1)?;
     let product = multiply(x, &matrix.t()?, half)?;
     let out = match bias {

@@ -130,13 +130,13 @@ fn a_tensor_used_twice_gets_both_gradients() {
 fn products() {
     for (rows, k, n) in [(1, 3, 2), (65, 48, 33)] {
         let inputs = [noise(&[rows, k], 1), noise(&[n, k], 2), noise(&[n], 3)];
-        let taped = |t: &Tape, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]), None);
+        let taped = |t: &Tape, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
         agree("linear", &inputs, taped, |x| x[0].matmul(&x[1].t()?)?.broadcast_add(&x[2]));
         differences("linear", &inputs, taped);
     }
     let inputs = [noise(&[5, 12], 1), noise(&[4, 3, 2, 2], 2)];
     let plain = |x: &[Tensor]| x[0].matmul(&x[1].flatten_from(1)?.t()?);
-    agree("patches", &inputs, |t, x| linear(t, &x[0], &x[1], None, None), plain);
+    agree("patches", &inputs, |t, x| linear(t, &x[0], &x[1], None), plain);
 }
 
 /// Round half to even of small values, with a gradient of 1.

@@ -1,0 +1,207 @@
+//! AdamW, with parameters updated in place.
+//!
+//! Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; the order of operations is PyTorch's.
+
+use std::collections::BTreeMap;
+
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+use rayon::prelude::*;
+
+use crate::job::OptimizerKeys;
+
+/// The two moments of a parameter's gradient.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    /// Mean.
+    pub first: Tensor,
+    /// Mean square.
+    pub second: Tensor,
+}
+
+/// How one parameter is updated.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the parameter.
+    pub decay: f64,
+    /// Factor of its gradient (clipping, loss scale).
+    pub gradient: f64,
+}
+
+/// The optimizer's settings and state.
+#[derive(Debug)]
+pub struct AdamW {
+    betas: [f64; 2],
+    eps: f64,
+    /// Updates made.
+    pub steps: u64,
+    /// By parameter.
+    pub moments: BTreeMap<String, Moments>,
+}
+
+impl AdamW {
+    /// Moments of zeros for `parameters`.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn new(keys: &OptimizerKeys, parameters: &BTreeMap<String, Tensor>) -> Result<AdamW> {
+        let zeros = |p: &Tensor| Ok(Moments { first: p.zeros_like()?, second: p.zeros_like()? });
+        let moments = parameters.iter().map(|(name, p)| Ok((name.clone(), zeros(p)?)));
+        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments: moments.collect::<Result<_>>()? })
+    }
+
+    /// Begins an update of all parameters.
+    pub fn begin(&mut self) {
+        self.steps += 1;
+    }
+
+    /// Updates the parameter called `name`.
+    ///
+    /// # Errors
+    /// An unknown name, shapes that differ, tensors that are not contiguous.
+    pub fn update(&mut self, name: &str, parameter: &Tensor, gradient: &Tensor, update: Update) -> Result<()> {
+        let Some(moments) = self.moments.get(name) else { bail!("no moments of {name}") };
+        let correction = self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.steps).unwrap_or(i32::MAX)));
+        let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
+        if parameter.device().is_cpu() { rule.on_host(parameter, gradient, moments) } else { rule.composed(parameter, gradient, moments) }
+    }
+}
+
+/// ```text
+/// m = b1 m + (1 - b1) g       v = b2 v + (1 - b2) g^2
+/// p = p (1 - lr decay) - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
+/// ```
+struct Rule {
+    betas: [f64; 2],
+    eps: f64,
+    correction: [f64; 2],
+    update: Update,
+}
+
+impl Rule {
+    fn composed(&self, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
+        let [b1, b2] = self.betas;
+        let g = (gradient * self.update.gradient)?;
+        let first = ((&moments.first * b1)? + (&g * (1.0 - b1))?)?;
+        let second = ((&moments.second * b2)? + (g.sqr()? * (1.0 - b2))?)?;
+        let root = ((&second / self.correction[1])?.sqrt()? + self.eps)?;
+        let step = ((&first / root)? * (self.update.lr / self.correction[0]))?;
+        let next = ((parameter * (1.0 - self.update.lr * self.update.decay))? - step)?;
+        set(&moments.first, &first)?;
+        set(&moments.second, &second)?;
+        set(parameter, &next)
+    }
+
+    fn on_host(&self, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
+        let gradient = gradient.flatten_all()?.to_vec1::<f32>()?;
+        let (first, second) = (moments.first.flatten_all()?.to_vec1()?, moments.second.flatten_all()?.to_vec1()?);
+        let pass = std::sync::Mutex::new((first, second));
+        parameter.inplace_op1(&HostStep { rule: self, gradient: &gradient, moments: &pass })?;
+        let (first, second) = pass.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        set(&moments.first, &Tensor::from_vec(first, parameter.shape(), parameter.device())?)?;
+        set(&moments.second, &Tensor::from_vec(second, parameter.shape(), parameter.device())?)
+    }
+}
+
+/// Overwrites `tensor`, which is not a variable of candle's graph.
+pub(crate) fn set(tensor: &Tensor, values: &Tensor) -> Result<()> {
+    if tensor.dims().is_empty() {
+        bail!("a scalar cannot be set");
+    }
+    tensor.slice_set(&values.contiguous()?, 0, 0)
+}
+
+struct HostStep<'a> {
+    rule: &'a Rule,
+    gradient: &'a [f32],
+    moments: &'a std::sync::Mutex<(Vec<f32>, Vec<f32>)>,
+}
+
+impl InplaceOp1 for HostStep<'_> {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let CpuStorage::F32(values) = storage else { bail!("parameters are f32") };
+        let Some((start, end)) = layout.contiguous_offsets() else { bail!("a parameter is not contiguous") };
+        let mut moments = self.moments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (first, second) = &mut *moments;
+        self.rule.step(&mut values[start..end], self.gradient, first, second);
+        Ok(())
+    }
+}
+
+impl Rule {
+    fn step(&self, p: &mut [f32], g: &[f32], first: &mut [f32], second: &mut [f32]) {
+        let [b1, b2] = self.betas.map(|beta| beta as f32);
+        let [c1, c2] = self.betas.map(|beta| (1.0 - beta) as f32);
+        let factor = self.update.gradient as f32;
+        let keep = (1.0 - self.update.lr * self.update.decay) as f32;
+        let lr = (self.update.lr / self.correction[0]) as f32;
+        let (unbias, eps) = ((1.0 / self.correction[1]) as f32, self.eps as f32);
+        const PART: usize = 1 << 14;
+        let moments = first.par_chunks_mut(PART).zip(second.par_chunks_mut(PART));
+        p.par_chunks_mut(PART).zip(g.par_chunks(PART)).zip(moments).for_each(|((p, g), (first, second))| {
+            for (((p, &g), m), v) in p.iter_mut().zip(g).zip(first).zip(second) {
+                let g = g * factor;
+                *m = *m * b1 + g * c1;
+                *v = *v * b2 + g * g * c2;
+                *p = *p * keep - lr * (*m / ((*v * unbias).sqrt() + eps));
+            }
+        });
+    }
+}
+
+/// The Euclidean length of gradients, in f64, parameters in the order of their names.
+///
+/// # Errors
+/// Those of candle.
+pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> {
+    let mut sum = 0.0;
+    for gradient in gradients {
+        sum += if gradient.device().is_cpu() {
+            gradient.flatten_all()?.to_vec1::<f32>()?.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>()
+        } else {
+            f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?)
+        };
+    }
+    Ok(sum.sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    const TORCH: [f32; 3] = [0.6391262, 0.0072189, 1.4805835];
+
+    /// `torch.optim.AdamW(lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.05)`: five steps, gradients `p * i - 1`.
+    #[test]
+    fn equals_pytorch() {
+        let start = [1.0f32, -0.5, 2.0];
+        let keys = OptimizerKeys { betas: [0.9, 0.99], eps: 1e-6, ..OptimizerKeys::default() };
+        for composed in [false, true] {
+            let p = Tensor::new(&start, &Device::Cpu).unwrap();
+            let parameters = BTreeMap::from([("p".to_owned(), p.clone())]);
+            let mut adam = AdamW::new(&keys, &parameters).unwrap();
+            for i in 1..=5 {
+                let gradient = ((&p * f64::from(i)).unwrap() - 1.0).unwrap();
+                adam.begin();
+                let update = Update { lr: 0.1, decay: 0.05, gradient: 1.0 };
+                if composed {
+                    let correction = adam.betas.map(|beta: f64| 1.0 - beta.powi(i));
+                    let rule = Rule { betas: adam.betas, eps: adam.eps, correction, update };
+                    rule.composed(&p, &gradient, &adam.moments["p"]).unwrap();
+                } else {
+                    adam.update("p", &p, &gradient, update).unwrap();
+                }
+            }
+            for (got, want) in p.to_vec1::<f32>().unwrap().iter().zip(TORCH) {
+                assert!((got - want).abs() < 2e-6, "{got} instead of {want}, composed: {composed}");
+            }
+        }
+    }
+}

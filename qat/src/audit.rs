@@ -1,0 +1,56 @@
+//! Where a network first went non-finite.
+
+use candle_core::Tensor;
+use swinq_model::ModelError;
+
+/// Looks at tensors in the order of a forward and keeps the first that holds a NaN or an infinity.
+#[derive(Debug, Default)]
+pub struct Audit {
+    /// Its name, and what it holds.
+    pub first: Option<String>,
+}
+
+impl Audit {
+    /// Looks at the tensor called `name`.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn look(&mut self, name: &str, x: &Tensor) -> Result<(), ModelError> {
+        if self.first.is_none()
+            && let Some((index, value)) = not_finite(x)?
+        {
+            self.first = Some(format!("{name} has {value} at flat index {index} of {:?}", x.dims()));
+        }
+        Ok(())
+    }
+}
+
+/// The first value that is not finite.
+pub fn not_finite(x: &Tensor) -> candle_core::Result<Option<(usize, f32)>> {
+    // Zero times anything finite is zero, so one number tells whether there is something to look for.
+    if (x * 0.0)?.sum_all()?.to_scalar::<f32>()?.is_finite() {
+        return Ok(None);
+    }
+    let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    Ok(values.into_iter().enumerate().find(|(_, value)| !value.is_finite()))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_first_bad_value_is_found() {
+        let tensor = |values: &[f32]| Tensor::new(values, &Device::Cpu).unwrap();
+        assert_eq!(not_finite(&tensor(&[1.0, -3e38, 2.0])).unwrap(), None);
+        let (index, value) = not_finite(&tensor(&[1.0, 2.0, f32::NAN, f32::INFINITY])).unwrap().unwrap();
+        assert!(index == 2 && value.is_nan());
+        let mut audit = Audit::default();
+        audit.look("a", &tensor(&[1.0])).unwrap();
+        audit.look("b", &tensor(&[0.0, f32::NEG_INFINITY])).unwrap();
+        audit.look("c", &tensor(&[f32::NAN])).unwrap();
+        assert_eq!(audit.first.unwrap(), "b has -inf at flat index 1 of [2]");
+    }
+}

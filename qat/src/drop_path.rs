@@ -1,0 +1,77 @@
+//! DropPath: whole branches of some images are left out while training.
+//!
+//! Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016; in Swin the rate grows linearly from 0 at the first block
+//! to its highest at the last.
+
+use candle_core::{Device, Result, Tensor};
+use swinq_model::{BlockId, Half, SwinConfig};
+
+use crate::random::Random;
+
+/// Which branches are dropped for which images of a batch: a function of the seed and of where the batch stands in the
+/// run, so that nothing need be stored to go on.
+#[derive(Clone, Debug)]
+pub struct DropPath {
+    seed: u64,
+    batch: u64,
+    rates: Vec<(BlockId, f64)>,
+}
+
+impl DropPath {
+    /// Rates up to `highest` for every block of `config`. `None` where nothing is ever dropped.
+    pub fn new(config: &SwinConfig, highest: f64, seed: u64) -> Option<DropPath> {
+        let blocks = (0..config.depths.len())
+            .flat_map(|stage| (0..config.depths[stage]).map(move |block| BlockId { stage, block }));
+        let blocks: Vec<BlockId> = blocks.collect();
+        let step = highest / (blocks.len().max(2) - 1) as f64;
+        let rates = blocks.into_iter().enumerate().map(|(i, block)| (block, step * i as f64)).collect();
+        (highest > 0.0).then_some(DropPath { seed, batch: 0, rates })
+    }
+
+    /// The same for batch number `batch` of the run.
+    pub fn at(&self, batch: u64) -> DropPath {
+        DropPath { batch, ..self.clone() }
+    }
+
+    /// The factor of each image's branch, 0 or the reciprocal of the share kept; `None` for a block that drops nothing.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn factors(&self, block: BlockId, half: Half, images: usize, device: &Device) -> Result<Option<Tensor>> {
+        let Some(index) = self.rates.iter().position(|(b, rate)| *b == block && *rate > 0.0) else {
+            return Ok(None);
+        };
+        let rate = self.rates[index].1;
+        let mut random = Random::new(&[self.seed, self.batch, index as u64, half as u64]);
+        let kept = (1.0 / (1.0 - rate)) as f32;
+        let factors: Vec<f32> = (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect();
+        Tensor::from_vec(factors, images, device).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_grow_with_depth_and_are_kept_in_expectation() {
+        let config = SwinConfig { depths: vec![2, 3], num_heads: vec![2, 4], ..swinq_model::SwinConfig::official("swin_tiny_patch4_window7_224").unwrap() };
+        let drop_path = DropPath::new(&config, 0.4, 7).unwrap();
+        let rates: Vec<f64> = drop_path.rates.iter().map(|(_, rate)| *rate).collect();
+        assert_eq!(rates.iter().map(|r| (r * 10.0).round()).collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 4.0]);
+        let last = BlockId { stage: 1, block: 2 };
+        let factors = |batch| {
+            let tensor = drop_path.at(batch).factors(last, Half::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
+            tensor.to_vec1::<f32>().unwrap()
+        };
+        let drawn = factors(3);
+        let mean = drawn.iter().sum::<f32>() / 4000.0;
+        assert!((mean - 1.0).abs() < 0.05, "{mean}");
+        assert!(drawn.iter().all(|&f| f == 0.0 || f == (1.0 / 0.6) as f32));
+        assert_eq!(drawn, factors(3));
+        assert_ne!(drawn, factors(4));
+        let first = BlockId { stage: 0, block: 0 };
+        assert!(drop_path.factors(first, Half::Attn, 5, &Device::Cpu).unwrap().is_none());
+        assert!(DropPath::new(&config, 0.0, 7).is_none());
+    }
+}

@@ -1,0 +1,206 @@
+//! Everything a training is, in a file: what goes on from it gives the same bits as if it had never stopped.
+//!
+//! One safetensors file: `parameter/NAME`, `first/NAME` and `second/NAME` (AdamW's moments), `average/NAME` (the moving
+//! average, if there is one), f32, and [`Progress`] as JSON under the metadata key `swinq_training`, with the SHA-256 of the
+//! tensors' bytes. Where the run stands among the images, and every random draw, follow from the step.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use swinq_model::atomic::write_atomic;
+
+use crate::adamw::{AdamW, Moments, set};
+use crate::error::QatError;
+use crate::job::Identity;
+
+/// Key of the JSON among the file's metadata.
+const METADATA_KEY: &str = "swinq_training";
+/// Version of the format.
+const VERSION: u64 = 1;
+
+/// Where a run stands, apart from its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// Updates made: less than the steps where half precision overflowed.
+    pub updates: u64,
+    /// Moving average of the loss, which tells an explosion; absent before the first step.
+    pub usual_loss: Option<f64>,
+    /// Factor of the loss before its backward pass.
+    pub loss_scale: f64,
+    /// Steps since that factor last changed.
+    pub steady_steps: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u64,
+    job: Identity,
+    progress: Progress,
+    sha256: String,
+}
+
+/// The tensors of a run.
+pub struct State<'a> {
+    /// By name.
+    pub parameters: &'a BTreeMap<String, Tensor>,
+    /// AdamW.
+    pub optimizer: &'a mut AdamW,
+    /// The moving average of the parameters.
+    pub average: Option<&'a BTreeMap<String, Tensor>>,
+}
+
+impl State<'_> {
+    fn tensors(&self) -> BTreeMap<String, &Tensor> {
+        let mut tensors = BTreeMap::new();
+        tensors.extend(self.parameters.iter().map(|(name, t)| (format!("parameter/{name}"), t)));
+        for (name, Moments { first, second }) in &self.optimizer.moments {
+            tensors.insert(format!("first/{name}"), first);
+            tensors.insert(format!("second/{name}"), second);
+        }
+        tensors.extend(self.average.into_iter().flatten().map(|(name, t)| (format!("average/{name}"), t)));
+        tensors
+    }
+}
+
+/// Writes the run's state into `folder`, whole or not at all, and removes all but the latest `keep`.
+///
+/// # Errors
+/// The file that cannot be written.
+pub fn save(folder: &Path, job: &Identity, progress: &Progress, state: &State<'_>, keep: usize) -> Result<PathBuf, QatError> {
+    let path = folder.join(format!("step-{:09}.safetensors", progress.step));
+    let tensors = state.tensors();
+    let mut stored = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+        stored.push((name, tensor.dims().to_vec(), values));
+    }
+    let document =
+        Document { version: VERSION, job: job.clone(), progress: progress.clone(), sha256: digest(&stored) };
+    let json = serde_json::to_string(&document).map_err(|e| QatError::file(&path, e.to_string()))?;
+    let views: Vec<(&str, TensorView<'_>)> = stored
+        .iter()
+        .map(|(name, shape, values)| {
+            let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values));
+            view.map(|view| (name.as_str(), view)).map_err(|e| QatError::file(&path, e.to_string()))
+        })
+        .collect::<Result<_, _>>()?;
+    let metadata = std::collections::HashMap::from([(METADATA_KEY.to_owned(), json)]);
+    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| QatError::file(&path, e.to_string()))?;
+    write_atomic(&path, |out| out.write_all(&bytes))?;
+    for old in files(folder)?.into_iter().rev().skip(keep) {
+        std::fs::remove_file(&old).map_err(|e| QatError::file(&old, e.to_string()))?;
+    }
+    Ok(path)
+}
+
+fn digest(tensors: &[(String, Vec<usize>, Vec<f32>)]) -> String {
+    let mut sha = Sha256::new();
+    for (name, _, values) in tensors {
+        sha.update(name.as_bytes());
+        sha.update(bytemuck::cast_slice::<f32, u8>(values));
+    }
+    sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The checkpoints in `folder`, oldest first; none where there is no such folder.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|e| QatError::file(folder, e.to_string()))?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|e| QatError::file(folder, e.to_string()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("step-") && name.ends_with(".safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether `folder` has a checkpoint, whole or not.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn exists(folder: &Path) -> Result<bool, QatError> {
+    Ok(!files(folder)?.is_empty())
+}
+
+/// Takes up the latest whole checkpoint in `folder`. `None` where there is none. `warn` hears of damaged ones.
+///
+/// # Errors
+/// A checkpoint of another job or another network, naming what differs; a device that fails.
+pub fn resume(
+    folder: &Path,
+    job: &Identity,
+    state: &mut State<'_>,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Option<Progress>, QatError> {
+    for path in files(folder)?.into_iter().rev() {
+        let bytes = std::fs::read(&path).map_err(|e| QatError::file(&path, e.to_string()))?;
+        match read(&bytes) {
+            Ok((document, tensors)) => {
+                job.check_resumes(&document.job)?;
+                restore(&path, state, tensors)?;
+                state.optimizer.steps = document.progress.updates;
+                return Ok(Some(document.progress));
+            }
+            Err(problem) => {
+                warn(&format!("{}: {problem}; an earlier checkpoint is looked for", path.display()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+type Stored = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+fn read(bytes: &[u8]) -> Result<(Document, Stored), String> {
+    let damaged = |e: &dyn std::fmt::Display| format!("is damaged ({e})");
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(&e))?;
+    let json = metadata.metadata().as_ref().and_then(|m| m.get(METADATA_KEY));
+    let json = json.ok_or_else(|| "is not a checkpoint of a training".to_owned())?;
+    let document: Document = serde_json::from_str(json).map_err(|e| damaged(&e))?;
+    if document.version != VERSION {
+        return Err(format!("has format version {}, and this program reads {VERSION}", document.version));
+    }
+    let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(&e))?;
+    let mut tensors = Vec::new();
+    for (name, view) in file.iter() {
+        if view.dtype() != Dtype::F32 {
+            return Err(format!("is damaged ({name} is not f32)"));
+        }
+        tensors.push((name.to_owned(), view.shape().to_vec(), bytemuck::pod_collect_to_vec(view.data())));
+    }
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    if digest(&tensors) != document.sha256 {
+        return Err("is damaged (its tensors do not have its checksum)".to_owned());
+    }
+    Ok((document, tensors))
+}
+
+fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatError> {
+    let targets = state.tensors();
+    let names: Vec<&String> = stored.iter().map(|(name, ..)| name).collect();
+    if !targets.keys().eq(names.iter().copied()) {
+        return Err(QatError::file(path, "holds other tensors than this job trains"));
+    }
+    for ((name, shape, values), target) in stored.iter().zip(targets.values()) {
+        if shape != target.dims() {
+            return Err(QatError::file(path, format!("{name} is {shape:?}, and here {:?}", target.dims())));
+        }
+        set(target, &Tensor::from_slice(values, shape.as_slice(), &Device::Cpu)?.to_device(target.device())?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! The network in training and its teacher.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Tensor};
+use swinq_model::float::tape::{Gradients, Tape};
+use swinq_model::float::{Float, Sites, Swin, ops::taped::squared_difference};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BlockId, ModelError, QuantizedModel, Site, SwinConfig, Transform};
+
+use crate::audit::Audit;
+use crate::drop_path::DropPath;
+use crate::error::QatError;
+use crate::job::{LossKeys, Scales};
+use crate::loss::{LossParts, Targets, loss};
+use crate::scales::{RATIO, ScaleTable};
+use crate::sites::TrainSites;
+
+/// What a teacher says of a batch.
+#[derive(Debug)]
+pub struct Lesson {
+    /// `[images, classes]`.
+    pub logits: Vec<f32>,
+    /// Its blocks' outputs, where they are compared.
+    pub features: BTreeMap<BlockId, Tensor>,
+}
+
+/// The float network that is imitated.
+pub struct Teacher {
+    swin: Swin,
+    transform: Transform,
+    features: bool,
+}
+
+/// The float forward that keeps the blocks' outputs.
+struct Capture(BTreeMap<BlockId, Tensor>);
+
+impl Sites for Capture {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+        Float.activation(site, x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+        Float.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+        Float.attend(site, logits, v)
+    }
+
+    fn watches(&self, _: Site) -> bool {
+        false
+    }
+
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), ModelError> {
+        self.0.insert(block, x.clone());
+        Ok(())
+    }
+}
+
+impl Teacher {
+    /// The network of `model`; `features` says whether its blocks are compared.
+    ///
+    /// # Errors
+    /// What [`Swin::new`] refuses.
+    pub fn new(model: &FloatModel, features: bool, device: &Device) -> Result<Teacher, QatError> {
+        let swin = Swin::new(&model.config, &model.tensors, device)?;
+        Ok(Teacher { swin, transform: model.transform.clone(), features })
+    }
+
+    /// What it says of `batch`.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn teach(&self, batch: &Batch) -> Result<Lesson, QatError> {
+        let images = self.swin.images(batch, &self.transform)?;
+        let mut capture = Capture(BTreeMap::new());
+        let logits = match self.features {
+            true => self.swin.forward(&images, &mut capture)?,
+            false => self.swin.forward(&images, &mut Float)?,
+        };
+        Ok(Lesson { logits: logits.flatten_all()?.to_vec1()?, features: capture.0 })
+    }
+}
+
+/// The network in training: parameters, trained multiples of steps among them, and the tape.
+pub struct Student {
+    config: SwinConfig,
+    transform: Transform,
+    swin: Swin,
+    tape: Tape,
+    sites: TrainSites,
+    /// Every parameter by name, in Microsoft's naming; multiples of steps as `scale.SITE`.
+    parameters: BTreeMap<String, Tensor>,
+}
+
+impl Student {
+    /// The network of `start`, quantized as `quantized` says with the steps of `policy`; in float without it. `half` makes
+    /// operands of products that type.
+    ///
+    /// # Errors
+    /// Weights or ranges that cannot be quantized; those of candle.
+    pub fn new(
+        start: &FloatModel,
+        quantized: Option<(&QuantizedModel, &[(Site, Scales)])>,
+        device: &Device,
+        half: Option<DType>,
+    ) -> Result<Student, QatError> {
+        swinq_model::params::check_parameters(&start.config, &start.tensors)?;
+        let tensor = |t: &swinq_model::HostTensor| Tensor::from_slice(&t.data, t.shape.as_slice(), device);
+        let tensors = start.tensors.iter().map(|(name, t)| Ok((name.clone(), tensor(t)?)));
+        let mut parameters: BTreeMap<String, Tensor> = tensors.collect::<candle_core::Result<_>>()?;
+        let tape = Tape::with_products(half);
+        let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
+        let scales = match quantized {
+            Some((model, policy)) => ScaleTable::new(model, policy, &parameters, device)?,
+            None => ScaleTable::off(),
+        };
+        parameters.extend(scales.ratios().map(|(name, ratio)| (name, ratio.clone())));
+        parameters.values().for_each(|parameter| tape.watch(parameter));
+        Ok(Student {
+            config: start.config.clone(),
+            transform: start.transform.clone(),
+            swin,
+            sites: TrainSites::new(&tape, quantized.map(|(model, _)| model), scales),
+            tape,
+            parameters,
+        })
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &BTreeMap<String, Tensor> {
+        &self.parameters
+    }
+
+    /// The steps.
+    pub fn scales(&self) -> &ScaleTable {
+        &self.sites.scales
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &SwinConfig {
+        &self.config
+    }
+
+    /// Brings the steps up to date with the parameters; once a step of the optimizer.
+    ///
+    /// # Errors
+    /// Those of [`ScaleTable::update`].
+    pub fn update_scales(&mut self) -> Result<(), QatError> {
+        self.sites.scales.update(&self.parameters)
+    }
+
+    /// Forward: logits `[images, classes]`, noted on the tape.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn forward(&mut self, batch: &Batch, drop_path: Option<DropPath>, features: bool) -> Result<Tensor, QatError> {
+        self.tape.clear();
+        self.sites.images = batch.len();
+        self.sites.drop_path = drop_path;
+        self.sites.features = features.then(BTreeMap::new);
+        let images = self.swin.images(batch, &self.transform)?;
+        Ok(self.swin.forward(&images, &mut self.sites)?)
+    }
+
+    /// The loss of the batch whose forward gave `logits`, and the gradients of its `share` of the step times
+    /// `loss_scale`.
+    ///
+    /// # Errors
+    /// Those of the backward passes.
+    pub fn backward(
+        &mut self,
+        keys: &LossKeys,
+        logits: &Tensor,
+        batch: &Batch,
+        lesson: Option<&Lesson>,
+        (share, loss_scale): (f64, f64),
+    ) -> Result<(LossParts, Gradients), QatError> {
+        let host: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        let targets = Targets { labels: &batch.labels, teacher: lesson.map(|l| l.logits.as_slice()) };
+        let (mut parts, mut gradient) = loss(keys, &host, self.config.num_classes, &targets, share);
+        gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
+        let mut seeds = vec![(logits.id(), Tensor::from_vec(gradient, logits.shape(), logits.device())?)];
+        if let (Some(lesson), Some(features)) = (lesson, self.sites.features.take()) {
+            let part = share / features.len() as f64;
+            for (block, x) in features {
+                let (difference, gradient) = squared_difference(&x, &lesson.features[&block])?;
+                parts.features += part * f64::from(difference);
+                seeds.push((x.id(), (gradient * (keys.features * part * loss_scale))?));
+            }
+            parts.total += keys.features * parts.features;
+        }
+        Ok((parts, self.tape.backward(seeds)?))
+    }
+
+    /// Runs `batch` once more and tells which tensor was the first that is not finite.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn first_not_finite(&mut self, batch: &Batch, drop_path: Option<DropPath>) -> Result<Option<String>, QatError> {
+        for (name, parameter) in &self.parameters {
+            if let Some((index, value)) = crate::audit::not_finite(parameter)? {
+                return Ok(Some(format!("the parameter {name} has {value} at flat index {index}")));
+            }
+        }
+        self.sites.audit = Some(Audit::default());
+        let forward = self.forward(batch, drop_path, false);
+        self.tape.clear();
+        let found = self.sites.audit.take().and_then(|audit| audit.first);
+        forward.map(|_| found)
+    }
+}
+
+/// Whether AdamW decays a parameter: matrices only; not biases, norms, position embeddings, bias tables or steps.
+pub fn decays(name: &str, parameter: &Tensor) -> bool {
+    let table = name.ends_with("relative_position_bias_table") || name == "absolute_pos_embed";
+    !is_scale(name) && !table && parameter.dims().len() > 1
+}
+
+/// Whether a parameter is the multiple of a step.
+pub fn is_scale(name: &str) -> bool {
+    name.starts_with(RATIO)
+}
