@@ -10,6 +10,7 @@ pub mod error;
 #[cfg(feature = "float")]
 pub mod float;
 pub mod params;
+pub mod pattern;
 pub mod quantized;
 pub mod recipe;
 pub mod site;
@@ -22,6 +23,7 @@ pub use checkpoint::{
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use error::ModelError;
+pub use pattern::{SitePattern, nearest_sites};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Recipe, Rule, SiteSpec};
 pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};

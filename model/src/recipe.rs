@@ -7,16 +7,14 @@
 //!   - {match: "{patch_embed,head}.**", enable: false}
 //! ```
 //!
-//! `*` stays within one dot-separated part of a site's name, `**` crosses parts, `re:` introduces a regular
-//! expression that must match the whole name. Each key a rule states overrides what earlier rules stated for the
+//! [`SitePattern`] says what a pattern matches. Each key a rule states overrides what earlier rules stated for the
 //! sites it matches. A rule that matches no site of the model is an error.
 
-use globset::GlobBuilder;
-use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
+use crate::pattern::{SitePattern, nearest_sites};
 use crate::site::{Site, all_sites};
 
 /// How a range is chosen from what was observed.
@@ -215,14 +213,14 @@ impl Recipe {
             let fail = |problem: String| {
                 ModelError::recipe(&self.name, format!("rule `{}`: {problem}", rule.pattern))
             };
-            let matcher = Matcher::new(&rule.pattern).map_err(fail)?;
+            let matcher = SitePattern::new(&rule.pattern).map_err(fail)?;
             let mut matched = 0;
             for (site, spec) in table.iter_mut().filter(|(site, _)| matcher.matches(&site.to_string())) {
                 matched += 1;
                 rule.apply(*site, spec).map_err(|problem| fail(format!("{site}: {problem}")))?;
             }
             if matched == 0 {
-                let nearest = nearest_sites(&rule.pattern, &sites);
+                let nearest = nearest_sites(&rule.pattern, sites);
                 return Err(fail(format!(
                     "matches no site of {}; the nearest sites are {nearest}",
                     config.name
@@ -235,7 +233,8 @@ impl Recipe {
     /// The last rule that says whether the site of this name is quantized, if one does.
     pub fn deciding_rule(&self, name: &str) -> Option<&Rule> {
         let decides = |rule: &&Rule| {
-            rule.enable.is_some() && Matcher::new(&rule.pattern).is_ok_and(|matcher| matcher.matches(name))
+            rule.enable.is_some()
+                && SitePattern::new(&rule.pattern).is_ok_and(|matcher| matcher.matches(name))
         };
         self.rules.iter().rev().find(decides)
     }
@@ -288,42 +287,6 @@ impl Rule {
         spec.amax = self.amax.or(spec.amax);
         Ok(())
     }
-}
-
-enum Matcher {
-    Glob(globset::GlobMatcher),
-    Regex(Regex),
-}
-
-impl Matcher {
-    fn new(pattern: &str) -> Result<Matcher, String> {
-        if let Some(pattern) = pattern.strip_prefix("re:") {
-            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| e.to_string())?;
-            return Ok(Matcher::Regex(regex));
-        }
-        let glob = GlobBuilder::new(&pattern.replace('.', "/")).literal_separator(true).build();
-        Ok(Matcher::Glob(glob.map_err(|e| e.to_string())?.compile_matcher()))
-    }
-
-    fn matches(&self, name: &str) -> bool {
-        match self {
-            Matcher::Glob(glob) => glob.is_match(name.replace('.', "/")),
-            Matcher::Regex(regex) => regex.is_match(name),
-        }
-    }
-}
-
-fn nearest_sites(pattern: &str, sites: &[Site]) -> String {
-    let mut names: Vec<String> = sites.iter().map(Site::to_string).collect();
-    // Parts in common say most about what was meant, then what the pattern begins with.
-    let wanted: Vec<&str> = pattern.split('.').collect();
-    let parts = |name: &str| name.split('.').filter(|part| wanted.contains(part)).count();
-    let begin = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
-    names.sort_by_cached_key(|name| {
-        (std::cmp::Reverse((parts(name), begin(name))), strsim::levenshtein(pattern, name))
-    });
-    names.truncate(3);
-    names.join(", ")
 }
 
 #[cfg(test)]

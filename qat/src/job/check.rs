@@ -1,0 +1,179 @@
+//! Values that a job cannot have, each named with its remedy.
+
+use super::error::JobError;
+use super::values::{Device, Precision};
+use super::{Job, Length};
+
+/// A key, its value as text, whether it may be, and what to give instead.
+type Range = (&'static str, String, bool, &'static str);
+
+fn number(key: &'static str, value: f64, may_be: bool, remedy: &'static str) -> Range {
+    (key, format!("{value:?}"), may_be, remedy)
+}
+
+fn count(key: &'static str, value: u64, may_be: bool, remedy: &'static str) -> Range {
+    (key, value.to_string(), may_be, remedy)
+}
+
+impl Job {
+    /// Checks every value; `origin` is the file or name to blame.
+    pub(super) fn check(&self, origin: &str) -> Result<(), JobError> {
+        self.check_files(origin)?;
+        self.check_length(origin)?;
+        let ranges = self.sizes().into_iter().chain(self.training_numbers()).chain(self.loss_numbers());
+        for (key, value, may_be, remedy) in ranges {
+            if !may_be {
+                return Err(JobError::key(origin, key, format!("is {value}; give {remedy}")));
+            }
+        }
+        self.check_together(origin)?;
+        self.quantization.check(origin)
+    }
+
+    fn check_files(&self, origin: &str) -> Result<(), JobError> {
+        let need = |set: bool, key: &str, what: &str| {
+            let problem = format!("is not set; give {what}, in the file or with --opts {key} VALUE");
+            if set { Ok(()) } else { Err(JobError::key(origin, key, problem)) }
+        };
+        need(!self.name.is_empty(), "name", "a name")?;
+        if self.quant {
+            need(self.model.is_some(), "model", "the calibrated checkpoint")?;
+            need(self.float.is_some(), "float", "the float checkpoint it was calibrated from")?;
+        } else if self.model.is_some() {
+            let problem = "is for quant: on; leave it out, and name the weights to start from as `float`";
+            return Err(JobError::key(origin, "model", problem));
+        }
+        need(
+            self.float.is_some() || self.cfg.is_some(),
+            "float",
+            "a checkpoint, or `cfg` to start from random weights",
+        )?;
+        if !self.opts.is_empty() && self.cfg.is_none() {
+            return Err(JobError::key(origin, "opts", "changes what `cfg` names; give cfg too"));
+        }
+        if self.loss.needs_teacher() && self.teacher_path().is_none() {
+            let problem = "is not set, but loss.kl or loss.features compares with one; name a float checkpoint, or set \
+                           both to 0";
+            return Err(JobError::key(origin, "teacher", problem));
+        }
+        need(!self.data.path.as_os_str().is_empty(), "data.path", "the training images")?;
+        need(!self.output.as_os_str().is_empty(), "output", "a folder to write to")
+    }
+
+    fn check_length(&self, origin: &str) -> Result<(), JobError> {
+        if self.epochs.is_some() && self.steps.is_some() {
+            return Err(JobError::key(origin, "steps", "and `epochs` are both given; a run has one length"));
+        }
+        match self.length() {
+            Length::Epochs(epochs) if !(epochs > 0.0 && epochs <= 1e5) => {
+                Err(JobError::key(origin, "epochs", format!("is {epochs}; give above 0, at most 100000")))
+            }
+            Length::Steps(steps) if !(1..=1_000_000_000).contains(&steps) => {
+                Err(JobError::key(origin, "steps", format!("is {steps}; give 1 to 1000000000")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sizes(&self) -> Vec<Range> {
+        let (batch, some) = (1..=65536, "1 to 65536");
+        let mut ranges = vec![
+            count("batch_size", self.batch_size as u64, batch.contains(&self.batch_size), some),
+            count("accumulate", self.accumulate as u64, batch.contains(&self.accumulate), some),
+            count(
+                "validate.batch_size",
+                self.validate.batch_size as u64,
+                batch.contains(&self.validate.batch_size),
+                some,
+            ),
+            count(
+                "threads",
+                self.threads as u64,
+                self.threads <= 1024,
+                "at most 1024, or 0 for one for each core",
+            ),
+            count("checkpoint.keep", self.checkpoint.keep as u64, self.checkpoint.keep >= 1, "at least 1"),
+            count("log.every", self.log.every, self.log.every >= 1, "at least 1"),
+        ];
+        let limits = [
+            ("data.limit", self.data.limit),
+            ("data.val_limit", self.data.val_limit),
+            ("validate.limit", self.validate.limit),
+        ];
+        for (key, limit) in limits {
+            let remedy = "at least 1, or leave it out for all";
+            ranges.extend(limit.map(|limit| count(key, limit as u64, limit >= 1, remedy)));
+        }
+        ranges
+    }
+
+    fn training_numbers(&self) -> Vec<Range> {
+        let (o, s) = (&self.optimizer, &self.schedule);
+        let unit = |value: f64| (0.0..=1.0).contains(&value);
+        let below_one = |value: f64| (0.0..1.0).contains(&value);
+        let up_to_lr = |value: f64| (0.0..=o.lr).contains(&value);
+        let rate = "an absolute learning rate from 0 to 1, such as 1e-4";
+        let lower_rate = "a learning rate from 0 to optimizer.lr";
+        let mut ranges = vec![
+            number("optimizer.lr", o.lr, unit(o.lr), rate),
+            number("optimizer.lr_scales", o.lr_scales, unit(o.lr_scales), rate),
+            number("optimizer.weight_decay", o.weight_decay, unit(o.weight_decay), "0 to 1, such as 0.01"),
+            number("optimizer.betas[0]", o.betas[0], below_one(o.betas[0]), "from 0 to below 1, such as 0.9"),
+            number(
+                "optimizer.betas[1]",
+                o.betas[1],
+                below_one(o.betas[1]),
+                "from 0 to below 1, such as 0.999",
+            ),
+            number("optimizer.eps", o.eps, o.eps > 0.0 && o.eps <= 1.0, "above 0, at most 1, such as 1e-8"),
+            number("optimizer.clip_norm", o.clip_norm, o.clip_norm >= 0.0, "at least 0, which never clips"),
+            number("optimizer.ema", o.ema, below_one(o.ema), "from 0 (no average) to below 1, such as 0.999"),
+            number("schedule.warmup_lr", s.warmup_lr, up_to_lr(s.warmup_lr), lower_rate),
+            number("schedule.min_lr", s.min_lr, up_to_lr(s.min_lr), lower_rate),
+        ];
+        let drop_path = self.drop_path.map(|p| number("drop_path", p, below_one(p), "from 0 to below 1"));
+        ranges.extend(drop_path);
+        ranges
+    }
+
+    fn loss_numbers(&self) -> Vec<Range> {
+        let l = &self.loss;
+        let weight = "a weight of at least 0";
+        vec![
+            number("loss.labels", l.labels, l.labels >= 0.0, weight),
+            number("loss.kl", l.kl, l.kl >= 0.0, weight),
+            number("loss.features", l.features, l.features >= 0.0, weight),
+            number(
+                "loss.smoothing",
+                l.smoothing,
+                (0.0..1.0).contains(&l.smoothing),
+                "from 0 to below 1, such as 0.1",
+            ),
+            number(
+                "loss.temperature",
+                l.temperature,
+                l.temperature > 0.0 && l.temperature <= 100.0,
+                "above 0, at most 100",
+            ),
+        ]
+    }
+
+    fn check_together(&self, origin: &str) -> Result<(), JobError> {
+        if self.loss.labels == 0.0 && !self.loss.needs_teacher() {
+            let problem = "has no part: labels, kl and features are all 0; give one a weight";
+            return Err(JobError::key(origin, "loss", problem));
+        }
+        if self.precision != Precision::F32 && self.device == Device::Cpu {
+            let problem = "is reduced, which needs a GPU; give f32, or device: cuda";
+            return Err(JobError::key(origin, "precision", problem));
+        }
+        if !self.augment.is_object() {
+            return Err(JobError::key(
+                origin,
+                "augment",
+                format!("is a section, but holds {}", self.augment),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,271 @@
+//! The job file of a training: every key typed, with a range and a default; unknown keys refused.
+//!
+//! ```
+//! use swinq_qat::job::Job;
+//!
+//! let text = "model: q.safetensors\nfloat: f.safetensors\ndata: {path: images}\noutput: out\n";
+//! let overrides = [("optimizer.lr".to_owned(), "1e-4".to_owned())];
+//! let job = Job::from_yaml("mine.yaml", text, &overrides).unwrap();
+//! assert_eq!(job.optimizer.lr, 1e-4);
+//! print!("{job}"); // every key with its effective value, as a job file
+//! ```
+//!
+//! `configs/qat` has annotated jobs, which [`Job::shipped`] finds by name.
+
+mod check;
+mod course;
+mod error;
+mod identity;
+mod quantization;
+mod sections;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod values;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use course::{Course, Length};
+pub use error::JobError;
+pub use identity::Identity;
+pub use quantization::{QuantizationKeys, ScaleRule};
+pub use sections::{CheckpointKeys, DataKeys, LogKeys, LossKeys, OptimizerKeys, ScheduleKeys, ValidateKeys};
+pub use values::{ActivationScales, Device, Precision, Scales, ScheduleKind, Split, WeightScales};
+
+use tree::Tree;
+use values::{on_off, open_path};
+
+/// Passes over the images where a job states no length.
+const DEFAULT_EPOCHS: f64 = 3.0;
+/// Largest job file accepted, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+const SHIPPED: [(&str, &str); 4] = [
+    ("default", include_str!("../../../configs/qat/default.yaml")),
+    ("mode1_kl", include_str!("../../../configs/qat/mode1_kl.yaml")),
+    ("w4", include_str!("../../../configs/qat/w4.yaml")),
+    ("finetune", include_str!("../../../configs/qat/finetune.yaml")),
+];
+
+/// A training job with every value effective and checked. Paths are relative to the current folder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Job {
+    /// Name, for messages and reports. Default `qat`.
+    pub name: String,
+    /// Whether the model is quantized while it trains: `on`, or `off` for a training in float. Default `on`.
+    #[serde(with = "on_off")]
+    pub quant: bool,
+    /// The calibrated checkpoint, which says what is quantized and with which scales. Required when `quant` is on, and
+    /// only then.
+    pub model: Option<PathBuf>,
+    /// The float checkpoint that the training starts from, and the teacher unless `teacher` names another. Required
+    /// when `quant` is on. A float training without one starts from random weights of `cfg`.
+    pub float: Option<PathBuf>,
+    /// Configuration of a bare float checkpoint: a shipped name or a YAML file in Microsoft's keys. Default: the
+    /// checkpoint describes itself.
+    pub cfg: Option<String>,
+    /// Keys of that configuration and their values, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
+    pub opts: BTreeMap<String, Value>,
+    /// The float checkpoint whose logits and features are imitated. Default: `float`.
+    pub teacher: Option<PathBuf>,
+    /// The images.
+    pub data: DataKeys,
+    /// Passes over the training images, above 0, at most 100000; need not be whole. Default 3, unless `steps` is given.
+    pub epochs: Option<f64>,
+    /// Steps of the optimizer instead, 1 to 1000000000.
+    pub steps: Option<u64>,
+    /// Images of one forward and backward, 1 to 65536. Default 64.
+    pub batch_size: usize,
+    /// Batches whose gradients are averaged for a step, 1 to 65536. Default 1.
+    pub accumulate: usize,
+    /// Seed of order, augmentation, DropPath and random weights. Default 0.
+    pub seed: u64,
+    /// Threads, at most 1024; 0 is one for each core. Default 0.
+    pub threads: usize,
+    /// `cpu`, `cuda` or `cuda:N`. Default `cpu`.
+    pub device: Device,
+    /// `f32`, or on a GPU `bf16` or `f16`. Default `f32`.
+    pub precision: Precision,
+    /// AdamW.
+    pub optimizer: OptimizerKeys,
+    /// The course of the learning rates.
+    pub schedule: ScheduleKeys,
+    /// What is minimised.
+    pub loss: LossKeys,
+    /// Which scales are trained.
+    pub quantization: QuantizationKeys,
+    /// How training images are varied; its keys are those of the type that [`Job::augmentation`] is asked for.
+    pub augment: Value,
+    /// DropPath's highest rate, from 0 to below 1. Default: the model configuration's.
+    pub drop_path: Option<f64>,
+    /// Validation on the way.
+    pub validate: ValidateKeys,
+    /// Checkpoints of the training.
+    pub checkpoint: CheckpointKeys,
+    /// Records of the training.
+    pub log: LogKeys,
+    /// The folder for checkpoints, records and the trained model. Required.
+    #[serde(deserialize_with = "open_path")]
+    pub output: PathBuf,
+}
+
+impl Default for Job {
+    /// What holds for the keys that a job leaves out. Required keys are empty, so this is no job yet.
+    fn default() -> Job {
+        Job {
+            name: "qat".to_owned(),
+            quant: true,
+            model: None,
+            float: None,
+            cfg: None,
+            opts: BTreeMap::new(),
+            teacher: None,
+            data: DataKeys::default(),
+            epochs: None,
+            steps: None,
+            batch_size: 64,
+            accumulate: 1,
+            seed: 0,
+            threads: 0,
+            device: Device::default(),
+            precision: Precision::default(),
+            optimizer: OptimizerKeys::default(),
+            schedule: ScheduleKeys::default(),
+            loss: LossKeys::default(),
+            quantization: QuantizationKeys::default(),
+            augment: Value::Object(serde_json::Map::new()),
+            drop_path: None,
+            validate: ValidateKeys::default(),
+            checkpoint: CheckpointKeys::default(),
+            log: LogKeys::default(),
+            output: PathBuf::new(),
+        }
+    }
+}
+
+impl Job {
+    /// Reads a job: a shipped name ([`Job::shipped_names`]) or a file. `overrides` are dotted keys and the texts of
+    /// their values, applied in order.
+    ///
+    /// # Errors
+    /// An unreadable file, an unknown key (with the nearest), a value that its key cannot have.
+    pub fn load(name_or_path: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
+        match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
+            Some((name, text)) => Job::from_yaml(name, text, overrides),
+            None => Job::from_yaml(name_or_path, &read_bounded(Path::new(name_or_path))?, overrides),
+        }
+    }
+
+    /// Reads a job from its text; `origin` is the file or name to blame in errors.
+    ///
+    /// # Errors
+    /// As [`Job::load`].
+    pub fn from_yaml(origin: &str, text: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
+        let schema = schema();
+        let mut tree = Tree::parse(origin, &schema, text)?;
+        for (key, value) in overrides {
+            tree.set(key, value)?;
+        }
+        let mut job: Job = tree.into_job()?;
+        if job.epochs.is_none() && job.steps.is_none() {
+            job.epochs = Some(DEFAULT_EPOCHS);
+        }
+        job.check(origin)?;
+        Ok(job)
+    }
+
+    /// The text of a shipped job, comments included. `None` for other names.
+    pub fn shipped(name: &str) -> Option<&'static str> {
+        SHIPPED.iter().find(|(shipped, _)| *shipped == name).map(|(_, text)| *text)
+    }
+
+    /// Names of the shipped jobs.
+    pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+        SHIPPED.iter().map(|(name, _)| *name)
+    }
+
+    /// The length of the run.
+    pub fn length(&self) -> Length {
+        match self.steps {
+            Some(steps) => Length::Steps(steps),
+            None => Length::Epochs(self.epochs.unwrap_or(DEFAULT_EPOCHS)),
+        }
+    }
+
+    /// The run over this many training images.
+    pub fn course(&self, images: usize) -> Course {
+        Course::new(self.length(), images, self.batch_size * self.accumulate)
+    }
+
+    /// The teacher's checkpoint, where the loss has use for one.
+    pub fn teacher_path(&self) -> Option<&Path> {
+        let path = self.teacher.as_deref().or(self.float.as_deref());
+        path.filter(|_| self.loss.needs_teacher())
+    }
+
+    /// `opts` as [`swinq_model::load_config`] takes them.
+    pub fn config_overrides(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        self.opts.iter().map(|(key, value)| (key.clone(), text(value))).collect()
+    }
+
+    /// `augment` as an `A`, and every one of its values, stated or not, written into the job.
+    ///
+    /// # Errors
+    /// [`JobError::Key`] for a key or value that `A` does not take.
+    pub fn augmentation<A: DeserializeOwned + Serialize>(&mut self) -> Result<A, JobError> {
+        let augment: A = tree::from_value(&self.name, "augment.", self.augment.clone())?;
+        let effective = serde_json::to_value(&augment);
+        self.augment = effective.map_err(|e| JobError::key(&self.name, "augment", e.to_string()))?;
+        Ok(augment)
+    }
+}
+
+/// Every key in the file's order with its effective value; itself a job file.
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = serde_saphyr::ser_options! { yaml_12: true, no_lang_directive: true };
+        let text = serde_saphyr::to_string_with_options(self, options).map_err(|_| fmt::Error)?;
+        f.write_str(&text)
+    }
+}
+
+/// A job with every key set, as JSON: what keys there are, and of which kind each is.
+fn schema() -> Value {
+    let text = || "text".to_owned();
+    let job = Job {
+        model: Some(PathBuf::from(text())),
+        float: Some(PathBuf::from(text())),
+        cfg: Some(text()),
+        teacher: Some(PathBuf::from(text())),
+        data: DataKeys {
+            val_path: Some(PathBuf::from(text())),
+            limit: Some(1),
+            val_limit: Some(1),
+            ..DataKeys::default()
+        },
+        epochs: Some(1.0),
+        steps: Some(1),
+        drop_path: Some(0.0),
+        validate: ValidateKeys { limit: Some(1), ..ValidateKeys::default() },
+        ..Job::default()
+    };
+    serde_json::to_value(job).expect("a job is plain data")
+}
+
+fn read_bounded(path: &Path) -> Result<String, JobError> {
+    let io_error = |source| JobError::Io { path: path.to_owned(), source };
+    let size = std::fs::metadata(path).map_err(io_error)?.len();
+    if size > MAX_BYTES {
+        let problem = format!("has {size} bytes; a job has at most {MAX_BYTES}");
+        return Err(JobError::Yaml { job: path.display().to_string(), problem });
+    }
+    std::fs::read_to_string(path).map_err(io_error)
+}

@@ -1,0 +1,134 @@
+//! `quantization`: which scales are trained.
+
+use serde::{Deserialize, Serialize};
+use swinq_model::{Site, SitePattern, nearest_sites};
+
+use super::error::JobError;
+use super::values::{ActivationScales, Scales, WeightScales};
+
+/// `quantization`: what happens to the scales. Which sites are quantized at all is the calibrated checkpoint's matter.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuantizationKeys {
+    /// Scales of activations: `fixed` or `learned`. Default `fixed`.
+    pub activation_scales: ActivationScales,
+    /// Scales of weights: `recomputed` or `learned`. Default `recomputed`.
+    pub weight_scales: WeightScales,
+    /// Exceptions by site, in order; the last that matches decides. Default: none.
+    pub rules: Vec<ScaleRule>,
+}
+
+/// An exception of [`QuantizationKeys`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleRule {
+    /// A glob over names of sites, or `re:` and a regular expression ([`SitePattern`]).
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// `fixed` (activations only), `learned` or `recomputed` (weights only).
+    pub scales: Scales,
+}
+
+impl QuantizationKeys {
+    /// What happens to the scale of each of `sites`, which are those that have one, in their order.
+    ///
+    /// # Errors
+    /// [`JobError::Key`] for a rule that matches none of them, naming the nearest, or gives a weight `fixed` or an
+    /// activation `recomputed` scales. `job` is the job's name, for messages.
+    pub fn resolve(&self, job: &str, sites: &[Site]) -> Result<Vec<(Site, Scales)>, JobError> {
+        let mut table: Vec<(Site, Scales)> =
+            sites.iter().map(|&site| (site, self.default_of(site))).collect();
+        for (index, rule) in self.rules.iter().enumerate() {
+            let fail = |problem| rule_error(job, index, problem);
+            let pattern = SitePattern::new(&rule.pattern).map_err(fail)?;
+            let mut matched = false;
+            for (site, scales) in table.iter_mut().filter(|(site, _)| pattern.matches(&site.to_string())) {
+                rule.check(*site).map_err(fail)?;
+                (*scales, matched) = (rule.scales, true);
+            }
+            if !matched {
+                let nearest = nearest_sites(&rule.pattern, sites.iter().copied());
+                let text =
+                    format!("`{}` matches no site with a scale; the nearest are {nearest}", rule.pattern);
+                return Err(fail(text));
+            }
+        }
+        Ok(table)
+    }
+
+    fn default_of(&self, site: Site) -> Scales {
+        if site.is_weight() { self.weight_scales.into() } else { self.activation_scales.into() }
+    }
+
+    /// What is wrong with the rules whatever the sites.
+    pub(super) fn check(&self, job: &str) -> Result<(), JobError> {
+        for (index, rule) in self.rules.iter().enumerate() {
+            let empty = || "`match` is empty; `**` means every site".to_owned();
+            let pattern =
+                if rule.pattern.is_empty() { Err(empty()) } else { SitePattern::new(&rule.pattern) };
+            pattern.map_err(|problem| rule_error(job, index, problem))?;
+        }
+        Ok(())
+    }
+}
+
+impl ScaleRule {
+    fn check(&self, site: Site) -> Result<(), String> {
+        let pattern = &self.pattern;
+        match (self.scales, site.is_weight()) {
+            (Scales::Fixed, true) => Err(format!(
+                "`{pattern}` makes {site} fixed, which is for activations; let weights be recomputed or learned"
+            )),
+            (Scales::Recomputed, false) => Err(format!(
+                "`{pattern}` makes {site} recomputed, which is for weights; let activations be fixed or learned"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn rule_error(job: &str, index: usize, problem: String) -> JobError {
+    JobError::key(job, format!("quantization.rules[{index}]"), problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sites() -> Vec<Site> {
+        ["layers.0.blocks.0.mlp.fc1.input", "layers.0.blocks.0.mlp.fc1.weight", "layers.0.blocks.0.attn.q"]
+            .map(|name| name.parse().unwrap())
+            .to_vec()
+    }
+
+    fn resolve(keys: &str) -> Result<Vec<Scales>, String> {
+        let keys: QuantizationKeys = serde_saphyr::from_str(keys).unwrap();
+        keys.check("test").map_err(|e| e.to_string())?;
+        let table = keys.resolve("test", &sites()).map_err(|e| e.to_string())?;
+        assert_eq!(table.iter().map(|(site, _)| *site).collect::<Vec<_>>(), sites());
+        Ok(table.into_iter().map(|(_, scales)| scales).collect())
+    }
+
+    #[test]
+    fn rules_are_exceptions_to_the_defaults() {
+        use Scales::*;
+        assert_eq!(resolve("{}").unwrap(), [Fixed, Recomputed, Fixed]);
+        assert_eq!(resolve("weight_scales: learned").unwrap(), [Fixed, Learned, Fixed]);
+        let rules = "rules: [{match: '**', scales: learned}, {match: 're:.*attn\\.q', scales: fixed}]";
+        assert_eq!(resolve(rules).unwrap(), [Learned, Learned, Fixed]);
+    }
+
+    #[test]
+    fn rules_that_cannot_be_are_refused() {
+        for (rules, words) in [
+            ("rules: [{match: '**.weight', scales: fixed}]", ["rules[0]", "recomputed or learned"]),
+            ("rules: [{match: '**', scales: recomputed}]", ["fc1.input", "fixed or learned"]),
+            ("rules: [{match: '**.fc3.input', scales: learned}]", ["matches no site", "fc1.input"]),
+            ("rules: [{match: '', scales: learned}]", ["is empty", "every site"]),
+            ("rules: [{match: 're:(', scales: learned}]", ["rules[0]", "unclosed"]),
+        ] {
+            let message = resolve(rules).unwrap_err();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+    }
+}

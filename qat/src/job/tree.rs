@@ -1,0 +1,179 @@
+//! From the text of a job and its overrides to one tree of values with known keys only.
+
+use serde_json::{Map, Value};
+
+use super::error::JobError;
+
+/// Sections whose keys belong to others: `augment` to the data set's reader, `opts` to model configurations.
+const OPEN: [&str; 2] = ["augment", "opts"];
+
+/// A tree of values and the job's keys to check it with.
+pub(super) struct Tree<'a> {
+    job: &'a str,
+    /// A job with every key set, as JSON: an object for each section, a value of the right kind for each key.
+    schema: &'a Value,
+    values: Map<String, Value>,
+}
+
+impl<'a> Tree<'a> {
+    /// Reads YAML. `job` is the file or name to blame.
+    pub(super) fn parse(job: &'a str, schema: &'a Value, text: &str) -> Result<Tree<'a>, JobError> {
+        let yaml_error = |problem: String| JobError::Yaml { job: job.to_owned(), problem };
+        let budget = serde_saphyr::budget! {
+            max_depth: 32,
+            max_events: 20_000,
+            max_nodes: 20_000,
+            max_aliases: 64,
+            max_anchors: 64,
+        };
+        let options = serde_saphyr::options! { budget: budget };
+        let values = match serde_saphyr::from_str_with_options(text, options) {
+            Ok(Value::Object(values)) => values,
+            Ok(Value::Null) => Map::new(),
+            Ok(_) => return Err(yaml_error("is no job, whose lines are `key: value`".to_owned())),
+            Err(error) => return Err(yaml_error(format!("is not readable YAML: {error}"))),
+        };
+        let mut tree = Tree { job, schema, values };
+        let mut values = std::mem::take(&mut tree.values);
+        tree.check_section("", schema, &mut values)?;
+        tree.values = values;
+        Ok(tree)
+    }
+
+    /// Checks the keys of a section and drops sections whose keys are all commented out.
+    fn check_section(
+        &self,
+        prefix: &str,
+        schema: &Value,
+        values: &mut Map<String, Value>,
+    ) -> Result<(), JobError> {
+        values.retain(|key, value| !(value.is_null() && schema.get(key).is_some_and(Value::is_object)));
+        for (key, value) in values {
+            let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            match (schema.get(key), value) {
+                (None, _) => return Err(self.unknown(&name)),
+                (Some(_), _) if OPEN.contains(&name.as_str()) => {}
+                (Some(inner @ Value::Object(_)), Value::Object(values)) => {
+                    self.check_section(&name, inner, values)?;
+                }
+                (Some(Value::Object(_)), value) => {
+                    return Err(JobError::key(self.job, name, format!("is a section, but holds {value}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a key from the words of an override, as a later line of the file would. The length of a run has two keys,
+    /// `epochs` and `steps`: setting one takes the other back.
+    pub(super) fn set(&mut self, key: &str, text: &str) -> Result<(), JobError> {
+        let path = self.path_of(key)?;
+        let value = self.typed(key, &path, text)?;
+        let (last, sections) = path.split_last().expect("a key has a part");
+        let mut values = &mut self.values;
+        for section in sections {
+            let inner = values.entry(*section).or_insert_with(|| Value::Object(Map::new()));
+            if !inner.is_object() {
+                *inner = Value::Object(Map::new());
+            }
+            values = inner.as_object_mut().expect("made one above");
+        }
+        values.insert((*last).to_owned(), value);
+        if let Some(other) = [("epochs", "steps"), ("steps", "epochs")].iter().find(|(this, _)| *this == key)
+        {
+            self.values.remove(other.1);
+        }
+        Ok(())
+    }
+
+    /// The parts of a dotted key that is one.
+    fn path_of<'k>(&self, key: &'k str) -> Result<Vec<&'k str>, JobError> {
+        if let Some(inner) = key.strip_prefix("opts.").filter(|inner| !inner.is_empty()) {
+            return Ok(vec!["opts", inner]);
+        }
+        let parts: Vec<&str> = key.split('.').collect();
+        if OPEN.contains(&parts[0]) && parts.iter().all(|part| !part.is_empty()) {
+            return Ok(parts);
+        }
+        match parts.iter().try_fold(self.schema, |schema, part| schema.get(part)) {
+            None => Err(self.unknown(key)),
+            Some(Value::Object(_)) => {
+                Err(JobError::key(self.job, key, "is a section; override one of the keys below it"))
+            }
+            Some(_) => Ok(parts),
+        }
+    }
+
+    /// The value of an override: the text itself where the key holds a text, else what YAML makes of it.
+    fn typed(&self, key: &str, path: &[&str], text: &str) -> Result<Value, JobError> {
+        let known = path.iter().try_fold(self.schema, |schema, part| schema.get(part));
+        match known {
+            Some(Value::String(_)) if !matches!(text, "null" | "~") => Ok(Value::String(text.to_owned())),
+            _ => serde_saphyr::from_str(text).map_err(|_| {
+                JobError::key(self.job, key, format!("`{text}` is not readable as YAML; quote it"))
+            }),
+        }
+    }
+
+    /// The job that the tree describes.
+    pub(super) fn into_job<T: serde::de::DeserializeOwned>(self) -> Result<T, JobError> {
+        from_value(self.job, "", Value::Object(self.values))
+    }
+
+    fn unknown(&self, key: &str) -> JobError {
+        let key: String = key.chars().take(120).collect();
+        let nearest = nearest_key(&key, self.schema);
+        JobError::UnknownKey { job: self.job.to_owned(), key, nearest }
+    }
+}
+
+/// Reads `value`, which is found below `prefix`, blaming the key at fault.
+pub(super) fn from_value<T: serde::de::DeserializeOwned>(
+    job: &str,
+    prefix: &str,
+    value: Value,
+) -> Result<T, JobError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let key = if path == "." { prefix.to_owned() } else { format!("{prefix}{path}") };
+        JobError::key(job, key, plain_words(&error.into_inner().to_string()))
+    })
+}
+
+/// Serde's message without Rust's names of numbers.
+fn plain_words(message: &str) -> String {
+    ["f64", "u64", "usize"].iter().fold(message.to_owned(), |text, kind| {
+        let plain = if *kind == "f64" { "a number" } else { "a whole number of at least 0" };
+        text.replace(&format!("expected {kind}"), &format!("expected {plain}"))
+    })
+}
+
+/// Every key below `schema`, dotted, sections included.
+pub(super) fn keys(schema: &Value) -> Vec<String> {
+    let mut names = Vec::new();
+    for (key, value) in schema.as_object().into_iter().flatten() {
+        names.push(key.clone());
+        if !OPEN.contains(&key.as_str()) {
+            names.extend(keys(value).into_iter().map(|inner| format!("{key}.{inner}")));
+        }
+    }
+    names
+}
+
+/// The key above `key` that already holds a value; else the one whose last part is most like that of `key`, then the
+/// one most like it as a whole.
+fn nearest_key(key: &str, schema: &Value) -> String {
+    let known = keys(schema);
+    let above = key.match_indices('.').map(|(at, _)| &key[..at]);
+    let is_leaf =
+        |name: &str| !schema.pointer(&format!("/{}", name.replace('.', "/"))).is_none_or(Value::is_object);
+    if let Some(leaf) = above.into_iter().find(|name| is_leaf(name)) {
+        return leaf.to_owned();
+    }
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let distance = |known: &String| {
+        (strsim::damerau_levenshtein(&last(key), &last(known)), strsim::damerau_levenshtein(key, known))
+    };
+    known.into_iter().min_by_key(distance).expect("a job has keys")
+}

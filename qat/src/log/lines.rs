@@ -1,0 +1,148 @@
+//! JSON lines that survive a killed process.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::LogError;
+use super::record::Record;
+
+/// A file with a record a line. Each line is written whole by one call and not held back.
+#[derive(Debug)]
+pub struct JsonLines {
+    path: PathBuf,
+    file: File,
+}
+
+/// What is needed of a line to place it.
+#[derive(Deserialize)]
+struct Place {
+    step: u64,
+}
+
+impl JsonLines {
+    /// An empty file at `path`, in the place of an existing one.
+    ///
+    /// # Errors
+    /// [`LogError::Io`].
+    pub fn create(path: &Path) -> Result<JsonLines, LogError> {
+        let file = File::create(path).map_err(|e| LogError::io(path, e))?;
+        Ok(JsonLines { path: path.to_owned(), file })
+    }
+
+    /// The file at `path`, cut after the last record of at most `done` steps, or a new one. What follows that record is
+    /// the work of steps that are done again; a last line that a killed process left unfinished goes with it.
+    ///
+    /// # Errors
+    /// [`LogError::Io`]; [`LogError::Line`] for a line before the last that is no record.
+    pub fn resume(path: &Path, done: u64) -> Result<JsonLines, LogError> {
+        let io_error = |e| LogError::io(path, e);
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.read(true).write(true).create(true).truncate(false).open(path).map_err(io_error)?;
+        let text = std::fs::read(path).map_err(io_error)?;
+        let kept = kept_bytes(path, &text, done)?;
+        file.set_len(kept as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io_error)?;
+        Ok(JsonLines { path: path.to_owned(), file })
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    /// [`LogError::Io`].
+    pub fn write(&mut self, record: &Record) -> Result<(), LogError> {
+        let line = record.to_line() + "\n";
+        self.file.write_all(line.as_bytes()).map_err(|e| LogError::io(&self.path, e))
+    }
+}
+
+/// Length of the lines before the first that is of a later step, or torn.
+fn kept_bytes(path: &Path, text: &[u8], done: u64) -> Result<usize, LogError> {
+    let mut kept = 0;
+    let mut lines = text.split_inclusive(|&byte| byte == b'\n').enumerate().peekable();
+    while let Some((index, line)) = lines.next() {
+        match serde_json::from_slice::<Place>(line) {
+            Ok(place) if place.step <= done && line.ends_with(b"\n") => kept += line.len(),
+            Err(e) if lines.peek().is_some() => {
+                return Err(LogError::Line {
+                    path: path.to_owned(),
+                    line: index + 1,
+                    problem: e.to_string(),
+                });
+            }
+            Ok(_) | Err(_) => break,
+        }
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{StepRecord, ValidationRecord};
+    use super::*;
+
+    fn step(step: u64) -> Record {
+        Record::Step(StepRecord { step, ..StepRecord::default() })
+    }
+
+    fn steps(path: &Path) -> Vec<u64> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str::<Place>(line).unwrap().step).collect()
+    }
+
+    /// A file with records 10 to 50 and a validation at 30.
+    fn written(folder: &tempfile::TempDir) -> PathBuf {
+        let path = folder.path().join("log.jsonl");
+        let mut lines = JsonLines::create(&path).unwrap();
+        for at in [10, 20, 30, 40, 50] {
+            lines.write(&step(at)).unwrap();
+            if at == 30 {
+                let record = ValidationRecord { step: 30, ..ValidationRecord::default() };
+                lines.write(&Record::Validation(record)).unwrap();
+            }
+        }
+        path
+    }
+
+    #[test]
+    fn a_resumed_file_has_no_duplicates() {
+        let folder = tempfile::tempdir().unwrap();
+        for (done, kept) in
+            [(30, &[10, 20, 30, 30][..]), (35, &[10, 20, 30, 30]), (9, &[]), (99, &[10, 20, 30, 30, 40, 50])]
+        {
+            let path = written(&folder);
+            let mut lines = JsonLines::resume(&path, done).unwrap();
+            assert_eq!(steps(&path), kept);
+            lines.write(&step(1000)).unwrap();
+            assert_eq!(steps(&path), [kept, &[1000]].concat());
+        }
+    }
+
+    #[test]
+    fn a_torn_last_line_goes_wherever_it_was_torn() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = std::fs::read(written(&folder)).unwrap();
+        let path = folder.path().join("torn.jsonl");
+        for length in 0..=whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let complete = whole[..length].iter().filter(|&&byte| byte == b'\n').count();
+            JsonLines::resume(&path, 99).unwrap();
+            assert_eq!(steps(&path).len(), complete, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_log_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log.jsonl");
+        std::fs::write(&path, "{\"step\":1}\nmy notes\n{\"step\":2}\n").unwrap();
+        let message = JsonLines::resume(&path, 5).unwrap_err().to_string();
+        assert!(message.contains("log.jsonl") && message.contains("line 2"), "{message}");
+        assert_eq!(std::fs::read(&path).unwrap().len(), 31);
+        let absent = folder.path().join("new.jsonl");
+        JsonLines::resume(&absent, 5).unwrap().write(&step(6)).unwrap();
+        assert_eq!(steps(&absent), [6]);
+    }
+}
