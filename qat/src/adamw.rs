@@ -46,9 +46,11 @@ impl AdamW {
     /// # Errors
     /// Those of candle.
     pub fn new(keys: &OptimizerKeys, parameters: &BTreeMap<String, Tensor>) -> Result<AdamW> {
-        let zeros = |p: &Tensor| Ok(Moments { first: p.zeros_like()?, second: p.zeros_like()? });
-        let moments = parameters.iter().map(|(name, p)| Ok((name.clone(), zeros(p)?)));
-        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments: moments.collect::<Result<_>>()? })
+        let mut moments = BTreeMap::new();
+        for (name, p) in parameters {
+            moments.insert(name.clone(), Moments { first: p.zeros_like()?, second: p.zeros_like()? });
+        }
+        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments })
     }
 
     /// Begins an update of all parameters.

@@ -14,6 +14,9 @@ pub enum QatError {
     /// The job.
     #[error(transparent)]
     Job(#[from] JobError),
+    /// The records.
+    #[error(transparent)]
+    Log(#[from] crate::log::LogError),
     /// A model or checkpoint.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -22,10 +22,10 @@ pub struct LossParts {
     pub features: f64,
     /// The sum of the three times their weights: what is minimised.
     pub total: f64,
-    /// Images whose largest logit is the label's; of those with labels.
+    /// Images whose largest logit is the label's; 
     pub correct: usize,
-    /// Images.
-    pub images: usize,
+    /// Images with labels.
+    pub labelled: usize,
 }
 
 impl LossParts {
@@ -36,12 +36,12 @@ impl LossParts {
         self.features += other.features;
         self.total += other.total;
         self.correct += other.correct;
-        self.images += other.images;
+        self.labelled += other.labelled;
     }
 
     /// Share of the images classified right, in 0..=1.
     pub fn top1(&self) -> f64 {
-        self.correct as f64 / self.images.max(1) as f64
+        self.correct as f64 / self.labelled.max(1) as f64
     }
 }
 
@@ -57,7 +57,7 @@ pub struct Targets<'a> {
 pub fn loss(keys: &LossKeys, logits: &[f32], classes: usize, targets: &Targets<'_>, share: f64) -> (LossParts, Vec<f32>) {
     let images = logits.len() / classes;
     let factor = share / images as f64;
-    let mut parts = LossParts { images, ..LossParts::default() };
+    let mut parts = LossParts { labelled: images.min(targets.labels.len()), ..LossParts::default() };
     let mut gradient = vec![0.0; logits.len()];
     for (i, (logits, gradient)) in logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes)).enumerate() {
         let mut sums = vec![0.0; classes];
@@ -147,7 +147,7 @@ mod tests {
         let (ce, kl) = (TORCH.0, TORCH.1);
         assert!((parts.labels - 0.5 * ce).abs() < 1e-9, "{parts:?}");
         assert!((parts.kl - 0.5 * kl).abs() < 1e-9, "{parts:?}");
-        assert_eq!((parts.correct, parts.images), (1, 2));
+        assert_eq!((parts.correct, parts.labelled), (1, 2));
         for (got, want) in gradient.iter().zip(TORCH.2) {
             assert!((f64::from(*got) - want).abs() < 1e-7, "{gradient:?}");
         }

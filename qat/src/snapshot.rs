@@ -181,13 +181,18 @@ fn read(bytes: &[u8]) -> Result<(Document, Stored), String> {
         if view.dtype() != Dtype::F32 {
             return Err(format!("is damaged ({name} is not f32)"));
         }
-        tensors.push((name.to_owned(), view.shape().to_vec(), bytemuck::pod_collect_to_vec(view.data())));
+        tensors.push((name.to_owned(), view.shape().to_vec(), floats(view.data())));
     }
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     if digest(&tensors) != document.sha256 {
         return Err("is damaged (its tensors do not have its checksum)".to_owned());
     }
     Ok((document, tensors))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (words, _) = bytes.as_chunks();
+    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
 fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatError> {

@@ -36,8 +36,12 @@ impl LinearWeights {
         self.packed.as_ref()
     }
 
-    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned.
-    pub(super) fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned: what the output site
+    /// gets.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         let Some(packed) = &self.packed else {
             return match &self.ops {
                 Ops::Taped(tape) => taped::linear(tape, x, weight, None),
@@ -69,7 +73,10 @@ impl LinearWeights {
     }
 
     /// What follows the output site of a product `[rows, out]`: the bias, and GELU.
-    pub(super) fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
         let y = match &self.bias {
             Some(bias) => self.ops.add_bias(&y, bias)?,
             None => y,
