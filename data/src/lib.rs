@@ -15,8 +15,10 @@
 
 mod dataset;
 mod decode;
+mod draws;
 mod error;
 mod loader;
+mod prefetch;
 mod preprocess;
 pub mod presets;
 mod resize;
