@@ -1,4 +1,4 @@
-//! Data sets of images, decoding, PIL-exact preprocessing, and a loader that reads ahead.
+//! Data sets of images, decoding, PIL-exact preprocessing and augmentation, and loaders that read ahead.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -13,6 +13,7 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 
+pub mod augment;
 mod dataset;
 mod decode;
 mod draws;
@@ -23,6 +24,7 @@ mod preprocess;
 pub mod presets;
 mod resize;
 
+pub use augment::Augment;
 pub use dataset::{Dataset, Layout, Split};
 pub use decode::{MAX_PIXELS, RgbImage, decode_image};
 pub use error::{DataError, DecodeError};
