@@ -16,6 +16,7 @@
 pub mod augment;
 mod dataset;
 mod decode;
+mod decoded;
 mod draws;
 mod error;
 mod loader;
@@ -23,6 +24,7 @@ mod prefetch;
 mod preprocess;
 pub mod presets;
 mod resize;
+mod train;
 
 pub use augment::Augment;
 pub use dataset::{Dataset, Layout, Split};
@@ -30,3 +32,4 @@ pub use decode::{MAX_PIXELS, RgbImage, decode_image};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use preprocess::preprocess;
+pub use train::{TrainLoader, TrainOptions};
