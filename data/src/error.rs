@@ -128,6 +128,23 @@ pub enum DataError {
         /// The error of the first image over the limit.
         source: Box<DataError>,
     },
+    /// A setting has a value that means nothing.
+    #[error("setting `{field}`: {problem}")]
+    Setting {
+        /// The setting's name.
+        field: &'static str,
+        /// The value, and what it may be.
+        problem: String,
+    },
+    /// Labels were asked of a data set that has none.
+    #[error(
+        "{data}: labels are needed, and this layout has none; use a folder per class, a Swin zip layout or a list \
+         file with classes"
+    )]
+    NoLabels {
+        /// The data set, as [`Dataset::describe`](crate::Dataset::describe) has it.
+        data: String,
+    },
     /// A decoding thread ended without a result.
     #[error("the thread that decoded image {id} panicked; its message is on standard error")]
     Worker {
@@ -148,6 +165,10 @@ impl DataError {
 
     pub(crate) fn layout(path: impl Into<PathBuf>, problem: impl Into<String>) -> DataError {
         DataError::Layout { path: path.into(), problem: problem.into() }
+    }
+
+    pub(crate) fn setting(field: &'static str, problem: impl Into<String>) -> DataError {
+        DataError::Setting { field, problem: problem.into() }
     }
 
     pub(crate) fn archive(path: impl Into<PathBuf>, problem: impl Into<String>) -> DataError {

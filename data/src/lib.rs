@@ -1,4 +1,4 @@
-//! Data sets of images, decoding, PIL-exact preprocessing, and a loader that reads ahead.
+//! Data sets of images, decoding, PIL-exact preprocessing and augmentation, and loaders that read ahead.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -13,16 +13,23 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 
+pub mod augment;
 mod dataset;
 mod decode;
+mod decoded;
+mod draws;
 mod error;
 mod loader;
+mod prefetch;
 mod preprocess;
 pub mod presets;
 mod resize;
+mod train;
 
+pub use augment::Augment;
 pub use dataset::{Dataset, Layout, Split};
 pub use decode::{MAX_PIXELS, RgbImage, decode_image};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use preprocess::preprocess;
+pub use train::{TrainLoader, TrainOptions};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use swinq_model::{Resize, Transform};
 
 use crate::decode::RgbImage;
-use crate::resize::resize_window;
+use crate::resize::{on_black, resize_window};
 
 /// Resizes and crops `image` to `u8` `[size, size, 3]`, before normalisation.
 ///
@@ -21,15 +21,7 @@ pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     let (columns, rows) = (center(width, size), center(height, size));
     let inner =
         resize_window(image, (width, height), columns.source.clone(), rows.source.clone(), transform.filter);
-    if (inner.width, inner.height) == (size, size) {
-        return inner.pixels;
-    }
-    let mut pixels = vec![0; size * size * 3];
-    for (source, y) in inner.pixels.chunks_exact(inner.width * 3).zip(rows.start..) {
-        let start = (y * size + columns.start) * 3;
-        pixels[start..start + source.len()].copy_from_slice(source);
-    }
-    pixels
+    on_black(inner, (size, size), (columns.start, rows.start)).pixels
 }
 
 /// Width and height that the whole image is resized to, as torchvision computes them.

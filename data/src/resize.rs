@@ -147,12 +147,31 @@ fn to_byte(sum: i32) -> u8 {
 }
 
 /// A copy of a window of `image`.
-fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage {
+pub(crate) fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage {
     let (width, height) = (columns.len(), rows.len());
     let mut pixels = Vec::with_capacity(width * height * 3);
     for y in rows {
         let row = y * image.width;
         pixels.extend_from_slice(&image.pixels[(row + columns.start) * 3..(row + columns.end) * 3]);
+    }
+    RgbImage { width, height, pixels }
+}
+
+/// `image` with its top left corner at column `left` and row `top` of a black `width x height`, which it must not
+/// exceed.
+pub(crate) fn on_black(
+    image: RgbImage,
+    (width, height): (usize, usize),
+    (left, top): (usize, usize),
+) -> RgbImage {
+    if (image.width, image.height) == (width, height) {
+        return image;
+    }
+    let mut pixels = vec![0; width * height * 3];
+    let rows = image.pixels.chunks_exact((image.width * 3).max(1));
+    for (source, y) in rows.zip(top..) {
+        let start = (y * width + left) * 3;
+        pixels[start..start + source.len()].copy_from_slice(source);
     }
     RgbImage { width, height, pixels }
 }

@@ -1,0 +1,139 @@
+//! Colour adjustments of 8-bit RGB, bit for bit as torchvision makes them on a Pillow image.
+//!
+//! Brightness, contrast and saturation are a blend of the image with a degenerate one: black, its mean grey, its own
+//! greys (Pillow's `ImageEnhance`, after Haeberli and Voorhies, "Image Processing by Interpolation and
+//! Extrapolation"). Hue is a rotation in Pillow's 8-bit HSV.
+
+/// One adjustment with its strength.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Adjustment {
+    /// Blend with black: 0 is black, 1 the image, 2 twice as bright.
+    Brightness(f64),
+    /// Blend with the mean of the image's greys: 0 is that grey everywhere, 1 the image.
+    Contrast(f64),
+    /// Blend with the image's greys: 0 is a grey image, 1 the image.
+    Saturation(f64),
+    /// Rotation of the hue by this part of a turn, in -0.5..=0.5; rounded to 1/255 towards zero.
+    Hue(f64),
+}
+
+impl Adjustment {
+    /// Adjusts `pixels`, `u8` `[any, 3]`; bytes beyond the last whole pixel stay.
+    pub fn apply(self, pixels: &mut [u8]) {
+        let (pixels, _) = pixels.as_chunks_mut::<3>();
+        match self {
+            Adjustment::Brightness(factor) => blend_all(pixels, 0, factor as f32),
+            Adjustment::Contrast(factor) => blend_all(pixels, mean_grey(pixels), factor as f32),
+            Adjustment::Saturation(factor) => {
+                for pixel in pixels {
+                    let grey = grey(*pixel);
+                    *pixel = pixel.map(|byte| blend(grey, byte, factor as f32));
+                }
+            }
+            Adjustment::Hue(turn) => {
+                // Truncated and taken modulo 256, although a turn is 255 steps: torchvision's convention.
+                let shift = (turn * 255.0) as i32 as u8;
+                for pixel in pixels {
+                    let [hue, saturation, value] = to_hsv(*pixel);
+                    *pixel = to_rgb([hue.wrapping_add(shift), saturation, value]);
+                }
+            }
+        }
+    }
+}
+
+/// Blends every byte with the same one.
+fn blend_all(pixels: &mut [[u8; 3]], from: u8, factor: f32) {
+    let table: [u8; 256] = std::array::from_fn(|byte| blend(from, byte as u8, factor));
+    for byte in pixels.as_flattened_mut() {
+        *byte = table[usize::from(*byte)];
+    }
+}
+
+/// `from` at factor 0, `to` at 1, in f32, truncated and clamped.
+fn blend(from: u8, to: u8, factor: f32) -> u8 {
+    let difference = f32::from(i16::from(to) - i16::from(from));
+    (f32::from(from) + factor * difference) as u8
+}
+
+/// ITU-R 601-2 luma in 16-bit fixed point, rounded: Pillow's `convert("L")`.
+fn grey([red, green, blue]: [u8; 3]) -> u8 {
+    let sum = u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471;
+    ((sum + 0x8000) >> 16) as u8
+}
+
+/// The mean of the greys, rounded half up; 0 of no pixels.
+fn mean_grey(pixels: &[[u8; 3]]) -> u8 {
+    let sum: u64 = pixels.iter().map(|&pixel| u64::from(grey(pixel))).sum();
+    (sum as f64 / pixels.len().max(1) as f64 + 0.5) as u8
+}
+
+/// Pillow's 8-bit hue, saturation and value: f32 with single steps in f64, truncated.
+fn to_hsv([red, green, blue]: [u8; 3]) -> [u8; 3] {
+    let (max, min) = (red.max(green).max(blue), red.min(green).min(blue));
+    if max == min {
+        return [0, 0, max];
+    }
+    let range = f32::from(max - min);
+    let below = |channel: u8| f32::from(max - channel) / range;
+    let sector = if red == max {
+        below(blue) - below(green)
+    } else if green == max {
+        (2.0 + f64::from(below(red)) - f64::from(below(blue))) as f32
+    } else {
+        (4.0 + f64::from(below(green)) - f64::from(below(red))) as f32
+    };
+    let turn = ((f64::from(sector) / 6.0 + 1.0) % 1.0) as f32;
+    let saturation = range / f32::from(max);
+    [(f64::from(turn) * 255.0) as u8, (f64::from(saturation) * 255.0) as u8, max]
+}
+
+/// The inverse of [`to_hsv`] but for rounding, which is half away from zero here.
+fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
+    if saturation == 0 {
+        return [value; 3];
+    }
+    let sixths = f64::from(hue) * 6.0 / 255.0;
+    let sector = sixths.floor();
+    let fraction = f64::from((sixths - sector) as f32);
+    let saturation = f64::from((f64::from(saturation) / 255.0) as f32);
+    let scaled = |part: f64| (f64::from(value) * (1.0 - saturation * part)).round() as u8;
+    let (low, falling, rising) = (scaled(1.0), scaled(fraction), scaled(1.0 - fraction));
+    match sector as u8 % 6 {
+        0 => [value, rising, low],
+        1 => [falling, value, low],
+        2 => [low, value, rising],
+        3 => [low, falling, value],
+        4 => [rising, low, value],
+        _ => [value, low, falling],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_a_blend_are_its_images() {
+        for from in 0..=255 {
+            for to in 0..=255 {
+                assert_eq!((blend(from, to, 0.0), blend(from, to, 1.0)), (from, to));
+            }
+        }
+        assert_eq!((blend(10, 200, 3.0), blend(200, 10, 3.0), blend(0, 3, 0.5)), (255, 0, 1));
+    }
+
+    #[test]
+    fn primary_colours_have_their_hues() {
+        let hue = |pixel| to_hsv(pixel)[0];
+        assert_eq!([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]].map(hue), [0, 85, 170, 0]);
+        assert_eq!(to_hsv([0, 0, 0]), [0, 0, 0]);
+    }
+
+    #[test]
+    fn nothing_is_done_to_no_pixels() {
+        for adjustment in [Adjustment::Brightness(0.3), Adjustment::Contrast(0.3), Adjustment::Hue(0.1)] {
+            adjustment.apply(&mut []);
+        }
+    }
+}

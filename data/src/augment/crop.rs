@@ -1,0 +1,184 @@
+//! Random crops of a source image, as torchvision defines them.
+
+use crate::decode::RgbImage;
+use crate::draws::Draws;
+use crate::resize::{cut, on_black};
+
+/// Attempts at a crop that fits before the central one is taken.
+const ATTEMPTS: usize = 10;
+
+/// A rectangle in pixels of a source image; it may reach beyond the image, where it is black.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CropBox {
+    /// Column of its left edge.
+    pub left: isize,
+    /// Row of its upper edge.
+    pub top: isize,
+    /// Width; not zero.
+    pub width: usize,
+    /// Height; not zero.
+    pub height: usize,
+}
+
+impl CropBox {
+    /// The pixels inside.
+    pub(super) fn of(self, image: &RgbImage) -> RgbImage {
+        let (columns, before) = overlap(self.left, self.width, image.width);
+        let (rows, above) = overlap(self.top, self.height, image.height);
+        on_black(cut(image, columns, rows), (self.width, self.height), (before, above))
+    }
+}
+
+/// The part of `start..start + length` that lies in `0..limit`, and how much of it lies before.
+fn overlap(start: isize, length: usize, limit: usize) -> (std::ops::Range<usize>, usize) {
+    let before = start.min(0).unsigned_abs().min(length);
+    let first = start.max(0).unsigned_abs().min(limit);
+    let end = (first + length - before).min(limit);
+    (first..end.max(first), before)
+}
+
+/// A rectangle of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2015; torchvision's
+/// `RandomResizedCrop`): its area a part of the image's uniform in `scale`, width over height log-uniform in `ratio`,
+/// its place uniform. After ten that do not fit, [`central`].
+pub(super) fn random_resized(
+    draws: &mut Draws,
+    (width, height): (usize, usize),
+    scale: [f64; 2],
+    ratio: [f64; 2],
+) -> CropBox {
+    for _ in 0..ATTEMPTS {
+        let part = draws.between(scale);
+        // libm's, because the system's logarithm is not the same everywhere.
+        let aspect = libm::exp(draws.between(ratio.map(libm::log)));
+        let (w, h) = sides((width, height), part, aspect);
+        if (1..=width).contains(&w) && (1..=height).contains(&h) {
+            let top = draws.below(height - h + 1) as isize;
+            let left = draws.below(width - w + 1) as isize;
+            return CropBox { left, top, width: w, height: h };
+        }
+    }
+    central((width, height), ratio)
+}
+
+/// Width and height of the rectangle of this part of the image's area and this aspect ratio, rounded half to even.
+fn sides((width, height): (usize, usize), part: f64, aspect: f64) -> (usize, usize) {
+    let area = (width * height) as f64 * part;
+    let round = |side: f64| side.sqrt().round_ties_even() as usize;
+    (round(area * aspect), round(area / aspect))
+}
+
+/// The largest central rectangle whose aspect ratio lies within `ratio`.
+fn central((width, height): (usize, usize), [low, high]: [f64; 2]) -> CropBox {
+    let of_image = width as f64 / height as f64;
+    let round = |side: f64| (side.round_ties_even() as usize).max(1);
+    let (w, h) = if of_image < low {
+        (width, round(width as f64 / low))
+    } else if of_image > high {
+        (round(height as f64 * high), height)
+    } else {
+        (width, height)
+    };
+    CropBox { left: ((width - w) / 2) as isize, top: ((height - h) / 2) as isize, width: w, height: h }
+}
+
+/// A rectangle of the image's own size, moved by up to `padding` either way on both axes (torchvision's `RandomCrop`
+/// with padding).
+pub(super) fn padded(draws: &mut Draws, (width, height): (usize, usize), padding: usize) -> CropBox {
+    let mut shift = || draws.below(2 * padding + 1) as isize - padding as isize;
+    let top = shift();
+    CropBox { left: shift(), top, width, height }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlaps_are_cut_at_both_ends() {
+        assert_eq!(overlap(2, 3, 10), (2..5, 0));
+        assert_eq!(overlap(-2, 5, 10), (0..3, 2));
+        assert_eq!(overlap(8, 5, 10), (8..10, 0));
+        assert_eq!(overlap(-7, 5, 10), (0..0, 5));
+        assert_eq!(overlap(12, 5, 10), (10..10, 0));
+        assert_eq!(overlap(-1, 12, 10), (0..10, 1));
+    }
+
+    #[test]
+    fn outside_is_black() {
+        let image = RgbImage::new(2, 2, (1..=12).collect());
+        let moved = CropBox { left: -1, top: 1, width: 2, height: 2 }.of(&image);
+        assert_eq!(moved.pixels, [0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 0, 0]);
+        let gone = CropBox { left: 5, top: -9, width: 2, height: 1 }.of(&image);
+        assert_eq!(gone, RgbImage::new(2, 1, vec![0; 6]));
+    }
+
+    /// Lines of the table: `s` or `c` for [`sides`] and [`central`], the image, two parameters, the box.
+    #[test]
+    fn rectangles_are_torchvisions() {
+        let table = include_str!("../../tests/fixtures/crops.tsv");
+        for line in table.lines() {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let number = |i: usize| fields[i].parse::<f64>().unwrap();
+            let size = (number(1) as usize, number(2) as usize);
+            let (a, b) = (number(3), number(4));
+            let found = match fields[0] {
+                "s" => sides(size, a, b).into(),
+                _ => central(size, [a, b]),
+            };
+            let wanted: Vec<isize> = fields[5..].iter().map(|field| field.parse().unwrap()).collect();
+            assert_eq!(
+                [found.left, found.top, found.width as isize, found.height as isize],
+                wanted[..],
+                "{line}"
+            );
+        }
+        assert!(table.lines().count() > 100);
+    }
+
+    impl From<(usize, usize)> for CropBox {
+        fn from((width, height): (usize, usize)) -> CropBox {
+            CropBox { left: 0, top: 0, width, height }
+        }
+    }
+
+    #[test]
+    fn random_rectangles_keep_their_ranges_and_cover_them() {
+        let (size, scale, ratio) = ((400, 300), [0.08, 1.0], [0.75, 4.0 / 3.0]);
+        let (mut areas, mut aspects, mut lefts) = (Vec::new(), Vec::new(), Vec::new());
+        for index in 0..4000 {
+            let b = random_resized(&mut Draws::keyed(&[1, index]), size, scale, ratio);
+            assert!(b.left >= 0 && b.top >= 0, "{b:?}");
+            assert!(b.left as usize + b.width <= 400 && b.top as usize + b.height <= 300, "{b:?}");
+            areas.push((b.width * b.height) as f64 / 120_000.0);
+            aspects.push((b.width as f64 / b.height as f64).ln());
+            lefts.push(b.left as f64 / (400 - b.width).max(1) as f64);
+        }
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let range = |values: &[f64]| {
+            (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max))
+        };
+        let (low, high) = range(&areas);
+        assert!((0.078..0.09).contains(&low) && (0.95..=1.0).contains(&high), "{low} {high}");
+        let limit = (4.0_f64 / 3.0).ln();
+        let (low, high) = range(&aspects);
+        // Sides are rounded to pixels: less than 1 % of the smallest.
+        assert!((-limit - 0.01..-limit + 0.01).contains(&low), "{low}");
+        assert!((limit - 0.01..limit + 0.01).contains(&high), "{high}");
+        // Uniform in 0..1: deviation of the mean 0.0046; five of them.
+        assert!((mean(&lefts) - 0.5).abs() < 0.023, "{}", mean(&lefts));
+    }
+
+    #[test]
+    fn padded_rectangles_take_every_place_equally_often() {
+        let mut counts = [[0_u32; 5]; 5];
+        for index in 0..5000 {
+            let b = padded(&mut Draws::keyed(&[2, index]), (8, 6), 2);
+            assert_eq!((b.width, b.height), (8, 6));
+            counts[(b.left + 2) as usize][(b.top + 2) as usize] += 1;
+        }
+        // 200 expected, deviation 13.9; five of them.
+        assert!(counts.as_flattened().iter().all(|count| (130..=270).contains(count)), "{counts:?}");
+        let still = padded(&mut Draws::new(0), (8, 6), 0);
+        assert_eq!(still, CropBox { left: 0, top: 0, width: 8, height: 6 });
+    }
+}
