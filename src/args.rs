@@ -23,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     /// Find activation ranges on real images and write an INT8 checkpoint.
     Calibrate(CalibrateArgs),
+    /// Train a calibrated checkpoint until it is as good as the float model; or train in float.
+    Qat(QatArgs),
     /// Accuracy and speed of one or more models on labelled images; the first is the baseline.
     Eval(EvalArgs),
     /// Latency and throughput of one or more models, interleaved in one run.
@@ -157,6 +159,22 @@ pub struct CalibrateArgs {
     /// Quantized checkpoint to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+}
+
+/// Arguments of `qat`.
+#[derive(Clone, Debug, Args)]
+pub struct QatArgs {
+    /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
+    pub job: String,
+    /// Overrides of the job, as `KEY VALUE` pairs (optimizer.lr 1e-4).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    pub opts: Vec<String>,
+    /// Go on from the latest checkpoint in the job's output folder.
+    #[arg(long)]
+    pub resume: bool,
+    /// Check everything, print the effective job and schedule, and stop before the first step.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Arguments of `eval`.

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     interrupt::install();
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Qat(args) => commands::qat::run(&args),
         Command::Eval(args) => {
             let words: Vec<String> = std::env::args().collect();
             commands::eval::run(&args, &words)

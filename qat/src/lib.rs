@@ -9,6 +9,7 @@ mod audit;
 mod drop_path;
 mod error;
 pub mod export;
+pub mod init;
 pub mod job;
 pub mod log;
 pub mod loss;

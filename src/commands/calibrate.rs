@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate, quantize};
-use swinq_model::checkpoint::{import_ft_amax, is_quantized_file};
+use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::{QuantizedModel, Recipe, Rule, Site};
 
@@ -50,13 +50,6 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<FloatModel> {
         return model_arg::random_model(seed, &args.float);
     }
     let path = args.model.as_deref().context("MODEL is missing")?;
-    if is_quantized_file(path) {
-        bail!(
-            "{} is quantized already; calibrate starts from the float checkpoint it was made of (`swinq inspect` \
-             names it)",
-            path.display()
-        );
-    }
     model_arg::load_float_model(path, &args.float)
 }
 

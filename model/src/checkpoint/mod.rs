@@ -28,7 +28,7 @@ use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
 use crate::params::{check_parameters, parameters};
-use crate::quantized::{FloatModel, Source};
+use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use file::CheckpointFile;
 
@@ -57,6 +57,8 @@ struct Description {
 /// `pytorch_model.bin`, and for transformers `preprocessor_config.json`. Parameters may be f32, f16, bf16 or f64
 /// (rounded to f32) and come out as f32 under Microsoft's names.
 ///
+/// A float model that this program wrote (a training's `float.safetensors`) needs no `options`.
+///
 /// The dialect is detected from the tensor names. It decides the window policy, also where `options.cfg` gives the
 /// shape. `options.cfg` decides the transform, else the directory does.
 ///
@@ -70,7 +72,7 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
         (path.to_owned(), None)
     };
     if is_quantized_file(&weights) {
-        return Err(ModelError::file(weights, "is a quantized checkpoint, but a float one is needed here"));
+        return own(&weights);
     }
     let file = CheckpointFile::open(&weights)?;
     let raw = file.tensors()?;
@@ -87,6 +89,15 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
     check_parameters(&config, &tensors)?;
     let source = Source { file: shown(&weights), sha256: file.sha256(), dialect: dialect.to_string() };
     Ok(FloatModel { config, transform: description.transform, labels: description.labels, tensors, source })
+}
+
+/// A float model in this program's own format, which describes itself.
+fn own(path: &Path) -> Result<FloatModel, ModelError> {
+    QuantizedModel::load(path)?.into_float().ok_or_else(|| {
+        let problem = "is a quantized checkpoint, but a float one is needed here: the one it was made of (`swinq inspect` \
+                       names it)";
+        ModelError::file(path, problem)
+    })
 }
 
 /// A file without a description of its own.

@@ -25,6 +25,8 @@ pub struct LoadedConfig {
     pub config: SwinConfig,
     /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
     pub transform: Transform,
+    /// DropPath's highest rate in training: `MODEL.DROP_PATH_RATE`.
+    pub drop_path: f64,
     /// The file or shipped name, for messages and reports.
     pub origin: String,
 }
@@ -57,6 +59,9 @@ impl ConfigOverrides {
         &self.0
     }
 }
+
+/// Microsoft's default of `MODEL.DROP_PATH_RATE`.
+const DROP_PATH: f64 = 0.1;
 
 /// Names of the shipped configurations.
 pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
@@ -95,7 +100,12 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     settings.apply(opts)?;
     let config = resolve(name, &settings)?;
     let transform = transform(&config, &settings)?;
-    Ok(LoadedConfig { config, transform, origin: name_or_path.to_owned() })
+    let key = "MODEL.DROP_PATH_RATE";
+    let drop_path = field(&settings, key, "a number", DROP_PATH, Value::as_float)?;
+    if !(0.0..1.0).contains(&drop_path) {
+        return Err(ModelError::config(key, format!("{drop_path} is outside [0, 1)")));
+    }
+    Ok(LoadedConfig { config, transform, drop_path, origin: name_or_path.to_owned() })
 }
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {

@@ -178,6 +178,16 @@ impl QuantizedModel {
         })
     }
 
+    /// The float model, if every site is off.
+    pub fn into_float(self) -> Option<FloatModel> {
+        if self.is_quantized() {
+            return None;
+        }
+        let QuantizedModel { config, transform, labels, params, provenance, .. } = self;
+        let tensors = params.into_iter().map(|(name, param)| (name, param.to_float())).collect();
+        Some(FloatModel { config, transform, labels, tensors, source: provenance.source })
+    }
+
     /// The state of `site`.
     ///
     /// # Panics

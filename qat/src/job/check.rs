@@ -48,6 +48,10 @@ impl Job {
             "float",
             "a checkpoint, or `cfg` to start from random weights",
         )?;
+        if self.new_head && (self.quant || self.float.is_none()) {
+            let problem = "replaces the head of `float` in a float training; adapt the classes with quant: off first";
+            return Err(JobError::key(origin, "new_head", problem));
+        }
         if !self.opts.is_empty() && self.cfg.is_none() {
             return Err(JobError::key(origin, "opts", "changes what `cfg` names; give cfg too"));
         }

@@ -73,6 +73,9 @@ pub struct Job {
     pub cfg: Option<String>,
     /// Keys of that configuration and their values, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
+    /// Whether a float training replaces the head of `float` by an untrained one for the classes of the images.
+    /// Default false.
+    pub new_head: bool,
     /// The float checkpoint whose logits and features are imitated. Default: `float`.
     pub teacher: Option<PathBuf>,
     /// The images.
@@ -103,7 +106,7 @@ pub struct Job {
     pub quantization: QuantizationKeys,
     /// How training images are varied; its keys are those of the type that [`Job::augmentation`] is asked for.
     pub augment: Value,
-    /// DropPath's highest rate, from 0 to below 1. Default: the model configuration's.
+    /// DropPath's highest rate, from 0 to below 1. Default: `MODEL.DROP_PATH_RATE` of `cfg`; 0 without one.
     pub drop_path: Option<f64>,
     /// Validation on the way.
     pub validate: ValidateKeys,
@@ -126,6 +129,7 @@ impl Default for Job {
             float: None,
             cfg: None,
             opts: BTreeMap::new(),
+            new_head: false,
             teacher: None,
             data: DataKeys::default(),
             epochs: None,

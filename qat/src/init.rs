@@ -1,0 +1,88 @@
+//! Parameters that no checkpoint gives: a whole network, or a head for other classes.
+
+use swinq_model::config::LoadedConfig;
+use swinq_model::params::parameters;
+use swinq_model::quantized::{FloatModel, Source};
+use swinq_model::{HostTensor, StateDict};
+
+use crate::random::Random;
+
+/// Deviation of Swin's initial weights, which are cut off at two of them.
+const DEVIATION: f64 = 0.02;
+
+/// An untrained network of the shape `loaded`, initialised as Swin is: weights, bias tables and position embeddings normal
+/// with deviation 0.02, cut off at two deviations; biases 0; norms 1.
+pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
+    let tensors: StateDict = parameters(&loaded.config)
+        .into_iter()
+        .map(|(name, shape)| {
+            let tensor = initial(&name, &shape, seed);
+            (name, tensor)
+        })
+        .collect();
+    let source = Source {
+        file: format!("untrained, seed {seed}, {}", loaded.config.name),
+        sha256: String::new(),
+        dialect: "random".to_owned(),
+    };
+    FloatModel { config: loaded.config.clone(), transform: loaded.transform.clone(), labels: None, tensors, source }
+}
+
+/// Gives `model` an untrained head of `classes` classes.
+pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<String>>, seed: u64) {
+    model.config.num_classes = classes;
+    model.labels = labels;
+    for (name, shape) in parameters(&model.config).into_iter().filter(|(name, _)| name.starts_with("head.")) {
+        model.tensors.insert(name.clone(), initial(&name, &shape, seed));
+    }
+}
+
+fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
+    let count = shape.iter().product();
+    let data = match (shape.len(), name.ends_with(".weight")) {
+        (1, true) => vec![1.0; count],
+        (1, false) => vec![0.0; count],
+        _ => {
+            let mut random = Random::new(&[seed, name.bytes().fold(0, |hash, byte| hash * 31 + u64::from(byte) % 997)]);
+            (0..count).map(|_| (DEVIATION * cut_normal(&mut random)) as f32).collect()
+        }
+    };
+    HostTensor::new(shape.to_vec(), data)
+}
+
+/// Normal of variance 1, drawn anew outside of two deviations (Box and Muller).
+fn cut_normal(random: &mut Random) -> f64 {
+    loop {
+        let radius = (-2.0 * libm::log(1.0 - random.unit())).sqrt();
+        let value = radius * libm::cos(2.0 * std::f64::consts::PI * random.unit());
+        if value.abs() <= 2.0 {
+            return value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use swinq_model::load_config;
+
+    use super::*;
+
+    #[test]
+    fn weights_are_swins_and_a_new_head_leaves_the_rest() {
+        let loaded = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
+        let mut model = untrained(&loaded, 3);
+        let weight = &model.tensors["layers.2.blocks.1.mlp.fc1.weight"].data;
+        let variance = weight.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>() / weight.len() as f64;
+        // Cut off at two deviations, the variance is 0.774 of the normal's.
+        assert!((variance / (0.774 * 4e-4) - 1.0).abs() < 0.02, "{variance}");
+        assert!(weight.iter().all(|w| w.abs() <= 0.04));
+        assert_eq!(model.tensors["norm.weight"].data, vec![1.0; 768]);
+        assert_eq!(model.tensors["layers.0.blocks.0.attn.qkv.bias"].data, vec![0.0; 288]);
+        let before = model.tensors.clone();
+        replace_head(&mut model, 10, None, 4);
+        swinq_model::params::check_parameters(&model.config, &model.tensors).unwrap();
+        assert_eq!(model.tensors["head.weight"].shape, [10, 768]);
+        assert!(before.iter().all(|(name, t)| name.starts_with("head.") || *t == model.tensors[name]));
+        assert_ne!(untrained(&loaded, 5).tensors["head.weight"], before["head.weight"]);
+    }
+}
