@@ -1,15 +1,15 @@
-"""Time of a training step in PyTorch with fake quantization, the peer of `swinq qat`: a timm Swin of the sample's shape, forward
-of a float teacher, cross-entropy and KL, backward, clipping, AdamW.
+"""Time of a training step in PyTorch with fake quantization, the peer of `swinq qat`: a timm Swin of the sample's shape,
+forward of a float teacher, cross-entropy and KL, backward, clipping, AdamW.
 
     python benches/peers/qat_torch.py --batch 64 --threads 2 --steps 20 --json peer.json
     python benches/peers/qat_torch.py --device cuda --amp bf16
-    python benches/peers/qat_torch.py --swinq "target/release/swinq qat job.yaml ..."      both, in turn
+    python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # in turn
 
-Quantization is what torch.ao's FakeQuantize computes once its observers are off: the same operators, without the modules' own
-overhead. Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have fixed scales
+Quantization is what torch.ao's FakeQuantize computes once its observers are off: the same operators, without the modules'
+own overhead. Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have fixed scales
 per tensor, set by one forward; weights have one per output channel, recomputed from the weight at each step.
 
-Inputs are drawn once. Times are medians over the steps after a warmup; the parts add up to the step but for rounding.
+Inputs are drawn once. Times are medians over the steps after a warmup, of the step and of each of its parts.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class FakeQuant(nn.Module):
     def forward(self, x):
         if self.scale is None:
             self.scale = x.detach().abs().amax().item() / 127
-        # Autocast has no list entry for the operator; it computes in f32 whatever it is given.
+        # In f32 under autocast too: the operator does not know every reduced type.
         return torch.fake_quantize_per_tensor_affine(x.float(), self.scale, 0, self.low, self.high).to(x.dtype)
 
 
@@ -141,6 +141,7 @@ class Training:
                     wanted = self.teacher(self.images).float()
             marks.append(self.now())
             logits = self.model(self.images).float()
+        # A tensor of inference mode cannot be kept for the backward; its copy can.
         loss = self.loss(logits, None if wanted is None else wanted.clone())
         marks.append(self.now())
         self.scaler.scale(loss).backward()

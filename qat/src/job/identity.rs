@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Job;
 use super::error::JobError;
+use super::values::Device;
 
 /// Keys and sections that a result does not depend on: where it goes, what is watched, what it costs.
 const WITHOUT_INFLUENCE: [&str; 11] = [
@@ -40,6 +41,9 @@ impl Job {
         let mut keys = BTreeMap::new();
         flatten("", serde_json::to_value(self).expect("a job is plain data"), &mut keys);
         keys.retain(|key, _| !WITHOUT_INFLUENCE.iter().any(|other| is_below(key, other)));
+        if matches!(self.device, Device::Cuda(_)) {
+            keys.insert("device".to_owned(), Value::from("cuda")); // whichever it is
+        }
         keys.extend(contents.iter().map(|(key, hash)| ((*key).to_owned(), Value::String(hash.clone()))));
         Identity(keys)
     }

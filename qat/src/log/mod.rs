@@ -3,8 +3,8 @@
 //! `log.jsonl` has one record a line, with its `kind`:
 //!
 //! ```json
-//! {"kind":"step","step":10,"epoch":0.0128,"loss":0.41,"labels":0.3,"kl":0.11,"features":null,"lr":5e-5,"lr_scales":1e-5,"grad_norm":1.2,"top1":0.87,"images_per_second":310.0,"seconds":2.1}
-//! {"kind":"validation","step":782,"epoch":1.0,"images":10000,"top1":0.9412,"top5":0.9991,"agreement":0.98,"loss":null,"seconds":6.3}
+//! {"kind":"step","step":10,"epoch":0.0128,"loss":0.41,"labels":0.3,"kl":0.11,"features":null,"lr":0.00005, ...}
+//! {"kind":"validation","step":782,"epoch":1.0,"images":10000,"top1":0.9412,"top5":0.9991,"agreement":0.98, ...}
 //! ```
 //!
 //! JSON has no NaN and no infinity: such a value is `null`, and the record then says so in `non_finite`, a list of its
