@@ -59,14 +59,15 @@ impl Sites for Noise<'_> {
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
         let rounded = self.fake.attention(attention)?;
-        let Attention { block, q, k, v, .. } = attention;
-        let q = self.activation(Site::Q(*block), q.clone())?;
-        let k = self.activation(Site::K(*block), k.clone())?;
-        let v = self.activation(Site::V(*block), v.clone())?;
-        let probs = Site::Probs(*block);
+        let block = attention.block;
+        let [q, k, v] = attention.split()?;
+        let q = self.activation(Site::Q(block), q)?;
+        let k = self.activation(Site::K(block), k)?;
+        let v = self.activation(Site::V(block), v)?;
+        let probs = Site::Probs(block);
         if self.is_on(probs) {
             let logits = attention.logits(&attention.scores(&q, &k)?)?;
-            self.note(probs, &Float.attend(probs, logits, v)?, &rounded)?;
+            self.note(probs, &attention.merge(&Float.attend(probs, logits, v)?)?, &rounded)?;
         }
         Ok(rounded)
     }

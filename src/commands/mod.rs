@@ -8,4 +8,5 @@ pub mod eval;
 pub mod inspect;
 pub mod ladder;
 pub mod predict;
+pub mod qat;
 pub mod quickstart;

@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 
 use swinq_eval::{Collected, accuracy, collect};
 use swinq_int8_runtime::EngineOptions;
-use swinq_model::{BoxError, QuantizedModel, Transform};
+use swinq_int8_runtime::cuda::{Autotune, Gemm};
+use swinq_model::{BoxError, Logits, QuantizedModel, Transform};
 use swinq_qat::Validation;
 use swinq_qat::job::{Device, Job};
 
-use crate::args::{Backend, BackendArgs};
+use crate::args::{Backend, BackendArgs, Residual};
 use crate::backend::Target;
 use crate::data_arg::Sample;
 
@@ -33,7 +34,14 @@ impl Validator {
         let target = match job.device {
             Device::Cpu => Target::Cpu(EngineOptions { threads: job.threads, ..EngineOptions::detect()? }),
             Device::Cuda(device) => {
-                let args = BackendArgs { backend: Backend::Auto, device, ..BackendArgs::default() };
+                let args = BackendArgs {
+                    backend: Backend::Auto,
+                    device,
+                    residual: Residual::F16,
+                    gemm: vec![Gemm::Auto],
+                    autotune: Autotune::Off,
+                    nvtx: false,
+                };
                 Target::one(&args, job.threads, job.validate.batch_size)?
             }
         };
@@ -57,8 +65,8 @@ impl Validator {
         let accuracy = accuracy(&found)?;
         let mut validation = Validation {
             images: accuracy.images as u64,
-            top1: accuracy.top1_share(),
-            top5: accuracy.top5_share(),
+            top1: accuracy.top1_percent() / 100.0,
+            top5: Some(accuracy.top5_percent() / 100.0),
             ..Validation::default()
         };
         if let Some(taught) = self.taught(images)? {
@@ -76,7 +84,7 @@ impl Validator {
             Some(known) => known,
             None => self.run(&teacher, images)?,
         };
-        let first = known.first(images);
+        let first = first(&known, images);
         self.teacher = Some((teacher, Some(known)));
         Ok(Some(first))
     }
@@ -90,6 +98,15 @@ impl Validator {
         let mut loader = first.loader(transform, self.batch_size, self.threads, self.skip_corrupt);
         let mut engine = self.target.engine(model)?;
         Ok(collect(&mut engine, &mut loader, &mut |_, _| ControlFlow::Continue(()))?)
+    }
+}
+
+fn first(collected: &Collected, images: usize) -> Collected {
+    let classes = collected.logits.classes;
+    Collected {
+        logits: Logits { values: collected.logits.values[..images * classes].to_vec(), classes },
+        labels: collected.labels[..images.min(collected.labels.len())].to_vec(),
+        ids: collected.ids[..images].to_vec(),
     }
 }
 
