@@ -62,11 +62,22 @@ impl AdamW {
     ///
     /// # Errors
     /// An unknown name, shapes that differ, tensors that are not contiguous.
-    pub fn update(&mut self, name: &str, parameter: &Tensor, gradient: &Tensor, update: Update) -> Result<()> {
+    pub fn update(
+        &mut self,
+        name: &str,
+        parameter: &Tensor,
+        gradient: &Tensor,
+        update: Update,
+    ) -> Result<()> {
         let Some(moments) = self.moments.get(name) else { bail!("no moments of {name}") };
-        let correction = self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.steps).unwrap_or(i32::MAX)));
+        let correction =
+            self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.steps).unwrap_or(i32::MAX)));
         let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
-        if parameter.device().is_cpu() { rule.on_host(parameter, gradient, moments) } else { rule.composed(parameter, gradient, moments) }
+        if parameter.device().is_cpu() {
+            rule.on_host(parameter, gradient, moments)
+        } else {
+            rule.composed(parameter, gradient, moments)
+        }
     }
 }
 
@@ -97,7 +108,8 @@ impl Rule {
 
     fn on_host(&self, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
         let gradient = gradient.flatten_all()?.to_vec1::<f32>()?;
-        let (first, second) = (moments.first.flatten_all()?.to_vec1()?, moments.second.flatten_all()?.to_vec1()?);
+        let (first, second) =
+            (moments.first.flatten_all()?.to_vec1()?, moments.second.flatten_all()?.to_vec1()?);
         let pass = std::sync::Mutex::new((first, second));
         parameter.inplace_op1(&HostStep { rule: self, gradient: &gradient, moments: &pass })?;
         let (first, second) = pass.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -164,7 +176,12 @@ pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> 
     let mut sum = 0.0;
     for gradient in gradients {
         sum += if gradient.device().is_cpu() {
-            gradient.flatten_all()?.to_vec1::<f32>()?.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>()
+            gradient
+                .flatten_all()?
+                .to_vec1::<f32>()?
+                .iter()
+                .map(|&g| f64::from(g) * f64::from(g))
+                .sum::<f64>()
         } else {
             f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?)
         };

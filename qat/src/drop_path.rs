@@ -37,7 +37,13 @@ impl DropPath {
     ///
     /// # Errors
     /// Those of candle.
-    pub fn factors(&self, block: BlockId, half: Half, images: usize, device: &Device) -> Result<Option<Tensor>> {
+    pub fn factors(
+        &self,
+        block: BlockId,
+        half: Half,
+        images: usize,
+        device: &Device,
+    ) -> Result<Option<Tensor>> {
         let Some(index) = self.rates.iter().position(|(b, rate)| *b == block && *rate > 0.0) else {
             return Ok(None);
         };
@@ -55,7 +61,11 @@ mod tests {
 
     #[test]
     fn rates_grow_with_depth_and_are_kept_in_expectation() {
-        let config = SwinConfig { depths: vec![2, 3], num_heads: vec![2, 4], ..swinq_model::SwinConfig::official("swin_tiny_patch4_window7_224").unwrap() };
+        let config = SwinConfig {
+            depths: vec![2, 3],
+            num_heads: vec![2, 4],
+            ..swinq_model::SwinConfig::official("swin_tiny_patch4_window7_224").unwrap()
+        };
         let drop_path = DropPath::new(&config, 0.4, 7).unwrap();
         let rates: Vec<f64> = drop_path.rates.iter().map(|(_, rate)| *rate).collect();
         assert_eq!(rates.iter().map(|r| (r * 10.0).round()).collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 4.0]);

@@ -68,7 +68,10 @@ fn codes(weight: &HostTensor, scales: Vec<f32>, largest: f32) -> Int8Weight {
     let run = weight.data.len() / scales.len();
     let code = |(values, scale): (&[f32], &f32)| {
         let recip = scale.recip();
-        values.iter().map(move |w| (w * recip).clamp(-largest, largest).round_ties_even() as i8).collect::<Vec<i8>>()
+        values
+            .iter()
+            .map(move |w| (w * recip).clamp(-largest, largest).round_ties_even() as i8)
+            .collect::<Vec<i8>>()
     };
     let codes = weight.data.chunks(run).zip(&scales).flat_map(code).collect();
     Int8Weight { shape: weight.shape.clone(), codes, scales }

@@ -25,7 +25,13 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
         sha256: String::new(),
         dialect: "random".to_owned(),
     };
-    FloatModel { config: loaded.config.clone(), transform: loaded.transform.clone(), labels: None, tensors, source }
+    FloatModel {
+        config: loaded.config.clone(),
+        transform: loaded.transform.clone(),
+        labels: None,
+        tensors,
+        source,
+    }
 }
 
 /// Gives `model` an untrained head of `classes` classes.
@@ -43,7 +49,8 @@ fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
         (1, true) => vec![1.0; count],
         (1, false) => vec![0.0; count],
         _ => {
-            let mut random = Random::new(&[seed, name.bytes().fold(0, |hash, byte| hash * 31 + u64::from(byte) % 997)]);
+            let mut random =
+                Random::new(&[seed, name.bytes().fold(0, |hash, byte| hash * 31 + u64::from(byte) % 997)]);
             (0..count).map(|_| (DEVIATION * cut_normal(&mut random)) as f32).collect()
         }
     };

@@ -22,7 +22,7 @@ pub struct LossParts {
     pub features: f64,
     /// The sum of the three times their weights: what is minimised.
     pub total: f64,
-    /// Images whose largest logit is the label's; 
+    /// Images whose largest logit is the label's;
     pub correct: usize,
     /// Images with labels.
     pub labelled: usize,
@@ -54,12 +54,20 @@ pub struct Targets<'a> {
 }
 
 /// The loss of `logits` `[images, classes]` and its gradient, both times `share` (the batch's part of the step).
-pub fn loss(keys: &LossKeys, logits: &[f32], classes: usize, targets: &Targets<'_>, share: f64) -> (LossParts, Vec<f32>) {
+pub fn loss(
+    keys: &LossKeys,
+    logits: &[f32],
+    classes: usize,
+    targets: &Targets<'_>,
+    share: f64,
+) -> (LossParts, Vec<f32>) {
     let images = logits.len() / classes;
     let factor = share / images as f64;
     let mut parts = LossParts { labelled: images.min(targets.labels.len()), ..LossParts::default() };
     let mut gradient = vec![0.0; logits.len()];
-    for (i, (logits, gradient)) in logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes)).enumerate() {
+    for (i, (logits, gradient)) in
+        logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes)).enumerate()
+    {
         let mut sums = vec![0.0; classes];
         if let Some(&label) = targets.labels.get(i) {
             parts.correct += usize::from(is_largest(logits, label as usize));

@@ -98,7 +98,8 @@ fn take_up(
     hooks: &mut dyn Hooks,
 ) -> Result<(), QatError> {
     let (progress, mut state) = trainer.state();
-    let found = snapshot::resume(folder, identity, &mut state, &mut |text| hooks.say(&format!("warning: {text}")))?;
+    let found =
+        snapshot::resume(folder, identity, &mut state, &mut |text| hooks.say(&format!("warning: {text}")))?;
     match found {
         Some(found) => {
             hooks.say(&format!("goes on after step {}", found.step));
@@ -171,7 +172,9 @@ impl Run<'_> {
         self.trainer.step(source).map_err(|error| match error {
             QatError::Diverged { step, problem, remedy } => {
                 let kept = match self.saved {
-                    Some(saved) => format!("the checkpoint after step {saved} is in {}", self.folder.display()),
+                    Some(saved) => {
+                        format!("the checkpoint after step {saved} is in {}", self.folder.display())
+                    }
                     None => "no checkpoint was written before".to_owned(),
                 };
                 QatError::Diverged { step, problem, remedy: format!("{kept}; {remedy}") }

@@ -70,7 +70,8 @@ impl ScaleTable {
                 let step = WeightStep { spec, ratio: ratio(base.len())?, now: base.clone(), base };
                 table.weights.insert(linear, step);
             } else {
-                let unusable = || QatError::Site { site, problem: "has no range; calibrate again".to_owned() };
+                let unusable =
+                    || QatError::Site { site, problem: "has no range; calibrate again".to_owned() };
                 let amax = model.site(site).amax.ok_or_else(unusable)?;
                 if learned && model.site(site).spec.amax.is_some() {
                     let problem = "its range is stated by the recipe; let its scale be fixed".to_owned();
@@ -160,7 +161,9 @@ impl ScaleTable {
         linear: Linear,
         tensors: &BTreeMap<String, Tensor>,
     ) -> Result<Option<(Vec<f32>, f32)>, QatError> {
-        let Some(step) = self.weights.get(&linear).filter(|step| step.ratio.is_some()) else { return Ok(None) };
+        let Some(step) = self.weights.get(&linear).filter(|step| step.ratio.is_some()) else {
+            return Ok(None);
+        };
         let ratio = tensors[&ratio_name(Site::Weight(linear))].to_vec1::<f32>()?;
         let scales = step.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect();
         Ok(Some((scales, largest(&step.spec))))

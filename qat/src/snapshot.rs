@@ -75,7 +75,13 @@ impl State<'_> {
 ///
 /// # Errors
 /// The file that cannot be written.
-pub fn save(folder: &Path, job: &Identity, progress: &Progress, state: &State<'_>, keep: usize) -> Result<PathBuf, QatError> {
+pub fn save(
+    folder: &Path,
+    job: &Identity,
+    progress: &Progress,
+    state: &State<'_>,
+    keep: usize,
+) -> Result<PathBuf, QatError> {
     let path = folder.join(format!("step-{:09}.safetensors", progress.step));
     let tensors = state.tensors();
     let mut stored = Vec::with_capacity(tensors.len());
@@ -94,7 +100,8 @@ pub fn save(folder: &Path, job: &Identity, progress: &Progress, state: &State<'_
         })
         .collect::<Result<_, _>>()?;
     let metadata = std::collections::HashMap::from([(METADATA_KEY.to_owned(), json)]);
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| QatError::file(&path, e.to_string()))?;
+    let bytes =
+        safetensors::serialize(views, Some(metadata)).map_err(|e| QatError::file(&path, e.to_string()))?;
     write_atomic(&path, |out| out.write_all(&bytes))?;
     for old in files(folder)?.into_iter().rev().skip(keep) {
         std::fs::remove_file(&old).map_err(|e| QatError::file(&old, e.to_string()))?;
@@ -205,7 +212,10 @@ fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatErro
         if shape != target.dims() {
             return Err(QatError::file(path, format!("{name} is {shape:?}, and here {:?}", target.dims())));
         }
-        set(target, &Tensor::from_slice(values, shape.as_slice(), &Device::Cpu)?.to_device(target.device())?)?;
+        set(
+            target,
+            &Tensor::from_slice(values, shape.as_slice(), &Device::Cpu)?.to_device(target.device())?,
+        )?;
     }
     Ok(())
 }

@@ -155,7 +155,12 @@ impl Student {
     ///
     /// # Errors
     /// Those of the forward.
-    pub fn forward(&mut self, batch: &Batch, drop_path: Option<DropPath>, features: bool) -> Result<Tensor, QatError> {
+    pub fn forward(
+        &mut self,
+        batch: &Batch,
+        drop_path: Option<DropPath>,
+        features: bool,
+    ) -> Result<Tensor, QatError> {
         self.tape.clear();
         self.sites.images = batch.len();
         self.sites.drop_path = drop_path;
@@ -198,7 +203,11 @@ impl Student {
     ///
     /// # Errors
     /// Those of the forward.
-    pub fn first_not_finite(&mut self, batch: &Batch, drop_path: Option<DropPath>) -> Result<Option<String>, QatError> {
+    pub fn first_not_finite(
+        &mut self,
+        batch: &Batch,
+        drop_path: Option<DropPath>,
+    ) -> Result<Option<String>, QatError> {
         for (name, parameter) in &self.parameters {
             if let Some((index, value)) = crate::audit::not_finite(parameter)? {
                 return Ok(Some(format!("the parameter {name} has {value} at flat index {index}")));

@@ -217,7 +217,8 @@ impl Trainer {
         let progress = &mut self.progress;
         progress.step += 1;
         progress.updates = self.optimizer.steps;
-        progress.usual_loss = Some(progress.usual_loss.map_or(loss, |usual| USUAL * usual + (1.0 - USUAL) * loss));
+        progress.usual_loss =
+            Some(progress.usual_loss.map_or(loss, |usual| USUAL * usual + (1.0 - USUAL) * loss));
         if self.job.precision == Precision::F16 {
             progress.steady_steps += 1;
             if progress.steady_steps == DOUBLING {
@@ -256,7 +257,8 @@ impl Trainer {
     }
 
     fn diverged(&self, problem: String) -> QatError {
-        let remedy = "lower optimizer.lr or lengthen schedule.warmup_steps, and check the images and the checkpoint";
+        let remedy =
+            "lower optimizer.lr or lengthen schedule.warmup_steps, and check the images and the checkpoint";
         QatError::Diverged { step: self.progress.step + 1, problem, remedy: remedy.to_owned() }
     }
 

@@ -26,6 +26,8 @@ struct Record {
     nodes: Vec<Node>,
     /// Type of the operands of weighted products, if not f32.
     products: Option<DType>,
+    /// Whether passes on the host are candle's operations, too.
+    composed: bool,
 }
 
 struct Node {
@@ -44,6 +46,17 @@ impl Tape {
     /// An empty tape, whose weighted products take operands of type `products` (f32 by default), forward and backward.
     pub fn with_products(products: Option<DType>) -> Tape {
         Tape(Arc::new(Mutex::new(Record { products, ..Record::default() })))
+    }
+
+    /// An empty tape whose passes on the host are what they are on other devices: to test those anywhere.
+    #[cfg(test)]
+    pub(crate) fn composed() -> Tape {
+        Tape(Arc::new(Mutex::new(Record { composed: true, ..Record::default() })))
+    }
+
+    /// Whether `x` is for the single passes on the host.
+    pub(super) fn fuses(&self, x: &Tensor) -> bool {
+        x.device().is_cpu() && !self.lock().composed
     }
 
     /// Type of the operands of weighted products, if not f32.

@@ -49,7 +49,8 @@ impl Job {
             "a checkpoint, or `cfg` to start from random weights",
         )?;
         if self.new_head && (self.quant || self.float.is_none()) {
-            let problem = "replaces the head of `float` in a float training; adapt the classes with quant: off first";
+            let problem =
+                "replaces the head of `float` in a float training; adapt the classes with quant: off first";
             return Err(JobError::key(origin, "new_head", problem));
         }
         if !self.opts.is_empty() && self.cfg.is_none() {

@@ -162,19 +162,26 @@ fn calibrated(path: &Path, float: &FloatModel) -> anyhow::Result<QuantizedModel>
 }
 
 fn teacher(job: &Job, path: &Path, student: &FloatModel) -> anyhow::Result<FloatModel> {
-    let model = load_float_model(path, &float_args(job)).with_context(|| format!("teacher {}", path.display()))?;
+    let model =
+        load_float_model(path, &float_args(job)).with_context(|| format!("teacher {}", path.display()))?;
     let refuse = |problem: String| QatError::Teacher { teacher: path.display().to_string(), problem };
     let (its, ours) = (&model.config, &student.config);
     if its.num_classes != ours.num_classes {
-        return Err(refuse(format!("it has {} classes, and the model {}", its.num_classes, ours.num_classes)).into());
+        return Err(refuse(format!(
+            "it has {} classes, and the model {}",
+            its.num_classes, ours.num_classes
+        ))
+        .into());
     }
     if its.image_size != ours.image_size {
-        let problem = format!("it takes images of {} pixels, and the model of {}", its.image_size, ours.image_size);
+        let problem =
+            format!("it takes images of {} pixels, and the model of {}", its.image_size, ours.image_size);
         return Err(refuse(problem).into());
     }
     let blocks = |config: &SwinConfig| (config.depths.clone(), config.embed_dim, config.patch_size);
     if job.loss.features > 0.0 && blocks(its) != blocks(ours) {
-        let problem = "its blocks have other sizes, so loss.features cannot compare them; set it to 0".to_owned();
+        let problem =
+            "its blocks have other sizes, so loss.features cannot compare them; set it to 0".to_owned();
         return Err(refuse(problem).into());
     }
     Ok(model)

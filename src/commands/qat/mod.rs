@@ -49,7 +49,8 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     let identity = inputs.identity(&job)?;
     let validator = Validator::new(&job, &inputs)?;
     let mut hooks = TrainHooks::new(validator, &course);
-    let outcome = swinq_qat::run(&job, &identity, &mut trainer, &course, &mut source, &mut hooks, args.resume);
+    let outcome =
+        swinq_qat::run(&job, &identity, &mut trainer, &course, &mut source, &mut hooks, args.resume);
     hooks.finish();
     for skipped in source.skipped() {
         eprintln!("warning: left out {skipped}");

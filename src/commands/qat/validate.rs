@@ -91,10 +91,7 @@ impl Validator {
 
     fn run(&self, model: &QuantizedModel, images: usize) -> Result<Collected, BoxError> {
         let transform: &Transform = &model.transform;
-        let first = Sample {
-            dataset: self.sample.dataset.clone(),
-            ids: self.sample.ids[..images].to_vec(),
-        };
+        let first = Sample { dataset: self.sample.dataset.clone(), ids: self.sample.ids[..images].to_vec() };
         let mut loader = first.loader(transform, self.batch_size, self.threads, self.skip_corrupt);
         let mut engine = self.target.engine(model)?;
         Ok(collect(&mut engine, &mut loader, &mut |_, _| ControlFlow::Continue(()))?)

@@ -3,6 +3,7 @@
 //! Nothing of size `[n, n]` is kept for the backward pass: it is computed again, window by window, in the first cache
 //! levels (Dao et al., "FlashAttention", NeurIPS 2022, for the idea).
 
+mod composed;
 mod head;
 
 use candle_core::{Result, Tensor, bail};
@@ -10,7 +11,8 @@ use rayon::prelude::*;
 
 use super::fake_quant::{Fake, FakeProbs};
 use super::host::{in_order, slices};
-use crate::float::tape::{Gradients, Tape};
+use crate::float::tape::Tape;
+use composed::Forward;
 use head::{Head, Scratch, Shape};
 
 /// Parts that the windows are split into where gradients are summed over them; fixed, so that sums are.
@@ -50,7 +52,7 @@ impl AttentionSites {
 /// image, n, n]` to `[windows * n, c]`. See [`swinq_kernels::reference::attention_window`].
 ///
 /// # Errors
-/// Shapes that do not fit, or another device than the host.
+/// Shapes that do not fit.
 pub fn attention(
     tape: &Tape,
     qkv: &Tensor,
@@ -62,12 +64,48 @@ pub fn attention(
     let (rows, width) = qkv.dims2()?;
     let (heads, n, _) = bias.dims3()?;
     let shape = Shape { n, heads, d: width / 3 / heads, scale };
-    if !qkv.device().is_cpu() || rows % n != 0 || width != shape.width() {
-        bail!("attention: {:?} on {:?} with {heads} heads of {n} tokens", qkv.shape(), qkv.device())
+    if rows % n != 0 || width != shape.width() {
+        bail!("attention: {:?} with {heads} heads of {n} tokens", qkv.shape())
     }
     let (qkv, bias, mask) = (qkv.contiguous()?, bias.contiguous()?, mask.cloned());
+    let host = tape.fuses(&qkv);
+    let out = match host {
+        true => on_host(shape, &qkv, &bias, mask.as_ref(), sites)?,
+        false => Forward::new(shape, &qkv, &bias, mask.as_ref(), sites)?.output()?,
+    };
+    let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
+    let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
+    let sites = sites.clone();
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let grad = grad.contiguous()?;
+        let (dqkv, dbias, steps) = match host {
+            true => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
+            false => {
+                Forward::new(shape, &qkv, &bias, mask.as_ref(), &sites)?.backward(shape, &sites, &grad)?
+            }
+        };
+        for (fake, step) in sites.fakes().into_iter().zip(steps) {
+            if let Some(learned) = fake.and_then(|fake| fake.learned.as_ref()) {
+                learned.add(sink, &[step])?;
+            }
+        }
+        sink.add(&bias, dbias)?;
+        sink.add(&qkv, dqkv)
+    });
+    Ok(out)
+}
+
+fn on_host(
+    shape: Shape,
+    qkv: &Tensor,
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+    sites: &AttentionSites,
+) -> Result<Tensor> {
+    let (rows, width) = qkv.dims2()?;
+    let Shape { n, heads, .. } = shape;
     let mut out = vec![0.0; rows * shape.c()];
-    let tensors: Vec<&Tensor> = [&qkv, &bias].into_iter().chain(&mask).collect();
+    let tensors: Vec<&Tensor> = [qkv, bias].into_iter().chain(mask).collect();
     slices(&tensors, |values| {
         let head = Head::new(shape, values[1], values.get(2).copied(), sites);
         let windows = out.par_chunks_mut(n * shape.c()).zip(values[0].par_chunks(n * width));
@@ -75,32 +113,23 @@ pub fn attention(
             (0..heads).for_each(|index| head.forward(window, index, qkv, out, scratch));
         });
     })?;
-    let out = Tensor::from_vec(out, (rows, shape.c()), qkv.device())?;
-    let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
-    let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
-    let sites = sites.clone();
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        backward(shape, &qkv, &bias, mask.as_ref(), &sites, grad, sink)
-    });
-    Ok(out)
+    Tensor::from_vec(out, (rows, shape.c()), qkv.device())
 }
 
-fn backward(
+fn backward_on_host(
     shape: Shape,
     qkv: &Tensor,
     bias: &Tensor,
     mask: Option<&Tensor>,
     sites: &AttentionSites,
     grad: &Tensor,
-    sink: &mut Gradients,
-) -> Result<()> {
-    let grad = grad.contiguous()?;
+) -> Result<(Tensor, Tensor, [f32; 5])> {
     let Shape { n, heads, .. } = shape;
     let (rows, width) = qkv.dims2()?;
     let mut dqkv = vec![0.0; rows * width];
     let part = (rows / n).div_ceil(PARTS);
     let size = heads * n * n;
-    let tensors: Vec<&Tensor> = [qkv, bias, &grad].into_iter().chain(mask).collect();
+    let tensors: Vec<&Tensor> = [qkv, bias, grad].into_iter().chain(mask).collect();
     // The bias's gradient, then the steps'.
     let sums = slices(&tensors, |values| {
         let head = Head::new(shape, values[1], values.get(3).copied(), sites);
@@ -122,11 +151,7 @@ fn backward(
         });
         in_order(parts.collect(), size + 5)
     })?;
-    for (fake, &step) in sites.fakes().into_iter().zip(&sums[size..]) {
-        if let Some(learned) = fake.and_then(|fake| fake.learned.as_ref()) {
-            learned.add(sink, &[step])?;
-        }
-    }
-    sink.add(bias, Tensor::from_slice(&sums[..size], bias.shape(), bias.device())?)?;
-    sink.add(qkv, Tensor::from_vec(dqkv, (rows, width), qkv.device())?)
+    let dqkv = Tensor::from_vec(dqkv, (rows, width), qkv.device())?;
+    let dbias = Tensor::from_slice(&sums[..size], bias.shape(), bias.device())?;
+    Ok((dqkv, dbias, std::array::from_fn(|i| sums[size + i])))
 }

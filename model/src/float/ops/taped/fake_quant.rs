@@ -73,11 +73,11 @@ const RANGE: (f32, f32) = (-128.0, 127.0);
 pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
-    let host = x.device().is_cpu();
+    let host = tape.fuses(&x);
     let out = if host {
         crate::float::ops::fake_quantize(&x, quantizer)?
     } else {
-        (codes(&(&x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale()))?
+        composed_forward(&x, quantizer)?
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
@@ -104,7 +104,7 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let range = (-fake.largest, fake.largest);
     let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
     let matrix = w.reshape((fake.scales.len(), ()))?;
-    let host = w.device().is_cpu();
+    let host = tape.fuses(w);
     let out = if host {
         weight_on_host(&matrix, &fake.scales, &recips, range)?
     } else {
@@ -126,8 +126,13 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     Ok(out)
 }
 
+/// What codes of `quantizer` make of `x`, in candle's operations.
+pub(super) fn composed_forward(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
+    codes(&(x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale())
+}
+
 /// `round_ties_even(clamp(scaled))`. Adding 1.5 * 2^23 leaves no fraction bits, so the sum is rounded as IEEE rounds.
-fn codes(scaled: &Tensor, (low, high): (f32, f32)) -> Result<Tensor> {
+pub(super) fn codes(scaled: &Tensor, (low, high): (f32, f32)) -> Result<Tensor> {
     const ROUNDER: f64 = 12_582_912.0;
     (scaled.clamp(low, high)? + ROUNDER)? - ROUNDER
 }
@@ -209,7 +214,7 @@ pub(super) fn clipped(
 }
 
 /// As [`on_host`], in candle's operations; `x` is `[parts, values]`.
-fn composed(
+pub(super) fn composed(
     x: &Tensor,
     grad: &Tensor,
     recips: &[f32],

@@ -20,23 +20,24 @@ pub(super) use norm::norm;
 
 /// The gather of [`Ops::gather`](super::Ops); each source row must be used at most once.
 pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    let out = move_rows(x, gather)?;
+    let host = tape.fuses(x);
+    let out = move_rows(host, x, gather)?;
     let (x, back) = (x.clone(), gather.inverse());
     tape.record(&[&x.clone()], &out, move |grad, sink| {
         let c = x.dim(1)?;
-        sink.add(&x, move_rows(&grad.reshape(((), c))?, &back)?)
+        sink.add(&x, move_rows(host, &grad.reshape(((), c))?, &back)?)
     });
     Ok(out)
 }
 
-fn move_rows(x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    if x.device().is_cpu() { fused::gather(x, gather) } else { composed::gather(x, gather) }
+fn move_rows(host: bool, x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    if host { fused::gather(x, gather) } else { composed::gather(x, gather) }
 }
 
 /// The mean of the rows of each image.
 pub(super) fn mean_rows(tape: &Tape, x: &Tensor, images: usize) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
-    let out = if x.device().is_cpu() {
+    let out = if tape.fuses(x) {
         fused::mean_rows(x, images)?
     } else {
         x.reshape((images, rows / images, c))?.mean(1)?
@@ -55,7 +56,8 @@ pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tenso
     let period = addend.elem_count() / c;
     let folded = (rows / period, period * c);
     let flat = addend.flatten_all()?;
-    let out = if x.device().is_cpu() {
+    let host = tape.fuses(x);
+    let out = if host {
         fused::add_bias(&x.reshape(folded)?, &flat)?.reshape((rows, c))?
     } else {
         x.reshape(folded)?.broadcast_add(&flat)?.reshape((rows, c))?
@@ -63,7 +65,7 @@ pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tenso
     let (x, addend) = (x.clone(), addend.clone());
     tape.record(&[&x.clone(), &addend.clone()], &out, move |grad, sink| {
         if sink.wants(&addend) {
-            sink.add(&addend, column_sums(&grad.reshape(folded)?)?.reshape(addend.shape())?)?;
+            sink.add(&addend, column_sums(host, &grad.reshape(folded)?)?.reshape(addend.shape())?)?;
         }
         sink.add(&x, grad.clone())
     });
@@ -71,8 +73,8 @@ pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tenso
 }
 
 /// The sum of each column of `[rows, c]`.
-fn column_sums(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() { host::column_sums(x) } else { x.sum(0) }
+fn column_sums(host: bool, x: &Tensor) -> Result<Tensor> {
+    if host { host::column_sums(x) } else { x.sum(0) }
 }
 
 /// The sum of two tensors of one shape.
@@ -88,14 +90,15 @@ pub(super) fn add(tape: &Tape, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// GELU by the error function.
 pub(super) fn gelu(tape: &Tape, x: &Tensor) -> Result<Tensor> {
-    let out = if x.device().is_cpu() { fused::gelu(x)? } else { x.gelu_erf()? };
+    let host = tape.fuses(x);
+    let out = if host { fused::gelu(x)? } else { x.gelu_erf()? };
     let x = x.clone();
-    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, gelu_gradient(&x, grad)?));
+    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, gelu_gradient(host, &x, grad)?));
     Ok(out)
 }
 
-fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() {
+fn gelu_gradient(host: bool, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    if host {
         return host::gelu_gradient(x, grad);
     }
     let density = ((x.sqr()? * -0.5)?.exp()? * f64::from(host::INVERSE_SQRT_TAU))?;
@@ -108,17 +111,12 @@ fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn linear(
-    tape: &Tape,
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
-    let half = tape.products();
+pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (half, host) = (tape.products(), tape.fuses(x));
     let matrix = weight.flatten_from(1)?;
     let product = multiply(x, &matrix.t()?, half)?;
     let out = match bias {
-        Some(bias) if x.device().is_cpu() => fused::add_bias(&product, bias)?,
+        Some(bias) if host => fused::add_bias(&product, bias)?,
         Some(bias) => product.broadcast_add(bias)?,
         None => product,
     };
@@ -126,7 +124,7 @@ pub fn linear(
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         if let Some(bias) = bias.filter(|bias| sink.wants(bias)) {
-            sink.add(&bias, column_sums(grad)?)?;
+            sink.add(&bias, column_sums(host, grad)?)?;
         }
         if sink.wants(&weight) {
             sink.add(&weight, multiply(&grad.t()?, &x, half)?.reshape(weight.shape())?)?;

@@ -10,7 +10,7 @@ use crate::float::tape::Tape;
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
 pub(in crate::float::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tensor> {
-    let host = x.device().is_cpu();
+    let host = tape.fuses(x);
     let out = if host { fused::norm(x, norm)? } else { composed::norm(x, norm)? };
     let (x, norm) = (x.contiguous()?, norm.clone());
     let id = x.clone();

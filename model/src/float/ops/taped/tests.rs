@@ -17,7 +17,14 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 
 /// Result and gradients of `run` on a tape.
 fn on_tape(inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
-    let tape = Tape::default();
+    walked(Tape::default(), inputs, run)
+}
+
+fn walked(
+    tape: Tape,
+    inputs: &[Tensor],
+    run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
+) -> (Tensor, Vec<Tensor>) {
     inputs.iter().for_each(|input| tape.watch(input));
     let out = run(&tape, inputs).unwrap();
     let gradients = tape.backward([(out.id(), weights_of(&out))]).unwrap();
@@ -50,13 +57,16 @@ fn agree(
     taped: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
     plain: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) {
-    let (out, gradients) = on_tape(inputs, taped);
     let (want, wanted) = by_candle(inputs, plain);
-    close(what, &out, &want, 2e-6);
-    for (i, (gradient, wanted)) in gradients.iter().zip(&wanted).enumerate() {
-        // The gradient of a step is a sum in which most of the terms cancel.
-        let tolerance = if gradient.elem_count() <= 3 { 5e-4 } else { 1e-5 };
-        close(&format!("{what}, gradient {i}"), gradient, wanted, tolerance);
+    // On the host by single passes, and as on other devices.
+    for (tape, passes) in [(Tape::default(), "fused"), (Tape::composed(), "composed")] {
+        let (out, gradients) = walked(tape, inputs, &taped);
+        close(&format!("{what}, {passes}"), &out, &want, 2e-6);
+        for (i, (gradient, wanted)) in gradients.iter().zip(&wanted).enumerate() {
+            // The gradient of a step is a sum in which most of the terms cancel.
+            let tolerance = if gradient.elem_count() <= 3 { 5e-4 } else { 1e-5 };
+            close(&format!("{what}, {passes}, gradient {i}"), gradient, wanted, tolerance);
+        }
     }
 }
 

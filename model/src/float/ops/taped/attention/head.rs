@@ -66,7 +66,7 @@ pub(super) struct Head<'a> {
     sites: &'a AttentionSites,
 }
 
-const RANGE: (f32, f32) = (-128.0, 127.0);
+pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
 /// Runs `f` compiled for the processor.
 fn vectorised<R>(f: impl FnOnce() -> R) -> R {
