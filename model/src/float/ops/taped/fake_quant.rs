@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use swinq_kernels::Quantizer;
 
 use super::host::{GRAIN, slices};
+use crate::float::ops::fused::vectorised;
 use crate::float::tape::{Gradients, Tape};
 
 /// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
@@ -143,9 +144,10 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
     slices(&[w], |values| {
         let rows = out.par_chunks_mut(columns).zip(values[0].par_chunks(columns)).zip(scales).zip(recips);
         rows.for_each(|(((out, w), &scale), &recip)| {
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || {
+                    let (scale, recip, low, high) = (scale, recip, low, high);
                     for (out, &w) in out.iter_mut().zip(w) {
                         *out = (w * recip).clamp(low, high).round_ties_even() * scale;
                     }
@@ -191,26 +193,44 @@ pub(super) fn clipped(
     dx: &mut [f32],
 ) -> f32 {
     let mut sums = [0.0; 16];
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
+            let (recip, low, high) = (recip, low, high);
             for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
+                // A factor, so that no load depends on a comparison.
                 let scaled = x * recip;
-                *dx = if scaled >= low && scaled <= high { grad } else { 0.0 };
+                let passes = if scaled.clamp(low, high) == scaled { 1.0 } else { 0.0 };
+                *dx = grad * passes;
             }
             if step {
-                for (x, grad) in x.chunks(16).zip(grad.chunks(16)) {
-                    for ((sum, &x), &grad) in sums.iter_mut().zip(x).zip(grad) {
-                        let scaled = x * recip;
-                        let clamped = scaled.clamp(low, high);
-                        let inside = if clamped == scaled { scaled } else { 0.0 };
-                        *sum += grad * (clamped.round_ties_even() - inside);
-                    }
-                }
+                sums = step_gradient(x, grad, recip, low, high);
             }
         },
     );
     sums.iter().sum()
+}
+
+/// Sixteen partial sums of the gradient of a step.
+#[inline(always)]
+fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f32; 16] {
+    let mut sums = [0.0; 16];
+    let term = |x: f32, grad: f32| {
+        let scaled = x * recip;
+        let clamped = scaled.clamp(low, high);
+        let inside = if clamped == scaled { scaled } else { 0.0 };
+        grad * (clamped.round_ties_even() - inside)
+    };
+    let (x16, grad16) = (x.as_chunks::<16>(), grad.as_chunks::<16>());
+    for (x, grad) in x16.0.iter().zip(grad16.0) {
+        for i in 0..16 {
+            sums[i] += term(x[i], grad[i]);
+        }
+    }
+    for ((sum, &x), &grad) in sums.iter_mut().zip(x16.1).zip(grad16.1) {
+        *sum += term(x, grad);
+    }
+    sums
 }
 
 /// As [`on_host`], in candle's operations; `x` is `[parts, values]`.

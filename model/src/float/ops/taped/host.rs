@@ -4,7 +4,7 @@ use candle_core::{Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 use swinq_kernels::rows_f32;
 
-use crate::float::ops::fused::cpu;
+use crate::float::ops::fused::{cpu, vectorised};
 
 /// Values of a part: fixed, so that sums over parts do not depend on the number of threads.
 pub(super) const GRAIN: usize = 1 << 14;
@@ -63,7 +63,7 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
     let sums = slices(&[&x], |values| {
         let sum = |rows: &[f32]| {
             let mut sums = vec![0.0; c];
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || rows.chunks_exact(c).for_each(|row| add_lanes(&mut sums, row)),
             );

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::host::{GRAIN, add_lanes, in_order, lane_sum, slices};
 use super::moments;
+use crate::float::ops::fused::vectorised;
 use crate::float::ops::{Norm, composed, fused};
 use crate::float::tape::Tape;
 
@@ -46,7 +47,7 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
         let parts = dx.par_chunks_mut(part).zip(x.par_chunks(part)).zip(grad.par_chunks(part));
         let parts = parts.map(|((dx, x), grad)| {
             let mut sums = vec![0.0; 2 * c];
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || backward(x, weight, norm.eps as f32, grad, dx, &mut sums),
             );

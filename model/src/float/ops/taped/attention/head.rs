@@ -5,7 +5,7 @@ use swinq_kernels::{Quantizer, rows_f32};
 use super::super::fake_quant::{Fake, FakeProbs, clipped};
 use super::super::host::{add_lanes, lane_sum};
 use super::AttentionSites;
-use crate::float::ops::fused::cpu;
+use crate::float::ops::fused::{cpu, rounded, vectorised};
 use crate::float::ops::product::Product;
 
 /// Sizes of an attention.
@@ -68,11 +68,6 @@ pub(super) struct Head<'a> {
 
 pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
-/// Runs `f` compiled for the processor.
-fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(f)
-}
-
 /// `out = a b`, with `b` read as `[n, k]` if `transposed`.
 fn product(
     a: &[f32],
@@ -107,9 +102,9 @@ fn round(x: &mut [f32], quantizer: Quantizer) {
     vectorised(
         #[inline(always)]
         || {
-            for x in x {
-                let code = (*x * recip).clamp(RANGE.0, RANGE.1).round_ties_even();
-                *x = if code.is_nan() { 0.0 } else { code * scale };
+            let (recip, scale) = (recip, scale);
+            for x in x.iter_mut() {
+                *x = rounded(*x, scale, recip);
             }
         },
     );
@@ -167,11 +162,14 @@ impl<'a> Head<'a> {
         let mask = self.mask.map(|mask| &mask[window % (mask.len() / size) * size..][..size]);
         vectorised(
             #[inline(always)]
-            || match mask {
-                Some(mask) => {
-                    x.iter_mut().zip(bias).zip(mask).for_each(|((x, b), m)| *x = x.mul_add(scale, b + m))
+            || {
+                let scale = scale;
+                match mask {
+                    Some(mask) => {
+                        x.iter_mut().zip(bias).zip(mask).for_each(|((x, b), m)| *x = x.mul_add(scale, b + m));
+                    }
+                    None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(scale, b)),
                 }
-                None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(scale, b)),
             },
         );
     }
@@ -180,10 +178,10 @@ impl<'a> Head<'a> {
     fn quantize_probabilities(&self, s: &mut Scratch) {
         let n = self.shape.n;
         s.probs.resize(n * n, 0.0);
-        let rows = s.probs.chunks_exact_mut(n).zip(s.exp.chunks_exact_mut(n)).zip(&mut s.factors);
         vectorised(
             #[inline(always)]
             || {
+                let rows = s.probs.chunks_exact_mut(n).zip(s.exp.chunks_exact_mut(n)).zip(&mut s.factors);
                 for ((probs, exp), factor) in rows {
                     if matches!(self.sites.probs, FakeProbs::U8) {
                         for (p, &e) in probs.iter_mut().zip(&*exp) {
@@ -276,10 +274,11 @@ impl<'a> Head<'a> {
         }
         let u8 = matches!(self.sites.probs, FakeProbs::U8);
         let weights = if u8 { &s.probs } else { &s.exp };
-        let rows = s.dprobs.chunks_exact_mut(n).zip(weights.chunks_exact(n)).zip(s.exp.chunks_exact(n));
         vectorised(
             #[inline(always)]
             || {
+                let rows =
+                    s.dprobs.chunks_exact_mut(n).zip(weights.chunks_exact(n)).zip(s.exp.chunks_exact(n));
                 for (((dprobs, p), exp), &factor) in rows.zip(&s.factors) {
                     let mean = dot(p, dprobs);
                     let factor = if u8 { 255.0 * factor } else { 1.0 };
