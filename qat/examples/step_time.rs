@@ -71,7 +71,8 @@ fn main() {
     };
     let overrides: Vec<(String, String)> =
         overrides.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
-    let text = format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
+    let text =
+        format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
     rayon::ThreadPoolBuilder::new().num_threads(job.threads).build_global().expect("threads");
     let options = LoadOptions { cfg: Some(load_config(cfg, &[]).expect("a configuration")), dialect: None };
@@ -100,6 +101,11 @@ fn main() {
     }
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    println!("{} images a step on {}, {:.1} images/s", job.batch_size, job.device, 1e3 * job.batch_size as f64 / median);
+    println!(
+        "{} images a step on {}, {:.1} images/s",
+        job.batch_size,
+        job.device,
+        1e3 * job.batch_size as f64 / median
+    );
     println!("{{\"median_step_ms\": {median:.3}, \"least_step_ms\": {:.3}}}", times[0]);
 }
