@@ -77,7 +77,7 @@ pub fn attention(
     let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
     let sites = sites.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = grad.contiguous()?;
+        let grad = grad.tensor().contiguous()?;
         let (dqkv, dbias, steps) = match host {
             true => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
             false => {

@@ -11,7 +11,7 @@ use swinq_kernels::Quantizer;
 
 use super::host::{GRAIN, slices};
 use crate::float::ops::fused::vectorised;
-use crate::float::tape::{Gradients, Tape};
+use crate::float::tape::{Gradient, Gradients, Tape};
 
 /// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
 #[derive(Clone, Debug)]
@@ -87,7 +87,8 @@ pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
         let (dx, step) = if host {
             on_host(&x, grad, &[quantizer.recip()], RANGE, learned.is_some())?
         } else {
-            composed(&x.flatten_all()?.unsqueeze(0)?, grad, &[quantizer.recip()], RANGE, learned.is_some())?
+            let x = x.flatten_all()?.unsqueeze(0)?;
+            composed(&x, grad.tensor(), &[quantizer.recip()], RANGE, learned.is_some())?
         };
         if let Some(learned) = &learned {
             learned.add(sink, &step)?;
@@ -117,8 +118,11 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let (w, learned) = (w.clone(), fake.learned.clone());
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let gradient = if host { on_host } else { composed };
-        let (dw, steps) = gradient(&matrix, &grad.contiguous()?, &recips, range, learned.is_some())?;
+        let (dw, steps) = if host {
+            on_host(&matrix, grad, &recips, range, learned.is_some())?
+        } else {
+            composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
+        };
         if let Some(learned) = &learned {
             learned.add(sink, &steps)?;
         }
@@ -161,21 +165,19 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
 /// The gradients of `x`, and of the step of each of `recips.len()` equal parts of it (if `steps`).
 fn on_host(
     x: &Tensor,
-    grad: &Tensor,
+    grad: Gradient,
     recips: &[f32],
     range: (f32, f32),
     steps: bool,
 ) -> Result<(Tensor, Vec<f32>)> {
-    let grad = grad.contiguous()?;
-    let mut dx = vec![0.0; x.elem_count()];
+    let mut dx = grad.into_values()?;
     let len = dx.len() / recips.len();
-    let gradients = slices(&[x, &grad], |values| {
-        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len)).zip(values[1].par_chunks(len));
+    let gradients = slices(&[x], |values| {
+        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len));
         rows.zip(recips)
-            .map(|(((dx, x), grad), &recip)| {
-                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).zip(grad.par_chunks(GRAIN));
-                let sums: Vec<f32> =
-                    parts.map(|((dx, x), grad)| clipped(x, grad, recip, range, steps, dx)).collect();
+            .map(|((dx, x), &recip)| {
+                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
+                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, steps, dx)).collect();
                 sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
             })
             .collect()
@@ -183,28 +185,20 @@ fn on_host(
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
 }
 
-/// Straight-through gradients into `dx`; returns that of the step if `step`.
-pub(super) fn clipped(
-    x: &[f32],
-    grad: &[f32],
-    recip: f32,
-    (low, high): (f32, f32),
-    step: bool,
-    dx: &mut [f32],
-) -> f32 {
+/// From the gradients after a site to those before it, in place; returns that of the step if `step`.
+pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), step: bool, grad: &mut [f32]) -> f32 {
     let mut sums = [0.0; 16];
     vectorised(
         #[inline(always)]
         || {
             let (recip, low, high) = (recip, low, high);
-            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
-                // A factor, so that no load depends on a comparison.
-                let scaled = x * recip;
-                let passes = if scaled.clamp(low, high) == scaled { 1.0 } else { 0.0 };
-                *dx = grad * passes;
-            }
             if step {
                 sums = step_gradient(x, grad, recip, low, high);
+            }
+            for (grad, &x) in grad.iter_mut().zip(x) {
+                // A factor, so that no load depends on a comparison.
+                let scaled = x * recip;
+                *grad *= if scaled.clamp(low, high) == scaled { 1.0 } else { 0.0 };
             }
         },
     );

@@ -16,8 +16,11 @@ pub(in crate::float::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Resul
     let (x, norm) = (x.contiguous()?, norm.clone());
     let id = x.clone();
     tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] =
-            if host { on_host(&x, &norm, grad)? } else { composed_gradient(&x, &norm, grad)? };
+        let [dx, weight, bias] = if host {
+            on_host(&x, &norm, grad.tensor())?
+        } else {
+            composed_gradient(&x, &norm, grad.tensor())?
+        };
         sink.add(&norm.weight, weight)?;
         sink.add(&norm.bias, bias)?;
         sink.add(&x, dx)
@@ -42,7 +45,7 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (rows, c) = x.dims2()?;
     let mut dx = vec![0.0; rows * c];
     let part = GRAIN.div_ceil(c) * c;
-    let sums = slices(&[x, grad, &norm.weight], |values| {
+    let sums = slices(&[x, &grad.contiguous()?, &norm.weight], |values| {
         let [x, grad, weight] = [values[0], values[1], values[2]];
         let parts = dx.par_chunks_mut(part).zip(x.par_chunks(part)).zip(grad.par_chunks(part));
         let parts = parts.map(|((dx, x), grad)| {

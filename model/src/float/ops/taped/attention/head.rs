@@ -2,7 +2,7 @@
 
 use swinq_kernels::{Quantizer, rows_f32};
 
-use super::super::fake_quant::{Fake, FakeProbs, clipped};
+use super::super::fake_quant::{Fake, FakeProbs, clip};
 use super::super::host::{add_lanes, lane_sum};
 use super::AttentionSites;
 use crate::float::ops::fused::{cpu, rounded, vectorised};
@@ -52,7 +52,6 @@ pub(super) struct Scratch {
     transposed: Vec<f32>,
     grad: Vec<f32>,
     product: Vec<f32>,
-    clipped: Vec<f32>,
     packed: Vec<f32>,
 }
 
@@ -95,6 +94,11 @@ fn fake(x: &mut [f32], site: Option<&Fake>) {
     if let Some(Fake { quantizer, .. }) = site {
         round(x, *quantizer);
     }
+}
+
+/// Gradients before a site, in place; returns that of its step.
+fn clip_site(x: &[f32], site: &Fake, grad: &mut [f32]) -> f32 {
+    clip(x, site.quantizer.recip(), RANGE, site.learned.is_some(), grad)
 }
 
 fn round(x: &mut [f32], quantizer: Quantizer) {
@@ -234,16 +238,7 @@ impl<'a> Head<'a> {
             || s.dprobs.iter_mut().for_each(|x| *x *= scale),
         );
         if let Some(site) = &self.sites.scores {
-            s.clipped.resize(n * n, 0.0);
-            steps[3] += clipped(
-                &s.scores,
-                &s.dprobs,
-                site.quantizer.recip(),
-                RANGE,
-                site.learned.is_some(),
-                &mut s.clipped,
-            );
-            std::mem::swap(&mut s.dprobs, &mut s.clipped);
+            steps[3] += clip_site(&s.scores, site, &mut s.dprobs);
         }
         product(&s.dprobs, &s.k, false, [d, n], &mut s.product, &mut s.packed);
         self.store(0, h, dqkv, steps, s);
@@ -261,16 +256,7 @@ impl<'a> Head<'a> {
     fn softmax_gradient(&self, step: &mut f32, s: &mut Scratch) {
         let n = self.shape.n;
         if let FakeProbs::S8(site) = &self.sites.probs {
-            s.clipped.resize(n * n, 0.0);
-            *step += clipped(
-                &s.exp,
-                &s.dprobs,
-                site.quantizer.recip(),
-                RANGE,
-                site.learned.is_some(),
-                &mut s.clipped,
-            );
-            std::mem::swap(&mut s.dprobs, &mut s.clipped);
+            *step += clip_site(&s.exp, site, &mut s.dprobs);
         }
         let u8 = matches!(self.sites.probs, FakeProbs::U8);
         let weights = if u8 { &s.probs } else { &s.exp };
@@ -294,12 +280,8 @@ impl<'a> Head<'a> {
     fn store(&self, which: usize, h: usize, dqkv: &mut [f32], steps: &mut [f32], s: &mut Scratch) {
         let Shape { d, heads, .. } = self.shape;
         let site = [&self.sites.q, &self.sites.k, &self.sites.v][which];
-        if let Some(Fake { quantizer, learned }) = site {
-            s.clipped.resize(s.product.len(), 0.0);
-            let raw = &s.raw[which];
-            steps[which] +=
-                clipped(raw, &s.product, quantizer.recip(), RANGE, learned.is_some(), &mut s.clipped);
-            std::mem::swap(&mut s.product, &mut s.clipped);
+        if let Some(site) = site {
+            steps[which] += clip_site(&s.raw[which], site, &mut s.product);
         }
         let first = (which * heads + h) * d;
         for (out, x) in dqkv.chunks_exact_mut(self.shape.width()).zip(s.product.chunks_exact(d)) {
