@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::packed::Workers;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
 
 type Backward = Box<dyn FnOnce(Gradient, &mut Gradients) -> Result<()> + Send>;
@@ -28,6 +29,8 @@ struct Record {
     products: Option<DType>,
     /// Whether passes on the host are candle's operations, too.
     composed: bool,
+    /// Threads of weighted products on the host, once there is one.
+    workers: Option<Workers>,
 }
 
 struct Node {
@@ -57,6 +60,15 @@ impl Tape {
     /// Whether `x` is for the single passes on the host.
     pub(super) fn fuses(&self, x: &Tensor) -> bool {
         x.device().is_cpu() && !self.lock().composed
+    }
+
+    /// Threads of weighted products on the host.
+    pub(super) fn workers(&self) -> Result<Workers> {
+        let mut record = self.lock();
+        if record.workers.is_none() {
+            record.workers = Some(Workers::new().map_err(candle_core::Error::wrap)?);
+        }
+        Ok(record.workers.clone().expect("just set"))
     }
 
     /// Type of the operands of weighted products, if not f32.

@@ -12,11 +12,12 @@ mod norm;
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Gather, composed, fused};
+use crate::float::packed::Packed;
 use crate::float::tape::Tape;
 
 pub use attention::{AttentionSites, attention};
 pub use fake_quant::{Fake, FakeProbs, FakeWeight, Learned, fake_quantize, fake_quantize_weight};
-pub(super) use norm::norm;
+pub(super) use norm::{norm, norm_then_gather};
 
 /// The gather of [`Ops::gather`](super::Ops); each source row must be used at most once.
 pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {
@@ -112,11 +113,14 @@ fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (half, host) = (tape.products(), tape.fuses(x));
     let matrix = weight.flatten_from(1)?;
-    let product = multiply(x, &matrix.t()?, half)?;
-    let out = match bias {
-        Some(bias) if host => fused::add_bias(&product, bias)?,
-        Some(bias) => product.broadcast_add(bias)?,
-        None => product,
+    let out = if host && half.is_none() {
+        Packed::new(&tape.workers()?, &matrix, bias, None, false)?.product(x)?
+    } else {
+        let product = multiply(x, &matrix.t()?, half)?;
+        match bias {
+            Some(bias) => product.broadcast_add(bias)?,
+            None => product,
+        }
     };
     let (x, weight, bias) = (x.clone(), weight.clone(), bias.cloned());
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::host::{GRAIN, add_lanes, in_order, lane_sum, slices};
 use super::moments;
 use crate::float::ops::fused::vectorised;
-use crate::float::ops::{Norm, composed, fused};
+use crate::float::ops::{Gather, Norm, composed, fused};
 use crate::float::tape::Tape;
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
@@ -21,6 +21,28 @@ pub(in crate::float::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Resul
         } else {
             composed_gradient(&x, &norm, grad.tensor())?
         };
+        sink.add(&norm.weight, weight)?;
+        sink.add(&norm.bias, bias)?;
+        sink.add(&x, dx)
+    });
+    Ok(out)
+}
+
+/// LayerNorm of the rows of `x`, then the gather, whose absent rows are zeros.
+pub(in crate::float::ops) fn norm_then_gather(
+    tape: &Tape,
+    x: &Tensor,
+    norm: &Norm,
+    gather: &Gather,
+) -> Result<Tensor> {
+    if !tape.fuses(x) {
+        return super::gather(tape, &self::norm(tape, x, norm)?, gather);
+    }
+    let out = fused::norm_then_gather(x, norm, gather)?;
+    let (x, norm, back) = (x.contiguous()?, norm.clone(), gather.inverse());
+    let id = x.clone();
+    tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
+        let [dx, weight, bias] = on_host(&x, &norm, &fused::gather(grad.tensor(), &back)?)?;
         sink.add(&norm.weight, weight)?;
         sink.add(&norm.bias, bias)?;
         sink.add(&x, dx)
