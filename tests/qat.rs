@@ -9,7 +9,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use assert_cmd::assert::Assert;
-use common::{calibrate, files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
+use common::{
+    calibrate, files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
+};
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::load_config;
 use swinq_model::{QuantizedModel, Recipe};
@@ -96,7 +98,9 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     let folder = Folder::new(&format!("{}steps: 3\n", data()));
     let assert = folder.run(&[]).success();
     let (out, err) = (stdout(&assert), stderr(&assert));
-    for word in ["learning rates", "3 steps of 2 images", "top-1", "agreement with the teacher", "peak memory"] {
+    for word in
+        ["learning rates", "3 steps of 2 images", "top-1", "agreement with the teacher", "peak memory"]
+    {
         assert!(out.contains(word), "`{word}` is not in: {out}");
     }
     for word in ["qat: 3/3 steps, loss ", "images/s, ETA"] {
@@ -197,7 +201,10 @@ fn signals_save_and_end() {
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{signal}: {said}");
-        assert!(said.contains("stopped; --resume goes on from ") && said.contains("step-0"), "{signal}: {said}");
+        assert!(
+            said.contains("stopped; --resume goes on from ") && said.contains("step-0"),
+            "{signal}: {said}"
+        );
         assert_eq!(said.contains("goes on after step "), !more.is_empty(), "{said}");
     }
     assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);

@@ -41,9 +41,14 @@ fn activations() {
 
 #[test]
 fn weights() {
-    for (recipe, learned) in
-        [("default", false), ("mode1", false), (W4, false), (EVERYTHING, false), (W4, true), (EVERYTHING, true)]
-    {
+    for (recipe, learned) in [
+        ("default", false),
+        ("mode1", false),
+        (W4, false),
+        (EVERYTHING, false),
+        (W4, true),
+        (EVERYTHING, true),
+    ] {
         let case = Case::new(shifted(), Some(recipe), |_| learned);
         let student = case.student();
         let template = case.quantized.as_ref().unwrap();
@@ -74,8 +79,7 @@ fn trained_ranges_are_exported_as_they_are_used() {
     let case = Case::new(shifted(), Some(EVERYTHING), |_| true);
     let student = case.student();
     let template = case.quantized.as_ref().unwrap();
-    let exported =
-        export::quantized(template, &case.float, student.scales(), student.parameters()).unwrap();
+    let exported = export::quantized(template, &case.float, student.scales(), student.parameters()).unwrap();
     let mut compared = 0;
     for (&site, state) in exported.sites.iter().filter(|(site, _)| !site.is_weight()) {
         let Some(fake) = student.scales().fake(site, 1) else { continue };

@@ -56,7 +56,7 @@ impl Step {
         let scaled = x.detach().broadcast_mul(&s.detach().recip()?)?;
         let codes = rounded(&scaled.clamp(self.lowest, self.largest)?)?;
         // A value at the end of the range, give or take the rounding of a reciprocal, is inside.
-        let inside = |edge: f64| edge * (1.0 + 2e-6);
+        let inside = |edge: f64| edge * (1.0 + 1e-6);
         let within = scaled.le(inside(self.largest))?.to_dtype(DType::F32)?;
         let within = (within * scaled.ge(inside(self.lowest))?.to_dtype(DType::F32)?)?;
         let clipped = (x.broadcast_div(&s)? * within)?;
@@ -69,12 +69,8 @@ impl Reference {
     pub fn new(case: &Case, parameters: &BTreeMap<String, Tensor>) -> Reference {
         let variable = |(name, tensor)| (name, Var::from_tensor(&tensor).unwrap());
         let variables: BTreeMap<String, Var> = copies(parameters).into_iter().map(variable).collect();
-        let mut reference = Reference {
-            variables,
-            steps: BTreeMap::new(),
-            probs: BTreeMap::new(),
-            images: case.batch.len(),
-        };
+        let mut reference =
+            Reference { variables, steps: BTreeMap::new(), probs: BTreeMap::new(), images: case.batch.len() };
         for &(site, scales) in &case.policy {
             let step = reference.step(case, site, scales);
             reference.steps.insert(site, step);
@@ -107,7 +103,7 @@ impl Reference {
 
     /// The loss, and its gradients by parameter.
     pub fn gradients(
-        mut self,
+        &self,
         case: &Case,
         keys: &LossKeys,
         lesson: &Lesson,
@@ -115,7 +111,7 @@ impl Reference {
         let tensors = self.variables.keys().map(|name| (name.clone(), self.tensor(name))).collect();
         let swin = Swin::differentiable(&case.float.config, &tensors, &Device::Cpu).unwrap();
         let images = swin.images(&case.batch, &case.float.transform).unwrap();
-        let mut walk = Walk { reference: &mut self, features: BTreeMap::new() };
+        let mut walk = Walk { reference: self, features: BTreeMap::new() };
         let logits = swin.forward(&images, &mut walk).unwrap();
         let features = walk.features;
         let loss = total_loss(keys, &logits, &features, &case.batch.labels, lesson).unwrap();
@@ -131,7 +127,7 @@ impl Reference {
 
 /// One forward.
 struct Walk<'a> {
-    reference: &'a mut Reference,
+    reference: &'a Reference,
     features: BTreeMap<BlockId, Tensor>,
 }
 
@@ -190,7 +186,10 @@ fn total_loss(
 ) -> Result<Tensor> {
     let (images, classes) = logits.dims2()?;
     let mut targets = vec![keys.smoothing as f32 / classes as f32; images * classes];
-    labels.iter().enumerate().for_each(|(i, &l)| targets[i * classes + l as usize] += 1.0 - keys.smoothing as f32);
+    labels
+        .iter()
+        .enumerate()
+        .for_each(|(i, &l)| targets[i * classes + l as usize] += 1.0 - keys.smoothing as f32);
     let targets = Tensor::from_vec(targets, (images, classes), &Device::Cpu)?;
     let mut loss = ((targets * log_softmax(logits)?)?.sum_all()? * (-keys.labels / images as f64))?;
     let t = keys.temperature;

@@ -15,7 +15,7 @@ fn the_loss_falls() {
         setup.run(&mut setup.trainer(), &mut watch, false).unwrap();
         let (first, last) = (mean(&watch.losses[..5]), mean(&watch.losses[25..]));
         assert!(last < 0.5 * first, "{recipe:?}: from {first} to {last}");
-        // Every 10 of 12 images, three batches each: the ends of the epochs, and the end.
+        // Ten epochs of three steps; the last ends with the training.
         assert_eq!((watch.validated.len(), watch.validated.last()), (10, Some(&true)));
         let log = std::fs::read_to_string(setup.folder.path().join("log.jsonl")).unwrap();
         assert_eq!(log.lines().filter(|line| line.contains("\"kind\":\"step\"")).count(), 30);
@@ -52,7 +52,7 @@ fn a_learning_rate_of_zero_changes_no_bit() {
 /// With an `eps` of 1 AdamW's first step is the gradient's multiple, so that steps compare as gradients do.
 #[test]
 fn two_batches_of_four_are_one_of_eight() {
-    let keys = "optimizer: {lr: 1e-2, eps: 1, clip_norm: 0, weight_decay: 0}\n";
+    let keys = "optimizer: {lr: 1, eps: 1, clip_norm: 0, weight_decay: 0}\n";
     for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 1e-2)] {
         let moved = |accumulate: usize, batch_size: usize| {
             let mut setup = Setup::new(recipe, 1, keys);

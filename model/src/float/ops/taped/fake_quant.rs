@@ -66,6 +66,10 @@ pub struct FakeWeight {
 /// Codes of an activation are clamped to these.
 const RANGE: (f32, f32) = (-128.0, 127.0);
 
+/// How far beyond the ends of the range a value is still inside, as a factor. The value that made the range, `amax`, times
+/// the reciprocal of `amax / Q` is `Q` but for three roundings, which must not decide whether its gradient is lost.
+const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
+
 /// `x` of any shape as its codes stand for it.
 ///
 /// # Errors
@@ -190,21 +194,21 @@ pub(super) fn clipped(
     step: bool,
     dx: &mut [f32],
 ) -> f32 {
+    let (lowest, highest) = (low * EDGE, high * EDGE);
     let mut sums = [0.0; 16];
     pulp::Arch::new().dispatch(
         #[inline(always)]
         || {
             for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
                 let scaled = x * recip;
-                *dx = if scaled >= low && scaled <= high { grad } else { 0.0 };
+                *dx = if scaled >= lowest && scaled <= highest { grad } else { 0.0 };
             }
             if step {
                 for (x, grad) in x.chunks(16).zip(grad.chunks(16)) {
                     for ((sum, &x), &grad) in sums.iter_mut().zip(x).zip(grad) {
                         let scaled = x * recip;
-                        let clamped = scaled.clamp(low, high);
-                        let inside = if clamped == scaled { scaled } else { 0.0 };
-                        *sum += grad * (clamped.round_ties_even() - inside);
+                        let inside = if scaled >= lowest && scaled <= highest { scaled } else { 0.0 };
+                        *sum += grad * (scaled.clamp(low, high).round_ties_even() - inside);
                     }
                 }
             }
@@ -224,7 +228,8 @@ pub(super) fn composed(
     let shape = grad.shape().clone();
     let grad = grad.reshape(x.shape())?;
     let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
-    let inside = (scaled.ge(low)?.to_dtype(DType::F32)? * scaled.le(high)?.to_dtype(DType::F32)?)?;
+    let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
+    let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
     let gradients = if steps {
         let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
         (&grad * slope)?.sum(1)?.to_vec1()?
