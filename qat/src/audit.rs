@@ -25,6 +25,19 @@ impl Audit {
     }
 }
 
+/// Whether any value of any of `tensors` is not finite; one number is fetched from their device.
+pub fn any_not_finite<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> candle_core::Result<bool> {
+    let mut sum: Option<Tensor> = None;
+    for tensor in tensors {
+        let zero = (tensor * 0.0)?.sum_all()?;
+        sum = Some(match sum {
+            Some(sum) => (sum + zero)?,
+            None => zero,
+        });
+    }
+    Ok(sum.map(|sum| sum.to_scalar::<f32>()).transpose()?.is_some_and(|sum| !sum.is_finite()))
+}
+
 /// The first value that is not finite.
 pub fn not_finite(x: &Tensor) -> candle_core::Result<Option<(usize, f32)>> {
     // Zero times anything finite is zero, so one number tells whether there is something to look for.

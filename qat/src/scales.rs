@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_calib::weight_scales;
+use swinq_calib::{CalibError, weight_scales};
 use swinq_kernels::Quantizer;
 use swinq_model::float::ops::taped::{Fake, FakeWeight, Learned};
 use swinq_model::quantized::SiteState;
@@ -66,7 +66,7 @@ impl ScaleTable {
             let ratio = |n: usize| learned.then(|| Tensor::ones(n, DType::F32, device)).transpose();
             if let Site::Weight(linear) = site {
                 let spec = model.site(site).spec.clone();
-                let base = recomputed(&tensors[&linear.weight_name()], &spec)?;
+                let base = recomputed(linear, tensors, &spec)?;
                 let step = WeightStep { spec, ratio: ratio(base.len())?, now: base.clone(), base };
                 table.weights.insert(linear, step);
             } else {
@@ -112,7 +112,7 @@ impl ScaleTable {
                 Some(ratio) => {
                     step.base.iter().zip(ratio.to_vec1::<f32>()?).map(|(base, ratio)| base * ratio).collect()
                 }
-                None => recomputed(&tensors[&linear.weight_name()], &step.spec)?,
+                None => recomputed(*linear, tensors, &step.spec)?,
             };
         }
         Ok(())
@@ -189,10 +189,16 @@ fn lsq_factor(values: usize, largest: f32) -> f32 {
 }
 
 /// The scales that the recipe gives a weight, as [`weight_scales`] has them.
-fn recomputed(weight: &Tensor, spec: &SiteSpec) -> Result<Vec<f32>, QatError> {
+fn recomputed(
+    linear: Linear,
+    tensors: &BTreeMap<String, Tensor>,
+    spec: &SiteSpec,
+) -> Result<Vec<f32>, QatError> {
+    let weight = &tensors[&linear.weight_name()];
     if spec.calibrator != Calibrator::Max || weight.device().is_cpu() {
         let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
-        return Ok(weight_scales(&host, spec)?);
+        let named = |source| CalibError::WeightSite { site: Site::Weight(linear), source: Box::new(source) };
+        return Ok(weight_scales(&host, spec).map_err(named)?);
     }
     let rows = if spec.granularity == Granularity::Channel { weight.dim(0)? } else { 1 };
     let amax = weight.reshape((rows, ()))?.abs()?.max(1)?.to_vec1::<f32>()?;

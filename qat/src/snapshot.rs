@@ -1,8 +1,8 @@
 //! Everything a training is, in a file: what goes on from it gives the same bits as if it had never stopped.
 //!
 //! One safetensors file: `parameter/NAME`, `first/NAME` and `second/NAME` (AdamW's moments), `average/NAME` (the moving
-//! average, if there is one), f32, and [`Progress`] as JSON under the metadata key `swinq_training`, with the SHA-256 of the
-//! tensors' bytes. Where the run stands among the images, and every random draw, follow from the step.
+//! average, if there is one), f32, and [`Progress`] as JSON under the metadata key `swinq_training`, with the SHA-256 of
+//! all of it. Where the run stands among the images, and every random draw, follow from the step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -89,8 +89,9 @@ pub fn save(
         let values = tensor.flatten_all()?.to_vec1::<f32>()?;
         stored.push((name, tensor.dims().to_vec(), values));
     }
-    let document =
-        Document { version: VERSION, job: job.clone(), progress: progress.clone(), sha256: digest(&stored) };
+    let mut document =
+        Document { version: VERSION, job: job.clone(), progress: progress.clone(), sha256: String::new() };
+    document.sha256 = digest(&document, &stored);
     let json = serde_json::to_string(&document).map_err(|e| QatError::file(&path, e.to_string()))?;
     let views: Vec<(&str, TensorView<'_>)> = stored
         .iter()
@@ -103,36 +104,55 @@ pub fn save(
     let bytes =
         safetensors::serialize(views, Some(metadata)).map_err(|e| QatError::file(&path, e.to_string()))?;
     write_atomic(&path, |out| out.write_all(&bytes))?;
-    for old in files(folder)?.into_iter().rev().skip(keep) {
-        std::fs::remove_file(&old).map_err(|e| QatError::file(&old, e.to_string()))?;
-    }
+    rotate(folder, &path, keep)?;
     Ok(path)
 }
 
-fn digest(tensors: &[(String, Vec<usize>, Vec<f32>)]) -> String {
+/// Removes all but the latest `keep` checkpoints up to `newest`, and what killed writes left. A later one was skipped as
+/// damaged when the run was taken up: it must not take the place of a whole one.
+fn rotate(folder: &Path, newest: &Path, keep: usize) -> Result<(), QatError> {
+    let older = files(folder)?.into_iter().rev().filter(|file| file.as_path() <= newest).skip(keep);
+    let parts = entries(folder)?.into_iter().filter(|file| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(".swinq-") && name.ends_with(".part")
+    });
+    for file in older.chain(parts) {
+        std::fs::remove_file(&file).map_err(|e| QatError::file(&file, e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// SHA-256 of what a checkpoint holds, but for this very number.
+fn digest(document: &Document, tensors: &[(String, Vec<usize>, Vec<f32>)]) -> String {
+    let Document { version, job, progress, sha256: _ } = document;
     let mut sha = Sha256::new();
-    for (name, _, values) in tensors {
-        sha.update(name.as_bytes());
+    sha.update(serde_json::to_vec(&(version, job, progress)).expect("a document is plain data"));
+    for (name, shape, values) in tensors {
+        sha.update(format!("{name}{shape:?}"));
         sha.update(bytemuck::cast_slice::<f32, u8>(values));
     }
     sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The checkpoints in `folder`, oldest first; none where there is no such folder.
-fn files(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
+/// What is in `folder`, in the order of names; nothing where there is no such folder.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
     let entries = match std::fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|e| QatError::file(folder, e.to_string()))?,
     };
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|e| QatError::file(folder, e.to_string()))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with("step-") && name.ends_with(".safetensors") {
-            files.push(path);
-        }
-    }
-    files.sort();
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<PathBuf>>>();
+    let mut paths = paths.map_err(|e| QatError::file(folder, e.to_string()))?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The checkpoints in `folder`, oldest first.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
+    let mut files = entries(folder)?;
+    files.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("step-") && name.ends_with(".safetensors")
+    });
     Ok(files)
 }
 
@@ -191,8 +211,8 @@ fn read(bytes: &[u8]) -> Result<(Document, Stored), String> {
         tensors.push((name.to_owned(), view.shape().to_vec(), floats(view.data())));
     }
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    if digest(&tensors) != document.sha256 {
-        return Err("is damaged (its tensors do not have its checksum)".to_owned());
+    if digest(&document, &tensors) != document.sha256 {
+        return Err("is damaged (what it holds does not have its checksum)".to_owned());
     }
     Ok((document, tensors))
 }

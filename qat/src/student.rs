@@ -199,6 +199,23 @@ impl Student {
         Ok((parts, self.tape.backward(seeds)?))
     }
 
+    /// The first parameter that is not finite. Fake quantization has a code for everything, so it could hide one from
+    /// the loss.
+    ///
+    /// # Errors
+    /// Those of candle.
+    pub fn parameter_not_finite(&self) -> Result<Option<String>, QatError> {
+        if !crate::audit::any_not_finite(self.parameters.values())? {
+            return Ok(None);
+        }
+        for (name, parameter) in &self.parameters {
+            if let Some((index, value)) = crate::audit::not_finite(parameter)? {
+                return Ok(Some(format!("the parameter {name} has {value} at flat index {index}")));
+            }
+        }
+        Ok(None)
+    }
+
     /// Runs `batch` once more and tells which tensor was the first that is not finite.
     ///
     /// # Errors
@@ -208,10 +225,8 @@ impl Student {
         batch: &Batch,
         drop_path: Option<DropPath>,
     ) -> Result<Option<String>, QatError> {
-        for (name, parameter) in &self.parameters {
-            if let Some((index, value)) = crate::audit::not_finite(parameter)? {
-                return Ok(Some(format!("the parameter {name} has {value} at flat index {index}")));
-            }
+        if let Some(found) = self.parameter_not_finite()? {
+            return Ok(Some(found));
         }
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);

@@ -26,6 +26,8 @@ const EXPLOSION: (f64, f64) = (10.0, 5.0);
 /// Decay of that average, and the steps before it is trusted.
 const USUAL: f64 = 0.98;
 const TRUSTED: u64 = 20;
+/// The same before that.
+const EARLY_EXPLOSION: (f64, f64) = (1000.0, 1000.0);
 
 /// What a training starts from.
 pub struct Start<'a> {
@@ -127,13 +129,19 @@ impl Trainer {
     /// [`QatError::Diverged`] where a loss or a gradient is not finite, or the loss explodes; the parameters are then
     /// those before the step. Unreadable images; a device that fails.
     pub fn step(&mut self, source: &mut dyn BatchSource) -> Result<StepReport, QatError> {
-        self.student.update_scales()?;
+        if let Some(found) = self.student.parameter_not_finite()? {
+            return Err(self.diverged(found));
+        }
+        self.student.update_scales().map_err(|error| self.diverged(error.to_string()))?;
         let accumulate = self.job.accumulate as u64;
         let mut sums: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut parts = LossParts::default();
         for part in 0..accumulate {
             let number = self.progress.step * accumulate + part;
             let batch = next_batch(source, number)?;
+            if batch.is_empty() {
+                continue; // Its images were all left out as corrupt.
+            }
             let (loss, gradients) = self.batch(&batch, number)?;
             parts.add(&loss);
             self.collect(&gradients, &mut sums)?;
@@ -159,8 +167,9 @@ impl Trainer {
             let found = found.unwrap_or_else(|| "its logits are finite, the loss is not".to_owned());
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
         }
-        if let Some(usual) = self.progress.usual_loss.filter(|_| self.progress.step >= TRUSTED)
-            && loss.total * self.job.accumulate as f64 > EXPLOSION.0 * usual + EXPLOSION.1
+        let (factor, beyond) = if self.progress.step >= TRUSTED { EXPLOSION } else { EARLY_EXPLOSION };
+        if let Some(usual) = self.progress.usual_loss
+            && loss.total * self.job.accumulate as f64 > factor * usual + beyond
         {
             return Err(self.diverged(format!("the loss explodes: {:.4} after {usual:.4}", loss.total)));
         }
@@ -190,6 +199,10 @@ impl Trainer {
         let step = self.progress.step;
         let lr = [Group::Weights, Group::Scales].map(|group| self.schedule.lr(group, step));
         let mut report = StepReport { loss, grad_norm: length, lr, skipped: false };
+        if gradients.is_empty() {
+            self.progress.step += 1;
+            return Ok(report);
+        }
         if !length.is_finite() {
             if self.job.precision == Precision::F16 && scale > 1.0 {
                 (self.progress.loss_scale, self.progress.steady_steps) = (scale / 2.0, 0);
@@ -249,7 +262,10 @@ impl Trainer {
     ) -> Result<QatError, QatError> {
         let number = self.progress.step * self.job.accumulate as u64;
         let batch = next_batch(source, number)?;
-        let forward = self.student.first_not_finite(&batch, None)?;
+        let forward = match batch.is_empty() {
+            true => None,
+            false => self.student.first_not_finite(&batch, None)?,
+        };
         let mut problem = "a gradient is not finite".to_owned();
         for (name, gradient) in gradients {
             if let Some((index, value)) = crate::audit::not_finite(gradient)? {

@@ -57,12 +57,16 @@ impl Inputs {
     /// What the result depends on.
     pub fn identity(&self, job: &Job) -> anyhow::Result<Identity> {
         let mut contents = vec![("data.path", self.train.list_sha256())];
-        let hash = |model: &FloatModel| model.source.sha256.clone();
-        if job.float.is_some() {
-            contents.push(("float", hash(&self.float)));
+        // A float checkpoint of our own tells what it was once trained from: its file is what counts here.
+        let hash = |path: &Path, model: &FloatModel| match path.is_file() {
+            true => file_sha256(path),
+            false => Ok(model.source.sha256.clone()),
+        };
+        if let Some(path) = &job.float {
+            contents.push(("float", hash(path, &self.float)?));
         }
-        if let Some(teacher) = &self.teacher {
-            contents.push(("teacher", hash(teacher)));
+        if let (Some(path), Some(teacher)) = (job.teacher_path(), &self.teacher) {
+            contents.push(("teacher", hash(path, teacher)?));
         }
         if let Some(path) = &job.model {
             contents.push(("model", file_sha256(path)?));

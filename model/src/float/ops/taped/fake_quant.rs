@@ -67,6 +67,10 @@ pub struct FakeWeight {
 /// Codes of an activation are clamped to these.
 const RANGE: (f32, f32) = (-128.0, 127.0);
 
+/// How far beyond the ends of the range a value is still inside, as a factor. The value that made the range, `amax`, times
+/// the reciprocal of `amax / Q` is `Q` but for three roundings, which must not decide whether its gradient is lost.
+const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
+
 /// `x` of any shape as its codes stand for it.
 ///
 /// # Errors
@@ -198,11 +202,17 @@ pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), step: bool, g
             for (grad, &x) in grad.iter_mut().zip(x) {
                 // A factor, so that no load depends on a comparison.
                 let scaled = x * recip;
-                *grad *= if scaled.clamp(low, high) == scaled { 1.0 } else { 0.0 };
+                *grad *= if is_inside(scaled, low, high) { 1.0 } else { 0.0 };
             }
         },
     );
     sums.iter().sum()
+}
+
+/// Whether gradients pass: a value within the range, its ends included ([`EDGE`]).
+#[inline(always)]
+fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
+    scaled.clamp(low * EDGE, high * EDGE) == scaled
 }
 
 /// Sixteen partial sums of the gradient of a step.
@@ -211,9 +221,8 @@ fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f
     let mut sums = [0.0; 16];
     let term = |x: f32, grad: f32| {
         let scaled = x * recip;
-        let clamped = scaled.clamp(low, high);
-        let inside = if clamped == scaled { scaled } else { 0.0 };
-        grad * (clamped.round_ties_even() - inside)
+        let inside = if is_inside(scaled, low, high) { scaled } else { 0.0 };
+        grad * (scaled.clamp(low, high).round_ties_even() - inside)
     };
     let (x16, grad16) = (x.as_chunks::<16>(), grad.as_chunks::<16>());
     for (x, grad) in x16.0.iter().zip(grad16.0) {
@@ -238,7 +247,8 @@ pub(super) fn composed(
     let shape = grad.shape().clone();
     let grad = grad.reshape(x.shape())?;
     let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
-    let inside = (scaled.ge(low)?.to_dtype(DType::F32)? * scaled.le(high)?.to_dtype(DType::F32)?)?;
+    let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
+    let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
     let gradients = if steps {
         let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
         (&grad * slope)?.sum(1)?.to_vec1()?

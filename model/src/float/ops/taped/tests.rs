@@ -214,6 +214,21 @@ fn fake_quantization_of_weights() {
     }
 }
 
+/// The largest weight, of which the step was made, keeps its gradient whichever way the step's reciprocal was rounded.
+#[test]
+fn the_end_of_the_range_is_inside() {
+    for (amax, largest) in (1..200).flat_map(|i| [(0.037 * i as f32, 127.0), (0.037 * i as f32, 7.0)]) {
+        let w = Tensor::new(&[amax, -amax, 0.5 * amax, 1.0001 * amax, -2.0 * amax], &Device::Cpu).unwrap();
+        for tape in [Tape::default(), Tape::composed()] {
+            tape.watch(&w);
+            let fake = FakeWeight { scales: vec![amax / largest], largest, learned: None };
+            let out = fake_quantize_weight(&tape, &w, &fake).unwrap();
+            let gradients = tape.backward([(out.id(), out.ones_like().unwrap())]).unwrap();
+            assert_eq!(values(gradients.get(&w).unwrap()), [1.0, 1.0, 1.0, 0.0, 0.0], "{amax} / {largest}");
+        }
+    }
+}
+
 /// Attention of candle's operations, with its sites by `lsq` and straight-through rounding.
 fn attention_by_candle(
     x: &[Tensor],

@@ -1,0 +1,173 @@
+//! The gradients of whole networks against candle's of the same networks composed of its operations, logits against
+//! the simulation of the number contract, and fake-quantized tensors against the contract itself, bit for bit.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod contract;
+mod reference;
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use common::{Images, calibrated, odd, padded, random, shifted, values};
+use reference::Reference;
+use swinq_model::float::FloatClassifier;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BatchSource, Classifier, QuantizedModel, Site, SwinConfig};
+use swinq_qat::export;
+use swinq_qat::job::{LossKeys, Scales};
+use swinq_qat::scales::sites_with_scales;
+use swinq_qat::student::{Student, Teacher};
+
+/// Every site, in signed codes.
+pub const EVERYTHING: &str = "name: everything\nrules:\n  - {match: '**', enable: true, granularity: channel, calibrator: max}\n  - \
+                              {match: '**.probs', kind: s8}\n";
+/// The default recipe with 4-bit weights, one scale for each tensor.
+pub const W4: &str = "name: w4\nrules:\n  - {match: '**', enable: true, granularity: tensor, calibrator: max}\n  - {match: \
+                      '**.weight', bits: 4}\n  - {match: '{patch_embed,head}.**', enable: false}\n  - {match: \
+                      '**.{scores,output}', enable: false}\n  - {match: '**.add.*', enable: false}\n";
+
+/// A network, its quantization, and what it is trained on.
+pub struct Case {
+    pub float: FloatModel,
+    pub quantized: Option<QuantizedModel>,
+    pub policy: Vec<(Site, Scales)>,
+    pub teacher: FloatModel,
+    pub batch: Batch,
+}
+
+impl Case {
+    /// The network of `config`; `learned` says which scales are trained. Ranges are narrowed until a good part of the
+    /// values lies outside: were they not, wrong gradients there would be lost among right ones.
+    pub fn new(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
+        let mut images = Images::of(&config, 3, 1);
+        let (float, teacher) = (random(config.clone(), 5), random(config, 6));
+        let quantized = recipe.map(|recipe| {
+            let mut model = calibrated(&float, recipe, &mut images);
+            model.sites.values_mut().for_each(|state| state.amax = state.amax.map(|amax| 0.6 * amax));
+            model
+        });
+        let scales = |site: Site| match (learned(site), site.is_weight()) {
+            (true, _) => Scales::Learned,
+            (false, true) => Scales::Recomputed,
+            (false, false) => Scales::Fixed,
+        };
+        let sites = quantized.as_ref().map(sites_with_scales).unwrap_or_default();
+        let policy = sites.into_iter().map(|site| (site, scales(site))).collect();
+        let batch = images.batch(0, 0).unwrap();
+        Case { float, quantized, policy, teacher, batch }
+    }
+
+    /// A student whose trained multiples are below 1.
+    pub fn student(&self) -> Student {
+        let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
+        let mut student = Student::new(&self.float, quantized, &Device::Cpu, None).unwrap();
+        for (name, parameter) in student.parameters().iter().filter(|(name, _)| name.starts_with("scale.")) {
+            let part = 0.6 + 0.02 * (name.len() % 20) as f32;
+            let ratio = vec![part; parameter.elem_count()];
+            parameter.slice_set(&Tensor::new(ratio, &Device::Cpu).unwrap(), 0, 0).unwrap();
+        }
+        student.update_scales().unwrap();
+        student
+    }
+}
+
+fn keys() -> LossKeys {
+    LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, features: 0.4 }
+}
+
+/// The distance of two vectors by the length of the second.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
+    let difference = squares(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
+    (difference / squares(&mut b.iter().map(|&b| f64::from(b)))).sqrt()
+}
+
+/// Loss and gradients of the student against the reference's, to `tolerance` (relative; of a vector, by its length).
+fn agree(what: &str, case: &Case, tolerance: f64) {
+    let mut student = case.student();
+    let lesson = Teacher::new(&case.teacher, true, &Device::Cpu).unwrap().teach(&case.batch).unwrap();
+    let logits = student.forward(&case.batch, None, true).unwrap();
+    let (parts, gradients) =
+        student.backward(&keys(), &logits, &case.batch, Some(&lesson), (1.0, 1.0)).unwrap();
+    let reference = Reference::new(case, student.parameters());
+    let (loss, wanted) = reference.gradients(case, &keys(), &lesson);
+    assert!((parts.total / loss - 1.0).abs() < tolerance, "{what}: {} instead of {loss}", parts.total);
+    let mut worst = (0.0, String::new());
+    for (name, parameter) in student.parameters() {
+        let want = values(&wanted[name]);
+        assert!(want.iter().any(|w| *w != 0.0), "{what}: {name} has no gradient to compare");
+        let got = values(gradients.get(parameter).unwrap_or_else(|| panic!("{what}: no gradient of {name}")));
+        let error = distance(&got, &want);
+        if error > worst.0 || !error.is_finite() {
+            worst = (error, name.clone());
+        }
+    }
+    eprintln!("{what}: {} gradients, the farthest {} by {:.1e}", wanted.len(), worst.1, worst.0);
+    assert!(worst.0 < tolerance, "{what}: the gradient of {} is off by {}", worst.1, worst.0);
+}
+
+/// Both add the same numbers in other orders.
+const ROUNDING: f64 = 1e-4;
+/// Beside that, some values round to the neighbouring code in one of the two. Were all of them others, gradients would
+/// differ by the noise of 8 bits, some parts of a hundred; a formula that is wrong makes them differ by more.
+const CODES: f64 = 2e-2;
+
+#[test]
+fn float_training() {
+    for config in [shifted(), padded(), odd()] {
+        agree(&config.name.clone(), &Case::new(config, None, |_| false), ROUNDING);
+    }
+}
+
+#[test]
+fn the_default_recipe() {
+    for config in [shifted(), padded(), odd()] {
+        agree(&config.name.clone(), &Case::new(config, Some("default"), |_| false), CODES);
+    }
+}
+
+#[test]
+fn mode1() {
+    agree("mode1", &Case::new(padded(), Some("mode1"), |_| false), CODES);
+}
+
+#[test]
+fn every_site_with_a_trained_scale() {
+    agree("everything", &Case::new(shifted(), Some(EVERYTHING), |_| true), CODES);
+    agree("everything, odd", &Case::new(odd(), Some(EVERYTHING), |_| true), CODES);
+}
+
+#[test]
+fn four_bits_and_one_scale_a_tensor() {
+    agree("w4, recomputed", &Case::new(shifted(), Some(W4), |_| false), CODES);
+    agree("w4, trained", &Case::new(shifted(), Some(W4), |site| site.is_weight()), CODES);
+}
+
+/// The ratio of signal to noise of `got`, in dB.
+fn sqnr(got: &[f32], want: &[f32]) -> f64 {
+    -20.0 * distance(got, want).log10()
+}
+
+#[test]
+fn logits_are_those_of_the_exported_model_in_simulation() {
+    for recipe in ["default", "mode1", EVERYTHING, W4] {
+        let case = Case::new(shifted(), Some(recipe), |_| true);
+        let mut student = case.student();
+        let logits = values(&student.forward(&case.batch, None, false).unwrap());
+        let template = case.quantized.as_ref().unwrap();
+        let exported =
+            export::quantized(template, &case.float, student.scales(), student.parameters()).unwrap();
+        let simulated = FloatClassifier::simulate(&exported).unwrap().infer(&case.batch).unwrap().values;
+        let float = FloatClassifier::new(&case.float).unwrap().infer(&case.batch).unwrap().values;
+        let (near, far) = (sqnr(&logits, &simulated), sqnr(&float, &simulated));
+        eprintln!("{:.20}: {near:.1} dB, float {far:.1} dB", recipe);
+        assert!(near > 40.0, "{recipe}: {near} dB");
+        assert!(far < 25.0, "{recipe}: quantization changed little ({far} dB), so nothing was compared");
+    }
+}
+
+/// Parameters by name, as copies that no training changes.
+pub fn copies(parameters: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
+    parameters.iter().map(|(name, tensor)| (name.clone(), tensor.copy().unwrap())).collect()
+}

@@ -1,0 +1,112 @@
+//! Checkpoints on disk: damage, rotation.
+
+use swinq_qat::snapshot;
+use swinq_qat::snapshot::Progress;
+
+use super::*;
+
+const KEYS: &str = "checkpoint: {every: 1, keep: 3}\noptimizer: {lr: 1e-3}\n";
+
+/// Takes up the latest whole checkpoint; what it holds, and the warnings.
+fn take_up(setup: &Setup) -> (Option<Progress>, BTreeMap<String, Vec<f32>>, Vec<String>) {
+    let mut trainer = setup.trainer();
+    let mut warnings = Vec::new();
+    let (_, mut state) = trainer.state();
+    let found = snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, &mut |text| {
+        warnings.push(text.to_owned());
+    });
+    let found = found.unwrap();
+    (found, parameters(&mut trainer), warnings)
+}
+
+#[test]
+fn the_latest_are_kept() {
+    let setup = Setup::new(None, 5, KEYS);
+    setup.finish(false);
+    let kept = ["step-000000003.safetensors", "step-000000004.safetensors", "step-000000005.safetensors"];
+    assert_eq!(names(&setup.checkpoints()), kept);
+}
+
+#[test]
+fn a_torn_checkpoint_is_skipped_and_the_one_before_is_used() {
+    let setup = Setup::new(Some("default"), 5, KEYS);
+    setup.stop_at(4, false);
+    let (newest, whole) = (setup.checkpoint(4), std::fs::read(setup.checkpoint(4)).unwrap());
+    for length in [0, 7, 8, 100, whole.len() / 3, whole.len() - 4, whole.len() - 1] {
+        std::fs::write(&newest, &whole[..length]).unwrap();
+        let (found, _, warnings) = take_up(&setup);
+        assert_eq!(found.unwrap().step, 3, "{length} bytes");
+        assert!(warnings.len() == 1 && warnings[0].contains("step-000000004"), "{warnings:?}");
+    }
+    let resumed = setup.finish(true);
+    assert!(resumed.said[0].starts_with("warning: "), "{:?}", resumed.said);
+    resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(false), "after a torn checkpoint");
+}
+
+/// Wherever a bit flips, the file is skipped or what it says is what it said.
+#[test]
+fn a_flipped_bit_is_noticed() {
+    let setup = Setup::new(None, 3, KEYS);
+    setup.stop_at(2, false);
+    let (newest, whole) = (setup.checkpoint(2), std::fs::read(setup.checkpoint(2)).unwrap());
+    let (progress, values, warnings) = take_up(&setup);
+    assert!(warnings.is_empty());
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let job = whole.windows(14).position(|part| part == b"swinq_training").unwrap();
+    let document = job..(job + 1800).min(header);
+    let elsewhere = (0..header).step_by(487).chain((header..whole.len()).step_by(whole.len() / 40));
+    let mut noticed = 0;
+    for (count, at) in document.clone().step_by(7).chain(elsewhere).enumerate() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1 << (count % 7);
+        std::fs::write(&newest, &damaged).unwrap();
+        let (found, other, warnings) = take_up(&setup);
+        if warnings.is_empty() {
+            assert!(found == progress && other == values, "byte {at} of {}", whole.len());
+        } else {
+            assert_eq!(found.unwrap().step, 1, "byte {at}");
+            noticed += 1;
+        }
+    }
+    assert!(noticed > 200, "{noticed} flips noticed");
+}
+
+#[test]
+fn a_damaged_later_checkpoint_does_not_crowd_out_a_whole_one() {
+    let setup = Setup::new(None, 6, "checkpoint: {every: 0, keep: 1}\n");
+    setup.stop_at(5, false);
+    std::fs::write(setup.checkpoint(5), b"torn").unwrap();
+    setup.stop_at(2, true);
+    assert!(setup.checkpoint(2).exists(), "{:?}", names(&setup.checkpoints()));
+    let (found, ..) = take_up(&setup);
+    assert_eq!(found.unwrap().step, 2);
+    setup.finish(true);
+    assert_eq!(names(&setup.checkpoints()), ["step-000000006.safetensors"]);
+}
+
+/// What a killed write leaves is no checkpoint, and does not stay for ever.
+#[test]
+fn parts_of_a_killed_write_are_swept_away() {
+    let setup = Setup::new(None, 3, KEYS);
+    setup.stop_at(2, false);
+    let part = setup.checkpoints().join(".swinq-abc123.part");
+    std::fs::write(&part, b"half").unwrap();
+    let (found, _, warnings) = take_up(&setup);
+    assert_eq!(found.unwrap().step, 2);
+    assert!(warnings.is_empty());
+    setup.finish(true);
+    assert!(!part.exists());
+}
+
+#[test]
+fn another_network_is_refused_by_the_tensor() {
+    let setup = Setup::new(None, 3, KEYS);
+    setup.stop_at(2, false);
+    let mut other = Setup::new(None, 3, KEYS);
+    other.float = random(SwinConfig { num_classes: 6, ..setup.float.config.clone() }, 5);
+    let mut trainer = other.trainer();
+    let (_, mut state) = trainer.state();
+    let found = snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, &mut |_| ());
+    let message = found.unwrap_err().to_string();
+    assert!(message.contains("head.bias") && message.contains("step-000000002"), "{message}");
+}

@@ -1,0 +1,352 @@
+//! `swinq qat` on the bundled sample: results that the other commands accept, kills, interrupts, refusals.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use assert_cmd::assert::Assert;
+use common::{
+    calibrate, files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
+};
+use swinq_model::checkpoint::random_model;
+use swinq_model::config::load_config;
+use swinq_model::{QuantizedModel, Recipe};
+
+/// A folder with a job in it, whose output is `out`.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// A short quantized job; `more` are lines of it.
+    fn new(more: &str) -> Folder {
+        Folder::with(&format!("model: {}\n{more}", calibrated().display()))
+    }
+
+    /// A job without a calibrated checkpoint.
+    fn with(lines: &str) -> Folder {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        let text = format!(
+            "float: {}\ncfg: {}\noutput: {}\nbatch_size: 2\nthreads: 2\nlog: {{every: 1}}\n{lines}",
+            sample_model().display(),
+            sample_cfg().display(),
+            folder.out().display()
+        );
+        std::fs::write(folder.path("job.yaml"), text).unwrap();
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn out(&self) -> PathBuf {
+        self.path("out")
+    }
+
+    fn run(&self, more: &[&str]) -> Assert {
+        swinq(["qat"]).arg(self.path("job.yaml")).args(more).assert()
+    }
+
+    /// Starts it, to be killed.
+    fn start(&self, more: &[&str]) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_swinq"));
+        command.arg("qat").arg(self.path("job.yaml")).args(more);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Asserts that a run with `--opts KEY VALUE` is refused with `code` and `words`, and writes nothing.
+    #[track_caller]
+    fn refuses(&self, key: &str, value: impl AsRef<Path>, code: i32, words: &[&str]) {
+        let before = files(self.0.path());
+        refused(self.run(&["--opts", key, value.as_ref().to_str().unwrap()]), code, words);
+        assert_eq!(files(self.0.path()), before, "{key} left files");
+    }
+}
+
+/// The bundled images, few of them for validation.
+fn data() -> String {
+    format!("data: {{path: {}, val_limit: 20}}\n", sample_data().display())
+}
+
+/// The sample, calibrated once for all tests.
+fn calibrated() -> &'static Path {
+    static PLACE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = PLACE.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q.safetensors");
+        calibrate(&path, &["--batches", "1"]).success();
+        (folder, path)
+    });
+    path
+}
+
+fn checkpoint(out: &Path, step: u64) -> PathBuf {
+    out.join(format!("checkpoints/step-{step:09}.safetensors"))
+}
+
+fn eval(model: &Path) -> String {
+    let mut command = swinq(["eval"]);
+    command.arg(model).arg("--data-path").arg(sample_data()).args(["--limit", "20", "--no-latency"]);
+    stdout(&command.assert().success())
+}
+
+#[test]
+fn a_quantized_training_ends_in_a_model_that_eval_takes() {
+    let folder = Folder::new(&format!("{}steps: 3\n", data()));
+    let assert = folder.run(&[]).success();
+    let (out, err) = (stdout(&assert), stderr(&assert));
+    for word in
+        ["learning rates", "3 steps of 2 images", "top-1", "agreement with the teacher", "peak memory"]
+    {
+        assert!(out.contains(word), "`{word}` is not in: {out}");
+    }
+    for word in ["qat: 3/3 steps, loss ", "images/s, ETA"] {
+        assert!(err.contains(word), "`{word}` is not in: {err}");
+    }
+    assert_eq!(files(&folder.out()), ["checkpoints", "log.jsonl", "model.safetensors", "tensorboard"]);
+    let model = folder.out().join("model.safetensors");
+    assert!(std::fs::read(&model).unwrap() != std::fs::read(calibrated()).unwrap());
+    assert!(eval(&model).contains(" * Acc@1 "));
+    refused(folder.run(&[]), 1, &["checkpoints", "--resume"]);
+}
+
+#[test]
+fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
+    let folder = Folder::with(&format!("quant: off\n{}steps: 2\nloss: {{kl: 0}}\n", data()));
+    folder.run(&[]).success();
+    let (float, int8) = (folder.out().join("float.safetensors"), folder.path("q.safetensors"));
+    assert!(eval(&float).contains(" * Acc@1 "));
+    let mut command = swinq(["calibrate"]);
+    command.arg(&float).arg("--data-path").arg(sample_data()).args(["--batches", "1", "-o"]).arg(&int8);
+    command.assert().success();
+    assert!(eval(&int8).contains(" * Acc@1 "));
+    // And as what a quantized training starts from.
+    let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
+    next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success();
+}
+
+/// As much state as a training can have: trained scales, an average, DropPath, accumulation, augmentation.
+const FULL: &str = "steps: 8\naccumulate: 2\ndrop_path: 0.2\noptimizer: {lr: 1e-3, lr_scales: 1e-3, ema: 0.9}\n\
+                    quantization: {activation_scales: learned, weight_scales: learned}\naugment: {flip: 0.5}\n\
+                    checkpoint: {every: 1, keep: 2}\n";
+
+#[test]
+fn killed_again_and_again_it_gives_the_same_bytes() {
+    let whole = Folder::new(&(data() + FULL));
+    let clock = Instant::now();
+    whole.run(&[]).success();
+    let took = clock.elapsed();
+    let killed = Folder::new(&(data() + FULL));
+    let (mut random, mut kills) = (0x2545_f491_4f6c_dd1du64, 0);
+    for attempt in 0.. {
+        // Whatever its threads; at first without a checkpoint to go on from.
+        let mut child = killed.start(&["--resume", "--opts", "threads", ["1", "2"][attempt % 2]]);
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let part = (random % 1000) as f64 / 1000.0;
+        // Later attempts get more time, so that this ends on a machine that became slow.
+        let end = Instant::now() + took.mul_f64(0.15 + 0.45 * part + 0.02 * attempt as f64);
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > end => {
+                    child.kill().unwrap();
+                    break child.wait().unwrap();
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        match status.code() {
+            Some(code) => {
+                assert_eq!(code, 0, "{}", String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr));
+                break;
+            }
+            None => kills += 1,
+        }
+    }
+    eprintln!("killed {kills} times; a run takes {took:?}");
+    assert!(kills >= 2, "killed {kills} times");
+    for file in ["model.safetensors", "checkpoints/step-000000008.safetensors"] {
+        let [a, b] = [&whole, &killed].map(|folder| std::fs::read(folder.out().join(file)).unwrap());
+        assert!(a == b, "{file} differs after {kills} kills");
+    }
+    assert_eq!(files(&killed.out().join("checkpoints")), files(&whole.out().join("checkpoints")));
+}
+
+/// Waits for the line that a step is done with, and returns what was said until then.
+fn wait_for_a_step(child: &mut Child) -> String {
+    let mut said = String::new();
+    for line in BufReader::new(child.stderr.as_mut().unwrap()).lines() {
+        said += &(line.unwrap() + "\n");
+        if said.contains(" steps, loss ") {
+            return said;
+        }
+    }
+    panic!("no step was made: {said}")
+}
+
+#[cfg(unix)]
+#[test]
+fn signals_save_and_end() {
+    let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
+    for (signal, more) in [("-TERM", &[][..]), ("-INT", &["--resume"])] {
+        let mut child = folder.start(more);
+        wait_for_a_step(&mut child);
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{signal}: {said}");
+        assert!(
+            said.contains("stopped; --resume goes on from ") && said.contains("step-0"),
+            "{signal}: {said}"
+        );
+        assert_eq!(said.contains("goes on after step "), !more.is_empty(), "{said}");
+    }
+    assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);
+    assert!(!folder.out().join("model.safetensors").exists(), "half a training is no model");
+}
+
+#[test]
+fn a_dry_run_shows_everything_and_writes_nothing() {
+    let folder = Folder::new(&format!("{}steps: 7\nschedule: {{warmup_steps: 2}}\n", data()));
+    let text = stdout(&folder.run(&["--dry-run", "--opts", "optimizer.lr", "1.5e-4"]).success());
+    for word in ["7 steps of 2 images", "warmup ends", "1.5000e-4", "temperature: 2", "drop path   0"] {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+    assert_eq!(files(folder.0.path()), ["job.yaml"]);
+}
+
+#[test]
+fn bad_jobs() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("optimizer.lrs", "1", 1, &["optimizer.lrs", "did you mean `optimizer.lr`"]);
+    folder.refuses("optimizer.lr", "17", 1, &["optimizer.lr", "absolute learning rate"]);
+    folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 steps"]);
+    folder.refuses("augment.flop", "1", 1, &["augment.flop", "augment.flip"]);
+    folder.refuses("batch_size", "1000", 1, &["batch_size", "256"]);
+    let rule = "[{match: '**.fc9.*', scales: learned}]";
+    folder.refuses("quantization.rules", rule, 1, &["rules[0]", "matches no site"]);
+    if cfg!(not(feature = "cuda")) {
+        folder.refuses("device", "cuda", 2, &["device", "--features cuda"]);
+    }
+    refused(swinq(["qat", "nosuch.yaml"]).assert(), 1, &["nosuch.yaml"]);
+}
+
+/// A float checkpoint of random weights, in our own format, which describes itself.
+fn float_file(folder: &Folder, name: &str, opts: &[(&str, &str)]) -> PathBuf {
+    let opts: Vec<(String, String)> = opts.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
+    let path = folder.path(name);
+    QuantizedModel::from_float(&random_model(&cfg, 1)).unwrap().save(&path).unwrap();
+    path
+}
+
+#[test]
+fn teachers_that_cannot_teach() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("teacher", folder.path("nosuch.safetensors"), 1, &["teacher", "nosuch.safetensors"]);
+    folder.refuses("teacher", calibrated(), 1, &["teacher", "q.safetensors", "float one is needed"]);
+    let other = float_file(&folder, "classes.safetensors", &[("MODEL.NUM_CLASSES", "20")]);
+    folder.refuses("teacher", other, 1, &["classes.safetensors", "20 classes", "the model 10"]);
+    let other = float_file(&folder, "size.safetensors", &[("DATA.IMG_SIZE", "112")]);
+    folder.refuses("teacher", other, 1, &["size.safetensors", "112 pixels", "the model of 56"]);
+    let other = float_file(&folder, "wide.safetensors", &[("MODEL.SWIN.EMBED_DIM", "32")]);
+    let opts = ["--opts", "teacher", other.to_str().unwrap(), "--opts", "loss.features", "1"];
+    refused(folder.run(&opts), 1, &["wide.safetensors", "loss.features"]);
+    assert!(!folder.out().exists());
+}
+
+/// A checkpoint of another network, quantized by ranges out of the air.
+fn of_another_network(folder: &Folder) -> PathBuf {
+    let opts = [("MODEL.SWIN.DEPTHS".to_owned(), "[2, 2]".to_owned())];
+    let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
+    let recipe = Recipe::shipped("default").unwrap();
+    let sites = recipe.resolve(&cfg.config).unwrap();
+    let ranges = sites.iter().filter(|(site, spec)| spec.needs_scale(*site)).map(|(site, _)| (*site, 1.0));
+    let model = swinq_calib::quantize(&random_model(&cfg, 1), &recipe, &ranges.collect()).unwrap();
+    let path = folder.path("other.safetensors");
+    model.save(&path).unwrap();
+    path
+}
+
+#[test]
+fn calibrated_checkpoints_that_do_not_fit() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("model", folder.path("nosuch"), 1, &["model", "nosuch"]);
+    folder.refuses("model", sample_model(), 1, &["model"]);
+    let path = folder.path("float.safetensors");
+    QuantizedModel::from_float(&float_model()).unwrap().save(&path).unwrap();
+    folder.refuses("model", path, 1, &["float.safetensors", "quantizes nothing", "quant: off"]);
+    let other = of_another_network(&folder);
+    folder.refuses("model", other, 1, &["other.safetensors", "calibrated from `float`"]);
+}
+
+#[test]
+fn data_that_does_not_fit() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("data.path", folder.path("nosuch"), 1, &["nosuch"]);
+    folder.refuses("data.val_path", folder.path("nosuch"), 1, &["nosuch"]);
+    let other = folder.path("data");
+    std::fs::create_dir(&other).unwrap();
+    for split in ["train", "val"] {
+        let [zip, map] = [format!("{split}.zip"), format!("{split}_map.txt")];
+        std::fs::copy(sample_data().join(&zip), other.join(&zip)).unwrap();
+        let text = std::fs::read_to_string(sample_data().join(&map)).unwrap();
+        std::fs::write(other.join(&map), text.replace("\t9", "\t99")).unwrap();
+    }
+    folder.refuses("data.path", &other, 1, &["100 classes", "has 10"]);
+    folder.refuses("data.val_path", &other, 1, &["100 classes", "has 10"]);
+    // Fewer classes, named one by one.
+    let image = common::root().join("tests/data/airplane.jpg");
+    for (split, class) in [("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")] {
+        std::fs::create_dir_all(folder.path("few").join(split).join(class)).unwrap();
+        std::fs::copy(&image, folder.path("few").join(split).join(class).join("1.jpg")).unwrap();
+    }
+    folder.refuses("data.path", folder.path("few"), 1, &["2 classes", "10"]);
+}
+
+#[test]
+fn outputs_that_cannot_be() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    std::fs::write(folder.path("file"), "mine").unwrap();
+    folder.refuses("output", folder.path("file"), 1, &["file"]);
+    folder.refuses("output", folder.path("file/below"), 1, &["file/below"]);
+    assert_eq!(std::fs::read_to_string(folder.path("file")).unwrap(), "mine");
+    if cfg!(target_os = "linux") {
+        folder.refuses("output", "/proc/swinq", 1, &["/proc/swinq"]);
+    }
+    let other = checkpoint(&folder.out(), 3);
+    std::fs::create_dir_all(other.parent().unwrap()).unwrap();
+    std::fs::write(&other, "a checkpoint").unwrap();
+    refused(folder.run(&[]), 1, &["checkpoints", "--resume", "another output"]);
+    assert_eq!(files(&folder.out()), ["checkpoints"]);
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
+}
+
+/// A file system of 2 MB, which only this process's children see: no checkpoint fits.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_space_left_for_a_checkpoint() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    std::fs::create_dir(folder.out()).unwrap();
+    let script = "mount -t tmpfs -o size=2m none \"$1\" || exit 77; \"$2\" qat \"$3\"; code=$?; \
+                  ls -A \"$1/checkpoints\" >&2; exit $code";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(folder.out());
+    command.arg(env!("CARGO_BIN_EXE_swinq")).arg(folder.path("job.yaml"));
+    let Ok(output) = command.output() else {
+        return eprintln!("SKIPPED no_space_left_for_a_checkpoint: there is no unshare");
+    };
+    let message = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(77) || message.contains("unshare failed") {
+        return eprintln!("SKIPPED no_space_left_for_a_checkpoint: no file system of one's own: {message}");
+    }
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("step-000000001") && message.contains("No space left"), "{message}");
+    assert!(!message.contains(".part"), "a half file stayed: {message}");
+}
