@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use swinq_model::{Batch, BatchSource, BoxError, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, Draws, Transform};
 
 use crate::augment::Augment;
 use crate::dataset::Dataset;
 use crate::decoded::Decoded;
-use crate::draws::Draws;
 use crate::error::DataError;
 use crate::loader::{LoaderOptions, check_index};
 use crate::prefetch::{Place, Prefetch, Source};
