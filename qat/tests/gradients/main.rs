@@ -161,7 +161,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
         let simulated = FloatClassifier::simulate(&exported).unwrap().infer(&case.batch).unwrap().values;
         let float = FloatClassifier::new(&case.float).unwrap().infer(&case.batch).unwrap().values;
         let (near, far) = (sqnr(&logits, &simulated), sqnr(&float, &simulated));
-        eprintln!("{:.20}: {near:.1} dB, float {far:.1} dB", recipe);
+        eprintln!("{recipe:.20}: {near:.1} dB, float {far:.1} dB");
         assert!(near > 40.0, "{recipe}: {near} dB");
         assert!(far < 25.0, "{recipe}: quantization changed little ({far} dB), so nothing was compared");
     }
