@@ -163,7 +163,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
         let float =
             FloatClassifier::new(&case.float, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
         let (near, far) = (sqnr(&logits, &simulated), sqnr(&float, &simulated));
-        eprintln!("{:.20}: {near:.1} dB, float {far:.1} dB", recipe);
+        eprintln!("{recipe:.20}: {near:.1} dB, float {far:.1} dB");
         assert!(near > 40.0, "{recipe}: {near} dB");
         assert!(far < 25.0, "{recipe}: quantization changed little ({far} dB), so nothing was compared");
     }

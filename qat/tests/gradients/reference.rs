@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use swinq_model::float::ops::{mix, softmax};
 use swinq_model::float::{Sites, Swin};
-use swinq_model::{BlockId, HostTensor, Kind, ModelError, Site};
+use swinq_model::{BlockId, Kind, ModelError, Site};
 use swinq_qat::job::{LossKeys, Scales};
 use swinq_qat::student::Lesson;
 
@@ -67,7 +67,7 @@ impl Step {
 impl Reference {
     /// The network of `case` with the values of `parameters`.
     pub fn new(case: &Case, parameters: &BTreeMap<String, Tensor>) -> Reference {
-        let variable = |(name, tensor)| (name, Var::from_tensor(&tensor).unwrap());
+        let variable = |(name, tensor): (String, Tensor)| (name, Var::from_tensor(&tensor).unwrap());
         let variables: BTreeMap<String, Var> = copies(parameters).into_iter().map(variable).collect();
         let mut reference =
             Reference { variables, steps: BTreeMap::new(), probs: BTreeMap::new(), images: case.batch.len() };
@@ -90,9 +90,8 @@ impl Reference {
             let base = vec![state.amax.unwrap() / 127.0];
             return Step { base, ratio, largest: 127.0, lowest: -128.0 };
         };
-        let HostTensor { shape, data } = &case.float.tensors[&linear.weight_name()];
-        let weight = HostTensor::new(shape.clone(), data.clone());
-        let base = swinq_calib::weight_scales(&weight, &state.spec).unwrap();
+        let weight = &case.float.tensors[&linear.weight_name()];
+        let base = swinq_calib::weight_scales(weight, &state.spec).unwrap();
         let largest = if state.spec.bits == 4 { 7.0 } else { 127.0 };
         Step { base, ratio, largest, lowest: -largest }
     }

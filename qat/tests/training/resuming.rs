@@ -52,8 +52,10 @@ fn trained_scales_are_taken_up_and_not_made_anew() {
     let mut trainer = setup.trainer();
     let fresh = parameters(&mut trainer);
     let (_, mut state) = trainer.state();
-    let warn = &mut |text: &str| panic!("{text}");
-    let found = swinq_qat::snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, warn);
+    let found =
+        swinq_qat::snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, &mut |text| {
+            panic!("{text}")
+        });
     assert_eq!(found.unwrap().unwrap().step, 3);
     let resumed = parameters(&mut trainer);
     let scales: Vec<&String> = fresh.keys().filter(|name| name.starts_with("scale.")).collect();
