@@ -62,7 +62,10 @@ impl FloatDevice {
             );
             return Err(Usage(text).into());
         }
-        Device::new_cuda(ordinal).with_context(|| format!("{option} {self} (`swinq doctor` lists the GPUs)"))
+        let context = || format!("{option} {self} (`swinq doctor` lists the GPUs)");
+        // Ours says more about what is missing.
+        swinq_kernels::cuda::Device::open(ordinal).with_context(context)?;
+        Device::new_cuda(ordinal).with_context(context)
     }
 }
 
