@@ -25,11 +25,14 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Adds the gradient of the multiple, from those of the steps.
-    pub(super) fn add(&self, sink: &mut Gradients, steps: &[f32]) -> Result<()> {
-        let factor = |(&step, &base): (&f32, &f32)| step * base * self.gradient_scale;
-        let gradient: Vec<f32> = steps.iter().zip(&self.base).map(factor).collect();
-        sink.add(&self.ratio, Tensor::from_vec(gradient, self.ratio.shape(), self.ratio.device())?)
+    /// Adds the gradient of the multiple, from those of the steps, `[steps]`.
+    pub(super) fn add(&self, sink: &mut Gradients, steps: &Tensor) -> Result<()> {
+        let factors: Vec<f32> = self.base.iter().map(|base| base * self.gradient_scale).collect();
+        let gradient = match factors.as_slice() {
+            [factor] => (steps * f64::from(*factor))?,
+            factors => (steps * Tensor::new(factors, steps.device())?)?,
+        };
+        sink.add(&self.ratio, gradient.reshape(self.ratio.shape())?)
     }
 }
 
@@ -94,8 +97,8 @@ pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
             let x = x.flatten_all()?.unsqueeze(0)?;
             composed(&x, grad.tensor(), &[quantizer.recip()], RANGE, learned.is_some())?
         };
-        if let Some(learned) = &learned {
-            learned.add(sink, &step)?;
+        if let (Some(learned), Some(step)) = (&learned, &step) {
+            learned.add(sink, step)?;
         }
         sink.add(&x, dx)
     });
@@ -127,8 +130,8 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
         } else {
             composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
         };
-        if let Some(learned) = &learned {
-            learned.add(sink, &steps)?;
+        if let (Some(learned), Some(steps)) = (&learned, &steps) {
+            learned.add(sink, steps)?;
         }
         sink.add(&w, dw.reshape(w.shape())?)
     });
@@ -173,10 +176,10 @@ fn on_host(
     recips: &[f32],
     range: (f32, f32),
     steps: bool,
-) -> Result<(Tensor, Vec<f32>)> {
+) -> Result<(Tensor, Option<Tensor>)> {
     let mut dx = grad.into_values()?;
     let len = dx.len() / recips.len();
-    let gradients = slices(&[x], |values| {
+    let gradients: Vec<f32> = slices(&[x], |values| {
         let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len));
         rows.zip(recips)
             .map(|((dx, x), &recip)| {
@@ -186,6 +189,7 @@ fn on_host(
             })
             .collect()
     })?;
+    let gradients = steps.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
 }
 
@@ -243,7 +247,7 @@ pub(super) fn composed(
     recips: &[f32],
     (low, high): (f32, f32),
     steps: bool,
-) -> Result<(Tensor, Vec<f32>)> {
+) -> Result<(Tensor, Option<Tensor>)> {
     let shape = grad.shape().clone();
     let grad = grad.reshape(x.shape())?;
     let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
@@ -251,9 +255,9 @@ pub(super) fn composed(
     let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
     let gradients = if steps {
         let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
-        (&grad * slope)?.sum(1)?.to_vec1()?
+        Some((&grad * slope)?.sum(1)?)
     } else {
-        Vec::new()
+        None
     };
     Ok(((grad * inside)?.reshape(shape)?, gradients))
 }
