@@ -104,7 +104,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
     }
     // The middle shape of each instruction: every epilogue with the newest, every depth and number of stages.
-    for instruction in [Instruction::Mma, Instruction::Wgmma] {
+    for instruction in Instruction::ALL {
         let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction && !shape.1).collect();
         let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
         let every = scope > Scope::Few && newest == Some(instruction);
