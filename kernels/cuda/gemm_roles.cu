@@ -5,8 +5,8 @@
 // the next multiplies; else all have their rows of every tile. Where the weights of its columns fit (RESIDENT), they are loaded
 // once; with TURNS they must.
 //
-// Defines: TURNS (0 or 1), THREADS, REGISTERS (of a thread that multiplies; 0 leaves them as they are), and those of
-// `gemm_sm90.cuh`.
+// Defines: TURNS (0 or 1), THREADS, REGISTERS and COPY_REGISTERS (of a thread that multiplies and of one that copies; 0 leaves
+// them as they are), and those of `gemm_sm90.cuh`.
 #include "gemm_sm90.cuh"
 #include "mbarrier.cuh"
 
@@ -116,6 +116,7 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
     }
 }
 
+// The compiler moves registers from role to role only where it is told how many blocks a multiprocessor has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params p) {
     u8* shared = shared_memory();
     shared += (1024 - (shared_address(shared) & 1023)) & 1023;
