@@ -238,7 +238,7 @@ fn every_tile_gives_the_bits_of_the_reference() {
     let on = Stream::new(&device).unwrap();
     // In the last one a block walks over several tiles.
     let shapes =
-        [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040), (40_000, 24, 272)];
+        [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040), (40_000, 8, 256)];
     let mut checked = Instruction::ALL.map(|_| 0);
     for (index, (m, n, k)) in shapes.into_iter().enumerate() {
         let problem = Problem::new(m, n, k, 7 + index as u64);
