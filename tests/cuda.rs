@@ -103,7 +103,7 @@ fn configs() -> Vec<SwinConfig> {
 
 fn float(config: SwinConfig) -> FloatModel {
     let transform = Transform::microsoft(config.image_size, true);
-    random_model(&LoadedConfig { config, transform, origin: "test".to_owned() }, 3)
+    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 3)
 }
 
 fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {

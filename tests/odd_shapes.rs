@@ -119,7 +119,7 @@ fn configs() -> Vec<SwinConfig> {
 fn model(config: SwinConfig) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, false);
-    random_model(&LoadedConfig { config, transform, origin: "test".to_owned() }, 5)
+    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 5)
 }
 
 fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {

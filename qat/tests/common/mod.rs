@@ -53,7 +53,7 @@ pub fn odd() -> SwinConfig {
 pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, false);
-    random_model(&LoadedConfig { config, transform, origin: "test".to_owned() }, seed)
+    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
 }
 
 /// `float` calibrated on images of `source`.
