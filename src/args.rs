@@ -8,6 +8,7 @@ use swinq_int8_runtime::cuda::{Autotune, Gemm};
 use swinq_model::Calibrator;
 
 use crate::commands::ladder::LadderCommand;
+use crate::float_device::FloatDevice;
 
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
 #[derive(Debug, Parser)]
@@ -156,6 +157,9 @@ pub struct CalibrateArgs {
     /// Threads of the decoder (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
+    /// Where the float forward runs; cuda in a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]
+    pub device: FloatDevice,
     /// Quantized checkpoint to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
@@ -195,6 +199,9 @@ pub struct EvalArgs {
     /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
     pub simulate: Option<Simulate>,
+    /// Where the fake quantization runs; cuda in a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", requires = "simulate")]
+    pub simulate_device: Option<FloatDevice>,
     /// Evaluate a seeded sample of this many images, spread over the classes.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit: Option<usize>,

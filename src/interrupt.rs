@@ -1,17 +1,25 @@
 //! Ctrl-C and SIGTERM: the first asks the work to stop cleanly, the second ends the process.
 
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Signals closer together are one: `timeout` and service managers signal a process and then its group.
+const TWICE: Duration = Duration::from_millis(500);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Installs the handler.
 pub fn install() {
-    let handler = || {
-        if STOP.swap(true, Ordering::SeqCst) {
+    let first = OnceLock::new();
+    let handler = move || {
+        let first: &Instant = first.get_or_init(Instant::now);
+        if !STOP.swap(true, Ordering::SeqCst) {
+            eprintln!("\nstopping (once more to end at once)");
+        } else if first.elapsed() > TWICE {
             std::process::exit(1);
         }
-        eprintln!("\nstopping (once more to end at once)");
     };
     // Without a handler the signals end the process as they always do, which leaves no half file either.
     let _ = ctrlc::set_handler(handler);

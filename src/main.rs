@@ -4,6 +4,7 @@ mod args;
 mod backend;
 mod commands;
 mod data_arg;
+mod float_device;
 mod html;
 mod interrupt;
 mod model_arg;

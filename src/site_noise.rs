@@ -16,7 +16,7 @@ use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 pub fn measure(model: &QuantizedModel, batch: &Batch) -> anyhow::Result<BTreeMap<Site, f64>> {
     let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
     let swin = Swin::new(&model.config, &tensors, &Device::Cpu)?;
-    let mut sites = Noise { model, fake: FakeQuant::new(model)?, found: BTreeMap::new() };
+    let mut sites = Noise { model, fake: FakeQuant::new(model, &Device::Cpu)?, found: BTreeMap::new() };
     swin.forward(&swin.images(batch, &model.transform)?, &mut sites)?;
     Ok(sites.found.into_iter().map(|(site, distortion)| (site, distortion.sqnr_db())).collect())
 }

@@ -5,6 +5,7 @@ mod common;
 
 use std::ops::ControlFlow;
 
+use candle_core::Device;
 use common::gpu;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
@@ -111,7 +112,7 @@ fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
         return QuantizedModel::from_float(model).unwrap();
     }
     let mut progress = |_, _| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let mut source = Noise { size: model.config.image_size, batches: 4 };
     calibrate(model, &Recipe::shipped(recipe).unwrap(), &mut source, options).unwrap().model
 }

@@ -92,3 +92,67 @@ fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
     assert!(stdout(&cache).contains("/somewhere/else, 0 files"), "{}", stdout(&cache));
     assert!(!text.contains("does not say its version"), "{text}");
 }
+
+/// `swinq calibrate` and `swinq eval --simulate` of the sample, with arguments that say where.
+fn float_forward(device: &str, output: &std::path::Path) -> [Command; 2] {
+    let mut calibrate = swinq(["calibrate"]);
+    calibrate.arg(common::sample_model()).arg("--cfg").arg(sample_cfg()).arg("-o").arg(output);
+    calibrate.arg("--data-path").arg(common::sample_data()).args(["--device", device]);
+    let mut eval = swinq(["eval", "--simulate", "--simulate-device", device]);
+    eval.arg(common::sample_model()).arg("--cfg").arg(sample_cfg());
+    eval.arg("--data-path").arg(common::sample_data());
+    [calibrate, eval]
+}
+
+#[test]
+fn a_device_of_the_float_forward_that_cannot_be_is_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("q.safetensors");
+    for mut command in float_forward("gpu", &output) {
+        refused(command.assert(), 2, &["gpu", "cpu, cuda or cuda:N"]);
+    }
+    let data = common::sample_data();
+    let mut exact = swinq(["eval", "--simulate=exact", "--simulate-device", "cpu"]);
+    exact.arg(common::sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(&data);
+    refused(exact.assert(), 2, &["--simulate-device", "exact", "CPU"]);
+    let mut alone = swinq(["eval", "--simulate-device", "cpu"]);
+    alone.arg(common::sample_model()).arg("--data-path").arg(&data);
+    refused(alone.assert(), 2, &["--simulate"]);
+    let mut ranges = swinq(["calibrate", "--device", "cpu", "--ft-amax", "none.pth"]);
+    ranges.arg(common::sample_model()).arg("-o").arg(&output);
+    refused(ranges.assert(), 2, &["--device", "--ft-amax"]);
+    assert!(!output.exists());
+}
+
+#[test]
+fn a_build_without_candles_cuda_says_how_to_have_one() {
+    let text = stdout(&swinq(["doctor"]).assert().success());
+    let built = cfg!(feature = "cuda");
+    assert!(text.contains(if built { "runs on GPUs too" } else { "runs on the CPU only" }), "{text}");
+    if built {
+        return eprintln!("SKIPPED a_build_without_candles_cuda_says_how_to_have_one: this build has it");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("q.safetensors");
+    for mut command in float_forward("cuda:1", &output) {
+        refused(command.assert(), 2, &["cuda:1", "rebuild", "cargo build --release --features cuda"]);
+    }
+    assert!(!output.exists());
+}
+
+#[test]
+fn the_float_forward_on_a_gpu_that_is_not_there_is_an_error() {
+    let test = "the_float_forward_on_a_gpu_that_is_not_there_is_an_error";
+    if !cfg!(feature = "cuda") {
+        return eprintln!("SKIPPED {test}: built without the feature cuda");
+    }
+    if gpu(test) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("q.safetensors");
+    for mut command in float_forward("cuda", &output) {
+        refused(command.assert(), 1, &["cuda:0", "swinq doctor"]);
+    }
+    assert!(!output.exists());
+}

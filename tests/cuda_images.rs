@@ -5,6 +5,7 @@ mod common;
 
 use std::ops::ControlFlow;
 
+use candle_core::Device;
 use common::{float_model, gpu, large_data, sample_data};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
@@ -27,7 +28,7 @@ fn calibrated(model: &FloatModel) -> QuantizedModel {
     let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
     let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
     let mut progress = |_, _| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     calibrate(model, &Recipe::shipped("default").unwrap(), &mut loader, options).unwrap().model
 }
 

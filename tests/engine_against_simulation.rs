@@ -5,6 +5,7 @@ mod common;
 
 use std::ops::ControlFlow;
 
+use candle_core::Device;
 use common::{float_model, sample_data};
 use proptest::prelude::*;
 use swinq_calib::{CalibrateOptions, calibrate};
@@ -26,7 +27,7 @@ fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
 
 fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
     let mut progress = |_, _| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
 }
 
@@ -45,10 +46,10 @@ fn shipped_recipes_on_every_instruction_set() {
     let float = float_model();
     let isas: Vec<Isa> = Cpu::available().into_iter().map(Cpu::isa).collect();
     eprintln!("instruction sets: {isas:?}");
-    let exact = run(&mut FloatClassifier::new(&float).unwrap(), &float, 80);
+    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 80);
     for name in ["default", "mode1", "mode2"] {
         let model = quantized(&float, &Recipe::shipped(name).unwrap());
-        let simulated = run(&mut FloatClassifier::simulate(&model).unwrap(), &float, 80);
+        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 80);
         let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
         assert!((20.0..60.0).contains(&noise), "{name} quantizes: {noise} dB against float");
         for &isa in &isas {
@@ -60,7 +61,7 @@ fn shipped_recipes_on_every_instruction_set() {
 #[test]
 fn float_on_every_instruction_set() {
     let float = float_model();
-    let expected = run(&mut FloatClassifier::new(&float).unwrap(), &float, 64);
+    let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
     let model = QuantizedModel::from_float(&float).unwrap();
     for cpu in Cpu::available() {
         let found = fidelity(&expected, &run(&mut engine(&model, cpu.isa()), &float, 64)).unwrap();
@@ -112,7 +113,7 @@ proptest! {
         let rules = sites.iter().zip(draws).map(|(&site, draw)| rule(site, draw)).collect();
         let recipe = Recipe { name: "random".to_owned(), description: String::new(), rules };
         let model = quantized(&float, &recipe);
-        let simulated = run(&mut FloatClassifier::simulate(&model).unwrap(), &float, 24);
+        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
         for cpu in Cpu::available() {
             let engine = run(&mut engine(&model, cpu.isa()), &float, 24);
             prop_assert_eq!(&engine.logits, &simulated.logits, "{}", cpu.isa());

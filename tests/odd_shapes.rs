@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 
+use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_int8_runtime::{Engine, EngineOptions};
@@ -136,7 +137,7 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
     for config in configs() {
         let (name, size) = (config.name.clone(), config.image_size);
         let float = model(config);
-        let expected = run(&mut FloatClassifier::new(&float).unwrap(), size);
+        let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
         assert!(
             expected.logits.values.iter().any(|v| *v != expected.logits.values[0]),
             "{name}: constant logits"
@@ -148,12 +149,12 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
         }
         for recipe in ["default", "mode1"] {
             let mut progress = |_, _| ControlFlow::Continue(());
-            let options = CalibrateOptions { imported: None, progress: &mut progress };
+            let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
             let recipe = Recipe::shipped(recipe).unwrap();
             // A model of one stage has no reduction; no shipped rule is about reductions alone.
             let quantized =
                 calibrate(&float, &recipe, &mut Noise { size, batches: 2 }, options).unwrap().model;
-            let simulated = run(&mut FloatClassifier::simulate(&quantized).unwrap(), size);
+            let simulated = run(&mut FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
             assert!(simulated.logits != expected.logits, "{name}: {} changed nothing", recipe.name);
             for cpu in Cpu::available() {
                 let found = run(&mut engine(&quantized, cpu), size);

@@ -21,6 +21,8 @@ pub struct CalibrateOptions<'a> {
     /// Ranges from elsewhere (such as a FasterTransformer file's), used instead of calibrating their sites. A rule's
     /// fixed `amax` wins over them; those of sites that the recipe leaves off are ignored.
     pub imported: Option<&'a BTreeMap<Site, f32>>,
+    /// Where the float forward runs. What it shows is counted in host memory, wherever that is.
+    pub device: &'a Device,
     /// Called after every batch with the images observed so far and the images in all; `Break` stops the calibration.
     pub progress: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 }
@@ -38,13 +40,16 @@ pub struct Calibrated {
     pub ids: Vec<usize>,
 }
 
-/// Images per forward.
+/// Images per forward in host memory: small tensors stay in the cache.
 const FORWARD: usize = 2;
+/// Images per forward on another device, whose units want work, and whose memory is finite.
+const FORWARD_ON_DEVICE: usize = 16;
 
 /// Calibrates `model` for `recipe` on every batch of epoch 0 of `source`, and quantizes it.
 ///
 /// The range of a site comes from its rule's `amax`, else from the imported ranges, else from its rule's calibrator over
-/// all values that the float forward passes through it. Where every range comes from elsewhere no image is read.
+/// all values that the float forward passes through it. Where every range comes from elsewhere no image is read. Another
+/// device rounds the forward otherwise, and no more than that: its ranges are the same to a few f32 roundings.
 ///
 /// # Errors
 /// [`CalibError::Interrupted`] when asked to stop; [`CalibError::NoImages`] for an empty source; a NaN or infinity in an
@@ -65,7 +70,7 @@ pub fn calibrate(
     let observe = Observe::new(observed.iter().map(|(site, _)| *site));
     let mut pass = Pass { observe, hash: Sha256::new(), ids: Vec::new() };
     if !observed.is_empty() {
-        pass.run(model, source, options.progress)?;
+        pass.run(model, options.device, source, options.progress)?;
     }
     let histograms = pass.observe.into_histograms();
     ranges.extend(choose_ranges(&observed, &histograms)?);
@@ -88,10 +93,11 @@ impl Pass {
     fn run(
         &mut self,
         model: &FloatModel,
+        device: &Device,
         source: &mut dyn BatchSource,
         progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<(), CalibError> {
-        let swin = Swin::new(&model.config, &model.tensors, &Device::Cpu)?;
+        let swin = Swin::new(&model.config, &model.tensors, device)?;
         let total = source.images();
         for index in 0..source.batches() {
             let batch = source.batch(0, index).map_err(|source| CalibError::Batch { index, source })?;
@@ -108,10 +114,11 @@ impl Pass {
             return Ok(());
         }
         let images = swin.images(batch, &model.transform)?;
-        // Histograms do not depend on how the images are grouped, and small tensors stay in the cache.
-        for first in (0..batch.len()).step_by(FORWARD) {
+        // Histograms do not depend on how the images are grouped.
+        let forward = if images.device().is_cpu() { FORWARD } else { FORWARD_ON_DEVICE };
+        for first in (0..batch.len()).step_by(forward) {
             let images =
-                images.narrow(0, first, FORWARD.min(batch.len() - first)).map_err(ModelError::from)?;
+                images.narrow(0, first, forward.min(batch.len() - first)).map_err(ModelError::from)?;
             swin.forward(&images, &mut self.observe)?;
         }
         self.hash.update(&batch.pixels);

@@ -30,9 +30,10 @@ impl Observe {
         self.histograms
     }
 
+    /// Counts `x` in host memory, where it is copied to if it is elsewhere.
     fn record(&mut self, site: Site, x: &Tensor) -> Result<(), ModelError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
-        let x = x.to_device(&Device::Cpu)?.contiguous()?;
+        let x = x.contiguous()?.to_device(&Device::Cpu)?;
         let (storage, layout) = x.storage_and_layout();
         let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
             unreachable!("the tensor is contiguous in host memory")

@@ -83,7 +83,11 @@ impl BatchSource for Images {
 }
 
 fn run(model: &FloatModel, recipe: &Recipe, images: usize) -> Result<Calibrated, CalibError> {
-    let options = CalibrateOptions { imported: None, progress: &mut |_, _| ControlFlow::Continue(()) };
+    let options = CalibrateOptions {
+        imported: None,
+        device: &Device::Cpu,
+        progress: &mut |_, _| ControlFlow::Continue(()),
+    };
     calibrate(model, recipe, &mut Images(images), options)
 }
 
@@ -151,7 +155,7 @@ fn ranges_are_those_of_the_values_that_passed() {
         assert_eq!(with_range, calibrated.histograms.len());
         assert!(with_range >= 3 * 7, "{with_range}");
         assert!(calibrated.model.is_quantized());
-        FakeQuant::new(&calibrated.model).unwrap();
+        FakeQuant::new(&calibrated.model, &Device::Cpu).unwrap();
     }
 }
 
@@ -169,7 +173,7 @@ fn observing_changes_nothing_and_quantizing_little() {
     assert_eq!(forward(&mut observe), float);
     assert!(observe.histograms().values().all(|histogram| !histogram.is_empty()));
     let calibrated = run(&model, &shipped("default"), 9).unwrap();
-    let quantized = forward(&mut FakeQuant::new(&calibrated.model).unwrap());
+    let quantized = forward(&mut FakeQuant::new(&calibrated.model, &Device::Cpu).unwrap());
     let power: f64 = float.iter().map(|v| f64::from(*v).powi(2)).sum();
     let noise: f64 = float.iter().zip(&quantized).map(|(a, b)| f64::from(a - b).powi(2)).sum();
     let sqnr = 10.0 * (power / noise).log10();
@@ -192,8 +196,11 @@ fn fixed_ranges_win_over_imported_ones_and_those_over_calibrated_ones() {
     let rule = Rule { pattern: fixed.to_string(), amax: Some(2.5), ..Rule::default() };
     let recipe = shipped("default").with_rule(rule);
     let given = BTreeMap::from([(fixed, 9.0), (imported, 1.25), (site("head.input"), 3.0)]);
-    let options =
-        CalibrateOptions { imported: Some(&given), progress: &mut |_, _| ControlFlow::Continue(()) };
+    let options = CalibrateOptions {
+        imported: Some(&given),
+        device: &Device::Cpu,
+        progress: &mut |_, _| ControlFlow::Continue(()),
+    };
     let calibrated = calibrate(&model, &recipe, &mut Images(3), options).unwrap();
     assert_eq!(calibrated.model.site(fixed).amax, Some(2.5));
     assert_eq!(calibrated.model.site(imported).amax, Some(1.25));
@@ -210,8 +217,11 @@ fn no_image_is_read_where_every_range_is_given() {
     let first = run(&model, &shipped("default"), 3).unwrap();
     let ranges: BTreeMap<Site, f32> =
         first.model.sites.iter().filter_map(|(site, state)| Some((*site, state.amax?))).collect();
-    let options =
-        CalibrateOptions { imported: Some(&ranges), progress: &mut |_, _| panic!("an image was read") };
+    let options = CalibrateOptions {
+        imported: Some(&ranges),
+        device: &Device::Cpu,
+        progress: &mut |_, _| panic!("an image was read"),
+    };
     let again = calibrate(&model, &shipped("default"), &mut Images(3), options).unwrap();
     assert_eq!(again.model, first.model);
     assert!(again.ids.is_empty() && again.histograms.is_empty());
@@ -224,7 +234,7 @@ fn progress_is_reported_and_can_stop_it() {
         seen.push((done, total));
         if done < 6 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
-    let options = CalibrateOptions { imported: None, progress: &mut progress };
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let stopped = calibrate(&model, &shipped("default"), &mut Images(8), options);
     assert!(matches!(stopped, Err(CalibError::Interrupted { images: 6 })));
     assert_eq!(seen, [(3, 8), (6, 8)]);

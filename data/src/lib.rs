@@ -17,7 +17,6 @@ pub mod augment;
 mod dataset;
 mod decode;
 mod decoded;
-mod draws;
 mod error;
 mod loader;
 mod prefetch;

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use swinq_model::{Batch, BatchSource, BoxError, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, Draws, Transform};
 
 use crate::augment::Augment;
 use crate::dataset::Dataset;
 use crate::decoded::Decoded;
-use crate::draws::Draws;
 use crate::error::DataError;
 use crate::loader::{LoaderOptions, check_index};
 use crate::prefetch::{Place, Prefetch, Source};
@@ -209,4 +208,46 @@ impl Source for Shuffled {
         let variation = self.options.augment.draw((image.width, image.height), &key);
         Ok(variation.apply(&image, &self.transform))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Split;
+    use std::path::Path;
+
+    fn shuffled(batch_size: usize, drop_last: bool) -> Shuffled {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../samples/cifar10");
+        let images = Decoded::new(Dataset::open(&root, Split::Train).unwrap(), 0);
+        let loader = LoaderOptions { batch_size, ..LoaderOptions::default() };
+        let options = TrainOptions { loader, drop_last, ..TrainOptions::default() };
+        let transform = Transform::microsoft(16, true);
+        Shuffled { images, ids: (0..10).collect(), transform, options, orders: Mutex::default() }
+    }
+
+    #[test]
+    fn an_epoch_follows_the_other() {
+        let source = shuffled(4, true);
+        let place = |epoch, batch| Place { epoch, batch };
+        assert_eq!(source.after(place(0, 0)), Some(place(0, 1)));
+        assert_eq!(source.after(place(0, 1)), Some(place(1, 0)));
+        assert_eq!(source.after(place(u64::MAX, 1)), None);
+        assert_eq!((source.batches(), source.used()), (2, 8));
+        let whole = shuffled(4, false);
+        assert_eq!((whole.batches(), whole.used(), whole.ids(place(0, 2)).len()), (3, 10, 2));
+        assert_eq!(shuffled(usize::MAX, false).used(), 10);
+    }
+
+    #[test]
+    fn orders_are_fixed_across_versions() {
+        let source = shuffled(5, true);
+        let order = |epoch| source.order(epoch).to_vec();
+        assert_eq!(order(0), ORDERS[0]);
+        assert_eq!(order(1), ORDERS[1]);
+        assert_eq!([order(7), order(0)], [order(7), ORDERS[0].to_vec()]);
+        assert_eq!(source.orders.lock().unwrap().len(), 2);
+    }
+
+    /// Orders of the first two epochs of seed 0: a run begun by one version is resumed by another.
+    const ORDERS: [[usize; 10]; 2] = [[2, 3, 5, 7, 4, 6, 0, 9, 1, 8], [0, 8, 5, 2, 1, 3, 9, 7, 4, 6]];
 }

@@ -81,6 +81,14 @@ fn nothing_varied_is_the_evaluation_preprocessing() {
 }
 
 #[test]
+fn the_draw_is_fixed_across_versions() {
+    // From another implementation of the generator: a run begun by one version is resumed by another.
+    let drawn = Augment::default().draw((500, 375), &[2, 0, 3, 17]);
+    let crop = CropBox { left: 16, top: 50, width: 308, height: 323 };
+    assert_eq!(drawn, Variation { crop: Some(crop), flip: true, adjustments: Vec::new() });
+}
+
+#[test]
 fn flips_have_their_probability() {
     for (flip, range) in [(0.0, 0..=0), (1.0, 4000..=4000), (0.25, 863..=1137)] {
         // 1000 expected of 4000 at 0.25, deviation 27.4; five of them.

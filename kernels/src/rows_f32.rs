@@ -31,14 +31,13 @@ pub fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch(cpu, Gelu(x));
 }
 
-/// `gradient * gelu'(x)` value by value, [`reference::gelu_derivative`] to a few units of rounding.
+/// Multiplies each value of `gradient` by `gelu'(x)`, [`reference::gelu_derivative`] to a few units of rounding.
 ///
 /// # Panics
-/// Unless the three are of one length.
-pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &[f32], out: &mut [f32]) {
-    assert_eq!(x.len(), out.len(), "gelu_gradient: the output is not as long as the input");
-    assert_eq!(gradient.len(), out.len(), "gelu_gradient: the gradient is not as long as the input");
-    dispatch(cpu, GeluGradient { x, gradient, out });
+/// Unless the two are of one length.
+pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &mut [f32]) {
+    assert_eq!(gradient.len(), x.len(), "gelu_gradient: the gradient is not as long as the input");
+    dispatch(cpu, GeluGradient { x, gradient });
 }
 
 /// [`reference::attention_row_exp`] of each row of `x`, f32 `[totals.len(), columns]`, in place; its sum goes to `totals`.
@@ -86,27 +85,25 @@ impl Kernel for Gelu<'_> {
 
 struct GeluGradient<'a> {
     x: &'a [f32],
-    gradient: &'a [f32],
-    out: &'a mut [f32],
+    gradient: &'a mut [f32],
 }
 
 impl Kernel for GeluGradient<'_> {
     fn scalar(self) {
-        for ((out, &x), gradient) in self.out.iter_mut().zip(self.x).zip(self.gradient) {
-            *out = gradient * reference::gelu_derivative(x);
+        for (gradient, &x) in self.gradient.iter_mut().zip(self.x) {
+            *gradient *= reference::gelu_derivative(x);
         }
     }
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        let inputs = self.x.chunks(L::N).zip(self.gradient.chunks(L::N));
-        for (out, (x, gradient)) in self.out.chunks_mut(L::N).zip(inputs) {
-            let (x, gradient) = if out.len() == L::N {
+        for (gradient, x) in self.gradient.chunks_mut(L::N).zip(self.x.chunks(L::N)) {
+            let (x, value) = if gradient.len() == L::N {
                 (lanes.load(x), lanes.load(gradient))
             } else {
                 (lanes.load_part(x), lanes.load_part(gradient))
             };
-            lanes.store(out, lanes.mul(gradient, gelu_derivative(lanes, x)));
+            lanes.store(gradient, lanes.mul(value, gelu_derivative(lanes, x)));
         }
     }
 }

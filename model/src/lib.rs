@@ -6,6 +6,7 @@ pub mod atomic;
 pub mod batch;
 pub mod checkpoint;
 pub mod config;
+pub mod draws;
 pub mod error;
 #[cfg(feature = "float")]
 pub mod float;
@@ -22,6 +23,7 @@ pub use checkpoint::{
     Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, random_model,
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
+pub use draws::Draws;
 pub use error::ModelError;
 pub use pattern::{SitePattern, nearest_sites};
 pub use quantized::QuantizedModel;

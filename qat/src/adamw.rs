@@ -173,18 +173,19 @@ impl Rule {
 /// # Errors
 /// Those of candle.
 pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> {
-    let mut sum = 0.0;
+    let (mut sum, mut squares) = (0.0, Vec::new());
     for gradient in gradients {
-        sum += if gradient.device().is_cpu() {
-            gradient
-                .flatten_all()?
-                .to_vec1::<f32>()?
-                .iter()
-                .map(|&g| f64::from(g) * f64::from(g))
-                .sum::<f64>()
+        if gradient.device().is_cpu() {
+            let values = gradient.flatten_all()?.to_vec1::<f32>()?;
+            sum += values.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
         } else {
-            f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?)
-        };
+            squares.push(gradient.sqr()?.sum_all()?);
+        }
+    }
+    if !squares.is_empty() {
+        // All at once: each transfer waits for the device.
+        let squares = Tensor::stack(&squares, 0)?.to_vec1::<f32>()?;
+        sum += squares.into_iter().map(f64::from).sum::<f64>();
     }
     Ok(sum.sqrt())
 }

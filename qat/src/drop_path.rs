@@ -4,9 +4,7 @@
 //! to its highest at the last.
 
 use candle_core::{Device, Result, Tensor};
-use swinq_model::{BlockId, Half, SwinConfig};
-
-use crate::random::Random;
+use swinq_model::{BlockId, Draws, Half, SwinConfig};
 
 /// Which branches are dropped for which images of a batch: a function of the seed and of where the batch stands in the
 /// run, so that nothing need be stored to go on.
@@ -48,7 +46,7 @@ impl DropPath {
             return Ok(None);
         };
         let rate = self.rates[index].1;
-        let mut random = Random::new(&[self.seed, self.batch, index as u64, half as u64]);
+        let mut random = Draws::keyed(&[self.seed, self.batch, index as u64, half as u64]);
         let kept = (1.0 / (1.0 - rate)) as f32;
         let factors: Vec<f32> = (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect();
         Tensor::from_vec(factors, images, device).map(Some)

@@ -3,9 +3,7 @@
 use swinq_model::config::LoadedConfig;
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Source};
-use swinq_model::{HostTensor, StateDict};
-
-use crate::random::Random;
+use swinq_model::{Draws, HostTensor, StateDict};
 
 /// Deviation of Swin's initial weights, which are cut off at two of them.
 const DEVIATION: f64 = 0.02;
@@ -49,8 +47,8 @@ fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
         (1, true) => vec![1.0; count],
         (1, false) => vec![0.0; count],
         _ => {
-            let mut random =
-                Random::new(&[seed, name.bytes().fold(0, |hash, byte| hash * 31 + u64::from(byte) % 997)]);
+            let key: Vec<u64> = [seed].into_iter().chain(name.bytes().map(u64::from)).collect();
+            let mut random = Draws::keyed(&key);
             (0..count).map(|_| (DEVIATION * cut_normal(&mut random)) as f32).collect()
         }
     };
@@ -58,7 +56,7 @@ fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
 }
 
 /// Normal of variance 1, drawn anew outside of two deviations (Box and Muller).
-fn cut_normal(random: &mut Random) -> f64 {
+fn cut_normal(random: &mut Draws) -> f64 {
     loop {
         let radius = (-2.0 * libm::log(1.0 - random.unit())).sqrt();
         let value = radius * libm::cos(2.0 * std::f64::consts::PI * random.unit());

@@ -13,7 +13,6 @@ pub mod init;
 pub mod job;
 pub mod log;
 pub mod loss;
-mod random;
 pub mod run;
 pub mod scales;
 pub mod schedule;

@@ -7,7 +7,7 @@ use swinq_calib::{CalibError, weight_scales};
 use swinq_kernels::Quantizer;
 use swinq_model::float::ops::taped::{Fake, FakeWeight, Learned};
 use swinq_model::quantized::SiteState;
-use swinq_model::{Calibrator, Granularity, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
+use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
 
 use crate::error::QatError;
 use crate::job::Scales;
@@ -35,6 +35,30 @@ struct WeightStep {
     base: Vec<f32>,
     ratio: Option<Tensor>,
     now: Vec<f32>,
+}
+
+impl WeightStep {
+    /// What the scales follow from, on the weight's device: the trained multiples, or the largest magnitudes. `None` where
+    /// the whole weight must be looked at in host memory.
+    fn source(&self, weight: &Tensor) -> Result<Option<Tensor>, QatError> {
+        if let Some(ratio) = &self.ratio {
+            return Ok(Some(ratio.clone()));
+        }
+        if self.spec.calibrator != Calibrator::Max || weight.device().is_cpu() {
+            return Ok(None);
+        }
+        Ok(Some(weight.reshape((self.base.len(), ()))?.abs()?.max(1)?))
+    }
+
+    /// From what [`WeightStep::source`] gave.
+    fn scales(&self, values: Vec<f32>) -> Vec<f32> {
+        let scale = |(value, base): (f32, &f32)| match self.ratio.is_some() {
+            true => base * value,
+            false if (value / largest(&self.spec)).recip().is_finite() => value / largest(&self.spec),
+            false => 1.0,
+        };
+        values.into_iter().zip(&self.base).map(scale).collect()
+    }
 }
 
 /// Every step of a model in training.
@@ -66,7 +90,7 @@ impl ScaleTable {
             let ratio = |n: usize| learned.then(|| Tensor::ones(n, DType::F32, device)).transpose();
             if let Site::Weight(linear) = site {
                 let spec = model.site(site).spec.clone();
-                let base = recomputed(linear, tensors, &spec)?;
+                let base = recomputed(linear, &tensors[&linear.weight_name()], &spec)?;
                 let step = WeightStep { spec, ratio: ratio(base.len())?, now: base.clone(), base };
                 table.weights.insert(linear, step);
             } else {
@@ -101,18 +125,22 @@ impl ScaleTable {
     /// # Errors
     /// A weight that can no longer be quantized, a step that is no number.
     pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>) -> Result<(), QatError> {
-        for (&site, step) in &mut self.activations {
-            let Some(ratio) = &step.ratio else { continue };
-            let amax = step.amax * ratio.to_vec1::<f32>()?[0];
+        let ratios = self.activations.values().filter_map(|step| step.ratio.clone()).collect();
+        let mut ratios = at_once(ratios)?.into_iter().map(|ratio| ratio[0]);
+        for (&site, step) in self.activations.iter_mut().filter(|(_, step)| step.ratio.is_some()) {
+            let amax = step.amax * ratios.next().expect("one for each trained step");
             let problem = || QatError::Site { site, problem: format!("its range became {amax}") };
             step.now = Quantizer::new(amax / 127.0).ok_or_else(problem)?;
         }
-        for (linear, step) in &mut self.weights {
-            step.now = match &step.ratio {
-                Some(ratio) => {
-                    step.base.iter().zip(ratio.to_vec1::<f32>()?).map(|(base, ratio)| base * ratio).collect()
-                }
-                None => recomputed(*linear, tensors, &step.spec)?,
+        let mut sources = Vec::new();
+        for (linear, step) in &self.weights {
+            sources.push(step.source(&tensors[&linear.weight_name()])?);
+        }
+        let mut values = at_once(sources.iter().flatten().cloned().collect())?.into_iter();
+        for ((&linear, step), source) in self.weights.iter_mut().zip(&sources) {
+            step.now = match source {
+                None => recomputed(linear, &tensors[&linear.weight_name()], &step.spec)?,
+                Some(_) => step.scales(values.next().expect("one for each source")),
             };
         }
         Ok(())
@@ -189,19 +217,23 @@ fn lsq_factor(values: usize, largest: f32) -> f32 {
 }
 
 /// The scales that the recipe gives a weight, as [`weight_scales`] has them.
-fn recomputed(
-    linear: Linear,
-    tensors: &BTreeMap<String, Tensor>,
-    spec: &SiteSpec,
-) -> Result<Vec<f32>, QatError> {
-    let weight = &tensors[&linear.weight_name()];
-    if spec.calibrator != Calibrator::Max || weight.device().is_cpu() {
-        let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
-        let named = |source| CalibError::WeightSite { site: Site::Weight(linear), source: Box::new(source) };
-        return Ok(weight_scales(&host, spec).map_err(named)?);
+fn recomputed(linear: Linear, weight: &Tensor, spec: &SiteSpec) -> Result<Vec<f32>, QatError> {
+    let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
+    let named = |source| CalibError::WeightSite { site: Site::Weight(linear), source: Box::new(source) };
+    Ok(weight_scales(&host, spec).map_err(named)?)
+}
+
+/// The values of several vectors. Each transfer from a device waits for it, so there is one.
+fn at_once(tensors: Vec<Tensor>) -> Result<Vec<Vec<f32>>, QatError> {
+    if tensors.is_empty() {
+        return Ok(Vec::new());
     }
-    let rows = if spec.granularity == Granularity::Channel { weight.dim(0)? } else { 1 };
-    let amax = weight.reshape((rows, ()))?.abs()?.max(1)?.to_vec1::<f32>()?;
-    let scale = |amax: f32| amax / largest(spec);
-    Ok(amax.into_iter().map(|amax| if scale(amax).recip().is_finite() { scale(amax) } else { 1.0 }).collect())
+    let all = Tensor::cat(&tensors, 0)?.to_vec1::<f32>()?;
+    let mut rest = all.as_slice();
+    let mut take = |tensor: &Tensor| {
+        let (values, others) = rest.split_at(tensor.elem_count());
+        rest = others;
+        values.to_vec()
+    };
+    Ok(tensors.iter().map(&mut take).collect())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use candle_core::Device;
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate, quantize};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
@@ -11,6 +12,7 @@ use swinq_model::{QuantizedModel, Recipe, Rule, Site};
 
 use crate::args::CalibrateArgs;
 use crate::data_arg::Sample;
+use crate::float_device::FloatDevice;
 use crate::out::say;
 use crate::paths::check_outputs;
 use crate::progress::Progress;
@@ -24,6 +26,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let cfg = args.float.cfg.as_ref().map(Path::new);
     let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
     check_outputs([&args.output], inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    let device = args.device.open("--device")?;
     let model = float_model(args)?;
     let recipe = recipe(args)?;
     // What the recipe gets wrong should not cost a calibration.
@@ -36,7 +39,7 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     }
     let quantized = match &args.ft_amax {
         Some(file) => from_ft_ranges(&model, &recipe, file)?,
-        None => from_images(&model, &recipe, args)?,
+        None => from_images(&model, &recipe, &device, args)?,
     };
     say!("{}", site_table::products(&quantized));
     say!("{}", site_table::summary(&quantized));
@@ -81,7 +84,12 @@ fn from_ft_ranges(model: &FloatModel, recipe: &Recipe, file: &Path) -> anyhow::R
     Ok(quantize(model, recipe, &ranges)?)
 }
 
-fn from_images(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs) -> anyhow::Result<QuantizedModel> {
+fn from_images(
+    model: &FloatModel,
+    recipe: &Recipe,
+    device: &Device,
+    args: &CalibrateArgs,
+) -> anyhow::Result<QuantizedModel> {
     let path = args.data_path.as_deref().context("--data-path is missing")?;
     let wanted = args.batches * args.batch_size;
     let sample = Sample::open(path, args.split, Some(wanted), args.seed)?;
@@ -94,7 +102,7 @@ fn from_images(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs) -> any
         progress.set(done);
         interrupt::check()
     };
-    let options = CalibrateOptions { imported: None, progress: &mut on_images };
+    let options = CalibrateOptions { imported: None, device, progress: &mut on_images };
     let calibrated = calibrate(model, recipe, &mut loader, options)?;
     progress.finish(seen);
     for skipped in loader.skipped() {
@@ -118,6 +126,9 @@ fn describe(model: &FloatModel, recipe: &Recipe, args: &CalibrateArgs, sample: &
     );
     if images < wanted {
         say!("           ({wanted} were asked for; the data set has no more)");
+    }
+    if args.device != FloatDevice::Cpu {
+        say!("device     {}", args.device);
     }
 }
 

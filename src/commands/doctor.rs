@@ -5,6 +5,7 @@ use swinq_kernels::cuda::ops::head::DeviceLinearF32;
 use swinq_kernels::cuda::{CudaError, Device, Library, Lt, cache, compile, library};
 
 use crate::backend;
+use crate::float_device::{HAS_CUDA, REBUILD};
 use crate::out::say;
 
 /// Runs the command.
@@ -25,6 +26,7 @@ pub fn run() -> anyhow::Result<()> {
     devices();
     cache();
     in_use();
+    float_forward();
     Ok(())
 }
 
@@ -129,5 +131,17 @@ fn in_use() {
             say!("  --backend auto  uses the CPU: {library} is missing");
         }
         Err(error) => say!("  --backend auto  uses the CPU: {error}"),
+    }
+}
+
+/// Whether the float forward runs on GPUs too.
+fn float_forward() {
+    match HAS_CUDA {
+        true => {
+            say!("  float forward   runs on GPUs too: calibrate --device cuda, eval --simulate-device cuda")
+        }
+        false => {
+            say!("  float forward   runs on the CPU only: this build is without candle's CUDA ({REBUILD})")
+        }
     }
 }

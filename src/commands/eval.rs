@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use candle_core::Device;
 use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
 use swinq_int8_runtime::{Engine, EngineOptions};
@@ -10,9 +11,10 @@ use swinq_kernels::{Cpu, Isa};
 use swinq_model::float::FloatClassifier;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
-use crate::args::{EvalArgs, Simulate};
+use crate::args::{EvalArgs, Simulate, Usage};
 use crate::backend::{Runnable, Target};
 use crate::data_arg::Sample;
+use crate::float_device::FloatDevice;
 use crate::model_arg::Model;
 use crate::out::say;
 use crate::paths::check_outputs;
@@ -104,6 +106,12 @@ fn calibration_of(subject: &Subject) -> Option<String> {
 fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
     let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
     let targets = Target::all(&args.backend, args.threads, largest.unwrap_or(1))?;
+    if args.simulate == Some(Simulate::Exact) && args.simulate_device.is_some() {
+        let text = "--simulate-device is about fake quantization; --simulate=exact runs on the CPU";
+        return Err(Usage(text.to_owned()).into());
+    }
+    let float_device = args.simulate_device.unwrap_or_default();
+    let device = float_device.open("--simulate-device")?;
     let mut subjects = Vec::new();
     let mut any_float = false;
     for path in &args.models {
@@ -115,7 +123,11 @@ fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
             let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
-            subjects.push(simulated(path, &model, simulate, options)?);
+            let mut subject = simulated(path, &model, simulate, &device, options)?;
+            if float_device != FloatDevice::Cpu {
+                subject.result.backend += &format!(" on {float_device}");
+            }
+            subjects.push(subject);
         }
     }
     args.float.check_used(any_float)?;
@@ -136,13 +148,14 @@ fn simulated(
     path: &Path,
     model: &QuantizedModel,
     simulate: Simulate,
+    device: &Device,
     options: EngineOptions,
 ) -> anyhow::Result<Subject> {
     let mut result = ModelResult::new(path.display().to_string(), Precision::Simulated, "");
     let classifier = match simulate {
         Simulate::Fake => {
             result.backend = "fake quantization".to_owned();
-            Runnable::Other(Box::new(FloatClassifier::simulate(model)?))
+            Runnable::Other(Box::new(FloatClassifier::simulate(model, device)?))
         }
         Simulate::Exact => {
             result.backend = "scalar reference".to_owned();

@@ -83,7 +83,9 @@ fn to_hsv([red, green, blue]: [u8; 3]) -> [u8; 3] {
     } else {
         (4.0 + f64::from(below(green)) - f64::from(below(red))) as f32
     };
-    let turn = ((f64::from(sector) / 6.0 + 1.0) % 1.0) as f32;
+    // Modulo 1: the sector is in -1..=5.
+    let turn = f64::from(sector) / 6.0 + 1.0;
+    let turn = (if turn >= 1.0 { turn - 1.0 } else { turn }) as f32;
     let saturation = range / f32::from(max);
     [(f64::from(turn) * 255.0) as u8, (f64::from(saturation) * 255.0) as u8, max]
 }
@@ -94,12 +96,12 @@ fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
         return [value; 3];
     }
     let sixths = f64::from(hue) * 6.0 / 255.0;
-    let sector = sixths.floor();
-    let fraction = f64::from((sixths - sector) as f32);
+    let sector = sixths as u8;
+    let fraction = f64::from((sixths - f64::from(sector)) as f32);
     let saturation = f64::from((f64::from(saturation) / 255.0) as f32);
-    let scaled = |part: f64| (f64::from(value) * (1.0 - saturation * part)).round() as u8;
+    let scaled = |part: f64| round(f64::from(value) * (1.0 - saturation * part));
     let (low, falling, rising) = (scaled(1.0), scaled(fraction), scaled(1.0 - fraction));
-    match sector as u8 % 6 {
+    match sector % 6 {
         0 => [value, rising, low],
         1 => [falling, value, low],
         2 => [low, value, rising],
@@ -107,6 +109,12 @@ fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
         4 => [rising, low, value],
         _ => [value, low, falling],
     }
+}
+
+/// `value`, in 0..=255, rounded half away from zero; the comparison is exact, where adding a half would not be.
+fn round(value: f64) -> u8 {
+    let floor = value as u8;
+    floor + u8::from(value - f64::from(floor) >= 0.5)
 }
 
 #[cfg(test)]

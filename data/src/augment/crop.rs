@@ -1,7 +1,8 @@
 //! Random crops of a source image, as torchvision defines them.
 
+use swinq_model::Draws;
+
 use crate::decode::RgbImage;
-use crate::draws::Draws;
 use crate::resize::{cut, on_black};
 
 /// Attempts at a crop that fits before the central one is taken.

@@ -8,10 +8,9 @@ mod color;
 mod crop;
 mod settings;
 
-use swinq_model::Transform;
+use swinq_model::{Draws, Transform};
 
 use crate::decode::RgbImage;
-use crate::draws::Draws;
 use crate::preprocess::preprocess;
 use crate::resize::resize_window;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::draws::Draws;
+use swinq_model::Draws;
 
 /// `limit` of the positions `0..len` without replacement, as evenly over the values of `labels` as their counts
 /// allow, in random order. Empty `labels` are one class.

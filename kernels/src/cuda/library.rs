@@ -1,9 +1,10 @@
-//! Which CUDA libraries this machine has. They are loaded when first used, from the loader's path.
+//! Which CUDA libraries this machine has. They are loaded when first used, from the loader's path; all but NVTX with the
+//! program itself where it is linked with them (feature `linked`).
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use cudarc::{cublas, cublaslt, driver, nvrtc};
+use cudarc::{cublaslt, driver, nvrtc};
 
 use super::{CudaError, nvtx};
 
@@ -67,18 +68,30 @@ impl Library {
 /// Whether `library` can be loaded. Loaded once and for all; the answer does not change.
 pub fn present(library: Library) -> bool {
     static FOUND: [OnceLock<bool>; 5] = [const { OnceLock::new() }; 5];
-    *FOUND[library as usize].get_or_init(|| {
-        // SAFETY: this only loads the library, whose initialisers are NVIDIA's: the user's loader path chose it.
-        unsafe {
-            match library {
-                Library::Driver => driver::sys::is_culib_present(),
-                Library::Nvrtc => nvrtc::sys::is_culib_present(),
-                Library::CublasLt => cublaslt::sys::is_culib_present(),
-                Library::Cublas => cublas::sys::is_culib_present(),
-                Library::Nvtx => nvtx::loaded().is_some(),
-            }
-        }
+    *FOUND[library as usize].get_or_init(|| match library {
+        Library::Nvtx => nvtx::loaded().is_some(),
+        _ => can_be_opened(library),
     })
+}
+
+/// The program is linked with them and would not have started without.
+#[cfg(feature = "linked")]
+fn can_be_opened(_: Library) -> bool {
+    true
+}
+
+#[cfg(not(feature = "linked"))]
+fn can_be_opened(library: Library) -> bool {
+    // SAFETY: this only loads the library, whose initialisers are NVIDIA's: the user's loader path chose it.
+    unsafe {
+        match library {
+            Library::Driver => driver::sys::is_culib_present(),
+            Library::Nvrtc => nvrtc::sys::is_culib_present(),
+            Library::CublasLt => cublaslt::sys::is_culib_present(),
+            Library::Cublas => cudarc::cublas::sys::is_culib_present(),
+            Library::Nvtx => false,
+        }
+    }
 }
 
 /// Nothing if `library` is there.

@@ -172,18 +172,32 @@ impl Event {
     /// # Errors
     /// One is not, or the driver fails.
     pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32, CudaError> {
-        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
         start.context.bind()?;
-        // SAFETY: every driver since 2.0 exports this function with this type; an event exists, so one is loaded. (The
-        // bindings know only its second version, which drivers before 570 do not have.)
-        let found = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") };
-        let elapsed =
-            found.map_err(|_| CudaError::Unsupported("the driver has no cuEventElapsedTime".into()))?;
+        let elapsed = elapsed_time()?;
         let mut ms = 0.0;
         // SAFETY: both events are alive, and the driver writes one float.
         check("cuEventElapsedTime", unsafe { elapsed(&mut ms, start.handle, end.handle) })?;
         Ok(ms)
     }
+}
+
+#[cfg(not(feature = "linked"))]
+type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+#[cfg(feature = "linked")]
+type Elapsed = unsafe fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
+/// The driver's `cuEventElapsedTime`. The bindings know only its second version, which drivers before 570 do not have.
+#[cfg(not(feature = "linked"))]
+fn elapsed_time() -> Result<impl std::ops::Deref<Target = Elapsed>, CudaError> {
+    // SAFETY: every driver since 2.0 exports this function with this type; an event exists, so one is loaded.
+    let found = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") };
+    found.map_err(|_| CudaError::Unsupported("the driver has no cuEventElapsedTime".into()))
+}
+
+/// A program that is linked with the driver's library is linked with the second version.
+#[cfg(feature = "linked")]
+fn elapsed_time() -> Result<Elapsed, CudaError> {
+    Ok(sys::cuEventElapsedTime_v2)
 }
 
 impl Drop for Event {

@@ -1,6 +1,7 @@
 //! Models with drawn parameters: the shape of a trained one without its values.
 
 use crate::config::LoadedConfig;
+use crate::draws::Draws;
 use crate::params::parameters;
 use crate::quantized::{FloatModel, Source};
 use crate::tensor::{HostTensor, StateDict};
@@ -11,8 +12,8 @@ use crate::tensor::{HostTensor, StateDict};
 pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let mut tensors = StateDict::new();
     for (index, (name, shape)) in parameters(&loaded.config).into_iter().enumerate() {
-        let mut generator = Generator(Generator(seed ^ (index as u64).rotate_left(40)).next());
-        let data = draw(&mut generator, &name, &shape);
+        let mut draws = Draws::new(Draws::new(seed ^ (index as u64).rotate_left(40)).next());
+        let data = draw(&mut draws, &name, &shape);
         tensors.insert(name, HostTensor::new(shape, data));
     }
     FloatModel {
@@ -28,11 +29,11 @@ pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     }
 }
 
-fn draw(generator: &mut Generator, name: &str, shape: &[usize]) -> Vec<f32> {
+fn draw(draws: &mut Draws, name: &str, shape: &[usize]) -> Vec<f32> {
     let count = shape.iter().product();
     let is_table = name.ends_with("_table") || name == "absolute_pos_embed";
     if shape.len() == 1 && name.ends_with(".weight") {
-        return (0..count).map(|_| 0.7 + 0.6 * generator.uniform()).collect();
+        return (0..count).map(|_| 0.7 + 0.6 * uniform(draws)).collect();
     }
     let deviation = if is_table || shape.len() == 1 {
         0.5
@@ -40,36 +41,23 @@ fn draw(generator: &mut Generator, name: &str, shape: &[usize]) -> Vec<f32> {
         let fan_in: usize = shape[1..].iter().product();
         1.0 / (fan_in as f32).sqrt()
     };
-    (0..count).map(|_| deviation * generator.normal()).collect()
+    (0..count).map(|_| deviation * normal(draws)).collect()
 }
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-struct Generator(u64);
+/// Uniform in 0..1, a multiple of 2^-24.
+fn uniform(draws: &mut Draws) -> f32 {
+    (draws.next() >> 40) as f32 / (1 << 24) as f32
+}
 
-impl Generator {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+/// Nearly normal, of mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall), exact in f32
+/// and therefore the same on every machine.
+fn normal(draws: &mut Draws) -> f32 {
+    let mut sum = 0u64;
+    for _ in 0..3 {
+        let bits = draws.next();
+        sum += (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
     }
-
-    /// Uniform in 0..1, a multiple of 2^-24.
-    fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32
-    }
-
-    /// Nearly normal, of mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall), exact in f32
-    /// and therefore the same on every machine.
-    fn normal(&mut self) -> f32 {
-        let mut sum = 0u64;
-        for _ in 0..3 {
-            let bits = self.next();
-            sum += (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-        }
-        (sum as f32 - 6.0 * 65535.0) / 65536.0
-    }
+    (sum as f32 - 6.0 * 65535.0) / 65536.0
 }
 
 #[cfg(test)]

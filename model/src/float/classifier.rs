@@ -8,7 +8,7 @@ use crate::error::ModelError;
 use crate::quantized::{FloatModel, QuantizedModel};
 use crate::tensor::StateDict;
 
-/// The float forward on the CPU: of a float model, or of a quantized one in simulation.
+/// The float forward: of a float model, or of a quantized one in simulation.
 pub struct FloatClassifier {
     swin: Swin,
     transform: Transform,
@@ -16,27 +16,27 @@ pub struct FloatClassifier {
 }
 
 impl FloatClassifier {
-    /// `model` in f32.
+    /// `model` in f32, on `device`.
     ///
     /// # Errors
     /// What [`Swin::new`] refuses.
-    pub fn new(model: &FloatModel) -> Result<FloatClassifier, ModelError> {
+    pub fn new(model: &FloatModel, device: &Device) -> Result<FloatClassifier, ModelError> {
         Ok(FloatClassifier {
-            swin: Swin::new(&model.config, &model.tensors, &Device::Cpu)?,
+            swin: Swin::new(&model.config, &model.tensors, device)?,
             transform: model.transform.clone(),
             sites: Box::new(Float),
         })
     }
 
-    /// Simulates `model`: its quantization in float arithmetic ([`FakeQuant`]).
+    /// Simulates `model` on `device`: its quantization in float arithmetic ([`FakeQuant`]).
     ///
     /// # Errors
     /// What [`FakeQuant::new`] and [`Swin::new`] refuse.
-    pub fn simulate(model: &QuantizedModel) -> Result<FloatClassifier, ModelError> {
-        let sites = FakeQuant::new(model)?;
+    pub fn simulate(model: &QuantizedModel, device: &Device) -> Result<FloatClassifier, ModelError> {
+        let sites = FakeQuant::new(model, device)?;
         let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
         Ok(FloatClassifier {
-            swin: Swin::new(&model.config, &tensors, &Device::Cpu)?,
+            swin: Swin::new(&model.config, &tensors, device)?,
             transform: model.transform.clone(),
             sites: Box::new(sites),
         })

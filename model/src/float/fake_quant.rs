@@ -1,14 +1,15 @@
 //! Quantization in simulation: the float forward, with every enabled site rounded at its fixed scale and every quantized
 //! product taken over codes, as the number contract says (`swinq_kernels::reference`).
 
+mod composed;
+mod host;
+
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use rayon::prelude::*;
-use swinq_kernels::reference::{attention_window, code, epilogue_i8};
 use swinq_kernels::{AttentionQuant, Probs, Quantizer};
 
-use super::ops::{fake_quantize, with_values};
+use super::ops::fake_quantize;
 use super::packed::{Packed, Workers};
 use super::{Attention, Float, LinearWeights, Sites};
 use crate::error::ModelError;
@@ -19,47 +20,71 @@ use crate::site::{BlockId, Linear, Site, all_linears};
 /// Longest sum of products of codes whose every partial sum an f32 holds exactly: `1024 * 128 * 127 < 2^24`.
 const EXACT: usize = 1024;
 
-/// The fixed quantization of a [`QuantizedModel`], for a forward in host memory: activations are replaced by what
-/// their codes stand for, weights likewise. A product whose two operands are quantized is summed over their codes,
-/// exactly; an attention is the reference's. A site that is off passes through.
+/// The fixed quantization of a [`QuantizedModel`]: activations are replaced by what their codes stand for, weights
+/// likewise. A product whose two operands are quantized is summed over their codes, exactly. A site that is off passes
+/// through.
+///
+/// In host memory everything between the sites is the reference's, bit for bit. In candle's operations
+/// ([`FakeQuant::composed`]) codes and sums of codes are the reference's, too; the exponential, GELU and norms are
+/// candle's, and a multiplication and an addition round twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
     probs: BTreeMap<BlockId, Probs>,
     weights: BTreeMap<Linear, Weight>,
-    workers: Workers,
+    arithmetic: Arithmetic,
+}
+
+/// Who computes.
+enum Arithmetic {
+    /// The reference, in host memory.
+    Host(Workers),
+    /// candle's operations, on any device.
+    Composed,
 }
 
 /// A quantized weight.
 struct Weight {
     /// What the codes stand for, in the weight's own shape.
     float: Tensor,
-    /// The codes as f32, `[out, in]`.
-    codes: Tensor,
-    /// One per output channel.
-    scales: Vec<f32>,
+    /// Prepared for the product over codes, where the input is quantized too.
+    codes: Option<Codes>,
 }
 
-impl Weight {
-    fn new(weight: &Int8Weight) -> Result<Weight, ModelError> {
-        let (rows, columns) = weight.matrix();
-        let codes: Vec<f32> = weight.codes.iter().map(|&c| f32::from(c)).collect();
-        let float = weight.dequantize();
-        Ok(Weight {
-            float: Tensor::from_vec(float.data, float.shape, &Device::Cpu)?,
-            codes: Tensor::from_vec(codes, (rows, columns), &Device::Cpu)?,
-            scales: (0..rows).map(|row| weight.scale(row)).collect(),
-        })
-    }
+/// A quantized weight and the quantizer of what it is multiplied with.
+enum Codes {
+    Host(host::Codes),
+    Composed(composed::Codes),
 }
 
 impl FakeQuant {
-    /// The quantization of `model`.
+    /// The quantization of `model`, for a forward on `device`: the reference's in host memory, else candle's operations.
     ///
     /// # Errors
     /// What [`QuantizedModel::validate`] refuses.
-    pub fn new(model: &QuantizedModel) -> Result<FakeQuant, ModelError> {
+    pub fn new(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, ModelError> {
+        match device {
+            Device::Cpu => FakeQuant::with(model, device, Arithmetic::Host(Workers::new()?)),
+            _ => FakeQuant::composed(model, device),
+        }
+    }
+
+    /// The quantization of `model` in candle's operations, for a forward on `device`, whichever it is.
+    ///
+    /// # Errors
+    /// As [`FakeQuant::new`].
+    pub fn composed(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, ModelError> {
+        // Sums of codes must be exact.
+        candle_core::cuda::set_gemm_reduced_precision_f32(false);
+        FakeQuant::with(model, device, Arithmetic::Composed)
+    }
+
+    fn with(
+        model: &QuantizedModel,
+        device: &Device,
+        arithmetic: Arithmetic,
+    ) -> Result<FakeQuant, ModelError> {
         model.validate()?;
-        let (mut quantizers, mut probs, mut weights) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (mut quantizers, mut probs) = (BTreeMap::new(), BTreeMap::new());
         for (&site, state) in
             model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight())
         {
@@ -75,12 +100,29 @@ impl FakeQuant {
                 }
             }
         }
+        let mut found = FakeQuant { quantizers, probs, weights: BTreeMap::new(), arithmetic };
         for linear in all_linears(&model.config) {
             if let Some(Param::Int8(weight)) = model.params.get(&linear.weight_name()) {
-                weights.insert(linear, Weight::new(weight)?);
+                let weight = found.prepare(linear, weight, device)?;
+                found.weights.insert(linear, weight);
             }
         }
-        Ok(FakeQuant { quantizers, probs, weights, workers: Workers::new()? })
+        Ok(found)
+    }
+
+    fn prepare(&self, linear: Linear, weight: &Int8Weight, device: &Device) -> candle_core::Result<Weight> {
+        let float = weight.dequantize();
+        let codes = |input| match self.arithmetic {
+            Arithmetic::Host(_) => host::Codes::new(weight, input).map(Codes::Host),
+            Arithmetic::Composed => {
+                let output = self.quantizer(Site::Output(linear));
+                composed::Codes::new(weight, input, output, device).map(Codes::Composed)
+            }
+        };
+        Ok(Weight {
+            float: Tensor::from_vec(float.data, float.shape, device)?,
+            codes: self.quantizer(Site::Input(linear)).map(codes).transpose()?,
+        })
     }
 
     fn quantizer(&self, site: Site) -> Option<Quantizer> {
@@ -93,11 +135,23 @@ fn quantizer(model: &QuantizedModel, site: Site) -> Result<Quantizer, ModelError
     scale.ok_or_else(|| ModelError::site(site, "has no scale that can quantize; calibrate again"))
 }
 
+/// The codes of `weight` as f32, `[out, in]`.
+fn matrix_of_codes(weight: &Int8Weight) -> candle_core::Result<Tensor> {
+    let codes: Vec<f32> = weight.codes.iter().map(|&c| f32::from(c)).collect();
+    Tensor::from_vec(codes, weight.matrix(), &Device::Cpu)
+}
+
+/// What a sum of products of codes stands for, one per output channel.
+fn multipliers(weight: &Int8Weight, input: Quantizer) -> Vec<f32> {
+    (0..weight.matrix().0).map(|row| input.scale() * weight.scale(row)).collect()
+}
+
 impl Sites for FakeQuant {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
-        match self.quantizer(site) {
-            Some(q) => Ok(fake_quantize(&x, q)?),
-            None => Ok(x),
+        match (self.quantizer(site), &self.arithmetic) {
+            (None, _) => Ok(x),
+            (Some(q), Arithmetic::Host(_)) => Ok(fake_quantize(&x, q)?),
+            (Some(q), Arithmetic::Composed) => Ok(composed::fake(&x, q)?),
         }
     }
 
@@ -121,11 +175,18 @@ impl Sites for FakeQuant {
     fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, ModelError> {
         let output = self.quantizer(Site::Output(linear.linear));
         let weight = self.weights.get(&linear.linear);
-        if let (Some(input), Some(weight)) = (self.quantizer(Site::Input(linear.linear)), weight) {
-            return product_of_codes(x, input, weight, linear, output);
-        }
         let float = weight.map_or(&linear.weight, |weight| &weight.float);
-        Ok(Packed::new(&self.workers, float, linear.bias.as_ref(), output, linear.gelu)?.product(x)?)
+        match (weight.and_then(|weight| weight.codes.as_ref()), &self.arithmetic) {
+            (Some(Codes::Host(codes)), _) => codes.product(x, linear, output),
+            (Some(Codes::Composed(codes)), _) => Ok(linear.finish(codes.product(x)?)?),
+            (None, Arithmetic::Host(workers)) => {
+                Ok(Packed::new(workers, float, linear.bias.as_ref(), output, linear.gelu)?.product(x)?)
+            }
+            (None, Arithmetic::Composed) => {
+                let y = linear.before_bias(x, float)?;
+                Ok(linear.finish(composed::fake_if(&y, output)?)?)
+            }
+        }
     }
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
@@ -137,97 +198,10 @@ impl Sites for FakeQuant {
             scores: self.quantizer(Site::Scores(block)),
             probs: self.probs.get(&block).copied().unwrap_or(Probs::Float),
         };
-        attention.merge(&attention_by_reference(attention, &quant)?)
-    }
-}
-
-/// The product of what codes of `input` stand for with a quantized weight, over the codes, and what follows it.
-fn product_of_codes(
-    x: &Tensor,
-    input: Quantizer,
-    weight: &Weight,
-    linear: &LinearWeights,
-    output: Option<Quantizer>,
-) -> Result<Tensor, ModelError> {
-    let (rows, columns) = (x.dim(0)?, weight.scales.len());
-    let sums = exact_product(&codes_of(x, input)?, &weight.codes)?;
-    let multipliers: Vec<f32> = weight.scales.iter().map(|scale| input.scale() * scale).collect();
-    let bias = match &linear.bias {
-        Some(bias) => bias.to_vec1::<f32>()?,
-        None => vec![0.0; multipliers.len()],
-    };
-    let mut values = vec![0.0; sums.len()];
-    values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(|(values, sums)| {
-        for (((value, &sum), &multiplier), &bias) in values.iter_mut().zip(sums).zip(&multipliers).zip(&bias)
-        {
-            *value = epilogue_i8(sum, multiplier, bias, output, linear.gelu);
-        }
-    });
-    Ok(Tensor::from_vec(values, (rows, columns), x.device())?)
-}
-
-/// The codes of values that are codes times a step, as f32.
-fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, ModelError> {
-    let recip = quantizer.recip();
-    let codes = |x: &[f32]| x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>();
-    Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
-}
-
-/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: the sums of parts are exact in f32, and are added
-/// as integers.
-fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, ModelError> {
-    let width = codes.dim(1)?;
-    let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];
-    for start in (0..width).step_by(EXACT) {
-        let len = EXACT.min(width - start);
-        let [codes, weight] = [codes.narrow(1, start, len)?, weight.narrow(1, start, len)?];
-        let part = codes.contiguous()?.matmul(&weight.t()?.contiguous()?)?;
-        with_values(&part, |part| sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += part as i32))?;
-    }
-    Ok(sums)
-}
-
-/// Every window and head by [`attention_window`].
-fn attention_by_reference(attention: &Attention<'_>, quant: &AttentionQuant) -> Result<Tensor, ModelError> {
-    let [q, k, v] = attention.split()?;
-    let (_, heads, n, d) = q.dims4()?;
-    let bias = attention.bias.flatten_all()?.to_vec1::<f32>()?;
-    let mask = attention.mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
-    let mut out = vec![0.0; q.elem_count()];
-    let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
-        out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
-            let part = index * n * d..(index + 1) * n * d;
-            let mut bias = bias[index % heads * n * n..][..n * n].to_vec();
-            if let Some(mask) = &mask {
-                let window = index / heads % (mask.len() / (n * n));
-                bias.iter_mut().zip(&mask[window * n * n..]).for_each(|(bias, mask)| *bias += mask);
-            }
-            attention_window(
-                n,
-                d,
-                (&q[part.clone()], &k[part.clone()], &v[part]),
-                attention.scale,
-                &bias,
-                quant,
-                out,
-            );
-        });
-    };
-    with_values(&q, |q| with_values(&k, |k| with_values(&v, |v| run(q, k, v))))???;
-    Ok(Tensor::from_vec(out, q.shape(), q.device())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_beyond_what_an_f32_holds_are_exact() {
-        let wide = |rows: usize, value: f32| Tensor::full(value, (rows, 3072), &Device::Cpu).unwrap();
-        let mut odd = vec![127.0f32; 3072];
-        odd[3071] = 126.0;
-        let odd = Tensor::from_vec(odd, (1, 3072), &Device::Cpu).unwrap();
-        assert_eq!(exact_product(&wide(2, 127.0), &odd).unwrap(), [3072 * 127 * 127 - 127; 2]);
-        assert_eq!(exact_product(&wide(1, -128.0), &wide(1, 127.0)).unwrap(), [-3072 * 128 * 127]);
+        let parts = attention.split()?;
+        attention.merge(&match self.arithmetic {
+            Arithmetic::Host(_) => host::attention(attention, &parts, &quant)?,
+            Arithmetic::Composed => composed::attention(attention, &parts, &quant)?,
+        })
     }
 }

@@ -9,9 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Result, Tensor, TensorId};
+use super::packed::Workers;
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
 
-type Backward = Box<dyn FnOnce(&Tensor, &mut Gradients) -> Result<()> + Send>;
+type Backward = Box<dyn FnOnce(Gradient, &mut Gradients) -> Result<()> + Send>;
 
 /// What was computed since the last backward pass. Clones share one list.
 #[derive(Clone, Default)]
@@ -28,6 +29,8 @@ struct Record {
     products: Option<DType>,
     /// Whether passes on the host are candle's operations, too.
     composed: bool,
+    /// Threads of weighted products on the host, once there is one.
+    workers: Option<Workers>,
 }
 
 struct Node {
@@ -59,6 +62,15 @@ impl Tape {
         x.device().is_cpu() && !self.lock().composed
     }
 
+    /// Threads of weighted products on the host.
+    pub(super) fn workers(&self) -> Result<Workers> {
+        let mut record = self.lock();
+        if record.workers.is_none() {
+            record.workers = Some(Workers::new().map_err(candle_core::Error::wrap)?);
+        }
+        Ok(record.workers.clone().expect("just set"))
+    }
+
     /// Type of the operands of weighted products, if not f32.
     pub(super) fn products(&self) -> Option<DType> {
         self.lock().products
@@ -85,7 +97,7 @@ impl Tape {
         &self,
         inputs: &[&Tensor],
         output: &Tensor,
-        backward: impl FnOnce(&Tensor, &mut Gradients) -> Result<()> + Send + 'static,
+        backward: impl FnOnce(Gradient, &mut Gradients) -> Result<()> + Send + 'static,
     ) {
         let mut record = self.lock();
         let tracked = |id| record.leaves.contains(&id) || record.results.contains(&id);
@@ -125,12 +137,12 @@ impl Tape {
             (std::mem::take(&mut record.nodes), wanted, record.leaves.clone())
         };
         let mut gradients = Gradients { wanted, values: HashMap::new() };
-        for (id, gradient) in seeds {
-            gradients.add_id(id, gradient)?;
+        for (id, tensor) in seeds {
+            gradients.add_id(id, Gradient { tensor, exclusive: false })?;
         }
         for node in nodes.into_iter().rev() {
             if let Some(gradient) = gradients.values.remove(&node.output) {
-                (node.backward)(&gradient, &mut gradients)?;
+                (node.backward)(gradient, &mut gradients)?;
             }
         }
         gradients.values.retain(|id, _| leaves.contains(id));
@@ -138,11 +150,56 @@ impl Tape {
     }
 }
 
+/// The gradient of a result.
+pub struct Gradient {
+    tensor: Tensor,
+    /// Whether nobody else holds its values.
+    exclusive: bool,
+}
+
+impl Gradient {
+    /// Its tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Its values on the host, to be overwritten: its own where nobody else holds them, else a copy.
+    ///
+    /// # Errors
+    /// Another device or element type.
+    pub fn into_values(self) -> Result<Vec<f32>> {
+        if !self.exclusive || !self.tensor.is_contiguous() {
+            return self.tensor.flatten_all()?.to_vec1();
+        }
+        let taken = Take(Mutex::default());
+        self.tensor.inplace_op1(&taken)?;
+        Ok(taken.0.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Moves the values out of a tensor that nobody will read again.
+struct Take(Mutex<Vec<f32>>);
+
+impl InplaceOp1 for Take {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let CpuStorage::F32(values) = storage else { bail!("gradients are f32") };
+        let (start, len) = (layout.start_offset(), layout.shape().elem_count());
+        let taken =
+            if len == values.len() { std::mem::take(values) } else { values[start..start + len].to_vec() };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = taken;
+        Ok(())
+    }
+}
+
 /// Gradients by tensor.
 #[derive(Default)]
 pub struct Gradients {
     wanted: HashSet<TensorId>,
-    values: HashMap<TensorId, Tensor>,
+    values: HashMap<TensorId, Gradient>,
 }
 
 impl Gradients {
@@ -151,20 +208,40 @@ impl Gradients {
         self.wanted.contains(&tensor.id())
     }
 
-    /// Adds to the gradient of `tensor`, if it is of use.
+    /// Adds a tensor that was made for it, which nobody else holds, to the gradient of `tensor`, if that is of use.
     ///
     /// # Errors
     /// A gradient of another shape than an earlier one.
     pub fn add(&mut self, tensor: &Tensor, gradient: Tensor) -> Result<()> {
+        self.add_id(tensor.id(), Gradient { tensor: gradient, exclusive: true })
+    }
+
+    /// Adds the gradient of a result to that of `tensor`, as it is.
+    ///
+    /// # Errors
+    /// As [`Gradients::add`].
+    pub fn pass(&mut self, tensor: &Tensor, gradient: Gradient) -> Result<()> {
         self.add_id(tensor.id(), gradient)
     }
 
-    fn add_id(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
+    /// Adds the gradient of a result to those of two tensors, as it is.
+    ///
+    /// # Errors
+    /// As [`Gradients::add`].
+    pub fn pass_both(&mut self, [a, b]: [&Tensor; 2], gradient: Gradient) -> Result<()> {
+        let shared = |tensor| Gradient { tensor, exclusive: false };
+        self.add_id(a.id(), shared(gradient.tensor.clone()))?;
+        self.add_id(b.id(), shared(gradient.tensor))
+    }
+
+    fn add_id(&mut self, id: TensorId, gradient: Gradient) -> Result<()> {
         if !self.wanted.contains(&id) {
             return Ok(());
         }
         let sum = match self.values.remove(&id) {
-            Some(other) => super::ops::sum(&other, &gradient)?,
+            Some(other) => {
+                Gradient { tensor: super::ops::sum(&other.tensor, &gradient.tensor)?, exclusive: true }
+            }
             None => gradient,
         };
         self.values.insert(id, sum);
@@ -173,6 +250,6 @@ impl Gradients {
 
     /// The gradient of `tensor`; `None` where nothing depends on it.
     pub fn get(&self, tensor: &Tensor) -> Option<&Tensor> {
-        self.values.get(&tensor.id())
+        self.values.get(&tensor.id()).map(|gradient| &gradient.tensor)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ops::ControlFlow;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
@@ -63,9 +63,14 @@ pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> Quan
         None => Recipe::from_yaml("test", recipe).unwrap(),
     };
     let mut progress = |_, _| ControlFlow::Continue(());
-    calibrate(float, &recipe, source, CalibrateOptions { imported: None, progress: &mut progress })
-        .unwrap()
-        .model
+    calibrate(
+        float,
+        &recipe,
+        source,
+        CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress },
+    )
+    .unwrap()
+    .model
 }
 
 /// Values of a tensor, row-major.

@@ -173,8 +173,10 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
         let template = case.quantized.as_ref().unwrap();
         let exported =
             export::quantized(template, &case.float, student.scales(), student.parameters()).unwrap();
-        let simulated = FloatClassifier::simulate(&exported).unwrap().infer(&case.batch).unwrap().values;
-        let float = FloatClassifier::new(&case.float).unwrap().infer(&case.batch).unwrap().values;
+        let simulated =
+            FloatClassifier::simulate(&exported, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
+        let float =
+            FloatClassifier::new(&case.float, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
         let (near, far) = (sqnr(&logits, &simulated), sqnr(&float, &simulated));
         eprintln!("{recipe:.20}: {near:.1} dB, float {far:.1} dB");
         assert!(near > 40.0, "{recipe}: {near} dB");

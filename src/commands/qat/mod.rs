@@ -13,6 +13,7 @@ use swinq_qat::schedule::Schedule;
 use swinq_qat::{Outcome, Start, Trainer};
 
 use crate::args::QatArgs;
+use crate::float_device::FloatDevice;
 use crate::out::say;
 use hooks::TrainHooks;
 use inputs::Inputs;
@@ -78,26 +79,12 @@ fn use_threads(threads: usize) -> anyhow::Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting threads")
 }
 
-#[cfg(feature = "cuda")]
 fn device(job: &Job) -> anyhow::Result<Device> {
-    Ok(match job.device {
-        swinq_qat::job::Device::Cpu => Device::Cpu,
-        swinq_qat::job::Device::Cuda(ordinal) => {
-            Device::new_cuda(ordinal).with_context(|| format!("device cuda:{ordinal}"))?
-        }
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn device(job: &Job) -> anyhow::Result<Device> {
-    match job.device {
-        swinq_qat::job::Device::Cpu => Ok(Device::Cpu),
-        swinq_qat::job::Device::Cuda(_) => {
-            let text = "device: this program was built without candle's CUDA; build it with --features cuda, or train \
-                        on the cpu";
-            Err(crate::args::Usage(text.to_owned()).into())
-        }
-    }
+    let device = match job.device {
+        swinq_qat::job::Device::Cpu => FloatDevice::Cpu,
+        swinq_qat::job::Device::Cuda(ordinal) => FloatDevice::Cuda(ordinal),
+    };
+    device.open("the job's device")
 }
 
 fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> anyhow::Result<TrainLoader> {

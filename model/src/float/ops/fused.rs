@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
 };
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use swinq_kernels::{Cpu, Quantizer, reference, rows_f32};
 
@@ -94,11 +95,21 @@ impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp3 for Pass<F> {
     }
 }
 
-/// Runs `f` compiled for the best instruction set of this processor. What `f` calls must be `#[inline(always)]` to
-/// be compiled so too.
+/// Runs `f` once, compiled for the best instruction set of this processor. `f` and what it calls must be
+/// `#[inline(always)]` to be compiled so. (Were it any `FnOnce`, a closure that borrows would be called through a function
+/// of the compiler's, which is not.)
 #[inline]
-fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(f)
+pub(super) fn vectorised<R>(mut f: impl FnMut() -> R) -> R {
+    struct Run<'a, F>(&'a mut F);
+    impl<R, F: FnMut() -> R> WithSimd for Run<'_, F> {
+        type Output = R;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> R {
+            (self.0)()
+        }
+    }
+    pulp::Arch::new().dispatch(Run(&mut f))
 }
 
 /// Calls `f(row index, row)` for every row of `out`, in vector code, rows spread over the cores.
@@ -393,6 +404,13 @@ pub(crate) fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<
     Ok(f(&storage.as_slice::<f32>()?[start..end]))
 }
 
+/// What the code of `x` stands for, without a branch.
+#[inline(always)]
+pub(super) fn rounded(x: f32, scale: f32, recip: f32) -> f32 {
+    let code = (x * recip).clamp(-128.0, 127.0).round_ties_even() * scale;
+    if code.is_nan() { 0.0 } else { code }
+}
+
 /// What codes of `quantizer` make of `x`: `code(x) * scale`. NaN becomes 0. Any shape.
 ///
 /// # Errors
@@ -405,9 +423,10 @@ pub fn fake_quantize(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
             vectorised(
                 #[inline(always)]
                 || {
+                    // Copies: what is behind a reference is read again for each value.
+                    let (scale, recip) = (scale, recip);
                     for (out, &x) in out.iter_mut().zip(x) {
-                        let code = (x * recip).clamp(-128.0, 127.0).round_ties_even();
-                        *out = if code.is_nan() { 0.0 } else { code * scale };
+                        *out = rounded(x, scale, recip);
                     }
                 },
             );

@@ -99,7 +99,7 @@ impl Ops {
         match self {
             Ops::Fused => fused::norm_then_gather(x, norm, gather),
             Ops::Composed => composed::gather(&composed::norm(x, norm)?, gather),
-            Ops::Taped(tape) => taped::gather(tape, &taped::norm(tape, x, norm)?, gather),
+            Ops::Taped(tape) => taped::norm_then_gather(tape, x, norm, gather),
         }
     }
 

@@ -77,7 +77,7 @@ pub fn attention(
     let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
     let sites = sites.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = grad.contiguous()?;
+        let grad = grad.tensor().contiguous()?;
         let (dqkv, dbias, steps) = match host {
             true => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
             false => {
@@ -85,8 +85,8 @@ pub fn attention(
             }
         };
         for (fake, step) in sites.fakes().into_iter().zip(steps) {
-            if let Some(learned) = fake.and_then(|fake| fake.learned.as_ref()) {
-                learned.add(sink, &[step])?;
+            if let (Some(learned), Some(step)) = (fake.and_then(|fake| fake.learned.as_ref()), &step) {
+                learned.add(sink, step)?;
             }
         }
         sink.add(&bias, dbias)?;
@@ -123,7 +123,7 @@ fn backward_on_host(
     mask: Option<&Tensor>,
     sites: &AttentionSites,
     grad: &Tensor,
-) -> Result<(Tensor, Tensor, [f32; 5])> {
+) -> Result<(Tensor, Tensor, [Option<Tensor>; 5])> {
     let Shape { n, heads, .. } = shape;
     let (rows, width) = qkv.dims2()?;
     let mut dqkv = vec![0.0; rows * width];
@@ -153,5 +153,9 @@ fn backward_on_host(
     })?;
     let dqkv = Tensor::from_vec(dqkv, (rows, width), qkv.device())?;
     let dbias = Tensor::from_slice(&sums[..size], bias.shape(), bias.device())?;
-    Ok((dqkv, dbias, std::array::from_fn(|i| sums[size + i])))
+    let mut steps = [const { None }; 5];
+    for (step, &sum) in steps.iter_mut().zip(&sums[size..]) {
+        *step = Some(Tensor::from_slice(&[sum], 1, qkv.device())?);
+    }
+    Ok((dqkv, dbias, steps))
 }

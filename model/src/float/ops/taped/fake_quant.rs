@@ -10,7 +10,8 @@ use rayon::prelude::*;
 use swinq_kernels::Quantizer;
 
 use super::host::{GRAIN, slices};
-use crate::float::tape::{Gradients, Tape};
+use crate::float::ops::fused::vectorised;
+use crate::float::tape::{Gradient, Gradients, Tape};
 
 /// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
 #[derive(Clone, Debug)]
@@ -24,11 +25,14 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Adds the gradient of the multiple, from those of the steps.
-    pub(super) fn add(&self, sink: &mut Gradients, steps: &[f32]) -> Result<()> {
-        let factor = |(&step, &base): (&f32, &f32)| step * base * self.gradient_scale;
-        let gradient: Vec<f32> = steps.iter().zip(&self.base).map(factor).collect();
-        sink.add(&self.ratio, Tensor::from_vec(gradient, self.ratio.shape(), self.ratio.device())?)
+    /// Adds the gradient of the multiple, from those of the steps, `[steps]`.
+    pub(super) fn add(&self, sink: &mut Gradients, steps: &Tensor) -> Result<()> {
+        let factors: Vec<f32> = self.base.iter().map(|base| base * self.gradient_scale).collect();
+        let gradient = match factors.as_slice() {
+            [factor] => (steps * f64::from(*factor))?,
+            factors => (steps * Tensor::new(factors, steps.device())?)?,
+        };
+        sink.add(&self.ratio, gradient.reshape(self.ratio.shape())?)
     }
 }
 
@@ -90,10 +94,11 @@ pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
         let (dx, step) = if host {
             on_host(&x, grad, &[quantizer.recip()], RANGE, learned.is_some())?
         } else {
-            composed(&x.flatten_all()?.unsqueeze(0)?, grad, &[quantizer.recip()], RANGE, learned.is_some())?
+            let x = x.flatten_all()?.unsqueeze(0)?;
+            composed(&x, grad.tensor(), &[quantizer.recip()], RANGE, learned.is_some())?
         };
-        if let Some(learned) = &learned {
-            learned.add(sink, &step)?;
+        if let (Some(learned), Some(step)) = (&learned, &step) {
+            learned.add(sink, step)?;
         }
         sink.add(&x, dx)
     });
@@ -120,10 +125,13 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let (w, learned) = (w.clone(), fake.learned.clone());
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let gradient = if host { on_host } else { composed };
-        let (dw, steps) = gradient(&matrix, &grad.contiguous()?, &recips, range, learned.is_some())?;
-        if let Some(learned) = &learned {
-            learned.add(sink, &steps)?;
+        let (dw, steps) = if host {
+            on_host(&matrix, grad, &recips, range, learned.is_some())?
+        } else {
+            composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
+        };
+        if let (Some(learned), Some(steps)) = (&learned, &steps) {
+            learned.add(sink, steps)?;
         }
         sink.add(&w, dw.reshape(w.shape())?)
     });
@@ -147,9 +155,10 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
     slices(&[w], |values| {
         let rows = out.par_chunks_mut(columns).zip(values[0].par_chunks(columns)).zip(scales).zip(recips);
         rows.for_each(|(((out, w), &scale), &recip)| {
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || {
+                    let (scale, recip, low, high) = (scale, recip, low, high);
                     for (out, &w) in out.iter_mut().zip(w) {
                         *out = (w * recip).clamp(low, high).round_ties_even() * scale;
                     }
@@ -163,58 +172,72 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
 /// The gradients of `x`, and of the step of each of `recips.len()` equal parts of it (if `steps`).
 fn on_host(
     x: &Tensor,
-    grad: &Tensor,
+    grad: Gradient,
     recips: &[f32],
     range: (f32, f32),
     steps: bool,
-) -> Result<(Tensor, Vec<f32>)> {
-    let grad = grad.contiguous()?;
-    let mut dx = vec![0.0; x.elem_count()];
+) -> Result<(Tensor, Option<Tensor>)> {
+    let mut dx = grad.into_values()?;
     let len = dx.len() / recips.len();
-    let gradients = slices(&[x, &grad], |values| {
-        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len)).zip(values[1].par_chunks(len));
+    let gradients: Vec<f32> = slices(&[x], |values| {
+        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len));
         rows.zip(recips)
-            .map(|(((dx, x), grad), &recip)| {
-                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).zip(grad.par_chunks(GRAIN));
-                let sums: Vec<f32> =
-                    parts.map(|((dx, x), grad)| clipped(x, grad, recip, range, steps, dx)).collect();
+            .map(|((dx, x), &recip)| {
+                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
+                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, steps, dx)).collect();
                 sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
             })
             .collect()
     })?;
+    let gradients = steps.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
 }
 
-/// Straight-through gradients into `dx`; returns that of the step if `step`.
-pub(super) fn clipped(
-    x: &[f32],
-    grad: &[f32],
-    recip: f32,
-    (low, high): (f32, f32),
-    step: bool,
-    dx: &mut [f32],
-) -> f32 {
-    let (lowest, highest) = (low * EDGE, high * EDGE);
+/// From the gradients after a site to those before it, in place; returns that of the step if `step`.
+pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), step: bool, grad: &mut [f32]) -> f32 {
     let mut sums = [0.0; 16];
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
-            for ((dx, &x), &grad) in dx.iter_mut().zip(x).zip(grad) {
-                let scaled = x * recip;
-                *dx = if scaled >= lowest && scaled <= highest { grad } else { 0.0 };
-            }
+            let (recip, low, high) = (recip, low, high);
             if step {
-                for (x, grad) in x.chunks(16).zip(grad.chunks(16)) {
-                    for ((sum, &x), &grad) in sums.iter_mut().zip(x).zip(grad) {
-                        let scaled = x * recip;
-                        let inside = if scaled >= lowest && scaled <= highest { scaled } else { 0.0 };
-                        *sum += grad * (scaled.clamp(low, high).round_ties_even() - inside);
-                    }
-                }
+                sums = step_gradient(x, grad, recip, low, high);
+            }
+            for (grad, &x) in grad.iter_mut().zip(x) {
+                // A factor, so that no load depends on a comparison.
+                let scaled = x * recip;
+                *grad *= if is_inside(scaled, low, high) { 1.0 } else { 0.0 };
             }
         },
     );
     sums.iter().sum()
+}
+
+/// Whether gradients pass: a value within the range, its ends included ([`EDGE`]).
+#[inline(always)]
+fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
+    scaled.clamp(low * EDGE, high * EDGE) == scaled
+}
+
+/// Sixteen partial sums of the gradient of a step.
+#[inline(always)]
+fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f32; 16] {
+    let mut sums = [0.0; 16];
+    let term = |x: f32, grad: f32| {
+        let scaled = x * recip;
+        let inside = if is_inside(scaled, low, high) { scaled } else { 0.0 };
+        grad * (scaled.clamp(low, high).round_ties_even() - inside)
+    };
+    let (x16, grad16) = (x.as_chunks::<16>(), grad.as_chunks::<16>());
+    for (x, grad) in x16.0.iter().zip(grad16.0) {
+        for i in 0..16 {
+            sums[i] += term(x[i], grad[i]);
+        }
+    }
+    for ((sum, &x), &grad) in sums.iter_mut().zip(x16.1).zip(grad16.1) {
+        *sum += term(x, grad);
+    }
+    sums
 }
 
 /// As [`on_host`], in candle's operations; `x` is `[parts, values]`.
@@ -224,7 +247,7 @@ pub(super) fn composed(
     recips: &[f32],
     (low, high): (f32, f32),
     steps: bool,
-) -> Result<(Tensor, Vec<f32>)> {
+) -> Result<(Tensor, Option<Tensor>)> {
     let shape = grad.shape().clone();
     let grad = grad.reshape(x.shape())?;
     let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
@@ -232,9 +255,9 @@ pub(super) fn composed(
     let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
     let gradients = if steps {
         let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
-        (&grad * slope)?.sum(1)?.to_vec1()?
+        Some((&grad * slope)?.sum(1)?)
     } else {
-        Vec::new()
+        None
     };
     Ok(((grad * inside)?.reshape(shape)?, gradients))
 }

@@ -4,7 +4,8 @@ use candle_core::{Result, Storage, Tensor, bail};
 use rayon::prelude::*;
 use swinq_kernels::rows_f32;
 
-use crate::float::ops::fused::cpu;
+use crate::float::ops::fused::{cpu, vectorised};
+use crate::float::tape::Gradient;
 
 /// Values of a part: fixed, so that sums over parts do not depend on the number of threads.
 pub(super) const GRAIN: usize = 1 << 14;
@@ -63,7 +64,7 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
     let sums = slices(&[&x], |values| {
         let sum = |rows: &[f32]| {
             let mut sums = vec![0.0; c];
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || rows.chunks_exact(c).for_each(|row| add_lanes(&mut sums, row)),
             );
@@ -75,14 +76,11 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
 }
 
 /// `grad * gelu'(x)`.
-pub(super) fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    let (x, grad) = (x.contiguous()?, grad.contiguous()?);
-    let mut out = vec![0.0; x.elem_count()];
-    slices(&[&x, &grad], |values| {
-        let inputs = values[0].par_chunks(GRAIN).zip(values[1].par_chunks(GRAIN));
-        out.par_chunks_mut(GRAIN)
-            .zip(inputs)
-            .for_each(|(out, (x, grad))| rows_f32::gelu_gradient(cpu(), x, grad, out));
+pub(super) fn gelu_gradient(x: &Tensor, grad: Gradient) -> Result<Tensor> {
+    let mut grad = grad.into_values()?;
+    slices(&[&x.contiguous()?], |values| {
+        let parts = grad.par_chunks_mut(GRAIN).zip(values[0].par_chunks(GRAIN));
+        parts.for_each(|(grad, x)| rows_f32::gelu_gradient(cpu(), x, grad));
     })?;
-    Tensor::from_vec(out, x.shape(), x.device())
+    Tensor::from_vec(grad, x.shape(), x.device())
 }

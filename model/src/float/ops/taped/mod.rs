@@ -12,11 +12,12 @@ mod norm;
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Gather, composed, fused};
+use crate::float::packed::Packed;
 use crate::float::tape::Tape;
 
 pub use attention::{AttentionSites, attention};
 pub use fake_quant::{Fake, FakeProbs, FakeWeight, Learned, fake_quantize, fake_quantize_weight};
-pub(super) use norm::norm;
+pub(super) use norm::{norm, norm_then_gather};
 
 /// The gather of [`Ops::gather`](super::Ops); each source row must be used at most once.
 pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {
@@ -25,7 +26,7 @@ pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor>
     let (x, back) = (x.clone(), gather.inverse());
     tape.record(&[&x.clone()], &out, move |grad, sink| {
         let c = x.dim(1)?;
-        sink.add(&x, move_rows(host, &grad.reshape(((), c))?, &back)?)
+        sink.add(&x, move_rows(host, &grad.tensor().reshape(((), c))?, &back)?)
     });
     Ok(out)
 }
@@ -44,7 +45,7 @@ pub(super) fn mean_rows(tape: &Tape, x: &Tensor, images: usize) -> Result<Tensor
     };
     let x = x.clone();
     tape.record(&[&x.clone()], &out, move |grad, sink| {
-        let each = (grad / (rows / images) as f64)?.unsqueeze(1)?;
+        let each = (grad.tensor() / (rows / images) as f64)?.unsqueeze(1)?;
         sink.add(&x, each.broadcast_as((images, rows / images, c))?.reshape((rows, c))?)
     });
     Ok(out)
@@ -65,9 +66,10 @@ pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tenso
     let (x, addend) = (x.clone(), addend.clone());
     tape.record(&[&x.clone(), &addend.clone()], &out, move |grad, sink| {
         if sink.wants(&addend) {
-            sink.add(&addend, column_sums(host, &grad.reshape(folded)?)?.reshape(addend.shape())?)?;
+            let sums = column_sums(host, &grad.tensor().reshape(folded)?)?;
+            sink.add(&addend, sums.reshape(addend.shape())?)?;
         }
-        sink.add(&x, grad.clone())
+        sink.pass(&x, grad)
     });
     Ok(out)
 }
@@ -81,10 +83,7 @@ fn column_sums(host: bool, x: &Tensor) -> Result<Tensor> {
 pub(super) fn add(tape: &Tape, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let out = super::sum(a, b)?;
     let (a, b) = (a.clone(), b.clone());
-    tape.record(&[&a.clone(), &b.clone()], &out, move |grad, sink| {
-        sink.add(&a, grad.clone())?;
-        sink.add(&b, grad.clone())
-    });
+    tape.record(&[&a.clone(), &b.clone()], &out, move |grad, sink| sink.pass_both([&a, &b], grad));
     Ok(out)
 }
 
@@ -93,14 +92,14 @@ pub(super) fn gelu(tape: &Tape, x: &Tensor) -> Result<Tensor> {
     let host = tape.fuses(x);
     let out = if host { fused::gelu(x)? } else { x.gelu_erf()? };
     let x = x.clone();
-    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, gelu_gradient(host, &x, grad)?));
+    tape.record(&[&x.clone()], &out, move |grad, sink| {
+        let dx = if host { host::gelu_gradient(&x, grad)? } else { gelu_gradient(&x, grad.tensor())? };
+        sink.add(&x, dx)
+    });
     Ok(out)
 }
 
-fn gelu_gradient(host: bool, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    if host {
-        return host::gelu_gradient(x, grad);
-    }
+fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let density = ((x.sqr()? * -0.5)?.exp()? * f64::from(host::INVERSE_SQRT_TAU))?;
     let cumulative = (((x * std::f64::consts::FRAC_1_SQRT_2)?.erf()? + 1.0)? * 0.5)?;
     grad * (cumulative + (x * density)?)?
@@ -114,15 +113,19 @@ fn gelu_gradient(host: bool, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (half, host) = (tape.products(), tape.fuses(x));
     let matrix = weight.flatten_from(1)?;
-    let product = multiply(x, &matrix.t()?, half)?;
-    let out = match bias {
-        Some(bias) if host => fused::add_bias(&product, bias)?,
-        Some(bias) => product.broadcast_add(bias)?,
-        None => product,
+    let out = if host && half.is_none() {
+        Packed::new(&tape.workers()?, &matrix, bias, None, false)?.product(x)?
+    } else {
+        let product = multiply(x, &matrix.t()?, half)?;
+        match bias {
+            Some(bias) => product.broadcast_add(bias)?,
+            None => product,
+        }
     };
     let (x, weight, bias) = (x.clone(), weight.clone(), bias.cloned());
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let grad = grad.tensor();
         if let Some(bias) = bias.filter(|bias| sink.wants(bias)) {
             sink.add(&bias, column_sums(host, grad)?)?;
         }
@@ -152,7 +155,7 @@ fn multiply(a: &Tensor, b: &Tensor, half: Option<DType>) -> Result<Tensor> {
 pub fn scale_images(tape: &Tape, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
     let out = scaled(x, factors)?;
     let (x, factors) = (x.clone(), factors.clone());
-    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, scaled(grad, &factors)?));
+    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, scaled(grad.tensor(), &factors)?));
     Ok(out)
 }
 
@@ -168,7 +171,7 @@ pub(crate) fn relative_bias(tape: &Tape, table: &Tensor, index: &Tensor, n: usiz
     let out = table.index_select(index, 0)?.t()?.contiguous()?.reshape((heads, n, n))?;
     let (table, index) = (table.clone(), index.clone());
     tape.record(&[&table.clone()], &out, move |grad, sink| {
-        let rows = grad.reshape((heads, n * n))?.t()?.contiguous()?;
+        let rows = grad.tensor().reshape((heads, n * n))?.t()?.contiguous()?;
         sink.add(&table, table.zeros_like()?.index_add(&index, &rows, 0)?)
     });
     Ok(out)

@@ -5,7 +5,8 @@ use rayon::prelude::*;
 
 use super::host::{GRAIN, add_lanes, in_order, lane_sum, slices};
 use super::moments;
-use crate::float::ops::{Norm, composed, fused};
+use crate::float::ops::fused::vectorised;
+use crate::float::ops::{Gather, Norm, composed, fused};
 use crate::float::tape::Tape;
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
@@ -15,8 +16,33 @@ pub(in crate::float::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Resul
     let (x, norm) = (x.contiguous()?, norm.clone());
     let id = x.clone();
     tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] =
-            if host { on_host(&x, &norm, grad)? } else { composed_gradient(&x, &norm, grad)? };
+        let [dx, weight, bias] = if host {
+            on_host(&x, &norm, grad.tensor())?
+        } else {
+            composed_gradient(&x, &norm, grad.tensor())?
+        };
+        sink.add(&norm.weight, weight)?;
+        sink.add(&norm.bias, bias)?;
+        sink.add(&x, dx)
+    });
+    Ok(out)
+}
+
+/// LayerNorm of the rows of `x`, then the gather, whose absent rows are zeros.
+pub(in crate::float::ops) fn norm_then_gather(
+    tape: &Tape,
+    x: &Tensor,
+    norm: &Norm,
+    gather: &Gather,
+) -> Result<Tensor> {
+    if !tape.fuses(x) {
+        return super::gather(tape, &self::norm(tape, x, norm)?, gather);
+    }
+    let out = fused::norm_then_gather(x, norm, gather)?;
+    let (x, norm, back) = (x.contiguous()?, norm.clone(), gather.inverse());
+    let id = x.clone();
+    tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
+        let [dx, weight, bias] = on_host(&x, &norm, &fused::gather(grad.tensor(), &back)?)?;
         sink.add(&norm.weight, weight)?;
         sink.add(&norm.bias, bias)?;
         sink.add(&x, dx)
@@ -41,12 +67,12 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (rows, c) = x.dims2()?;
     let mut dx = vec![0.0; rows * c];
     let part = GRAIN.div_ceil(c) * c;
-    let sums = slices(&[x, grad, &norm.weight], |values| {
+    let sums = slices(&[x, &grad.contiguous()?, &norm.weight], |values| {
         let [x, grad, weight] = [values[0], values[1], values[2]];
         let parts = dx.par_chunks_mut(part).zip(x.par_chunks(part)).zip(grad.par_chunks(part));
         let parts = parts.map(|((dx, x), grad)| {
             let mut sums = vec![0.0; 2 * c];
-            pulp::Arch::new().dispatch(
+            vectorised(
                 #[inline(always)]
                 || backward(x, weight, norm.eps as f32, grad, dx, &mut sums),
             );

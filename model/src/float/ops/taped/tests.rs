@@ -113,6 +113,9 @@ fn rows_and_gathers() {
     let (images, source, c) = (3, 6, 5);
     let x = [noise(&[images * source, c], 6)];
     let shuffle = Gather::new(source, 1, [Some(4), None, Some(0), Some(5), Some(1), Some(3), None, Some(2)]);
+    let with_norm = [noise(&[images * source, c], 6), noise(&[c], 2), noise(&[c], 3)];
+    let plain = |x: &[Tensor]| composed::gather(&composed::norm(&x[0], &norm_of(x))?, &shuffle);
+    agree("norm_then_gather", &with_norm, |t, x| norm_then_gather(t, &x[0], &norm_of(x), &shuffle), plain);
     agree("gather", &x, |t, x| gather(t, &x[0], &shuffle), |x| composed::gather(&x[0], &shuffle));
     let pairs = Gather::new(source, 2, [Some(5), Some(1), Some(0), None, Some(2), Some(4)]);
     agree("pairs", &x, |t, x| gather(t, &x[0], &pairs), |x| composed::gather(&x[0], &pairs));

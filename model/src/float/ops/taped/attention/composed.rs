@@ -71,9 +71,9 @@ impl Forward {
         shape: Shape,
         sites: &AttentionSites,
         grad: &Tensor,
-    ) -> Result<(Tensor, Tensor, [f32; 5])> {
+    ) -> Result<(Tensor, Tensor, [Option<Tensor>; 5])> {
         let Shape { n, heads, d, scale } = shape;
-        let mut steps = [0.0; 5];
+        let mut steps = [const { None }; 5];
         let (rows, _) = grad.dims2()?;
         let grad = grad.reshape((rows / n, n, heads, d))?.transpose(1, 2)?.contiguous()?;
         let [q, k, v] = &self.faked;
@@ -102,9 +102,8 @@ impl Forward {
 }
 
 /// The gradient before a site, and that of its step.
-fn clip(x: &Tensor, grad: &Tensor, site: &Fake) -> Result<(Tensor, f32)> {
+fn clip(x: &Tensor, grad: &Tensor, site: &Fake) -> Result<(Tensor, Option<Tensor>)> {
     let flat = x.contiguous()?.flatten_all()?.unsqueeze(0)?;
     let learned = site.learned.is_some();
-    let (dx, steps) = fake_quant::composed(&flat, grad, &[site.quantizer.recip()], RANGE, learned)?;
-    Ok((dx, steps.first().copied().unwrap_or(0.0)))
+    fake_quant::composed(&flat, grad, &[site.quantizer.recip()], RANGE, learned)
 }

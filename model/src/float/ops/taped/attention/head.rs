@@ -2,10 +2,10 @@
 
 use swinq_kernels::{Quantizer, rows_f32};
 
-use super::super::fake_quant::{Fake, FakeProbs, clipped};
+use super::super::fake_quant::{Fake, FakeProbs, clip};
 use super::super::host::{add_lanes, lane_sum};
 use super::AttentionSites;
-use crate::float::ops::fused::cpu;
+use crate::float::ops::fused::{cpu, rounded, vectorised};
 use crate::float::ops::product::Product;
 
 /// Sizes of an attention.
@@ -52,7 +52,6 @@ pub(super) struct Scratch {
     transposed: Vec<f32>,
     grad: Vec<f32>,
     product: Vec<f32>,
-    clipped: Vec<f32>,
     packed: Vec<f32>,
 }
 
@@ -67,11 +66,6 @@ pub(super) struct Head<'a> {
 }
 
 pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
-
-/// Runs `f` compiled for the processor.
-fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(f)
-}
 
 /// `out = a b`, with `b` read as `[n, k]` if `transposed`.
 fn product(
@@ -102,14 +96,19 @@ fn fake(x: &mut [f32], site: Option<&Fake>) {
     }
 }
 
+/// Gradients before a site, in place; returns that of its step.
+fn clip_site(x: &[f32], site: &Fake, grad: &mut [f32]) -> f32 {
+    clip(x, site.quantizer.recip(), RANGE, site.learned.is_some(), grad)
+}
+
 fn round(x: &mut [f32], quantizer: Quantizer) {
     let (recip, scale) = (quantizer.recip(), quantizer.scale());
     vectorised(
         #[inline(always)]
         || {
-            for x in x {
-                let code = (*x * recip).clamp(RANGE.0, RANGE.1).round_ties_even();
-                *x = if code.is_nan() { 0.0 } else { code * scale };
+            let (recip, scale) = (recip, scale);
+            for x in x.iter_mut() {
+                *x = rounded(*x, scale, recip);
             }
         },
     );
@@ -167,11 +166,14 @@ impl<'a> Head<'a> {
         let mask = self.mask.map(|mask| &mask[window % (mask.len() / size) * size..][..size]);
         vectorised(
             #[inline(always)]
-            || match mask {
-                Some(mask) => {
-                    x.iter_mut().zip(bias).zip(mask).for_each(|((x, b), m)| *x = x.mul_add(scale, b + m))
+            || {
+                let scale = scale;
+                match mask {
+                    Some(mask) => {
+                        x.iter_mut().zip(bias).zip(mask).for_each(|((x, b), m)| *x = x.mul_add(scale, b + m));
+                    }
+                    None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(scale, b)),
                 }
-                None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(scale, b)),
             },
         );
     }
@@ -180,10 +182,10 @@ impl<'a> Head<'a> {
     fn quantize_probabilities(&self, s: &mut Scratch) {
         let n = self.shape.n;
         s.probs.resize(n * n, 0.0);
-        let rows = s.probs.chunks_exact_mut(n).zip(s.exp.chunks_exact_mut(n)).zip(&mut s.factors);
         vectorised(
             #[inline(always)]
             || {
+                let rows = s.probs.chunks_exact_mut(n).zip(s.exp.chunks_exact_mut(n)).zip(&mut s.factors);
                 for ((probs, exp), factor) in rows {
                     if matches!(self.sites.probs, FakeProbs::U8) {
                         for (p, &e) in probs.iter_mut().zip(&*exp) {
@@ -236,16 +238,7 @@ impl<'a> Head<'a> {
             || s.dprobs.iter_mut().for_each(|x| *x *= scale),
         );
         if let Some(site) = &self.sites.scores {
-            s.clipped.resize(n * n, 0.0);
-            steps[3] += clipped(
-                &s.scores,
-                &s.dprobs,
-                site.quantizer.recip(),
-                RANGE,
-                site.learned.is_some(),
-                &mut s.clipped,
-            );
-            std::mem::swap(&mut s.dprobs, &mut s.clipped);
+            steps[3] += clip_site(&s.scores, site, &mut s.dprobs);
         }
         product(&s.dprobs, &s.k, false, [d, n], &mut s.product, &mut s.packed);
         self.store(0, h, dqkv, steps, s);
@@ -263,23 +256,15 @@ impl<'a> Head<'a> {
     fn softmax_gradient(&self, step: &mut f32, s: &mut Scratch) {
         let n = self.shape.n;
         if let FakeProbs::S8(site) = &self.sites.probs {
-            s.clipped.resize(n * n, 0.0);
-            *step += clipped(
-                &s.exp,
-                &s.dprobs,
-                site.quantizer.recip(),
-                RANGE,
-                site.learned.is_some(),
-                &mut s.clipped,
-            );
-            std::mem::swap(&mut s.dprobs, &mut s.clipped);
+            *step += clip_site(&s.exp, site, &mut s.dprobs);
         }
         let u8 = matches!(self.sites.probs, FakeProbs::U8);
         let weights = if u8 { &s.probs } else { &s.exp };
-        let rows = s.dprobs.chunks_exact_mut(n).zip(weights.chunks_exact(n)).zip(s.exp.chunks_exact(n));
         vectorised(
             #[inline(always)]
             || {
+                let rows =
+                    s.dprobs.chunks_exact_mut(n).zip(weights.chunks_exact(n)).zip(s.exp.chunks_exact(n));
                 for (((dprobs, p), exp), &factor) in rows.zip(&s.factors) {
                     let mean = dot(p, dprobs);
                     let factor = if u8 { 255.0 * factor } else { 1.0 };
@@ -295,12 +280,8 @@ impl<'a> Head<'a> {
     fn store(&self, which: usize, h: usize, dqkv: &mut [f32], steps: &mut [f32], s: &mut Scratch) {
         let Shape { d, heads, .. } = self.shape;
         let site = [&self.sites.q, &self.sites.k, &self.sites.v][which];
-        if let Some(Fake { quantizer, learned }) = site {
-            s.clipped.resize(s.product.len(), 0.0);
-            let raw = &s.raw[which];
-            steps[which] +=
-                clipped(raw, &s.product, quantizer.recip(), RANGE, learned.is_some(), &mut s.clipped);
-            std::mem::swap(&mut s.product, &mut s.clipped);
+        if let Some(site) = site {
+            steps[which] += clip_site(&s.raw[which], site, &mut s.product);
         }
         let first = (which * heads + h) * d;
         for (out, x) in dqkv.chunks_exact_mut(self.shape.width()).zip(s.product.chunks_exact(d)) {

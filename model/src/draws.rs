@@ -5,27 +5,30 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): draw `i` is a
 /// mix of `start + i * GAMMA` and of nothing else.
-pub(crate) struct Draws(u64);
+#[derive(Clone, Debug)]
+pub struct Draws(u64);
 
 impl Draws {
     /// The draws of a seed.
-    pub(crate) fn new(seed: u64) -> Draws {
+    pub fn new(seed: u64) -> Draws {
         Draws(seed)
     }
 
     /// The draws that belong to `key`, a function of its words alone: each word goes through the generator's mix, so
     /// keys that differ in one bit start far apart.
-    pub(crate) fn keyed(key: &[u64]) -> Draws {
+    pub fn keyed(key: &[u64]) -> Draws {
         Draws(key.iter().fold(0, |state: u64, &word| mix(state.wrapping_add(GAMMA) ^ word)))
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    #[expect(clippy::should_implement_trait, reason = "the draws have no end")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix(self.0)
     }
 
     /// Uniform in `0..bound`, by rejection of the incomplete last interval.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
         let limit = u64::MAX - u64::MAX % bound;
         loop {
@@ -37,17 +40,17 @@ impl Draws {
     }
 
     /// Uniform in `0..1`, a multiple of 2^-53.
-    pub(crate) fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Uniform between `low` and `high`.
-    pub(crate) fn between(&mut self, [low, high]: [f64; 2]) -> f64 {
+    pub fn between(&mut self, [low, high]: [f64; 2]) -> f64 {
         low + (high - low) * self.unit()
     }
 
     /// Moves a uniform sample of `count` items to the front, in random order (Fisher and Yates).
-    pub(crate) fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
+    pub fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
         for i in 0..count.min(items.len().saturating_sub(1)) {
             let j = i + self.below(items.len() - i);
             items.swap(i, j);
@@ -55,7 +58,7 @@ impl Draws {
     }
 
     /// Puts all of `items` in random order.
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         let count = items.len();
         self.shuffle_front(items, count);
     }

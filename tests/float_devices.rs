@@ -1,0 +1,176 @@
+//! The float forward away from the CPU's own kernels: simulation in candle's operations on the CPU, and on a GPU
+//! calibration and simulation, all against the CPU's. The latter need a build with the feature `cuda` and a GPU; else the
+//! tests say that they are skipped, and fail if `REQUIRE_IMPL` names `candle_cuda`.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use candle_core::{Device, Tensor};
+use common::{float_model, sample_data};
+use swinq_calib::{CalibrateOptions, Calibrated, calibrate};
+use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+use swinq_eval::{Collected, collect, fidelity};
+use swinq_model::float::{FakeQuant, FloatClassifier, Swin};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BoxError, Classifier, Kind, Logits, QuantizedModel, Recipe, Rule, Transform};
+
+fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
+    let dataset = Dataset::open(&sample_data(), split).unwrap();
+    let ids = dataset.sample(Some(images), 7);
+    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
+    Loader::new(dataset, ids, model.transform.clone(), options)
+}
+
+fn calibrated(model: &FloatModel, recipe: &Recipe, device: &Device) -> Calibrated {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device, progress: &mut progress };
+    calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap()
+}
+
+fn run(classifier: &mut dyn Classifier, model: &FloatModel) -> Collected {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    collect(classifier, &mut loader(model, Split::Val, 40), &mut progress).unwrap()
+}
+
+/// Recipes and the least signal to noise: the shipped ones, and ones whose attentions are quantized in part. (What is left
+/// of a rounding grows with the number of sites that it can flip a code of.)
+fn recipes() -> Vec<(Recipe, f64)> {
+    let mut recipes: Vec<(Recipe, f64)> =
+        ["default", "mode1", "mode2"].map(|name| (Recipe::shipped(name).unwrap(), 45.0)).to_vec();
+    let (on, off, s8) = ((Some(true), None), (Some(false), None), (Some(true), Some(Kind::S8)));
+    for changes in [
+        &[("**.scores", on), ("**.probs", s8)][..],
+        &[("**.k", off), ("**.v", off), ("**.output", on)],
+        &[("**.scores", on), ("**.v", off), ("**.probs", s8), ("**.add.*", on)],
+        &[("**.probs", off), ("**.weight", off), ("**.output", on)],
+    ] {
+        let mut recipe = Recipe::shipped("default").unwrap();
+        for &(pattern, (enable, kind)) in changes {
+            recipe = recipe.with_rule(Rule { pattern: pattern.to_owned(), enable, kind, ..Rule::default() });
+        }
+        recipe.name = format!("{:?}", changes.iter().map(|(pattern, _)| *pattern).collect::<Vec<_>>());
+        recipes.push((recipe, 40.0));
+    }
+    recipes
+}
+
+/// A forward of candle's operations on the CPU.
+struct Composed {
+    swin: Swin,
+    sites: FakeQuant,
+    transform: Transform,
+}
+
+impl Composed {
+    fn new(model: &QuantizedModel) -> Composed {
+        let tensor = |(name, param): (&String, &swinq_model::quantized::Param)| {
+            let float = param.to_float();
+            (name.clone(), Tensor::from_vec(float.data, float.shape, &Device::Cpu).unwrap())
+        };
+        let tensors: BTreeMap<String, Tensor> = model.params.iter().map(tensor).collect();
+        Composed {
+            swin: Swin::differentiable(&model.config, &tensors, &Device::Cpu).unwrap(),
+            sites: FakeQuant::composed(model, &Device::Cpu).unwrap(),
+            transform: model.transform.clone(),
+        }
+    }
+}
+
+impl Classifier for Composed {
+    fn classes(&self) -> usize {
+        self.swin.config().num_classes
+    }
+
+    fn input_size(&self) -> usize {
+        self.swin.config().image_size
+    }
+
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+        let images = self.swin.images(batch, &self.transform)?;
+        let logits = self.swin.forward(&images, &mut self.sites)?;
+        Ok(Logits { values: logits.flatten_all()?.to_vec1()?, classes: self.classes() })
+    }
+}
+
+#[test]
+fn a_simulation_in_candles_operations_is_the_simulation() {
+    let float = float_model();
+    for (recipe, least) in recipes() {
+        let model = calibrated(&float, &recipe, &Device::Cpu).model;
+        let expected = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
+        let found = fidelity(&expected, &run(&mut Composed::new(&model), &float)).unwrap();
+        eprintln!("{}: {:.1} dB", recipe.name, found.sqnr_db);
+        assert!(found.sqnr_db >= least, "{}: {found:?}", recipe.name);
+    }
+}
+
+/// GPU 0 as candle's device; without one says that `test` is skipped, and fails if `REQUIRE_IMPL` names `candle_cuda`.
+fn candle_cuda(test: &str) -> Option<Device> {
+    let opened = match cfg!(feature = "cuda") {
+        true => Device::new_cuda(0).map_err(|error| error.to_string()),
+        false => Err("built without the feature cuda".to_owned()),
+    };
+    if let Err(error) = &opened {
+        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+        assert!(
+            !required.split(',').any(|name| name == "candle_cuda"),
+            "REQUIRE_IMPL names candle_cuda: {error}"
+        );
+        eprintln!("SKIPPED {test}: {error}");
+    }
+    opened.ok()
+}
+
+#[test]
+fn a_gpu_finds_the_ranges_of_the_cpu() {
+    let Some(gpu) = candle_cuda("a_gpu_finds_the_ranges_of_the_cpu") else { return };
+    let float = float_model();
+    for (recipe, _) in recipes() {
+        let [expected, found] = [&Device::Cpu, &gpu].map(|device| calibrated(&float, &recipe, device));
+        assert_eq!(found.pixels_sha256, expected.pixels_sha256);
+        assert_eq!(
+            found.histograms.keys().collect::<Vec<_>>(),
+            expected.histograms.keys().collect::<Vec<_>>()
+        );
+        let mut worst = 0f32;
+        for (site, expected_of) in &expected.histograms {
+            let found_of = &found.histograms[site];
+            assert_eq!(found_of.count(), expected_of.count(), "{site}");
+            let difference = (found_of.max() - expected_of.max()).abs() / expected_of.max();
+            worst = worst.max(difference);
+            assert!(difference <= 1e-5, "{site}: {} instead of {}", found_of.max(), expected_of.max());
+            // A calibrator may choose the bin beside.
+            let scale =
+                |model: &QuantizedModel| 127.0 * model.activation_scale(*site).unwrap().unwrap_or(0.0);
+            let [a, b] = [scale(&expected.model), scale(&found.model)];
+            let bin = expected_of.width() as f32;
+            assert!((a - b).abs() <= bin + 1e-5 * a, "{site}: range {b} instead of {a}");
+        }
+        eprintln!(
+            "{}: {} sites, largest magnitudes within {worst:e}",
+            recipe.name,
+            expected.histograms.len()
+        );
+    }
+}
+
+#[test]
+fn a_gpu_simulates_as_the_cpu_does() {
+    let Some(gpu) = candle_cuda("a_gpu_simulates_as_the_cpu_does") else { return };
+    let float = float_model();
+    let [expected, found] =
+        [&Device::Cpu, &gpu].map(|device| run(&mut FloatClassifier::new(&float, device).unwrap(), &float));
+    let found = fidelity(&expected, &found).unwrap();
+    eprintln!("float: {:.1} dB", found.sqnr_db);
+    assert!(found.sqnr_db >= 90.0, "{found:?}");
+    for (recipe, least) in recipes() {
+        let model = calibrated(&float, &recipe, &Device::Cpu).model;
+        let [expected, found] = [&Device::Cpu, &gpu]
+            .map(|device| run(&mut FloatClassifier::simulate(&model, device).unwrap(), &float));
+        let found = fidelity(&expected, &found).unwrap();
+        eprintln!("{}: {:.1} dB", recipe.name, found.sqnr_db);
+        assert!(found.sqnr_db >= least, "{}: {found:?}", recipe.name);
+    }
+}
