@@ -129,7 +129,7 @@ fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
 }
 
 /// As much state as a training can have: trained scales, an average, DropPath, accumulation, augmentation.
-const FULL: &str = "steps: 8\naccumulate: 2\ndrop_path: 0.2\noptimizer: {lr: 1e-3, lr_scales: 1e-3, ema: 0.9}\n\
+const FULL: &str = "steps: 20\naccumulate: 2\ndrop_path: 0.2\noptimizer: {lr: 1e-3, lr_scales: 1e-3, ema: 0.9}\n\
                     quantization: {activation_scales: learned, weight_scales: learned}\naugment: {flip: 0.5}\n\
                     checkpoint: {every: 1, keep: 2}\n";
 
@@ -149,7 +149,7 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         random ^= random << 17;
         let part = (random % 1000) as f64 / 1000.0;
         // Later attempts get more time, so that this ends on a machine that became slow.
-        let end = Instant::now() + took.mul_f64(0.15 + 0.45 * part + 0.02 * attempt as f64);
+        let end = Instant::now() + took.mul_f64(0.1 + 0.3 * part + 0.02 * attempt as f64);
         let status = loop {
             match child.try_wait().unwrap() {
                 Some(status) => break status,
@@ -169,8 +169,8 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         }
     }
     eprintln!("killed {kills} times; a run takes {took:?}");
-    assert!(kills >= 2, "killed {kills} times");
-    for file in ["model.safetensors", "checkpoints/step-000000008.safetensors"] {
+    assert!(kills >= 3, "killed {kills} times");
+    for file in ["model.safetensors", "checkpoints/step-000000020.safetensors"] {
         let [a, b] = [&whole, &killed].map(|folder| std::fs::read(folder.out().join(file)).unwrap());
         assert!(a == b, "{file} differs after {kills} kills");
     }
@@ -227,7 +227,7 @@ fn bad_jobs() {
     folder.refuses("optimizer.lrs", "1", 1, &["optimizer.lrs", "did you mean `optimizer.lr`"]);
     folder.refuses("optimizer.lr", "17", 1, &["optimizer.lr", "absolute learning rate"]);
     folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 steps"]);
-    folder.refuses("augment.flop", "1", 1, &["augment.flop", "augment.flip"]);
+    folder.refuses("augment.flop", "1", 1, &["augment.flop", "`flip`"]);
     folder.refuses("batch_size", "1000", 1, &["batch_size", "256"]);
     let rule = "[{match: '**.fc9.*', scales: learned}]";
     folder.refuses("quantization.rules", rule, 1, &["rules[0]", "matches no site"]);

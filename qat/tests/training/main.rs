@@ -20,20 +20,20 @@ use swinq_qat::schedule::Schedule;
 use swinq_qat::{Hooks, Outcome, QatError, Start, StepReport, Trainer, Validation, run};
 
 /// Signed codes at most sites, all steps trained, accumulation, DropPath, an average: as much state as there can be.
-pub const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
+pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
                         drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n";
 
 /// A job and what it starts from.
-pub struct Setup {
-    pub job: Job,
-    pub float: FloatModel,
-    pub quantized: Option<QuantizedModel>,
-    pub folder: tempfile::TempDir,
+pub(crate) struct Setup {
+    pub(crate) job: Job,
+    pub(crate) float: FloatModel,
+    pub(crate) quantized: Option<QuantizedModel>,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Setup {
     /// Steps of four images; `keys` are more lines of the job, `recipe` is that of the calibrated checkpoint.
-    pub fn new(recipe: Option<&str>, steps: u64, keys: &str) -> Setup {
+    pub(crate) fn new(recipe: Option<&str>, steps: u64, keys: &str) -> Setup {
         let config = SwinConfig { depths: vec![2, 1], ..shifted() };
         let float = random(config, 5);
         let folder = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ impl Setup {
         Setup { job, float, quantized, folder }
     }
 
-    pub fn trainer(&self) -> Trainer {
+    pub(crate) fn trainer(&self) -> Trainer {
         let start = Start {
             job: &self.job,
             float: &self.float,
@@ -59,25 +59,30 @@ impl Setup {
         Trainer::new(&start, Schedule::of(&self.job, self.course().steps()).unwrap()).unwrap()
     }
 
-    pub fn course(&self) -> Course {
+    pub(crate) fn course(&self) -> Course {
         self.job.course(self.images().batches * self.job.batch_size)
     }
 
     /// Three batches an epoch, so that steps of two batches cross its end.
-    pub fn images(&self) -> Images {
+    pub(crate) fn images(&self) -> Images {
         Images::of(&self.float.config, self.job.batch_size, 3)
     }
 
-    pub fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         self.job.identity(&[("float", "0123".to_owned())])
     }
 
-    pub fn run(&self, trainer: &mut Trainer, watch: &mut Watch, resume: bool) -> Result<Outcome, QatError> {
+    pub(crate) fn run(
+        &self,
+        trainer: &mut Trainer,
+        watch: &mut Watch,
+        resume: bool,
+    ) -> Result<Outcome, QatError> {
         run(&self.job, &self.identity(), trainer, &self.course(), &mut self.images(), watch, resume)
     }
 
     /// Trains to the end and returns the last checkpoint and the exported model.
-    pub fn finish(&self, resume: bool) -> Finished {
+    pub(crate) fn finish(&self, resume: bool) -> Finished {
         let (mut trainer, mut watch) = (self.trainer(), Watch::default());
         let outcome = self.run(&mut trainer, &mut watch, resume).unwrap();
         assert!(matches!(outcome, Outcome::Finished(_)));
@@ -89,7 +94,7 @@ impl Setup {
     }
 
     /// Trains until `step` is done.
-    pub fn stop_at(&self, step: u64, resume: bool) -> PathBuf {
+    pub(crate) fn stop_at(&self, step: u64, resume: bool) -> PathBuf {
         let mut watch = Watch { stop_at: Some(step), ..Watch::default() };
         match self.run(&mut self.trainer(), &mut watch, resume).unwrap() {
             Outcome::Stopped(path) => path,
@@ -97,32 +102,32 @@ impl Setup {
         }
     }
 
-    pub fn checkpoints(&self) -> PathBuf {
+    pub(crate) fn checkpoints(&self) -> PathBuf {
         swinq_qat::run::checkpoints(self.folder.path())
     }
 
-    pub fn checkpoint(&self, step: u64) -> PathBuf {
+    pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
         self.checkpoints().join(format!("step-{step:09}.safetensors"))
     }
 }
 
 /// What a training left.
-pub struct Finished {
-    pub checkpoint: Vec<u8>,
-    pub model: Vec<u8>,
-    pub said: Vec<String>,
+pub(crate) struct Finished {
+    pub(crate) checkpoint: Vec<u8>,
+    pub(crate) model: Vec<u8>,
+    pub(crate) said: Vec<String>,
 }
 
 impl Finished {
     #[track_caller]
-    pub fn equals(&self, other: &Finished, what: &str) {
+    pub(crate) fn equals(&self, other: &Finished, what: &str) {
         assert!(self.model == other.model, "{what}: the models differ");
         assert!(self.checkpoint == other.checkpoint, "{what}: the checkpoints differ");
     }
 }
 
 /// The bytes of the model as it would be written.
-pub fn exported(trainer: &Trainer) -> Vec<u8> {
+pub(crate) fn exported(trainer: &Trainer) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
     trainer.model().unwrap().save(&path).unwrap();
@@ -130,13 +135,13 @@ pub fn exported(trainer: &Trainer) -> Vec<u8> {
 }
 
 /// Every parameter's values by name.
-pub fn parameters(trainer: &mut Trainer) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn parameters(trainer: &mut Trainer) -> BTreeMap<String, Vec<f32>> {
     let (_, state) = trainer.state();
     state.parameters.iter().map(|(name, tensor)| (name.clone(), values(tensor))).collect()
 }
 
 /// Names of the files in `folder`.
-pub fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
     let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
     names.sort();
@@ -145,12 +150,12 @@ pub fn names(folder: &Path) -> Vec<String> {
 
 /// Hooks that keep what they hear and stop on demand.
 #[derive(Default)]
-pub struct Watch {
-    pub stop_at: Option<u64>,
-    pub done: u64,
-    pub losses: Vec<f64>,
-    pub said: Vec<String>,
-    pub validated: Vec<bool>,
+pub(crate) struct Watch {
+    pub(crate) stop_at: Option<u64>,
+    pub(crate) done: u64,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) said: Vec<String>,
+    pub(crate) validated: Vec<bool>,
 }
 
 impl Hooks for Watch {

@@ -68,7 +68,7 @@ fn trained_scales_are_taken_up_and_not_made_anew() {
 
 #[test]
 fn a_training_that_is_complete_is_validated_again_and_unchanged() {
-    let setup = Setup::new(Some("default"), 2, FULL);
+    let setup = Setup::new(Some("default"), 3, FULL);
     let first = setup.finish(false);
     let again = setup.finish(true);
     again.equals(&first, "complete");
@@ -77,15 +77,15 @@ fn a_training_that_is_complete_is_validated_again_and_unchanged() {
 
 #[test]
 fn resuming_without_a_checkpoint_begins() {
-    let setup = Setup::new(Some("default"), 2, FULL);
+    let setup = Setup::new(Some("default"), 3, FULL);
     let resumed = setup.finish(true);
     assert!(resumed.said[0].contains("no checkpoint"), "{:?}", resumed.said);
-    resumed.equals(&Setup::new(Some("default"), 2, FULL).finish(false), "from the beginning");
+    resumed.equals(&Setup::new(Some("default"), 3, FULL).finish(false), "from the beginning");
 }
 
 #[test]
 fn a_folder_with_checkpoints_is_refused_without_resume() {
-    let setup = Setup::new(Some("default"), 2, FULL);
+    let setup = Setup::new(Some("default"), 3, FULL);
     setup.stop_at(1, false);
     let before = std::fs::read(setup.checkpoint(1)).unwrap();
     let message = setup.run(&mut setup.trainer(), &mut Watch::default(), false).unwrap_err().to_string();
