@@ -66,12 +66,14 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the trained model.
+/// Writes the trained model, and beside it the job as it was in effect.
 fn write(job: &Job, trainer: &Trainer) -> anyhow::Result<()> {
     let name = if job.quant { "model.safetensors" } else { "float.safetensors" };
     let path = job.output.join(name);
     trainer.model()?.save(&path)?;
-    say!("wrote {}", path.display());
+    let effective = job.output.join("job.yaml");
+    swinq_model::atomic::write_atomic(&effective, |out| out.write_all(job.to_string().as_bytes()))?;
+    say!("wrote {} and {}", path.display(), effective.display());
     Ok(())
 }
 
