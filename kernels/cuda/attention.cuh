@@ -133,11 +133,6 @@ INLINE u32 code_of(f32 logit, f32 largest) {
 #endif
 }
 
-// The low bytes of four words.
-INLINE u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
-    return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
-}
-
 // The largest over the four lanes of a row; the sum.
 INLINE f32 quad_max(f32 x) {
     x = max_f32(x, shuffle_xor(x, 1));

@@ -3,7 +3,8 @@
 // the library's products (`dequant.cu`).
 //
 // Defines: INTEGER (sums of INT8 products), OUTPUT (an `.output` site), GELU, FAKE (quantize and dequantize before a float
-// store), STORE (one of the STORE_ constants), STREAM_F32 (the residual stream is f32, else f16).
+// store), STORE (one of the STORE_ constants), STREAM_F32 (the residual stream is f32, else f16); NUMBERS if no value that
+// becomes a code is a NaN.
 #pragma once
 
 #include "prelude.cuh"
@@ -71,6 +72,8 @@ INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f
 #endif
 #if GELU && STREAM_F32
     y = gelu(y, tail);
+#elif GELU && NUMBERS && STORE == STORE_CODES
+    y = gelu_fast(y, max_f32(y, 0.0f));
 #elif GELU
     y = gelu_fast(y);
 #endif
@@ -136,7 +139,10 @@ INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 c
         return;
     }
     if (column >= e.n) return;
-#if STORE == STORE_CODES
+#if STORE == STORE_CODES && NUMBERS
+    *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) =
+        u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
+#elif STORE == STORE_CODES
     store8(static_cast<s8*>(e.out) + at, y);
 #elif STORE == STORE_HALF
     store8(static_cast<u16*>(e.out) + at, y);

@@ -22,6 +22,19 @@ INLINE u32 codes_s8x4(f32 a, f32 b, f32 c, f32 d) {
     return pack_s8x4(round_s32(a), round_s32(b), round_s32(c), round_s32(d));
 }
 
+// The low bytes of four words.
+INLINE u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
+    return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
+}
+
+// The same codes of values that are no NaN, without conversions, of which a multiprocessor does few at a time.
+INLINE u32 codes_of_numbers(f32 a, f32 b, f32 c, f32 d) {
+    f32 values[4] = {a, b, c, d};
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[i] = max_f32(min_f32(values[i], 127.0f), -128.0f) + ROUNDER;
+    return low_bytes(bits(values[0]), bits(values[1]), bits(values[2]), bits(values[3]));
+}
+
 // The code of one value, as f32.
 INLINE f32 code_f32(f32 scaled) {
     s32 code = round_s32(scaled);
@@ -43,9 +56,9 @@ INLINE f32 exp_below(f32 x) {
     return p * from_bits((bits(rounded) << 23) + 0x3f800000u);
 }
 
-// GELU within 1.1e-7; a NaN stays one: max(x, 0) - a * 2^r(a) for a = |x|, where r is the polynomial of degree 6 nearest to the logarithm of
-// erfc(a / sqrt(2)) / 2 on [0, 5.8], weighted by what an error of it does to the result.
-INLINE f32 gelu_fast(f32 x) {
+// GELU within 1.1e-7: max(x, 0) - a * 2^r(a) for a = |x|, where r is the polynomial of degree 6 nearest to the logarithm of
+// erfc(a / sqrt(2)) / 2 on [0, 5.8], weighted by what an error of it does to the result. `positive` is max(x, 0).
+INLINE f32 gelu_fast(f32 x, f32 positive) {
     f32 a = min_f32(abs_f32(x), 5.8f);
     f32 r = fma_f32(3.3092688681790605e-05f, a, -7.6921872096136212e-04f);
     r = fma_f32(r, a, 8.0807134509086609e-03f);
@@ -53,9 +66,10 @@ INLINE f32 gelu_fast(f32 x) {
     r = fma_f32(r, a, -4.5877099037170410e-01f);
     r = fma_f32(r, a, -1.1512017250061035f);
     r = fma_f32(r, a, -9.9999308586120605e-01f);
-    f32 positive = 0.0f > x ? 0.0f : x;
     return fma_f32(-a, exp2_approx(r), positive);
 }
+// A NaN stays one.
+INLINE f32 gelu_fast(f32 x) { return gelu_fast(x, 0.0f > x ? 0.0f : x); }
 
 // GELU with the coefficients of its tail in shared memory, pairs of powers by column, `[3][16][2]`: see `load_tail`.
 INLINE f32 gelu(f32 x, const f32* tail) {

@@ -236,8 +236,10 @@ fn tiles(product: &Product, m: usize) -> Vec<Tile> {
 fn every_tile_gives_the_bits_of_the_reference() {
     let Some(device) = device("every_tile_gives_the_bits_of_the_reference") else { return };
     let on = Stream::new(&device).unwrap();
-    let shapes = [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040)];
-    let mut checked = [0, 0];
+    // In the last one a block walks over several tiles.
+    let shapes =
+        [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040), (40_000, 8, 256)];
+    let mut checked = Instruction::ALL.map(|_| 0);
     for (index, (m, n, k)) in shapes.into_iter().enumerate() {
         let problem = Problem::new(m, n, k, 7 + index as u64);
         for case in CASES {
@@ -253,11 +255,12 @@ fn every_tile_gives_the_bits_of_the_reference() {
                 own.run(&run.product, &on, m, &run.input.all(), run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {tile}");
                 assert_equal(&run.read(&on, &problem), &expected, n, &what);
-                checked[usize::from(tile.instruction == Instruction::Wgmma)] += 1;
+                let of = Instruction::ALL.iter().position(|&i| i == tile.instruction);
+                checked[of.expect("one of all")] += 1;
             }
         }
     }
-    eprintln!("{} products by mma, {} by wgmma", checked[0], checked[1]);
+    eprintln!("products by {:?}: {checked:?}", Instruction::ALL);
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Dialect, Filter, LoadOptions, LoadedConfig, ModelError, Resize, Site, StateDict, WindowPolicy, all_sites,
-    ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
+    Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site,
+    StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
+    random_model,
 };
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
@@ -327,7 +328,7 @@ fn quantized_files_are_told_by_their_metadata() {
     fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
     assert!(is_quantized_file(&path));
     let message = load_float(&path, &options_with(&[])).unwrap_err().to_string();
-    assert!(message.contains("is a quantized checkpoint"), "{message}");
+    assert!(message.contains("format_version"), "{message}");
     for name in ["expected.safetensors", "ms.pth", "hf", "absent", "timm/config.json"] {
         assert!(!is_quantized_file(fixture(name)), "{name}");
     }
@@ -335,6 +336,26 @@ fn quantized_files_are_told_by_their_metadata() {
     lie[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
     fs::write(&path, lie).unwrap();
     assert!(!is_quantized_file(&path));
+}
+
+/// A checkpoint in this program's own format is a float one if it quantizes nothing.
+#[test]
+fn own_files_are_float_models_where_every_site_is_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.safetensors");
+    let float = random_model(&config_with(&[]), 1);
+    let mut own = QuantizedModel::from_float(&float).unwrap();
+    own.save(&path).unwrap();
+    assert_eq!(load_float(&path, &LoadOptions::default()).unwrap(), float);
+    let rule =
+        Rule { pattern: "**.probs".to_owned(), enable: Some(true), kind: Some(Kind::U8), ..Rule::default() };
+    own.recipe = own.recipe.with_rule(rule);
+    for (site, spec) in own.recipe.resolve(&own.config).unwrap() {
+        own.sites.get_mut(&site).unwrap().spec = spec;
+    }
+    own.save(&path).unwrap();
+    let message = load_float(&path, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("is a quantized checkpoint") && message.contains("swinq inspect"), "{message}");
 }
 
 #[test]

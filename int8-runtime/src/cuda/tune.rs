@@ -23,8 +23,8 @@ const REPEATS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Remembered {
-    /// Whether by `wgmma`, block and warp tile, depth, stages, resident stages.
-    Own(bool, [u16; 7]),
+    /// Position of the instruction among all, block and warp tile, depth, stages, resident stages.
+    Own(usize, [u16; 7]),
     /// Position in the library's list.
     Library(usize),
 }
@@ -104,8 +104,8 @@ impl Tuner {
 
     fn recall(&self, trial: &Trial<'_>, known: Remembered) -> Option<Choice> {
         match known {
-            Remembered::Own(wgmma, [bm, bn, wm, wn, depth, stages, resident]) => {
-                let instruction = if wgmma { Instruction::Wgmma } else { Instruction::Mma };
+            Remembered::Own(instruction, [bm, bn, wm, wn, depth, stages, resident]) => {
+                let instruction = *Instruction::ALL.get(instruction)?;
                 let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages, resident };
                 // A damaged file may hold anything.
                 let known = trial.product.tiles(trial.m).contains(&tile);
@@ -145,7 +145,8 @@ impl Tuner {
         let choice = |tile: Tile| {
             let Tile { instruction, block, warp, depth, stages, resident } = tile;
             let sizes = [block.0, block.1, warp.0, warp.1, depth, stages, resident];
-            let remembered = Remembered::Own(instruction == Instruction::Wgmma, sizes);
+            let position = Instruction::ALL.iter().position(|&i| i == instruction).expect("one of all");
+            let remembered = Remembered::Own(position, sizes);
             Ok((remembered, Choice::Own(trial.product.own(tile)?)))
         };
         tiles.into_iter().map(choice).collect()
@@ -241,10 +242,10 @@ mod tests {
 
     #[test]
     fn choices_are_remembered_as_json_and_anything_else_is_forgotten() {
-        let own = Remembered::Own(true, [128, 256, 64, 256, 128, 4, 0]);
+        let own = Remembered::Own(1, [128, 256, 64, 256, 128, 4, 0]);
         let known = BTreeMap::from([("a".to_owned(), own), ("b".to_owned(), Remembered::Library(3))]);
         let text = serde_json::to_string(&known).unwrap();
-        assert_eq!(text, r#"{"a":{"own":[true,[128,256,64,256,128,4,0]]},"b":{"library":3}}"#);
+        assert_eq!(text, r#"{"a":{"own":[1,[128,256,64,256,128,4,0]]},"b":{"library":3}}"#);
         let read = |text: &str| serde_json::from_str::<BTreeMap<String, Remembered>>(text).ok();
         assert_eq!(read(&text), Some(known));
         for other in

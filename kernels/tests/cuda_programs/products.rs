@@ -93,7 +93,8 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tiles = tiles(arch);
     let (kinds, usual) = (kinds(), usual_kinds());
     let mut pairs: Vec<(ProductKind, Tile)> = Vec::new();
-    let newest = tiles.keys().map(|shape| shape.0).max();
+    // Of the instructions that have shapes whose weights do not stay.
+    let newest = tiles.keys().filter(|shape| !shape.1).map(|shape| shape.0).max();
     for (shape, of_shape) in &tiles {
         let of_cut = match scope {
             Scope::Few => &usual[..1],
@@ -104,7 +105,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
     }
     // The middle shape of each instruction: every epilogue with the newest, every depth and number of stages.
-    for instruction in [Instruction::Mma, Instruction::Wgmma] {
+    for instruction in Instruction::ALL {
         let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction && !shape.1).collect();
         let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
         let every = scope > Scope::Few && newest == Some(instruction);

@@ -106,12 +106,17 @@ fn four_codes_are_packed_and_saturated() {
     let mut x = values();
     x.truncate(x.len() / 4 * 4);
     let n = x.len() / 4;
-    let launch = launch(&program("packs", 64), 1, n, &bytes(&x), &vec![0; 8 * n]);
+    let launch = launch(&program("packs", 64), 1, n, &bytes(&x), &vec![0; 12 * n]);
     let got = words(&launch.run(compiler)[1]);
-    for (x, got) in x.as_chunks::<4>().0.iter().zip(got.as_chunks::<2>().0) {
-        assert_eq!(got[0].to_le_bytes(), x.map(|x| reference::code(x).cast_unsigned()), "{x:?}");
+    for (x, got) in x.as_chunks::<4>().0.iter().zip(got.as_chunks::<3>().0) {
+        let codes = x.map(|x| reference::code(x).cast_unsigned());
+        assert_eq!(got[0].to_le_bytes(), codes, "{x:?}");
+        // The second way is for numbers.
+        for (i, x) in x.iter().enumerate().filter(|(_, x)| !x.is_nan()) {
+            assert_eq!(got[1].to_le_bytes()[i], codes[i], "{x:e}");
+        }
         let unsigned = x.map(|x| nearest_integer(x).clamp(0, 255) as u8);
-        assert_eq!(got[1].to_le_bytes(), unsigned, "{x:?}");
+        assert_eq!(got[2].to_le_bytes(), unsigned, "{x:?}");
     }
 }
 

@@ -198,14 +198,15 @@ KERNEL(conversions)(const Params p) {
     }
 }
 
-// Codes of four f32 in a word, and the same saturated to u8; `n` groups of four.
+// Codes of four f32 in a word, twice, and the same saturated to u8; `n` groups of four.
 KERNEL(packs)(const Params p) {
     const f32* in = static_cast<const f32*>(p.in);
     u32* out = static_cast<u32*>(p.out);
     for (u32 i = thread_index(); i < p.n; i += THREADS) {
         const f32* x = in + 4 * i;
-        out[2 * i] = codes_s8x4(x[0], x[1], x[2], x[3]);
-        out[2 * i + 1] = pack_u8x4(round_s32(x[0]), round_s32(x[1]), round_s32(x[2]), round_s32(x[3]));
+        out[3 * i] = codes_s8x4(x[0], x[1], x[2], x[3]);
+        out[3 * i + 1] = codes_of_numbers(x[0], x[1], x[2], x[3]);
+        out[3 * i + 2] = pack_u8x4(round_s32(x[0]), round_s32(x[1]), round_s32(x[2]), round_s32(x[3]));
     }
 }
 

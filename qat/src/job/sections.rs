@@ -59,7 +59,8 @@ pub struct OptimizerKeys {
     /// The highest learning rate of weights, biases, norms and tables, 0 to 1: the absolute one, never multiplied by
     /// batch sizes or device counts. Default 5e-5.
     pub lr: f64,
-    /// The highest learning rate of learned scales, 0 to 1, absolute. Default 1e-5.
+    /// The highest learning rate of learned scales, 0 to 1, absolute. A scale is trained as a multiple of what it was at
+    /// first, so this is the part of it that a step may change. Default 1e-3.
     pub lr_scales: f64,
     /// Decay of weights, 0 to 1; norms, biases, tables and scales have none. Default 0.01.
     pub weight_decay: f64,
@@ -78,7 +79,7 @@ impl Default for OptimizerKeys {
     fn default() -> OptimizerKeys {
         OptimizerKeys {
             lr: 5e-5,
-            lr_scales: 1e-5,
+            lr_scales: 1e-3,
             weight_decay: 0.01,
             betas: [0.9, 0.999],
             eps: 1e-8,

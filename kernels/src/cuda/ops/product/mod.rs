@@ -117,9 +117,19 @@ impl ProductKind {
                 .define("WN", tile.warp.1.into())
                 .define("BK", tile.depth.into()),
             Instruction::Wgmma => Program::new("gemm_sm90.cu", "gemm_sm90")
-                .define("GROUPS_M", (tile.block.0 / tile.warp.0).into())
+                .define("GROUPS_M", tile.groups().into())
                 .define("BLOCKS", (tile.warp.0 / 64).into())
                 .define("RESIDENT", tile.resident.into()),
+            Instruction::Cooperative | Instruction::PingPong => {
+                let (multiply, copy) = tile.registers().unwrap_or_default();
+                Program::new("gemm_roles.cu", "gemm_roles")
+                    .define("GROUPS_M", tile.groups().into())
+                    .define("BLOCKS", (tile.warp.0 / 64).into())
+                    .define("RESIDENT", tile.resident.into())
+                    .define("TURNS", (tile.instruction == Instruction::PingPong).into())
+                    .define("REGISTERS", multiply.into())
+                    .define("COPY_REGISTERS", copy.into())
+            }
         };
         let program = program
             .define("BN", tile.block.1.into())

@@ -11,6 +11,21 @@ pub enum Instruction {
     Mma,
     /// `wgmma`: four warps, operands in shared memory; sm_90a.
     Wgmma,
+    /// `wgmma` by all warpgroups but one, which copies.
+    Cooperative,
+    /// The same, but each tile is one warpgroup's: while one finishes its tile, the next multiplies. Weights stay.
+    PingPong,
+}
+
+impl Instruction {
+    /// All of them.
+    pub const ALL: [Instruction; 4] =
+        [Instruction::Mma, Instruction::Wgmma, Instruction::Cooperative, Instruction::PingPong];
+
+    /// Whether one warpgroup copies and the others multiply.
+    pub fn has_roles(self) -> bool {
+        matches!(self, Instruction::Cooperative | Instruction::PingPong)
+    }
 }
 
 /// A way to cut a product.
@@ -18,7 +33,7 @@ pub enum Instruction {
 pub struct Tile {
     /// What multiplies.
     pub instruction: Instruction,
-    /// Rows and columns of a block.
+    /// Rows and columns of a block; rows of as many tiles as are in work at a time.
     pub block: (u16, u16),
     /// Rows and columns of a warp, or of a warpgroup; columns are a multiple of 32.
     pub warp: (u16, u16),
@@ -65,6 +80,29 @@ const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
     ((256, 128), (64, 128)),
 ];
 
+/// Blocks and warpgroups worth trying where one warpgroup copies; of the stages worth trying, the most that fit.
+const COOPERATIVE_SHAPES: [((u16, u16), (u16, u16)); 10] = [
+    ((64, 96), (64, 96)),
+    ((64, 128), (64, 128)),
+    ((64, 192), (64, 192)),
+    ((128, 96), (64, 96)),
+    ((128, 128), (64, 128)),
+    ((128, 192), (64, 192)),
+    ((128, 256), (64, 256)),
+    ((192, 128), (64, 128)),
+    ((192, 192), (64, 192)),
+    ((256, 96), (128, 96)),
+];
+const PING_PONG_SHAPES: [((u16, u16), (u16, u16)); 6] = [
+    ((128, 128), (64, 128)),
+    ((128, 192), (64, 192)),
+    ((192, 128), (64, 128)),
+    ((192, 192), (64, 192)),
+    ((256, 96), (128, 96)),
+    ((256, 128), (128, 128)),
+];
+const ROLE_STAGES: [u16; 5] = [10, 7, 5, 4, 3];
+
 /// Blocks and warps worth trying with `mma`.
 const SHAPES: [((u16, u16), (u16, u16)); 16] = [
     ((128, 128), (64, 64)),
@@ -92,6 +130,28 @@ impl Tile {
         match self.instruction {
             Instruction::Mma => 32 * u32::from(warps),
             Instruction::Wgmma => 128 * u32::from(warps),
+            Instruction::Cooperative | Instruction::PingPong => 128 * (u32::from(warps) + 1),
+        }
+    }
+
+    /// Warpgroups that multiply.
+    pub fn groups(&self) -> u16 {
+        self.block.0 / self.warp.0
+    }
+
+    /// Rows of a tile.
+    fn rows(&self) -> usize {
+        if self.instruction == Instruction::PingPong { self.warp.0.into() } else { self.block.0.into() }
+    }
+
+    /// Registers of a thread that multiplies and of one that copies, where these differ: three warpgroups or more share what
+    /// 65,536 registers give.
+    pub fn registers(&self) -> Option<(u16, u16)> {
+        match self.groups() {
+            _ if !self.instruction.has_roles() => None,
+            1 => None,
+            2 => Some((232, 40)),
+            _ => Some((160, 32)),
         }
     }
 
@@ -100,13 +160,17 @@ impl Tile {
         let (rows, columns) = (u32::from(self.block.0), u32::from(self.block.1));
         let (stages, resident, depth) =
             (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
+        if self.instruction.has_roles() {
+            // As below, and barriers: two for each stage, one for each warpgroup.
+            let stage = (self.rows() as u32 + if resident > 0 { 0 } else { columns }) * depth;
+            let barriers = 8 * (2 * stages + u32::from(self.groups()));
+            return stages * stage + resident * columns * depth + 8 * columns + 384 + barriers + 1024;
+        }
         match (self.instruction, resident) {
             (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
             // Swizzled rows have no padding, and begin at a multiple of 1024; scale and bias of the columns follow.
             (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 8 * columns + 384 + 1024,
-            (Instruction::Wgmma, _) => {
-                (stages * rows + resident * columns) * depth + 8 * columns + 384 + 1024
-            }
+            (_, _) => (stages * rows + resident * columns) * depth + 8 * columns + 384 + 1024,
         }
     }
 
@@ -115,9 +179,9 @@ impl Tile {
         n.div_ceil(self.block.1.into())
     }
 
-    /// Blocks that `m` by `n` outputs are cut into.
+    /// Tiles that `m` by `n` outputs are cut into.
     pub fn count(&self, m: usize, n: usize) -> usize {
-        m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n)
+        m.div_ceil(self.rows()) * self.columns_of_blocks(n)
     }
 
     /// How `m` by `n` outputs are launched on a device that holds `capacity` blocks at a time. With `wgmma` a block walks over
@@ -126,8 +190,8 @@ impl Tile {
         let (count, columns) = (self.count(m, n), self.columns_of_blocks(n));
         let blocks = match self.instruction {
             Instruction::Mma => count,
-            Instruction::Wgmma if capacity < columns => count,
-            Instruction::Wgmma => count.min(capacity / columns * columns),
+            _ if capacity < columns => count,
+            _ => count.min(capacity / columns * columns),
         };
         LaunchConfig {
             shared: self.shared(),
@@ -165,6 +229,7 @@ impl Tile {
         let mut tiles = Tile::with_mma(k_bytes);
         if gpu.wgmma {
             tiles.extend(Tile::with_wgmma(k_bytes));
+            tiles.extend(Tile::with_roles(k_bytes, gpu.shared));
         }
         tiles.retain(|tile| tile.shared() <= gpu.shared && tile.threads() <= 1024);
         let cost = |tile: &Tile| tile.cost(m, n, k_bytes, gpu);
@@ -228,12 +293,30 @@ impl Tile {
         tiles
     }
 
+    fn with_roles(k_bytes: usize, shared: u32) -> Vec<Tile> {
+        let steps = k_bytes.div_ceil(128) as u16;
+        let cooperative = COOPERATIVE_SHAPES.map(|shape| (Instruction::Cooperative, shape));
+        let ping_pong = PING_PONG_SHAPES.map(|shape| (Instruction::PingPong, shape));
+        let mut tiles = Vec::new();
+        for (instruction, (block, warp)) in cooperative.into_iter().chain(ping_pong) {
+            for resident in [0, steps] {
+                let stay = resident > 0 || instruction == Instruction::Cooperative;
+                let small = u32::from(resident) * 128 * u32::from(block.1) <= 144 << 10;
+                let of = |stages| Tile { instruction, block, warp, depth: 128, stages, resident };
+                let most = ROLE_STAGES.into_iter().map(of).find(|tile| tile.shared() <= shared);
+                tiles.extend(most.filter(|_| stay && small));
+            }
+        }
+        tiles
+    }
+
     /// A rough time, to order candidates by: waves of blocks, each as long as its loads, its products and a start.
     fn cost(&self, m: usize, n: usize, k_bytes: usize, gpu: Gpu) -> f64 {
         let Gpu { shared, multiprocessors, .. } = gpu;
         let (rows, columns) = (f64::from(self.block.0), f64::from(self.block.1));
         let by_shared = (shared / self.shared()).max(1);
-        let registers = (self.sums() + 96).min(255) * self.threads();
+        let registers =
+            if self.registers().is_some() { 65536 } else { (self.sums() + 96).min(255) * self.threads() };
         let resident = by_shared.min(65536 / registers).min(2048 / self.threads()).max(1);
         let blocks = (m.div_ceil(self.block.0.into()) * self.columns_of_blocks(n)) as f64;
         let waves = (blocks / f64::from(resident * multiprocessors)).ceil();
@@ -245,14 +328,19 @@ impl Tile {
         // Small warp tiles read shared memory more often for the same products.
         let reuse = match self.instruction {
             Instruction::Mma => 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1),
-            Instruction::Wgmma => 1.0 + 12.0 / columns,
+            _ => 1.0 + 12.0 / columns,
         };
         let epilogue = rows * columns * 8.0 / 128.0;
         let hidden = if self.stages >= 3 { 1.0 } else { 1.15 };
         let steps = k_bytes.div_ceil(self.depth.into()) as f64;
         // A block that walks over tiles starts once; its next operands come while it finishes a tile.
-        let start = if self.instruction == Instruction::Wgmma && waves > 1.0 { 300.0 } else { 1200.0 };
-        let wave = ((products * reuse).max(loads) * hidden + epilogue) * together + start + 90.0 * steps;
+        let start = if self.instruction != Instruction::Mma && waves > 1.0 { 300.0 } else { 1200.0 };
+        let streamed = (products * reuse).max(loads) * hidden;
+        let wave = match self.instruction {
+            Instruction::Mma | Instruction::Wgmma => (streamed + epilogue) * together + start + 90.0 * steps,
+            Instruction::Cooperative => 0.75 * streamed + epilogue + start + 20.0 * steps,
+            Instruction::PingPong => (0.75 * streamed).max(epilogue) + start + 20.0 * steps,
+        };
         waves * wave * self.waste(m, n).sqrt()
     }
 }
@@ -260,7 +348,12 @@ impl Tile {
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tile { instruction, block, warp, depth, stages, resident } = self;
-        let of = if *instruction == Instruction::Mma { "mma" } else { "wgmma" };
+        let of = match instruction {
+            Instruction::Mma => "mma",
+            Instruction::Wgmma => "wgmma",
+            Instruction::Cooperative => "wgmma, cooperative,",
+            Instruction::PingPong => "wgmma, ping-pong,",
+        };
         write!(f, "{of} {}x{} of {}x{} k {depth} stages {stages}", block.0, block.1, warp.0, warp.1)?;
         if *resident > 0 { f.write_str(", weights stay") } else { Ok(()) }
     }
@@ -286,7 +379,7 @@ mod tests {
                 let (rows, columns) = (usize::from(tile.block.0), usize::from(tile.block.1));
                 let columns_of_blocks = tile.columns_of_blocks(n);
                 let rows_of_blocks = config.grid[0] as usize / columns_of_blocks;
-                assert!(rows_of_blocks * rows >= m && (rows_of_blocks - 1) * rows < m, "{tile:?} {m}");
+                assert!(rows_of_blocks * rows >= m && (rows_of_blocks - 1) * tile.rows() < m, "{tile:?} {m}");
                 assert!(columns_of_blocks * columns >= n, "{tile:?} {n}");
             }
         }

@@ -167,12 +167,16 @@ impl<'a> Head<'a> {
         vectorised(
             #[inline(always)]
             || {
-                let scale = scale;
+                // A copy: what is behind a reference is read again for each value.
+                let factor = scale;
                 match mask {
                     Some(mask) => {
-                        x.iter_mut().zip(bias).zip(mask).for_each(|((x, b), m)| *x = x.mul_add(scale, b + m));
+                        x.iter_mut()
+                            .zip(bias)
+                            .zip(mask)
+                            .for_each(|((x, b), m)| *x = x.mul_add(factor, b + m));
                     }
-                    None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(scale, b)),
+                    None => x.iter_mut().zip(bias).for_each(|(x, &b)| *x = x.mul_add(factor, b)),
                 }
             },
         );

@@ -1,0 +1,175 @@
+// What the products for sm_90a share: operands in shared memory, in stages of 128 bytes of k, and from the sums of a
+// warpgroup to what is stored. Weights are packed as for `gemm.cu`, and so a lane ends with eight consecutive columns.
+//
+// Defines: GROUPS_M (warpgroups that multiply), BLOCKS (of 64 rows that each of them has), BN (columns: 32, 64, 96, 128, 192,
+// 256), STAGES, RESIDENT (stages of k whose weights stay in shared memory: all of k; or 0), and those of `epilogue.cuh`.
+#pragma once
+
+// Sums of integers are numbers, and `load_constants` sees to the rest.
+#define NUMBERS INTEGER
+#include "epilogue.cuh"
+#include "wgmma.cuh"
+
+struct Params {
+    // `[m, lda]` and `[n padded to 32, ldw]`, strides in bytes, multiples of 16.
+    const u8* a;
+    const u8* w;
+    s32 m;
+    // Rows of `w`.
+    s32 n_packed;
+    // Bytes of k.
+    s32 k_bytes;
+    s32 lda, ldw;
+    // Tiles along n, and all of them.
+    s32 tiles_n, tiles;
+    Epilogue epilogue;
+};
+
+// Bytes of k in a stage.
+constexpr int BK = 128;
+// Bytes of the weights that stay.
+constexpr int STAY = RESIDENT * BN * BK;
+constexpr int EIGHTS = BN / 8;
+constexpr int GROUPS = BN / 32;
+
+#if INTEGER
+typedef s32 Sum;
+INLINE f32 sum_f32(Sum x) { return to_f32(x); }
+#else
+typedef f32 Sum;
+INLINE f32 sum_f32(Sum x) { return x; }
+#endif
+
+// Starts copying `rows` rows of k bytes `k0..k0 + BK` from row `row0` on, as thread `thread` of `threads`; rows and bytes that
+// are not there become zeros.
+template <int rows, int threads>
+INLINE void copy_tile(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride, s32 k0, s32 k_bytes, s32 thread) {
+    s32 chunk = thread % 8, byte = k0 + 16 * chunk;
+    s32 in_row = k_bytes - byte < 0 ? 0 : k_bytes - byte > 16 ? 16 : k_bytes - byte;
+#pragma unroll
+    for (int i = 0; i < (rows + threads / 8 - 1) / (threads / 8); i++) {
+        s32 row = i * (threads / 8) + thread / 8;
+        if (rows % (threads / 8) != 0 && row >= rows) break;
+        s32 valid = row0 + row < row_count ? in_row : 0;
+        const u8* source = valid == 0 ? from : from + static_cast<u64>(row0 + row) * stride + byte;
+        copy_async_16(to + row * BK + 16 * (chunk ^ (row % 8)), source, valid);
+    }
+}
+
+// Starts sums (+)= a * w over `steps` steps of 32 bytes.
+INLINE void multiply_steps(Sum (&sums)[BLOCKS][4 * EIGHTS], const u8* a, const u8* w, int steps, bool first) {
+    u64 b = tile_descriptor(w);
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+        u64 d = tile_descriptor(a + 64 * BK * block);
+#pragma unroll
+        for (int step = 0; step < BK / 32; step++) {
+            if (step >= steps) break;
+            s32 add = !first || step > 0;
+#if INTEGER
+            Wgmma<BN>::i8(sums[block], d + 2 * step, b + 2 * step, add);
+#else
+            Wgmma<BN>::f16(sums[block], d + 2 * step, b + 2 * step, add);
+#endif
+        }
+    }
+}
+
+// Whether a lane has registers to spare for what of the stream it adds to.
+#define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
+
+// A place in the sequence of stages that a block goes through.
+struct Cursor {
+    s32 tile, step;
+
+    INLINE void advance(s32 steps, s32 stride) {
+        step++;
+        if (step == steps) step = 0, tile += stride;
+    }
+};
+
+// Scale and bias of the block's columns, in shared memory.
+struct Constants {
+    const f32* scale;
+    const f32* bias;
+};
+
+// Columns of a NaN become zeros, as their codes are.
+INLINE void load_constants(const Params& p, f32* to, s32 n0) {
+    for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
+        bool there = n0 + i < p.n_packed;
+        f32 bias = there ? p.epilogue.bias[n0 + i] : 0.0f;
+#if INTEGER || OUTPUT
+        f32 scale = there ? p.epilogue.scale[n0 + i] : 0.0f;
+#if NUMBERS && STORE == STORE_CODES
+        if (bias != bias || scale != scale) bias = scale = 0.0f;
+#endif
+        to[i] = scale;
+#endif
+        to[BN + i] = bias;
+    }
+}
+
+// What of the stream a lane adds to, loaded ahead.
+struct Old {
+    u32 targets[2 * BLOCKS];
+#if PREFETCH
+    u32x4 values[2 * BLOCKS][GROUPS];
+#endif
+};
+
+INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
+#pragma unroll
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+        s32 row = row0 + 32 * (i & ~1) + 8 * (i & 1);
+        old.targets[i] = row < p.m ? destination(p.epilogue, row) : PAD;
+#if PREFETCH
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            bool there = old.targets[i] != PAD && column0 + 32 * j < p.epilogue.n && whole_eights(p.epilogue);
+            u64 at = static_cast<u64>(old.targets[i]) * p.epilogue.stride + column0 + 32 * j;
+            const Stream* stream = static_cast<const Stream*>(p.epilogue.out);
+            old.values[i][j] = there ? *reinterpret_cast<const u32x4*>(stream + at) : u32x4{0, 0, 0, 0};
+        }
+#endif
+    }
+}
+
+// Finishes a tile: row i of a lane is `old.targets[i]`.
+INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
+                        s32 column0, const f32* tail) {
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        s32 column = column0 + 32 * j;
+        if (column >= p.epilogue.n) continue;
+        Columns columns;
+        const f32* at_column = constants + column % BN;
+#if INTEGER || OUTPUT
+        load8(columns.scale, at_column);
+#endif
+        load8(columns.bias, at_column + BN);
+#if STORE == STORE_CODES
+        columns.recip = p.epilogue.recip[column];
+#endif
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++) {
+            if (old.targets[i] == PAD) continue;
+            f32 y[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) y[k] = sum_f32(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2]);
+#if PREFETCH
+            if (whole_eights(p.epilogue)) {
+                finish_values(p.epilogue, columns, y, tail);
+                const u32x4& v = old.values[i][j];
+                const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int k = 0; k < 8; k++) y[k] = y[k] + half_to_f32(static_cast<u16>(words[k / 2] >> (16 * (k % 2))));
+                u64 at = static_cast<u64>(old.targets[i]) * p.epilogue.stride + column;
+                store8(static_cast<Stream*>(p.epilogue.out) + at, y);
+                continue;
+            }
+#endif
+            finish8(p.epilogue, columns, old.targets[i], column, y, tail);
+        }
+    }
+}
