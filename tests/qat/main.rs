@@ -1,6 +1,8 @@
 //! `swinq qat` on the bundled sample: results that the other commands accept, kills, interrupts, refusals.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod refusals;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,12 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use assert_cmd::assert::Assert;
-use common::{
-    calibrate, files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
-};
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::load_config;
-use swinq_model::{QuantizedModel, Recipe};
+use common::{calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
 
 /// A folder with a job in it, whose output is `out`.
 struct Folder(tempfile::TempDir);
@@ -56,14 +53,6 @@ impl Folder {
         command.arg("qat").arg(self.path("job.yaml")).args(more);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
-
-    /// Asserts that a run with `--opts KEY VALUE` is refused with `code` and `words`, and writes nothing.
-    #[track_caller]
-    fn refuses(&self, key: &str, value: impl AsRef<Path>, code: i32, words: &[&str]) {
-        let before = files(self.0.path());
-        refused(self.run(&["--opts", key, value.as_ref().to_str().unwrap()]), code, words);
-        assert_eq!(files(self.0.path()), before, "{key} left files");
-    }
 }
 
 /// The bundled images, few of them for validation.
@@ -81,10 +70,6 @@ fn calibrated() -> &'static Path {
         (folder, path)
     });
     path
-}
-
-fn checkpoint(out: &Path, step: u64) -> PathBuf {
-    out.join(format!("checkpoints/step-{step:09}.safetensors"))
 }
 
 fn eval(model: &Path) -> String {
@@ -211,134 +196,4 @@ fn a_dry_run_shows_everything_and_writes_nothing() {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     assert_eq!(files(folder.0.path()), ["job.yaml"]);
-}
-
-#[test]
-fn bad_jobs() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    folder.refuses("optimizer.lrs", "1", 1, &["optimizer.lrs", "did you mean `optimizer.lr`"]);
-    folder.refuses("optimizer.lr", "17", 1, &["optimizer.lr", "absolute learning rate"]);
-    folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 steps"]);
-    folder.refuses("augment.flop", "1", 1, &["augment.flop", "`flip`"]);
-    folder.refuses("batch_size", "1000", 1, &["batch_size", "256"]);
-    let rule = "[{match: '**.fc9.*', scales: learned}]";
-    folder.refuses("quantization.rules", rule, 1, &["rules[0]", "matches no site"]);
-    if cfg!(not(feature = "cuda")) {
-        folder.refuses("device", "cuda", 2, &["device", "--features cuda"]);
-    }
-    refused(swinq(["qat", "nosuch.yaml"]).assert(), 1, &["nosuch.yaml"]);
-}
-
-/// A float checkpoint of random weights, in our own format, which describes itself.
-fn float_file(folder: &Folder, name: &str, opts: &[(&str, &str)]) -> PathBuf {
-    let opts: Vec<(String, String)> = opts.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
-    let path = folder.path(name);
-    QuantizedModel::from_float(&random_model(&cfg, 1)).unwrap().save(&path).unwrap();
-    path
-}
-
-#[test]
-fn teachers_that_cannot_teach() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    folder.refuses("teacher", folder.path("nosuch.safetensors"), 1, &["teacher", "nosuch.safetensors"]);
-    folder.refuses("teacher", calibrated(), 1, &["teacher", "q.safetensors", "float one is needed"]);
-    let other = float_file(&folder, "classes.safetensors", &[("MODEL.NUM_CLASSES", "20")]);
-    folder.refuses("teacher", other, 1, &["classes.safetensors", "20 classes", "the model 10"]);
-    let other = float_file(&folder, "size.safetensors", &[("DATA.IMG_SIZE", "112")]);
-    folder.refuses("teacher", other, 1, &["size.safetensors", "112 pixels", "the model of 56"]);
-    let other = float_file(&folder, "wide.safetensors", &[("MODEL.SWIN.EMBED_DIM", "32")]);
-    let opts = ["--opts", "teacher", other.to_str().unwrap(), "--opts", "loss.features", "1"];
-    refused(folder.run(&opts), 1, &["wide.safetensors", "loss.features"]);
-    assert!(!folder.out().exists());
-}
-
-/// A checkpoint of another network, quantized by ranges out of the air.
-fn of_another_network(folder: &Folder) -> PathBuf {
-    let opts = [("MODEL.SWIN.DEPTHS".to_owned(), "[2, 2]".to_owned())];
-    let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
-    let recipe = Recipe::shipped("default").unwrap();
-    let sites = recipe.resolve(&cfg.config).unwrap();
-    let ranges = sites.iter().filter(|(site, spec)| spec.needs_scale(*site)).map(|(site, _)| (*site, 1.0));
-    let model = swinq_calib::quantize(&random_model(&cfg, 1), &recipe, &ranges.collect()).unwrap();
-    let path = folder.path("other.safetensors");
-    model.save(&path).unwrap();
-    path
-}
-
-#[test]
-fn calibrated_checkpoints_that_do_not_fit() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    folder.refuses("model", folder.path("nosuch"), 1, &["model", "nosuch"]);
-    folder.refuses("model", sample_model(), 1, &["model"]);
-    let path = folder.path("float.safetensors");
-    QuantizedModel::from_float(&float_model()).unwrap().save(&path).unwrap();
-    folder.refuses("model", path, 1, &["float.safetensors", "quantizes nothing", "quant: off"]);
-    let other = of_another_network(&folder);
-    folder.refuses("model", other, 1, &["other.safetensors", "calibrated from `float`"]);
-}
-
-#[test]
-fn data_that_does_not_fit() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    folder.refuses("data.path", folder.path("nosuch"), 1, &["nosuch"]);
-    folder.refuses("data.val_path", folder.path("nosuch"), 1, &["nosuch"]);
-    let other = folder.path("data");
-    std::fs::create_dir(&other).unwrap();
-    for split in ["train", "val"] {
-        let [zip, map] = [format!("{split}.zip"), format!("{split}_map.txt")];
-        std::fs::copy(sample_data().join(&zip), other.join(&zip)).unwrap();
-        let text = std::fs::read_to_string(sample_data().join(&map)).unwrap();
-        std::fs::write(other.join(&map), text.replace("\t9", "\t99")).unwrap();
-    }
-    folder.refuses("data.path", &other, 1, &["100 classes", "has 10"]);
-    folder.refuses("data.val_path", &other, 1, &["100 classes", "has 10"]);
-    // Fewer classes, named one by one.
-    let image = common::root().join("tests/data/airplane.jpg");
-    for (split, class) in [("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")] {
-        std::fs::create_dir_all(folder.path("few").join(split).join(class)).unwrap();
-        std::fs::copy(&image, folder.path("few").join(split).join(class).join("1.jpg")).unwrap();
-    }
-    folder.refuses("data.path", folder.path("few"), 1, &["2 classes", "10"]);
-}
-
-#[test]
-fn outputs_that_cannot_be() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    std::fs::write(folder.path("file"), "mine").unwrap();
-    folder.refuses("output", folder.path("file"), 1, &["file"]);
-    folder.refuses("output", folder.path("file/below"), 1, &["file/below"]);
-    assert_eq!(std::fs::read_to_string(folder.path("file")).unwrap(), "mine");
-    if cfg!(target_os = "linux") {
-        folder.refuses("output", "/proc/swinq", 1, &["/proc/swinq"]);
-    }
-    let other = checkpoint(&folder.out(), 3);
-    std::fs::create_dir_all(other.parent().unwrap()).unwrap();
-    std::fs::write(&other, "a checkpoint").unwrap();
-    refused(folder.run(&[]), 1, &["checkpoints", "--resume", "another output"]);
-    assert_eq!(files(&folder.out()), ["checkpoints"]);
-    assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
-}
-
-/// A file system of 2 MB, which only this process's children see: no checkpoint fits.
-#[cfg(target_os = "linux")]
-#[test]
-fn no_space_left_for_a_checkpoint() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
-    std::fs::create_dir(folder.out()).unwrap();
-    let script = "mount -t tmpfs -o size=2m none \"$1\" || exit 77; \"$2\" qat \"$3\"; code=$?; \
-                  ls -A \"$1/checkpoints\" >&2; exit $code";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(folder.out());
-    command.arg(env!("CARGO_BIN_EXE_swinq")).arg(folder.path("job.yaml"));
-    let Ok(output) = command.output() else {
-        return eprintln!("SKIPPED no_space_left_for_a_checkpoint: there is no unshare");
-    };
-    let message = String::from_utf8_lossy(&output.stderr);
-    if output.status.code() == Some(77) || message.contains("unshare failed") {
-        return eprintln!("SKIPPED no_space_left_for_a_checkpoint: no file system of one's own: {message}");
-    }
-    assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(message.contains("step-000000001") && message.contains("No space left"), "{message}");
-    assert!(!message.contains(".part"), "a half file stayed: {message}");
 }
