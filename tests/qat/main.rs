@@ -91,7 +91,10 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     for word in ["qat: 3/3 steps, loss ", "images/s, ETA"] {
         assert!(err.contains(word), "`{word}` is not in: {err}");
     }
-    assert_eq!(files(&folder.out()), ["checkpoints", "log.jsonl", "model.safetensors", "tensorboard"]);
+    assert_eq!(
+        files(&folder.out()),
+        ["checkpoints", "job.yaml", "log.jsonl", "model.safetensors", "tensorboard"]
+    );
     let model = folder.out().join("model.safetensors");
     assert!(std::fs::read(&model).unwrap() != std::fs::read(calibrated()).unwrap());
     assert!(eval(&model).contains(" * Acc@1 "));
