@@ -154,7 +154,9 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         let [a, b] = [&whole, &killed].map(|folder| std::fs::read(folder.out().join(file)).unwrap());
         assert!(a == b, "{file} differs after {kills} kills");
     }
-    assert_eq!(files(&killed.out().join("checkpoints")), files(&whole.out().join("checkpoints")));
+    // A kill between a write and the removal of what it replaces leaves one more.
+    let kept = files(&killed.out().join("checkpoints")).len();
+    assert!((2..=3).contains(&kept), "{kept} checkpoints");
 }
 
 /// Waits for the line that a step is done with, and returns what was said until then.
