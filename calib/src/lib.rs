@@ -18,4 +18,4 @@ pub use error::CalibError;
 pub use histogram::Histogram;
 pub use observe::Observe;
 pub use quantize::quantize;
-pub use weight::{quantize_weight, weight_scales};
+pub use weight::{largest_code, quantize_by_scales, quantize_weight, weight_scales};

@@ -9,7 +9,7 @@ use crate::error::CalibError;
 use crate::histogram::Histogram;
 
 /// The largest code of a weight site: 127 for 8 bits, 7 for 4.
-fn largest_code(spec: &SiteSpec) -> u8 {
+pub fn largest_code(spec: &SiteSpec) -> u8 {
     if spec.bits == 4 { 7 } else { 127 }
 }
 
@@ -69,12 +69,17 @@ fn chosen(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f3
 /// # Errors
 /// Those of [`weight_scales`].
 pub fn quantize_weight(weight: &HostTensor, spec: &SiteSpec) -> Result<Int8Weight, CalibError> {
-    let scales = weight_scales(weight, spec)?;
-    let limit = f32::from(largest_code(spec));
+    Ok(quantize_by_scales(weight, weight_scales(weight, spec)?, largest_code(spec)))
+}
+
+/// The codes of `weight` (output channels first) under given scales, one in all or one per output channel, none beyond
+/// `largest_code`: those of [`quantize_weight`].
+pub fn quantize_by_scales(weight: &HostTensor, scales: Vec<f32>, largest_code: u8) -> Int8Weight {
+    let limit = f32::from(largest_code);
     let run = weight.data.len().checked_div(scales.len()).unwrap_or(0).max(1);
     let codes = weight.data.par_chunks(run).zip(&scales).flat_map_iter(|(values, scale)| {
         let inverse = scale.recip();
         values.iter().map(move |w| (w * inverse).clamp(-limit, limit).round_ties_even() as i8)
     });
-    Ok(Int8Weight { shape: weight.shape.clone(), codes: codes.collect(), scales })
+    Int8Weight { shape: weight.shape.clone(), codes: codes.collect(), scales }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_calib::{quantize, quantize_weight};
+use swinq_calib::{quantize_by_scales, quantize_weight};
 use swinq_model::params::parameters;
-use swinq_model::quantized::{FloatModel, Int8Weight, Param};
-use swinq_model::{HostTensor, QuantizedModel, Recipe, Site, StateDict, SwinConfig, all_linears};
+use swinq_model::quantized::{FloatModel, Param};
+use swinq_model::{HostTensor, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
 
 use crate::error::QatError;
 use crate::scales::ScaleTable;
@@ -52,7 +52,7 @@ pub fn quantized(
             continue;
         }
         let weight = match scales.trained_weight_scales(linear, values)? {
-            Some((scales, largest)) => codes(&tensors[&name], scales, largest),
+            Some((scales, largest)) => quantize_by_scales(&tensors[&name], scales, largest),
             None => quantize_weight(&tensors[&name], spec)?,
         };
         model.params.insert(name, Param::Int8(weight));
@@ -63,32 +63,10 @@ pub fn quantized(
     Ok(model)
 }
 
-/// The codes of `weight` under given scales.
-fn codes(weight: &HostTensor, scales: Vec<f32>, largest: f32) -> Int8Weight {
-    let run = weight.data.len() / scales.len();
-    let code = |(values, scale): (&[f32], &f32)| {
-        let recip = scale.recip();
-        values
-            .iter()
-            .map(move |w| (w * recip).clamp(-largest, largest).round_ties_even() as i8)
-            .collect::<Vec<i8>>()
-    };
-    let codes = weight.data.chunks(run).zip(&scales).flat_map(code).collect();
-    Int8Weight { shape: weight.shape.clone(), codes, scales }
-}
-
 /// The float model that `values` are.
 ///
 /// # Errors
 /// Those of candle.
 pub fn float(start: &FloatModel, values: &BTreeMap<String, Tensor>) -> Result<FloatModel, QatError> {
     Ok(FloatModel { tensors: state_dict(&start.config, values)?, ..start.clone() })
-}
-
-/// A float model as a quantized one with every site off, which the engine runs.
-///
-/// # Errors
-/// Parameters that are not finite.
-pub fn unquantized(model: &FloatModel) -> Result<QuantizedModel, QatError> {
-    Ok(quantize(model, &Recipe::float(), &BTreeMap::new())?)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_calib::{CalibError, weight_scales};
+use swinq_calib::{CalibError, largest_code, weight_scales};
 use swinq_kernels::Quantizer;
 use swinq_model::float::ops::taped::{Fake, FakeWeight, Learned};
 use swinq_model::quantized::SiteState;
@@ -52,9 +52,10 @@ impl WeightStep {
 
     /// From what [`WeightStep::source`] gave.
     fn scales(&self, values: Vec<f32>) -> Vec<f32> {
+        let largest = f32::from(largest_code(&self.spec));
         let scale = |(value, base): (f32, &f32)| match self.ratio.is_some() {
             true => base * value,
-            false if (value / largest(&self.spec)).recip().is_finite() => value / largest(&self.spec),
+            false if (value / largest).recip().is_finite() => value / largest,
             false => 1.0,
         };
         values.into_iter().zip(&self.base).map(scale).collect()
@@ -66,11 +67,6 @@ impl WeightStep {
 pub struct ScaleTable {
     activations: BTreeMap<Site, ActivationStep>,
     weights: BTreeMap<Linear, WeightStep>,
-}
-
-/// The largest code of a weight.
-fn largest(spec: &SiteSpec) -> f32 {
-    if spec.bits == 4 { 7.0 } else { 127.0 }
 }
 
 impl ScaleTable {
@@ -161,7 +157,7 @@ impl ScaleTable {
     /// The fake quantization of a weight of `values` values; `None` where the site is off.
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
         let step = self.weights.get(&linear)?;
-        let largest = largest(&step.spec);
+        let largest = f32::from(largest_code(&step.spec));
         let learned = step.ratio.as_ref().map(|ratio| Learned {
             ratio: ratio.clone(),
             base: step.base.clone(),
@@ -188,13 +184,13 @@ impl ScaleTable {
         &self,
         linear: Linear,
         tensors: &BTreeMap<String, Tensor>,
-    ) -> Result<Option<(Vec<f32>, f32)>, QatError> {
+    ) -> Result<Option<(Vec<f32>, u8)>, QatError> {
         let Some(step) = self.weights.get(&linear).filter(|step| step.ratio.is_some()) else {
             return Ok(None);
         };
         let ratio = tensors[&ratio_name(Site::Weight(linear))].to_vec1::<f32>()?;
         let scales = step.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect();
-        Ok(Some((scales, largest(&step.spec))))
+        Ok(Some((scales, largest_code(&step.spec))))
     }
 }
 

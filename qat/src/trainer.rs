@@ -151,10 +151,6 @@ impl Trainer {
 
     /// Forward and backward of one batch.
     fn batch(&mut self, batch: &Batch, number: u64) -> Result<(LossParts, Gradients), QatError> {
-        if batch.is_empty() {
-            // All its images were unreadable and left out.
-            return Ok(Default::default());
-        }
         let lesson = self.teacher.as_ref().map(|teacher| teacher.teach(batch)).transpose()?;
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
@@ -294,7 +290,7 @@ impl Trainer {
     pub fn model(&self) -> Result<QuantizedModel, QatError> {
         match &self.template {
             Some(template) => export::quantized(template, &self.start, self.student.scales(), self.values()),
-            None => export::unquantized(&self.float()?),
+            None => Ok(QuantizedModel::from_float(&self.float()?)?),
         }
     }
 
