@@ -13,7 +13,12 @@ typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
 
+// MIN_BLOCKS, where it is defined, are blocks that a multiprocessor must have the registers for; what is beyond is used.
+#if defined(MIN_BLOCKS)
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) name
+#else
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS) name
+#endif
 #define INLINE __device__ __forceinline__
 #define CONSTANT static __device__ const
 
@@ -55,6 +60,9 @@ INLINE f32 div_f32(f32 a, f32 b) { return __fdiv_rn(a, b); }
 INLINE f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
 INLINE f32 rsqrt_f32(f32 x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
+INLINE f32 sqrt_f32(f32 x) { return __fsqrt_rn(x); }
+// The nearest integer, ties to even.
+INLINE f32 rint_f32(f32 x) { return rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }

@@ -71,9 +71,9 @@ INLINE f32 gelu_fast(f32 x, f32 positive) {
 // A NaN stays one.
 INLINE f32 gelu_fast(f32 x) { return gelu_fast(x, 0.0f > x ? 0.0f : x); }
 
-// GELU with the coefficients of its tail in shared memory, pairs of powers by column, `[3][16][2]`: see `load_tail`.
-INLINE f32 gelu(f32 x, const f32* tail) {
-    f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
+// erfc(a / sqrt(2)) / 2 for a from 0 to TAIL_LAST, with its coefficients in shared memory, pairs of powers by column,
+// `[3][16][2]`: see `load_tail`.
+INLINE f32 gelu_tail(f32 a, const f32* tail) {
     f32 sum = fma_f32(a, from_bits(TAIL_PER_UNIT_BITS), 8388608.0f);
     f32 u = fma_f32(a, from_bits(TAIL_PER_UNIT_BITS), -(sum - 8388608.0f));
     const f32x2* column = reinterpret_cast<const f32x2*>(tail) + (bits(sum) & 15);
@@ -82,7 +82,13 @@ INLINE f32 gelu(f32 x, const f32* tail) {
     h = fma_f32(h, u, c23.y);
     h = fma_f32(h, u, c23.x);
     h = fma_f32(h, u, c01.y);
-    h = fma_f32(h, u, c01.x);
+    return fma_f32(h, u, c01.x);
+}
+
+// GELU with the coefficients of `gelu_tail`.
+INLINE f32 gelu(f32 x, const f32* tail) {
+    f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
+    f32 h = gelu_tail(a, tail);
     f32 positive = 0.0f > x ? 0.0f : x;
     return fma_f32(-a, h, positive);
 }

@@ -3,15 +3,20 @@
 //! ```text
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
-//! The keys are those of a job (`batch_size 64 device cuda precision bf16 threads 2`). The last line is JSON with the median
-//! in milliseconds, for `benches/peers/qat_torch.py --swinq`.
+//! `random random` for the two checkpoints are random weights of CFG, calibrated on the images. The keys are those of a
+//! job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`: `fused` (the default), or `composed` of candle's
+//! operations. The last line is JSON with the median in milliseconds, for `benches/peers/qat_torch.py --swinq`.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
 use candle_core::Device;
+use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::checkpoint::{LoadOptions, load_float};
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, load_config};
+use swinq_model::float::tape::Passes;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, load_config, random_model};
 use swinq_qat::job::Job;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
@@ -64,20 +69,50 @@ fn device(job: &Job) -> Device {
     Device::Cpu
 }
 
+/// Takes the key `ops` from among the job's.
+fn passes(overrides: &mut Vec<(String, String)>) -> Passes {
+    let ops = overrides.iter().position(|(key, _)| key == "ops").map(|i| overrides.remove(i).1);
+    match ops.as_deref() {
+        None | Some("fused") => Passes::Fused,
+        Some("composed") => Passes::Composed,
+        Some(other) => panic!("ops {other}: fused or composed"),
+    }
+}
+
+/// The two checkpoints; for the word `random` random weights, calibrated on the images that are trained on.
+fn models(calibrated: &str, float: &str, cfg: &str, batch: usize) -> (FloatModel, QuantizedModel) {
+    let config = load_config(cfg, &[]).expect("a configuration");
+    let float = match float {
+        "random" => random_model(&config, 1),
+        path => {
+            let options = LoadOptions { cfg: Some(config), dialect: None };
+            load_float(Path::new(path), &options).expect("a float checkpoint")
+        }
+    };
+    if calibrated != "random" {
+        return (float, QuantizedModel::load(Path::new(calibrated)).expect("a calibrated checkpoint"));
+    }
+    let recipe = Recipe::shipped("default").expect("it is shipped");
+    let mut images = Fixed(noise(float.config.image_size, batch.min(4), float.config.num_classes));
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    let found = calibrate(&float, &recipe, &mut images, options).expect("a calibration");
+    (float, found.model)
+}
+
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [calibrated, float, cfg, overrides @ ..] = words.as_slice() else {
         panic!("CALIBRATED FLOAT CFG [KEY VALUE]...")
     };
-    let overrides: Vec<(String, String)> =
+    let mut overrides: Vec<(String, String)> =
         overrides.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+    let passes = passes(&mut overrides);
     let text =
         format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
     rayon::ThreadPoolBuilder::new().num_threads(job.threads).build_global().expect("threads");
-    let options = LoadOptions { cfg: Some(load_config(cfg, &[]).expect("a configuration")), dialect: None };
-    let float = load_float(Path::new(float), &options).expect("a float checkpoint");
-    let quantized = QuantizedModel::load(Path::new(calibrated)).expect("a calibrated checkpoint");
+    let (float, quantized) = models(calibrated, float, cfg, job.batch_size);
     let start = Start {
         job: &job,
         float: &float,
@@ -88,6 +123,7 @@ fn main() {
     };
     let schedule = Schedule::of(&job, 1000).expect("a schedule");
     let mut trainer = Trainer::new(&start, schedule).expect("a trainer");
+    trainer.set_passes(passes);
     let mut images = Fixed(noise(float.config.image_size, job.batch_size, float.config.num_classes));
     let mut times = Vec::new();
     for step in 0..WARMUP + STEPS {
@@ -102,9 +138,10 @@ fn main() {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     println!(
-        "{} images a step on {}, {:.1} images/s",
+        "{} images a step on {} in {:?} ({passes:?}), {:.1} images/s",
         job.batch_size,
         job.device,
+        job.precision,
         1e3 * job.batch_size as f64 / median
     );
     println!("{{\"median_step_ms\": {median:.3}, \"least_step_ms\": {:.3}}}", times[0]);

@@ -4,8 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 use rayon::prelude::*;
+use swinq_model::float::tape::Passes;
 
 use crate::job::OptimizerKeys;
 
@@ -38,6 +42,8 @@ pub struct AdamW {
     pub steps: u64,
     /// By parameter.
     pub moments: BTreeMap<String, Moments>,
+    /// Who computes.
+    pub passes: Passes,
 }
 
 impl AdamW {
@@ -50,7 +56,7 @@ impl AdamW {
         for (name, p) in parameters {
             moments.insert(name.clone(), Moments { first: p.zeros_like()?, second: p.zeros_like()? });
         }
-        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments })
+        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments, passes: Passes::Fused })
     }
 
     /// Begins an update of all parameters.
@@ -73,10 +79,13 @@ impl AdamW {
         let correction =
             self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.steps).unwrap_or(i32::MAX)));
         let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
-        if parameter.device().is_cpu() {
-            rule.on_host(parameter, gradient, moments)
-        } else {
-            rule.composed(parameter, gradient, moments)
+        match parameter.device() {
+            Device::Cpu => rule.on_host(parameter, gradient, moments),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) if self.passes == Passes::Fused => {
+                cuda::update(&rule, parameter, gradient, moments)
+            }
+            _ => rule.composed(parameter, gradient, moments),
         }
     }
 }
@@ -147,14 +156,34 @@ impl InplaceOp1 for HostStep<'_> {
     }
 }
 
+/// The rule's constants in f32, as passes over values take them.
+#[derive(Clone, Copy)]
+struct Constants {
+    betas: [f32; 2],
+    /// What the betas leave to the gradient.
+    rest: [f32; 2],
+    factor: f32,
+    keep: f32,
+    lr: f32,
+    unbias: f32,
+    eps: f32,
+}
+
 impl Rule {
+    fn constants(&self) -> Constants {
+        Constants {
+            betas: self.betas.map(|beta| beta as f32),
+            rest: self.betas.map(|beta| (1.0 - beta) as f32),
+            factor: self.update.gradient as f32,
+            keep: (1.0 - self.update.lr * self.update.decay) as f32,
+            lr: (self.update.lr / self.correction[0]) as f32,
+            unbias: (1.0 / self.correction[1]) as f32,
+            eps: self.eps as f32,
+        }
+    }
+
     fn step(&self, p: &mut [f32], g: &[f32], first: &mut [f32], second: &mut [f32]) {
-        let [b1, b2] = self.betas.map(|beta| beta as f32);
-        let [c1, c2] = self.betas.map(|beta| (1.0 - beta) as f32);
-        let factor = self.update.gradient as f32;
-        let keep = (1.0 - self.update.lr * self.update.decay) as f32;
-        let lr = (self.update.lr / self.correction[0]) as f32;
-        let (unbias, eps) = ((1.0 / self.correction[1]) as f32, self.eps as f32);
+        let Constants { betas: [b1, b2], rest: [c1, c2], factor, keep, lr, unbias, eps } = self.constants();
         const PART: usize = 1 << 14;
         let moments = first.par_chunks_mut(PART).zip(second.par_chunks_mut(PART));
         p.par_chunks_mut(PART).zip(g.par_chunks(PART)).zip(moments).for_each(|((p, g), (first, second))| {
@@ -192,8 +221,6 @@ pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> 
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
 
     const TORCH: [f32; 3] = [0.6391262, 0.0072189, 1.4805835];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_model::float::tape::{Gradients, Tape};
+use swinq_model::float::tape::{Gradients, Passes, Tape};
 use swinq_model::float::{Float, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BlockId, ModelError, QuantizedModel, Site, SwinConfig, Transform};
@@ -126,6 +126,11 @@ impl Student {
             tape,
             parameters,
         })
+    }
+
+    /// Chooses who computes the passes from now on.
+    pub fn set_passes(&self, passes: Passes) {
+        self.tape.set_passes(passes);
     }
 
     /// The parameters.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_model::float::tape::Gradients;
+use swinq_model::float::tape::{Gradients, Passes};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel};
 
@@ -106,6 +106,12 @@ impl Trainer {
             progress: Progress { step: 0, updates: 0, usual_loss: None, loss_scale, steady_steps: 0 },
             student,
         })
+    }
+
+    /// Chooses who computes the passes from now on: own kernels, unless another choice is to be compared with them.
+    pub fn set_passes(&mut self, passes: Passes) {
+        self.student.set_passes(passes);
+        self.optimizer.passes = passes;
     }
 
     /// Steps done.

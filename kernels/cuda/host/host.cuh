@@ -67,6 +67,8 @@ INLINE u32 add_bytes(u32 word, u32 sum) {
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return a / b; }
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }
+INLINE f32 sqrt_f32(f32 x) { return __builtin_sqrtf(x); }
+INLINE f32 rint_f32(f32 x) { return __builtin_rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __builtin_sqrt(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return a / b; }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }

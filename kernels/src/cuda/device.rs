@@ -48,6 +48,11 @@ impl Context {
         self.handle == other.handle
     }
 
+    /// Whether `handle` is this context.
+    pub(crate) fn is(&self, handle: sys::CUcontext) -> bool {
+        self.handle == handle
+    }
+
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.bind()?;

@@ -87,6 +87,11 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaErro
     }
 }
 
+/// An error of `cudarc`'s own types as one that names the call.
+pub(crate) fn failed(call: &'static str, error: DriverError) -> CudaError {
+    CudaError::Driver { call, what: describe(error.0) }
+}
+
 /// Name and description of a driver error.
 pub(crate) fn describe(error: CUresult) -> String {
     let error = DriverError(error);

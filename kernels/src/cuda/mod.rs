@@ -28,6 +28,7 @@ mod program;
 mod resources;
 pub mod sources;
 mod stream;
+pub mod training;
 
 pub use cublaslt::{FloatKind, Lt, LtPlan, Output};
 pub use device::{Arch, Device};

@@ -35,6 +35,15 @@ pub const SOURCES: &[(&str, &str)] = table![
     "patch.cuh",
     "patch_half.cu",
     "prelude.cuh",
+    "train.cuh",
+    "train_attention.cuh",
+    "train_attention_backward.cu",
+    "train_attention_forward.cu",
+    "train_fake.cu",
+    "train_norm.cu",
+    "train_pointwise.cu",
+    "train_rows.cu",
+    "train_table.cu",
     "wgmma.cuh",
 ];
 

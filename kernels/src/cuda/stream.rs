@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 
 use super::device::Context;
@@ -16,6 +17,8 @@ pub(crate) type Held = Arc<dyn Send + Sync>;
 pub struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
+    /// Whose stream it is, if not this one's.
+    owner: Option<Arc<CudaStream>>,
     /// While the stream is captured: what the graph has to keep alive. Locked whenever work is put on the stream.
     held: Mutex<Option<Vec<Held>>>,
 }
@@ -36,7 +39,21 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current, and the driver writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { context: Arc::clone(device.context()), handle, held: Mutex::new(None) })
+        Ok(Stream { context: Arc::clone(device.context()), handle, owner: None, held: Mutex::new(None) })
+    }
+
+    /// Somebody else's stream in the context of `device`, which this keeps alive.
+    ///
+    /// # Errors
+    /// It is a stream of another context.
+    pub(crate) fn shared(device: &Device, owner: &Arc<CudaStream>) -> Result<Stream, CudaError> {
+        if !device.context().is(owner.context().cu_ctx()) {
+            return Err(CudaError::Unsupported(
+                "a stream of another context than its device's primary".into(),
+            ));
+        }
+        let (context, handle) = (Arc::clone(device.context()), owner.cu_stream());
+        Ok(Stream { context, handle, owner: Some(Arc::clone(owner)), held: Mutex::new(None) })
     }
 
     /// Waits until all work on the stream is done.
@@ -115,7 +132,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.bind().is_ok() {
+        if self.owner.is_none() && self.bind().is_ok() {
             // SAFETY: created in `new`, destroyed here alone; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }

@@ -7,6 +7,10 @@ use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+use swinq_kernels::cuda::training::{
+    AttentionProgram, FakeProgram, NormProgram, column_sums_program, gather_program, pointwise_program,
+    table_program,
+};
 
 use crate::Scope;
 
@@ -26,7 +30,7 @@ fn stores(scope: Scope) -> Vec<DeviceStore> {
 }
 
 pub fn programs(scope: Scope) -> Vec<Program> {
-    [patches(scope), norms(scope), attentions(scope), ends()].concat()
+    [patches(scope), norms(scope), attentions(scope), ends(), training(scope)].concat()
 }
 
 fn patches(scope: Scope) -> Vec<Program> {
@@ -82,6 +86,33 @@ fn attentions(scope: Scope) -> Vec<Program> {
                 programs.extend(stores(scope).into_iter().map(|store| config.program(store)));
             }
         }
+    }
+    programs
+}
+
+/// The passes of training; attention in windows of the official models' sizes, with every kind of probabilities.
+fn training(scope: Scope) -> Vec<Program> {
+    let mut programs: Vec<Program> = vec![column_sums_program(), table_program()];
+    programs.extend(["gelu_forward", "gelu_backward", "adamw"].map(pointwise_program));
+    for vector in [1, 4] {
+        programs.extend(["gather", "add_bias"].map(|entry| gather_program(entry, vector)));
+        for (table, steps) in [(false, false), (false, true), (true, false), (true, true)] {
+            let fake = FakeProgram { vector, table, steps };
+            programs.extend(["fake_forward", "fake_backward", "fake_steps"].map(|entry| fake.program(entry)));
+        }
+    }
+    let columns: &[usize] =
+        if scope == Scope::Few { &[96, 768] } else { &[32, 96, 192, 384, 768, 1536, 3072, 4096] };
+    let norms = columns.iter().map(|&columns| NormProgram { columns });
+    programs
+        .extend(norms.flat_map(|norm| ["norm_forward", "norm_backward"].map(|entry| norm.program(entry))));
+    let attention: &[(usize, u32, u32)] = match scope {
+        Scope::Few => &[(49, 7, 1)],
+        _ => &[(49, 0, 0), (49, 7, 1), (49, 15, 2), (64, 7, 1), (144, 7, 1)],
+    };
+    for &(tokens, sites, probs) in attention {
+        let program = AttentionProgram { tokens, sites, probs };
+        programs.extend([program.forward(), program.backward(false), program.backward(true)]);
     }
     programs
 }

@@ -21,3 +21,4 @@ mod product;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;
+mod training;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::packed::Workers;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
 
 type Backward = Box<dyn FnOnce(Gradient, &mut Gradients) -> Result<()> + Send>;
 
@@ -27,10 +27,31 @@ struct Record {
     nodes: Vec<Node>,
     /// Type of the operands of weighted products, if not f32.
     products: Option<DType>,
-    /// Whether passes on the host are candle's operations, too.
-    composed: bool,
+    passes: Passes,
     /// Threads of weighted products on the host, once there is one.
     workers: Option<Workers>,
+}
+
+/// Who computes the passes of a tape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Passes {
+    /// Own kernels wherever there are some: on the host, and on CUDA in a build with the feature `cuda`.
+    #[default]
+    Fused,
+    /// The same formulas in candle's operations.
+    Composed,
+}
+
+/// Who computes one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Single passes on the host.
+    Host,
+    /// Own kernels on CUDA.
+    #[cfg(feature = "cuda")]
+    Cuda,
+    /// candle's operations.
+    Composed,
 }
 
 struct Node {
@@ -51,15 +72,19 @@ impl Tape {
         Tape(Arc::new(Mutex::new(Record { products, ..Record::default() })))
     }
 
-    /// An empty tape whose passes on the host are what they are on other devices: to test those anywhere.
-    #[cfg(test)]
-    pub(crate) fn composed() -> Tape {
-        Tape(Arc::new(Mutex::new(Record { composed: true, ..Record::default() })))
+    /// Chooses who computes the passes from now on: to compare them, and to test those of other devices anywhere.
+    pub fn set_passes(&self, passes: Passes) {
+        self.lock().passes = passes;
     }
 
-    /// Whether `x` is for the single passes on the host.
-    pub(super) fn fuses(&self, x: &Tensor) -> bool {
-        x.device().is_cpu() && !self.lock().composed
+    /// Who computes a pass over `x`.
+    pub(super) fn way(&self, x: &Tensor) -> Way {
+        match (self.lock().passes, x.device()) {
+            (Passes::Fused, Device::Cpu) => Way::Host,
+            #[cfg(feature = "cuda")]
+            (Passes::Fused, Device::Cuda(_)) if x.dtype() == DType::F32 => Way::Cuda,
+            _ => Way::Composed,
+        }
     }
 
     /// Threads of weighted products on the host.

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod contract;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod reference;
 
 use std::collections::BTreeMap;
@@ -60,12 +62,17 @@ impl Case {
 
     /// A student whose trained multiples are below 1.
     pub(crate) fn student(&self) -> Student {
+        self.student_on(&Device::Cpu)
+    }
+
+    /// As [`Case::student`], on `device`.
+    pub(crate) fn student_on(&self, device: &Device) -> Student {
         let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
-        let mut student = Student::new(&self.float, quantized, &Device::Cpu, None).unwrap();
+        let mut student = Student::new(&self.float, quantized, device, None).unwrap();
         for (name, parameter) in student.parameters().iter().filter(|(name, _)| name.starts_with("scale.")) {
             let part = 0.6 + 0.02 * (name.len() % 20) as f32;
             let ratio = vec![part; parameter.elem_count()];
-            parameter.slice_set(&Tensor::new(ratio, &Device::Cpu).unwrap(), 0, 0).unwrap();
+            parameter.slice_set(&Tensor::new(ratio, device).unwrap(), 0, 0).unwrap();
         }
         student.update_scales().unwrap();
         student

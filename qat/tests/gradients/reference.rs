@@ -43,8 +43,8 @@ fn rounded(x: &Tensor) -> Result<Tensor> {
 
 impl Step {
     /// The step as a tensor that has LSQ's gradient for `values` values.
-    fn tensor(&self, values: usize) -> Result<Tensor> {
-        let base = Tensor::new(self.base.as_slice(), &Device::Cpu)?;
+    fn tensor(&self, values: usize, device: &Device) -> Result<Tensor> {
+        let base = Tensor::new(self.base.as_slice(), device)?;
         let Some(ratio) = &self.ratio else { return Ok(base) };
         let factor = 1.0 / (values as f64 * self.largest).sqrt();
         instead(&(ratio * factor)?, ratio)? * base
@@ -52,7 +52,7 @@ impl Step {
 
     /// Fake quantization of `[steps, values]`.
     fn fake(&self, x: &Tensor, values: usize) -> Result<Tensor> {
-        let s = self.tensor(values)?.unsqueeze(1)?;
+        let s = self.tensor(values, x.device())?.unsqueeze(1)?;
         let scaled = x.detach().broadcast_mul(&s.detach().recip()?)?;
         let codes = rounded(&scaled.clamp(self.lowest, self.largest)?)?;
         // A value at the end of the range, give or take the rounding of a reciprocal, is inside.
@@ -107,8 +107,10 @@ impl Reference {
         keys: &LossKeys,
         lesson: &Lesson,
     ) -> (f64, BTreeMap<String, Tensor>) {
-        let tensors = self.variables.keys().map(|name| (name.clone(), self.tensor(name))).collect();
-        let swin = Swin::differentiable(&case.float.config, &tensors, &Device::Cpu).unwrap();
+        let tensors: BTreeMap<String, Tensor> =
+            self.variables.keys().map(|name| (name.clone(), self.tensor(name))).collect();
+        let device = tensors.values().next().unwrap().device();
+        let swin = Swin::differentiable(&case.float.config, &tensors, device).unwrap();
         let images = swin.images(&case.batch, &case.float.transform).unwrap();
         let mut walk = Walk { reference: self, features: BTreeMap::new() };
         let logits = swin.forward(&images, &mut walk).unwrap();
@@ -189,10 +191,10 @@ fn total_loss(
         .iter()
         .enumerate()
         .for_each(|(i, &l)| targets[i * classes + l as usize] += 1.0 - keys.smoothing as f32);
-    let targets = Tensor::from_vec(targets, (images, classes), &Device::Cpu)?;
+    let targets = Tensor::from_vec(targets, (images, classes), logits.device())?;
     let mut loss = ((targets * log_softmax(logits)?)?.sum_all()? * (-keys.labels / images as f64))?;
     let t = keys.temperature;
-    let teacher = (Tensor::from_slice(&lesson.logits, (images, classes), &Device::Cpu)? / t)?;
+    let teacher = (Tensor::from_slice(&lesson.logits, (images, classes), logits.device())? / t)?;
     let log_q = log_softmax(&teacher)?;
     let apart = (log_q.exp()? * (&log_q - log_softmax(&(logits / t)?)?)?)?.sum_all()?;
     loss = (loss + (apart * (keys.kl * t * t / images as f64))?)?;

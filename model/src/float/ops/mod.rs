@@ -9,7 +9,7 @@ mod fused;
 mod product;
 pub mod taped;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, bail};
 
@@ -51,6 +51,11 @@ pub struct Gather {
     pub parts: usize,
     /// `[rows * parts]` source rows.
     pub index: Arc<[u32]>,
+    /// What puts rows back, when it was first wanted.
+    back: Arc<OnceLock<Gather>>,
+    /// The index on the device that first used it.
+    #[cfg(feature = "cuda")]
+    resident: Arc<OnceLock<taped::cuda::Resident>>,
 }
 
 impl Gather {
@@ -60,16 +65,26 @@ impl Gather {
     /// From index maps such as [`Stage::partition`](crate::Stage::partition).
     pub fn new(source_rows: usize, parts: usize, index: impl IntoIterator<Item = Option<usize>>) -> Gather {
         let index = index.into_iter().map(|row| row.map_or(Gather::ABSENT, |row| row as u32)).collect();
-        Gather { source_rows, parts, index }
+        Gather {
+            source_rows,
+            parts,
+            index,
+            back: Arc::default(),
+            #[cfg(feature = "cuda")]
+            resident: Arc::default(),
+        }
     }
 
     /// The gather that puts every row back where it came from, for `parts` of 1 where every source row is used.
     pub fn inverse(&self) -> Gather {
-        let mut back = vec![None; self.source_rows];
-        for (row, &source) in self.index.iter().enumerate().filter(|(_, s)| **s != Gather::ABSENT) {
-            back[source as usize] = Some(row);
-        }
-        Gather::new(self.index.len(), 1, back)
+        let invert = || {
+            let mut back = vec![None; self.source_rows];
+            for (row, &source) in self.index.iter().enumerate().filter(|(_, s)| **s != Gather::ABSENT) {
+                back[source as usize] = Some(row);
+            }
+            Gather::new(self.index.len(), 1, back)
+        };
+        self.back.get_or_init(invert).clone()
     }
 
     /// Rows of an image after.

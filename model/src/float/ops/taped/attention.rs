@@ -9,11 +9,14 @@ mod head;
 use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::fake_quant::{Fake, FakeProbs};
 use super::host::{in_order, slices};
-use crate::float::tape::Tape;
+use crate::float::tape::{Tape, Way};
 use composed::Forward;
-use head::{Head, Scratch, Shape};
+pub(super) use head::Shape;
+use head::{Head, Scratch};
 
 /// Parts that the windows are split into where gradients are summed over them; fixed, so that sums are.
 const PARTS: usize = 32;
@@ -39,7 +42,7 @@ impl AttentionSites {
         AttentionSites { q: None, k: None, v: None, scores: None, probs: FakeProbs::Float };
 
     /// In the order of the gradients of their steps.
-    fn fakes(&self) -> [Option<&Fake>; 5] {
+    pub(super) fn fakes(&self) -> [Option<&Fake>; 5] {
         let probs = match &self.probs {
             FakeProbs::S8(fake) => Some(fake),
             _ => None,
@@ -68,19 +71,31 @@ pub fn attention(
         bail!("attention: {:?} with {heads} heads of {n} tokens", qkv.shape())
     }
     let (qkv, bias, mask) = (qkv.contiguous()?, bias.contiguous()?, mask.cloned());
-    let host = tape.fuses(&qkv);
-    let out = match host {
-        true => on_host(shape, &qkv, &bias, mask.as_ref(), sites)?,
-        false => Forward::new(shape, &qkv, &bias, mask.as_ref(), sites)?.output()?,
+    let way = tape.way(&qkv);
+    #[cfg(feature = "cuda")]
+    let way =
+        if way == Way::Cuda && !cuda::takes_attention(shape, &qkv, sites)? { Way::Composed } else { way };
+    let out = match way {
+        Way::Host => on_host(shape, &qkv, &bias, mask.as_ref(), sites)?,
+        #[cfg(feature = "cuda")]
+        Way::Cuda => cuda::attention(shape, &qkv, &bias, mask.as_ref(), sites)?,
+        Way::Composed => Forward::new(shape, &qkv, &bias, mask.as_ref(), sites)?.output()?,
     };
     let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
     let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
     let sites = sites.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let grad = grad.tensor().contiguous()?;
-        let (dqkv, dbias, steps) = match host {
-            true => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
-            false => {
+        let (dqkv, dbias, steps) = match way {
+            Way::Host => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
+            #[cfg(feature = "cuda")]
+            Way::Cuda => {
+                let [dqkv, dbias] =
+                    cuda::attention_gradient(shape, &qkv, &bias, mask.as_ref(), &sites, &grad, sink)?;
+                sink.add(&bias, dbias)?;
+                return sink.add(&qkv, dqkv);
+            }
+            Way::Composed => {
                 Forward::new(shape, &qkv, &bias, mask.as_ref(), &sites)?.backward(shape, &sites, &grad)?
             }
         };

@@ -9,9 +9,11 @@ use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 use swinq_kernels::Quantizer;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::host::{GRAIN, slices};
 use crate::float::ops::fused::vectorised;
-use crate::float::tape::{Gradient, Gradients, Tape};
+use crate::float::tape::{Gradient, Gradients, Tape, Way};
 
 /// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ pub struct FakeWeight {
 }
 
 /// Codes of an activation are clamped to these.
-const RANGE: (f32, f32) = (-128.0, 127.0);
+pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
 /// How far beyond the ends of the range a value is still inside, as a factor. The value that made the range, `amax`, times
 /// the reciprocal of `amax / Q` is `Q` but for three roundings, which must not decide whether its gradient is lost.
@@ -81,23 +83,28 @@ const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
-    let host = tape.fuses(&x);
-    let out = if host {
-        crate::float::ops::fake_quantize(&x, quantizer)?
-    } else {
-        composed_forward(&x, quantizer)?
+    let way = tape.way(&x);
+    let out = match way {
+        Way::Host => crate::float::ops::fake_quantize(&x, quantizer)?,
+        #[cfg(feature = "cuda")]
+        Way::Cuda => cuda::fake_quantize(&x, fake)?,
+        Way::Composed => composed_forward(&x, quantizer)?,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
-    let learned = fake.learned.clone();
+    let fake = fake.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let (dx, step) = if host {
-            on_host(&x, grad, &[quantizer.recip()], RANGE, learned.is_some())?
-        } else {
-            let x = x.flatten_all()?.unsqueeze(0)?;
-            composed(&x, grad.tensor(), &[quantizer.recip()], RANGE, learned.is_some())?
+        let (learned, recip) = (fake.learned.as_ref(), quantizer.recip());
+        let (dx, step) = match way {
+            Way::Host => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
+            #[cfg(feature = "cuda")]
+            Way::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
+            Way::Composed => {
+                let x = x.flatten_all()?.unsqueeze(0)?;
+                composed(&x, grad.tensor(), &[recip], RANGE, learned.is_some())?
+            }
         };
-        if let (Some(learned), Some(step)) = (&learned, &step) {
+        if let (Some(learned), Some(step)) = (learned, &step) {
             learned.add(sink, step)?;
         }
         sink.add(&x, dx)
@@ -113,7 +120,12 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let range = (-fake.largest, fake.largest);
     let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
     let matrix = w.reshape((fake.scales.len(), ()))?;
-    let host = tape.fuses(w);
+    let way = tape.way(w);
+    #[cfg(feature = "cuda")]
+    if way == Way::Cuda {
+        return cuda::fake_quantize_weight(tape, w, fake, &recips);
+    }
+    let host = way == Way::Host;
     let out = if host {
         weight_on_host(&matrix, &fake.scales, &recips, range)?
     } else {

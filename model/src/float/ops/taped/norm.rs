@@ -3,23 +3,31 @@
 use candle_core::{D, Result, Tensor};
 use rayon::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::host::{GRAIN, add_lanes, in_order, lane_sum, slices};
 use super::moments;
 use crate::float::ops::fused::vectorised;
 use crate::float::ops::{Gather, Norm, composed, fused};
-use crate::float::tape::Tape;
+use crate::float::tape::{Tape, Way};
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
 pub(in crate::float::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tensor> {
-    let host = tape.fuses(x);
-    let out = if host { fused::norm(x, norm)? } else { composed::norm(x, norm)? };
+    let way = tape.way(x);
+    let out = match way {
+        Way::Host => fused::norm(x, norm)?,
+        #[cfg(feature = "cuda")]
+        Way::Cuda => cuda::norm(x, norm)?,
+        Way::Composed => composed::norm(x, norm)?,
+    };
     let (x, norm) = (x.contiguous()?, norm.clone());
     let id = x.clone();
     tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] = if host {
-            on_host(&x, &norm, grad.tensor())?
-        } else {
-            composed_gradient(&x, &norm, grad.tensor())?
+        let [dx, weight, bias] = match way {
+            Way::Host => on_host(&x, &norm, grad.tensor())?,
+            #[cfg(feature = "cuda")]
+            Way::Cuda => cuda::norm_gradient(&x, &norm, grad.tensor())?,
+            Way::Composed => composed_gradient(&x, &norm, grad.tensor())?,
         };
         sink.add(&norm.weight, weight)?;
         sink.add(&norm.bias, bias)?;
@@ -35,7 +43,7 @@ pub(in crate::float::ops) fn norm_then_gather(
     norm: &Norm,
     gather: &Gather,
 ) -> Result<Tensor> {
-    if !tape.fuses(x) {
+    if tape.way(x) != Way::Host {
         return super::gather(tape, &self::norm(tape, x, norm)?, gather);
     }
     let out = fused::norm_then_gather(x, norm, gather)?;
@@ -54,7 +62,7 @@ pub(in crate::float::ops) fn norm_then_gather(
 /// u = (x - mean) * r      r = 1 / sqrt(variance + eps)      g = dy * weight
 /// dx = r * (g - mean(g) - u * mean(g * u))
 /// ```
-fn composed_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
+pub(super) fn composed_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (mean, r) = moments(x, norm.eps)?;
     let unit = x.broadcast_sub(&mean)?.broadcast_mul(&r)?;
     let g = grad.broadcast_mul(&norm.weight)?;

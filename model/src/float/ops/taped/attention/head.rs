@@ -10,7 +10,7 @@ use crate::float::ops::product::Product;
 
 /// Sizes of an attention.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(in crate::float::ops::taped) struct Shape {
     /// Tokens of a window.
     pub n: usize,
     pub heads: usize,

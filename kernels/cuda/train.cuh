@@ -1,0 +1,68 @@
+// What the kernels of training share: sums over warps and blocks, and fake quantization with its gradients.
+#pragma once
+
+#include "prelude.cuh"
+
+INLINE f32 warp_sum(f32 x) {
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) x = x + shuffle_xor(x, mask);
+    return x;
+}
+INLINE f32 warp_max(f32 x) {
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) x = max_f32(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// The sum over the block, in each of its threads, always in the same order. `shared` has a float for each warp.
+INLINE f32 block_sum(f32 x, f32* shared) {
+    constexpr u32 WARPS = THREADS / WARP;
+    x = warp_sum(x);
+    if (thread_index() % WARP == 0) shared[thread_index() / WARP] = x;
+    block_sync();
+    f32 sum = shared[0];
+#pragma unroll
+    for (u32 i = 1; i < WARPS; i++) sum = sum + shared[i];
+    block_sync();
+    return sum;
+}
+
+// A step and its reciprocal.
+struct Step {
+    f32 recip, scale;
+};
+
+INLINE f32 clamp_f32(f32 x, f32 low, f32 high) { return max_f32(min_f32(x, high), low); }
+
+// Activations' codes are clamped to these.
+constexpr f32 LOW = -128.0f, HIGH = 127.0f;
+
+// An activation as its code stands for it; 0 for a NaN.
+INLINE f32 rounded(f32 x, const Step& step) {
+    f32 scaled = x * step.recip;
+    f32 value = rint_f32(clamp_f32(scaled, LOW, HIGH)) * step.scale;
+    return scaled != scaled ? 0.0f : value;
+}
+
+// How far beyond the ends of the range a value is still inside, as a factor: the value that made the range must be,
+// whatever its roundings.
+constexpr f32 EDGE = 1.0f + 1.0f / 1048576.0f;
+
+// The gradient before a site from that after it, `grad`: that of `clamp`. Adds to `sum` what it gives to the step's.
+INLINE f32 clipped(f32 x, f32 grad, f32 recip, f32 low, f32 high, f32& sum) {
+    f32 scaled = x * recip;
+    bool inside = clamp_f32(scaled, low * EDGE, high * EDGE) == scaled;
+    sum = sum + grad * (rint_f32(clamp_f32(scaled, low, high)) - (inside ? scaled : 0.0f));
+    return grad * (inside ? 1.0f : 0.0f);
+}
+
+// One value, or four at once from an address aligned to 16 bytes.
+INLINE void load_values(f32 (&x)[1], const f32* from) { x[0] = *from; }
+INLINE void load_values(f32 (&x)[4], const f32* from) {
+    f32x4 v = *reinterpret_cast<const f32x4*>(from);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+INLINE void store_values(f32* to, const f32 (&x)[1]) { *to = x[0]; }
+INLINE void store_values(f32* to, const f32 (&x)[4]) {
+    *reinterpret_cast<f32x4*>(to) = f32x4{x[0], x[1], x[2], x[3]};
+}

@@ -1,0 +1,106 @@
+// Fake quantization of the rows of a matrix, in which every row has its own step: forward, the straight-through gradient,
+// and that of the steps in two stages.
+//
+// Entry points: `fake_forward`, `fake_backward`, `fake_steps`. Defines: THREADS; VECTOR (values at once, 1 or 4); TABLE
+// (whether steps are in memory, one for each row; a NaN then stays one, else it becomes 0); STEPS (whether the gradients
+// of steps are wanted).
+#include "train.cuh"
+
+struct Params {
+    // `[rows, columns]`.
+    const f32* x;
+    const f32* grad;
+    // Steps, their reciprocals and the factors of their gradients: `[3, rows]`.
+    const f32* table;
+    // `[rows, columns]`, or of `fake_steps` `[rows]`.
+    f32* out;
+    // Sums of parts of the rows, `[rows, parts]`.
+    f32* partial;
+    u32 rows, columns, parts;
+    // Codes are clamped to these.
+    f32 low, high;
+    // Where there is no table.
+    f32 scale, recip, factor;
+};
+
+// Values of a block.
+constexpr u32 PART = 16 * THREADS;
+
+INLINE Step step_of(const Params& p, u32 row) {
+#if TABLE
+    return Step{p.table[p.rows + row], p.table[row]};
+#else
+    return Step{p.recip, p.scale};
+#endif
+}
+
+INLINE f32 faked(const Params& p, f32 x, const Step& step) {
+    f32 scaled = x * step.recip;
+    f32 value = rint_f32(clamp_f32(scaled, p.low, p.high)) * step.scale;
+#if TABLE
+    return scaled != scaled ? scaled : value;
+#else
+    return scaled != scaled ? 0.0f : value;
+#endif
+}
+
+// Part x of row y.
+KERNEL(fake_forward)(const Params p) {
+    u32 row = block_y();
+    Step step = step_of(p, row);
+    const f32* x = p.x + static_cast<u64>(row) * p.columns;
+    f32* out = p.out + static_cast<u64>(row) * p.columns;
+#pragma unroll
+    for (u32 i = 0; i < PART; i += VECTOR * THREADS) {
+        u32 at = block_x() * PART + i + VECTOR * thread_index();
+        if (at >= p.columns) break;
+        f32 v[VECTOR];
+        load_values(v, x + at);
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) v[k] = faked(p, v[k], step);
+        store_values(out + at, v);
+    }
+}
+
+KERNEL(fake_backward)(const Params p) {
+    u32 row = block_y();
+    Step step = step_of(p, row);
+    u64 start = static_cast<u64>(row) * p.columns;
+    f32 sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < PART; i += VECTOR * THREADS) {
+        u32 at = block_x() * PART + i + VECTOR * thread_index();
+        if (at >= p.columns) break;
+        f32 x[VECTOR], grad[VECTOR];
+        load_values(x, p.x + start + at);
+        load_values(grad, p.grad + start + at);
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) grad[k] = clipped(x[k], grad[k], step.recip, p.low, p.high, sum);
+        store_values(p.out + start + at, grad);
+    }
+#if STEPS
+    sum = block_sum(sum, reinterpret_cast<f32*>(shared_memory()));
+    if (thread_index() == 0) p.partial[static_cast<u64>(row) * p.parts + block_x()] = sum;
+#endif
+}
+
+// The sum of the parts of row x, times its factor.
+KERNEL(fake_steps)(const Params p) {
+    f64* sums = reinterpret_cast<f64*>(shared_memory());
+    const f32* partial = p.partial + static_cast<u64>(block_x()) * p.parts;
+    f64 sum = 0.0;
+    for (u32 i = thread_index(); i < p.parts; i += THREADS) sum = sum + static_cast<f64>(partial[i]);
+    sums[thread_index()] = sum;
+    block_sync();
+    for (u32 half = THREADS / 2; half > 0; half /= 2) {
+        if (thread_index() < half) sums[thread_index()] = sums[thread_index()] + sums[thread_index() + half];
+        block_sync();
+    }
+    if (thread_index() != 0) return;
+#if TABLE
+    f32 factor = p.table[2 * p.rows + block_x()];
+#else
+    f32 factor = p.factor;
+#endif
+    p.out[block_x()] = static_cast<f32>(sums[0]) * factor;
+}

@@ -1,0 +1,59 @@
+// Value by value in training: GELU, its gradient, and AdamW.
+//
+// Entry points: `gelu_forward`, `gelu_backward`, `adamw`. Defines: THREADS.
+#include "train.cuh"
+
+struct Params {
+    // GELU's argument.
+    const f32* x;
+    // The gradient.
+    const f32* grad;
+    // Results; the parameter.
+    f32* out;
+    // AdamW's moments.
+    f32* first;
+    f32* second;
+    u32 count;
+    // AdamW: factor of the gradient, both decays and what they leave, factor of the parameter, rate, factor of the second
+    // moment, and what is added to its root.
+    f32 factor, keep_first, add_first, keep_second, add_second, keep, rate, unbias, epsilon;
+};
+
+INLINE u32 position() { return block_x() * THREADS + thread_index(); }
+
+KERNEL(gelu_forward)(const Params p) {
+    f32* tail = reinterpret_cast<f32*>(shared_memory());
+    load_tail(tail, THREADS);
+    block_sync();
+    for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) p.out[i] = gelu(p.x[i], tail);
+}
+
+// x phi(x) + Phi(x), from h = erfc(|x| / sqrt(2)) / 2 and the density phi.
+INLINE f32 gelu_derivative(f32 x, const f32* tail) {
+    f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
+    f32 h = gelu_tail(a, tail);
+    f32 exponent = x * x * -0.5f;
+    f32 floor = from_bits(FLOOR_BITS);
+    f32 density = exp_below(floor > exponent ? floor : exponent) * 0.398942280f;
+    return fma_f32(x, density, x > 0.0f ? 1.0f - h : h);
+}
+
+KERNEL(gelu_backward)(const Params p) {
+    f32* tail = reinterpret_cast<f32*>(shared_memory());
+    load_tail(tail, THREADS);
+    block_sync();
+    for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) {
+        p.out[i] = p.grad[i] * gelu_derivative(p.x[i], tail);
+    }
+}
+
+KERNEL(adamw)(const Params p) {
+    for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) {
+        f32 g = p.grad[i] * p.factor;
+        f32 first = p.first[i] * p.keep_first + g * p.add_first;
+        f32 second = p.second[i] * p.keep_second + g * g * p.add_second;
+        p.first[i] = first;
+        p.second[i] = second;
+        p.out[i] = p.out[i] * p.keep - p.rate * div_f32(first, sqrt_f32(second * p.unbias) + p.epsilon);
+    }
+}

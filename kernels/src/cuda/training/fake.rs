@@ -1,0 +1,203 @@
+//! Fake quantization and its gradients.
+
+use cudarc::driver::{CudaSlice, CudaView};
+
+use super::{THREADS, Training, uint, vector};
+use crate::Quantizer;
+use crate::cuda::{CudaError, LaunchConfig, Params, Program};
+
+/// Values of a block.
+const PART: u32 = 16 * THREADS;
+
+/// The most rows with steps of their own.
+const MOST_ROWS: usize = 65_535;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FakeParams {
+    x: u64,
+    grad: u64,
+    table: u64,
+    out: u64,
+    partial: u64,
+    rows: u32,
+    columns: u32,
+    parts: u32,
+    low: f32,
+    high: f32,
+    scale: f32,
+    recip: f32,
+    factor: f32,
+}
+
+// SAFETY: the fields of `Params` in train_fake.cu, in their order.
+unsafe impl Params for FakeParams {}
+
+/// The steps of fake quantization.
+#[derive(Clone, Copy, Debug)]
+pub enum FakeSteps<'a> {
+    /// One, of an activation, and the factor of its gradient. A NaN becomes 0.
+    One(Quantizer, f32),
+    /// One for each row of a weight, `[3, rows]`: steps, their reciprocals, the factors of their gradients. A NaN stays
+    /// one.
+    Rows(&'a CudaView<'a, f32>),
+}
+
+impl FakeSteps<'_> {
+    fn rows(&self) -> usize {
+        match self {
+            FakeSteps::One(..) => 1,
+            FakeSteps::Rows(table) => table.len() / 3,
+        }
+    }
+}
+
+/// What fake quantization is specialised for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FakeProgram {
+    /// Values at once.
+    pub vector: usize,
+    /// Whether there is a step for each row.
+    pub table: bool,
+    /// Whether gradients of steps are wanted.
+    pub steps: bool,
+}
+
+impl FakeProgram {
+    /// The program of `entry`: `fake_forward`, `fake_backward` or `fake_steps`.
+    pub fn program(self, entry: &'static str) -> Program {
+        Program::new("train_fake.cu", entry)
+            .define("THREADS", THREADS.into())
+            .define("VECTOR", self.vector as i64)
+            .define("TABLE", self.table.into())
+            .define("STEPS", self.steps.into())
+    }
+
+    /// How a matrix is launched.
+    pub fn launch(rows: usize, columns: usize) -> LaunchConfig {
+        let grid = [uint(columns).div_ceil(PART), uint(rows), 1];
+        LaunchConfig { grid, threads: THREADS, shared: THREADS / 8, pdl: false }
+    }
+
+    /// How the parts of steps' gradients are summed.
+    pub fn launch_steps(rows: usize) -> LaunchConfig {
+        LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(uint(rows), THREADS) }
+    }
+}
+
+impl Training {
+    /// `x` as its codes between `low` and `high` stand for it.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// A number of rows that does not divide the values, or beyond 65535; no values.
+    pub fn fake_quantize(
+        &self,
+        x: &CudaView<'_, f32>,
+        steps: FakeSteps<'_>,
+        range: (f32, f32),
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        let mut params = prepared(x.len(), steps, range);
+        let mut out = self.allocate(x.len())?;
+        let (from, _read) = self.read("fake_quantize", x, x.len());
+        let table = table(steps).map(|table| self.read("fake_quantize: steps", table, table.len()));
+        let (to, written) = self.write(&mut out);
+        (params.x, params.out) = (from, to);
+        params.table = table.as_ref().map_or(0, |(table, _)| *table);
+        let columns = params.columns as usize;
+        let vector = vector(columns, &[from, to]);
+        let program = FakeProgram { vector, table: table.is_some(), steps: false }.program("fake_forward");
+        let config = FakeProgram::launch(steps.rows(), columns);
+        // SAFETY: `FakeParams` is the kernel's; both matrices have `rows * columns` values, the table three for each row.
+        unsafe { self.launch(&program, config, &params)? };
+        drop(written);
+        Ok(out)
+    }
+
+    /// The gradient of `x` from that of its fake quantization, `grad`; and, if `learned`, those of the steps times their
+    /// factors, one for each.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// As [`Training::fake_quantize`]; a gradient of another length.
+    pub fn fake_quantize_gradient(
+        &self,
+        x: &CudaView<'_, f32>,
+        grad: &CudaView<'_, f32>,
+        steps: FakeSteps<'_>,
+        range: (f32, f32),
+        learned: bool,
+    ) -> Result<(CudaSlice<f32>, Option<CudaSlice<f32>>), CudaError> {
+        let mut params = prepared(x.len(), steps, range);
+        let (rows, columns) = (steps.rows(), params.columns as usize);
+        let mut out = self.allocate(x.len())?;
+        let mut partial = self.allocate(rows * params.parts as usize)?;
+        let (from, _read) = self.read("fake_quantize_gradient", x, x.len());
+        let (gradient, _gradient) = self.read("fake_quantize_gradient: gradient", grad, x.len());
+        let table = table(steps).map(|table| self.read("fake_quantize_gradient: steps", table, table.len()));
+        let (to, written) = self.write(&mut out);
+        let (sums, summed) = self.write(&mut partial);
+        (params.x, params.grad, params.out, params.partial) = (from, gradient, to, sums);
+        params.table = table.as_ref().map_or(0, |(table, _)| *table);
+        let vector = vector(columns, &[from, gradient, to]);
+        let compiled = FakeProgram { vector, table: table.is_some(), steps: learned };
+        // SAFETY: as in `fake_quantize`; `partial` has a value for each block.
+        unsafe {
+            self.launch(&compiled.program("fake_backward"), FakeProgram::launch(rows, columns), &params)?
+        };
+        drop((written, summed));
+        if !learned {
+            return Ok((out, None));
+        }
+        let mut gradients = self.allocate(rows)?;
+        let (to, written) = self.write(&mut gradients);
+        params.out = to;
+        // SAFETY: as above; a block reads the parts of its row and writes one value.
+        unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(rows), &params)? };
+        drop(written);
+        Ok((out, Some(gradients)))
+    }
+}
+
+fn table<'a>(steps: FakeSteps<'a>) -> Option<&'a CudaView<'a, f32>> {
+    match steps {
+        FakeSteps::One(..) => None,
+        FakeSteps::Rows(table) => Some(table),
+    }
+}
+
+/// The parameters without addresses, for `len` values.
+fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakeParams {
+    let rows = steps.rows();
+    assert!(
+        len > 0 && (1..=MOST_ROWS).contains(&rows) && len.is_multiple_of(rows),
+        "fake_quantize: {len} values in {rows} rows"
+    );
+    if let FakeSteps::Rows(table) = steps {
+        assert_eq!(table.len(), 3 * rows, "fake_quantize: three values for each row");
+    }
+    let columns = uint(len / rows);
+    let (scale, recip, factor) = match steps {
+        FakeSteps::One(quantizer, factor) => (quantizer.scale(), quantizer.recip(), factor),
+        FakeSteps::Rows(_) => (1.0, 1.0, 1.0),
+    };
+    FakeParams {
+        x: 0,
+        grad: 0,
+        table: 0,
+        out: 0,
+        partial: 0,
+        rows: uint(rows),
+        columns,
+        parts: columns.div_ceil(PART),
+        low,
+        high,
+        scale,
+        recip,
+        factor,
+    }
+}

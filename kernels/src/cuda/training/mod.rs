@@ -1,0 +1,128 @@
+//! Passes of training on a GPU, on memory and streams that somebody else owns through `cudarc`: fake quantization,
+//! LayerNorm, gathers, GELU, window attention and AdamW, forward and backward, in f32.
+//!
+//! Every function checks the lengths that it is given, allocates what it returns and puts its kernels on the stream;
+//! nothing waits. Sums are taken in an order that depends on sizes alone.
+
+mod attention;
+mod fake;
+mod norm;
+mod pointwise;
+mod rows;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use super::error::failed;
+use super::{CudaError, Device, Kernel, LaunchConfig, Params, Program, Stream, launch};
+
+pub use attention::{AttentionGradients, AttentionInputs, AttentionProgram, TrainProbs, WindowAttention};
+pub use fake::{FakeProgram, FakeSteps};
+pub use norm::NormProgram;
+pub use pointwise::{AdamWStep, pointwise_launch, pointwise_program};
+pub use rows::{
+    RowIndex, column_sums_launch, column_sums_program, gather_launch, gather_program, table_launch,
+    table_program,
+};
+
+/// Threads of a block, where nothing speaks for another number.
+const THREADS: u32 = 256;
+
+/// The passes on one stream of a GPU.
+pub struct Training {
+    device: Device,
+    stream: Stream,
+    cuda: Arc<CudaStream>,
+    kernels: Mutex<HashMap<Program, Kernel>>,
+}
+
+impl Training {
+    /// The passes on `stream`, which is in the primary context of its GPU.
+    ///
+    /// # Errors
+    /// Another context, a GPU that is too old, or the driver fails.
+    pub fn new(stream: &Arc<CudaStream>) -> Result<Training, CudaError> {
+        let device = Device::open(stream.context().ordinal())?;
+        let own = Stream::shared(&device, stream)?;
+        Ok(Training { device, stream: own, cuda: Arc::clone(stream), kernels: Mutex::default() })
+    }
+
+    fn kernel(&self, program: &Program) -> Result<Kernel, CudaError> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(program) {
+            return Ok(kernel.clone());
+        }
+        let kernel = self.device.kernel(program)?;
+        kernels.insert(program.clone(), kernel.clone());
+        Ok(kernel)
+    }
+
+    /// Launches `program` on the stream.
+    ///
+    /// # Safety
+    /// As [`launch()`]; the memory is freed on its stream's order, which `cudarc`'s types see to.
+    unsafe fn launch<P: Params>(
+        &self,
+        program: &Program,
+        config: LaunchConfig,
+        params: &P,
+    ) -> Result<(), CudaError> {
+        let kernel = self.kernel(program)?;
+        // SAFETY: the caller's.
+        unsafe { launch(&kernel, config, &self.stream, params) }
+    }
+
+    /// Memory for `len` values, of any content.
+    fn allocate(&self, len: usize) -> Result<CudaSlice<f32>, CudaError> {
+        // SAFETY: any bits are an f32, and who calls this launches a kernel that writes all of them.
+        let slice = unsafe { self.cuda.alloc::<f32>(len) };
+        slice.map_err(|error| failed("cuMemAllocAsync", error))
+    }
+
+    /// The address of memory that a kernel writes, and what orders later reads after that.
+    fn write<'a>(&'a self, values: &'a mut CudaSlice<f32>) -> (u64, SyncOnDrop<'a>) {
+        values.device_ptr_mut(&self.cuda)
+    }
+
+    /// The address of `len` values to read, and what orders the read after their write.
+    ///
+    /// # Panics
+    /// Another length; the memory of another GPU.
+    fn read<'a, T>(&'a self, what: &str, values: &'a CudaView<'_, T>, len: usize) -> (u64, SyncOnDrop<'a>) {
+        self.expect(what, values, len);
+        values.device_ptr(&self.cuda)
+    }
+
+    /// Checks memory that a kernel is to use.
+    ///
+    /// # Panics
+    /// Another length than `len`; the memory of another GPU.
+    fn expect<T>(&self, what: &str, values: &impl DeviceSlice<T>, len: usize) {
+        assert_eq!(values.len(), len, "{what}: length");
+        assert!(values.stream().context() == self.cuda.context(), "{what}: memory of another GPU");
+    }
+}
+
+/// A size as kernels take it.
+///
+/// # Panics
+/// From 2^31 on.
+fn int(size: usize) -> i32 {
+    super::ops::int(size)
+}
+
+/// As [`int`], unsigned.
+///
+/// # Panics
+/// From 2^31 on.
+fn uint(size: usize) -> u32 {
+    int(size).unsigned_abs()
+}
+
+/// Values that a thread takes at once in rows of `columns` values at `addresses`.
+fn vector(columns: usize, addresses: &[u64]) -> usize {
+    let aligned = addresses.iter().all(|address| address.is_multiple_of(16));
+    if aligned && columns.is_multiple_of(4) { 4 } else { 1 }
+}

@@ -1,0 +1,214 @@
+//! Every pass by its own kernel on a GPU against the host's, and how long both ways take there. Skipped, and said so,
+//! without a GPU; a failure if `REQUIRE_IMPL` names `candle_cuda`.
+
+use std::time::Instant;
+
+use super::*;
+
+/// The GPU, if there is one.
+fn gpu() -> Option<Device> {
+    match Device::new_cuda(0) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+            assert!(!required.split(',').any(|name| name == "candle_cuda"), "candle_cuda: {error}");
+            eprintln!("SKIPPED: no GPU: {error}");
+            None
+        }
+    }
+}
+
+/// What is computed of some inputs.
+type Run<'a> = &'a dyn Fn(&Tape, &[Tensor]) -> Result<Tensor>;
+
+/// Result and gradients by the kernels on `device`, on the host.
+fn there(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> (Tensor, Vec<Tensor>) {
+    let tape = Tape::default();
+    tape.set_passes(passes);
+    let inputs: Vec<Tensor> = inputs.iter().map(|x| x.to_device(device).unwrap()).collect();
+    inputs.iter().for_each(|input| tape.watch(input));
+    let out = run(&tape, &inputs).unwrap();
+    let seed = weights_of(&out).to_device(device).unwrap();
+    let gradients = tape.backward([(out.id(), seed)]).unwrap();
+    let home = |x: &Tensor| x.to_device(&Device::Cpu).unwrap();
+    let gradients = inputs.iter().map(|input| home(gradients.get(input).expect("a gradient"))).collect();
+    (home(&out), gradients)
+}
+
+/// The distance of two tensors by the length of the second.
+fn distance(got: &Tensor, want: &Tensor) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let (got, want) = (values(got), values(want));
+    let off: f64 = got.iter().zip(&want).map(|(g, w)| square(g - w)).sum();
+    (off / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
+}
+
+/// Compares with the host to `tolerance`, by length; a second run must give the same bits.
+fn same(device: &Device, what: &str, inputs: &[Tensor], tolerance: f64, run: Run<'_>) {
+    let (want, wanted) = on_tape(inputs, run);
+    let (out, gradients) = there(device, Passes::Fused, inputs, run);
+    let mut worst = (distance(&out, &want), "the result".to_owned());
+    for (i, (got, want)) in gradients.iter().zip(&wanted).enumerate() {
+        assert_eq!(got.dims(), want.dims(), "{what}: gradient {i}");
+        let off = distance(got, want);
+        if off > worst.0 || off.is_nan() {
+            worst = (off, format!("gradient {i}"));
+        }
+    }
+    eprintln!("{what}: off by {:.1e} ({})", worst.0, worst.1);
+    assert!(worst.0 < tolerance, "{what}: {} is off by {}", worst.1, worst.0);
+    let again = there(device, Passes::Fused, inputs, run);
+    assert_eq!(values(&again.0), values(&out), "{what}: another result");
+    for (a, b) in again.1.iter().zip(&gradients) {
+        assert_eq!(values(a), values(b), "{what}: another gradient");
+    }
+}
+
+#[test]
+fn gpu_rows() {
+    let Some(device) = gpu() else { return };
+    for (rows, c) in [(1, 5), (33, 7), (700, 96), (300, 768), (40, 3072)] {
+        let inputs = [noise(&[rows, c], 1), noise(&[c], 2), noise(&[c], 3)];
+        same(&device, &format!("norm {rows} x {c}"), &inputs, 2e-6, &|t, x| norm(t, &x[0], &norm_of(x)));
+        let bias = [inputs[0].clone(), inputs[1].clone()];
+        same(&device, &format!("bias {rows} x {c}"), &bias, 1e-6, &|t, x| add_rows(t, &x[0], &x[1]));
+        same(&device, &format!("gelu {rows} x {c}"), &inputs[..1], 2e-6, &|t, x| gelu(t, &x[0]));
+    }
+    let long = [noise(&[5000, 40], 1), noise(&[40], 2)];
+    same(&device, "bias 5000 x 40", &long, 1e-6, &|t, x| add_rows(t, &x[0], &x[1]));
+    for c in [5, 96] {
+        let x = [noise(&[3 * 6, c], 6)];
+        let shuffle = Gather::new(6, 1, [Some(4), None, Some(0), Some(5), Some(1), Some(3), None, Some(2)]);
+        same(&device, "gather", &x, 1e-9, &|t, x| gather(t, &x[0], &shuffle));
+        let pairs = Gather::new(6, 2, [Some(5), Some(1), Some(0), None, Some(2), Some(4)]);
+        same(&device, "pairs", &x, 1e-9, &|t, x| gather(t, &x[0], &pairs));
+    }
+    let index: Vec<u32> = (0..49 * 49).map(|i| i * 7 % 169).collect();
+    let table =
+        |t: &Tape, x: &[Tensor]| relative_bias(t, &x[0], &Tensor::new(index.as_slice(), x[0].device())?, 49);
+    same(&device, "table", &[noise(&[169, 3], 1)], 2e-6, &table);
+}
+
+#[test]
+fn gpu_fake_quantization() {
+    let Some(device) = gpu() else { return };
+    for step in [0.03f32, 0.009] {
+        let quantizer = Quantizer::new(step).unwrap();
+        let inputs = [noise(&[190, 201], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
+        let fake = |x: &[Tensor]| Fake { quantizer, learned: Some(learned(&x[1], &[step])) };
+        let run = |t: &Tape, x: &[Tensor]| fake_quantize(t, &x[0], &fake(x));
+        same(&device, "fake_quantize", &inputs, 1e-5, &run);
+        let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
+        assert_eq!(values(&got), values(&want), "codes");
+    }
+    let base = [0.01f32, 0.3, 0.02];
+    for channels in [1, 3] {
+        let ratio = Tensor::ones(channels, DType::F32, &Device::Cpu).unwrap();
+        let inputs = [noise(&[3, 2, 50], 4), ratio];
+        let run = |t: &Tape, x: &[Tensor]| {
+            let scales = base[..channels].to_vec();
+            let learned = Some(learned(&x[1], &scales));
+            fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
+        };
+        same(&device, "fake_quantize_weight", &inputs, 1e-5, &run);
+        let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
+        assert_eq!(values(&got), values(&want), "codes of weights");
+    }
+}
+
+/// Attention of `windows` windows, with trained steps where `kind` has steps.
+fn attention_inputs(windows: usize, n: usize, heads: usize, kind: &str) -> Vec<Tensor> {
+    let steps = if kind == "float" {
+        0
+    } else if kind == "u8" {
+        3
+    } else {
+        5
+    };
+    let mut inputs = vec![noise(&[windows * n, 3 * heads * 32], 1), noise(&[heads, n, n], 2)];
+    inputs.extend((0..steps).map(|_| Tensor::new(&[1.0f32], &Device::Cpu).unwrap()));
+    inputs
+}
+
+fn masks(windows: usize, n: usize) -> Tensor {
+    (noise(&[windows, n, n], 5).ge(1.5).unwrap().to_dtype(DType::F32).unwrap() * -100.0).unwrap()
+}
+
+#[test]
+fn gpu_attention() {
+    let Some(device) = gpu() else { return };
+    // The last is too large for the kernels, and composed.
+    for (n, heads) in [(9, 2), (49, 3), (64, 4), (144, 2), (196, 1), (300, 1)] {
+        for kind in ["float", "u8", "s8"] {
+            for mask in [None, Some(masks(3, n))] {
+                let run = |t: &Tape, x: &[Tensor]| {
+                    let mask = mask.as_ref().map(|m| m.to_device(x[0].device())).transpose()?;
+                    attention(t, &x[0], 0.1768, &x[1], mask.as_ref(), &sites(x, kind))
+                };
+                // A score on the edge of two codes may get the other one.
+                let tolerance = if kind == "float" { 1e-5 } else { 2e-2 };
+                let what = format!("attention of {n} tokens, {kind}, mask {}", mask.is_some());
+                same(&device, &what, &attention_inputs(6, n, heads, kind), tolerance, &run);
+            }
+        }
+    }
+}
+
+/// Milliseconds of the forward and backward passes of `run`, by `passes`.
+fn time(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> f64 {
+    let inputs: Vec<Tensor> = inputs.iter().map(|x| x.to_device(device).unwrap()).collect();
+    let tape = Tape::default();
+    tape.set_passes(passes);
+    inputs.iter().for_each(|input| tape.watch(input));
+    let mut seed = None;
+    let mut times = Vec::new();
+    for _ in 0..8 {
+        device.synchronize().unwrap();
+        let clock = Instant::now();
+        let out = run(&tape, &inputs).unwrap();
+        let seed = seed.get_or_insert_with(|| out.ones_like().unwrap());
+        tape.backward([(out.id(), seed.clone())]).unwrap();
+        device.synchronize().unwrap();
+        times.push(1e3 * clock.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    times[3]
+}
+
+/// Prints times; run by name, with `--ignored`.
+#[test]
+#[ignore = "a measurement"]
+fn gpu_times() {
+    let Some(device) = gpu() else { return };
+    println!("forward and backward, 32 images of 224 in Swin-T; milliseconds");
+    println!("{:<28} {:>9} {:>9}", "pass", "composed", "fused");
+    let report = |what: &str, inputs: &[Tensor], run: Run<'_>| {
+        let [composed, fused] = [Passes::Composed, Passes::Fused].map(|p| time(&device, p, inputs, run));
+        println!("{what:<28} {composed:>9.3} {fused:>9.3}");
+    };
+    for (stage, (windows, heads)) in [(64, 3), (16, 6), (4, 12), (1, 24)].into_iter().enumerate() {
+        let rows = 32 * windows * 49;
+        let c = 32 * heads;
+        for kind in ["float", "u8"] {
+            let run = |t: &Tape, x: &[Tensor]| attention(t, &x[0], 0.1768, &x[1], None, &sites(x, kind));
+            report(
+                &format!("attention {kind}, stage {stage}"),
+                &attention_inputs(32 * windows, 49, heads, kind),
+                &run,
+            );
+        }
+        let x = [noise(&[rows, c], 1), noise(&[c], 2), noise(&[c], 3)];
+        report(&format!("norm, stage {stage}"), &x, &|t, x| norm(t, &x[0], &norm_of(x)));
+        report(&format!("bias, stage {stage}"), &x[..2], &|t, x| add_rows(t, &x[0], &x[1]));
+        report(&format!("gelu, stage {stage}"), &x[..1], &|t, x| gelu(t, &x[0]));
+        let quantizer = Quantizer::new(0.01).unwrap();
+        report(&format!("fake, stage {stage}"), &x[..1], &|t, x| {
+            fake_quantize(t, &x[0], &Fake { quantizer, learned: None })
+        });
+        let index = Gather::new(49 * windows, 1, (0..49 * windows).rev().map(Some));
+        report(&format!("gather, stage {stage}"), &x[..1], &|t, x| gather(t, &x[0], &index));
+    }
+    let index: Vec<u32> = (0..49 * 49).map(|i| i * 7 % 169).collect();
+    let index = Tensor::new(index, &device).unwrap();
+    report("table, 24 heads", &[noise(&[169, 24], 1)], &|t, x| relative_bias(t, &x[0], &index, 49));
+}
