@@ -1,8 +1,8 @@
-"""Time of a training step in PyTorch with fake quantization, the peer of `swinq qat`: a timm Swin of the sample's shape,
+"""Time of a training step in PyTorch with fake quantization, the peer of `swinq qat`: a timm Swin of the sample's shape or Swin-T,
 forward of a float teacher, cross-entropy and KL, backward, clipping, AdamW.
 
     python benches/peers/qat_torch.py --batch 64 --threads 2 --steps 20 --json peer.json
-    python benches/peers/qat_torch.py --device cuda --amp bf16
+    python benches/peers/qat_torch.py --device cuda --amp bf16 --model tiny
     python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # in turn
 
 Quantization is what torch.ao's FakeQuantize computes once its observers are off: the same operators, without the modules'
@@ -25,7 +25,10 @@ from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from torch import nn
 from torch.nn import functional as F
 
-SAMPLE = dict(img_size=56, patch_size=4, embed_dim=64, depths=(2, 4), num_heads=(2, 4), window_size=7, num_classes=10)
+SHAPES = {
+    "sample": dict(img_size=56, embed_dim=64, depths=(2, 4), num_heads=(2, 4), window_size=7, num_classes=10),
+    "tiny": dict(img_size=224, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), window_size=7),
+}
 PARTS = ("teacher", "forward", "backward", "optimizer")
 TEMPERATURE = 2.0
 
@@ -99,12 +102,13 @@ class Training:
     def __init__(self, args):
         self.args = args
         self.device = torch.device(args.device)
+        shape = SHAPES[args.model]
         torch.manual_seed(0)
-        make = lambda: SwinTransformer(**SAMPLE, drop_path_rate=0.0).to(self.device)
+        make = lambda: SwinTransformer(**shape, drop_path_rate=0.0).to(self.device)
         self.teacher = None if args.no_teacher else make().eval()
         self.model = make().train()
-        self.images = torch.randn(args.batch, 3, SAMPLE["img_size"], SAMPLE["img_size"], device=self.device)
-        self.labels = torch.randint(SAMPLE["num_classes"], (args.batch,), device=self.device)
+        self.images = torch.randn(args.batch, 3, shape["img_size"], shape["img_size"], device=self.device)
+        self.labels = torch.randint(self.model.num_classes, (args.batch,), device=self.device)
         if not args.no_quant:
             quantize(self.model)
             with torch.no_grad():
@@ -163,6 +167,7 @@ def swinq_step_ms(command):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="sample")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
@@ -194,6 +199,7 @@ def main():
     result = {
         "median_step_ms": statistics.median(sum(step) for step in times),
         "parts_ms": {part: statistics.median(column) for part, column in zip(PARTS, zip(*times))},
+        "model": args.model,
         "batch": args.batch,
         "threads": args.threads,
         "steps": len(times),
@@ -205,7 +211,7 @@ def main():
     }
     median = result["median_step_ms"]
     parts = ", ".join(f"{part} {ms:.1f}" for part, ms in result["parts_ms"].items())
-    print(f"PyTorch: {median:.1f} ms a step of {args.batch} images ({parts})")
+    print(f"PyTorch, {args.model}: {median:.1f} ms a step of {args.batch} images ({parts})")
     if swinq:
         result["swinq_step_ms"] = statistics.median(swinq)
         print(f"swinq:   {result['swinq_step_ms']:.1f} ms, {result['swinq_step_ms'] / median:.2f}x")

@@ -25,17 +25,13 @@ impl Audit {
     }
 }
 
-/// Whether any value of any of `tensors` is not finite; one number is fetched from their device.
+/// Whether any value of any of `tensors`, which are on one device, may be not finite: their sums are not. One transfer.
 pub fn any_not_finite<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> candle_core::Result<bool> {
-    let mut sum: Option<Tensor> = None;
-    for tensor in tensors {
-        let zero = (tensor * 0.0)?.sum_all()?;
-        sum = Some(match sum {
-            Some(sum) => (sum + zero)?,
-            None => zero,
-        });
+    let sums: Vec<Tensor> = tensors.into_iter().map(Tensor::sum_all).collect::<candle_core::Result<_>>()?;
+    if sums.is_empty() {
+        return Ok(false);
     }
-    Ok(sum.map(|sum| sum.to_scalar::<f32>()).transpose()?.is_some_and(|sum| !sum.is_finite()))
+    Ok(Tensor::stack(&sums, 0)?.to_vec1::<f32>()?.iter().any(|sum| !sum.is_finite()))
 }
 
 /// The first value that is not finite.

@@ -6,7 +6,9 @@ use candle_core::{DType, Device, Tensor};
 use swinq_model::float::tape::{Gradients, Passes, Tape};
 use swinq_model::float::{Float, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BlockId, ModelError, QuantizedModel, Site, SwinConfig, Transform};
+use swinq_model::{
+    Batch, BlockId, HostTensor, ModelError, QuantizedModel, Site, StateDict, SwinConfig, Transform,
+};
 
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
@@ -19,8 +21,8 @@ use crate::sites::TrainSites;
 /// What a teacher says of a batch.
 #[derive(Debug)]
 pub struct Lesson {
-    /// `[images, classes]`.
-    pub logits: Vec<f32>,
+    /// `[images, classes]`, on its device: the host need not wait for the teacher before it sets the student to work.
+    pub logits: Tensor,
     /// Its blocks' outputs, where they are compared.
     pub features: BTreeMap<BlockId, Tensor>,
 }
@@ -30,6 +32,8 @@ pub struct Teacher {
     swin: Swin,
     transform: Transform,
     features: bool,
+    /// Watches nothing: it says who computes.
+    tape: Tape,
 }
 
 /// The float forward that keeps the blocks' outputs.
@@ -59,13 +63,30 @@ impl Sites for Capture {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether its blocks are compared.
+    /// The network of `model`; `features` says whether its blocks are compared. `half` makes operands of products that
+    /// type, except on the CPU.
     ///
     /// # Errors
     /// What [`Swin::new`] refuses.
-    pub fn new(model: &FloatModel, features: bool, device: &Device) -> Result<Teacher, QatError> {
-        let swin = Swin::new(&model.config, &model.tensors, device)?;
-        Ok(Teacher { swin, transform: model.transform.clone(), features })
+    pub fn new(
+        model: &FloatModel,
+        features: bool,
+        device: &Device,
+        half: Option<DType>,
+    ) -> Result<Teacher, QatError> {
+        let tape = Tape::with_products(half);
+        let swin = if device.is_cpu() {
+            Swin::new(&model.config, &model.tensors, device)?
+        } else {
+            swinq_model::params::check_parameters(&model.config, &model.tensors)?;
+            Swin::taped(&model.config, &on_device(&model.tensors, device)?, device, &tape)?
+        };
+        Ok(Teacher { swin, transform: model.transform.clone(), features, tape })
+    }
+
+    /// Chooses who computes the passes from now on, on a GPU.
+    pub fn set_passes(&self, passes: Passes) {
+        self.tape.set_passes(passes);
     }
 
     /// What it says of `batch`.
@@ -79,8 +100,14 @@ impl Teacher {
             true => self.swin.forward(&images, &mut capture)?,
             false => self.swin.forward(&images, &mut Float)?,
         };
-        Ok(Lesson { logits: logits.flatten_all()?.to_vec1()?, features: capture.0 })
+        Ok(Lesson { logits, features: capture.0 })
     }
+}
+
+/// Copies of `tensors`, by name.
+fn on_device(tensors: &StateDict, device: &Device) -> candle_core::Result<BTreeMap<String, Tensor>> {
+    let tensor = |t: &HostTensor| Tensor::from_slice(&t.data, t.shape.as_slice(), device);
+    tensors.iter().map(|(name, t)| Ok((name.clone(), tensor(t)?))).collect()
 }
 
 /// The network in training: parameters, trained multiples of steps among them, and the tape.
@@ -107,9 +134,7 @@ impl Student {
         half: Option<DType>,
     ) -> Result<Student, QatError> {
         swinq_model::params::check_parameters(&start.config, &start.tensors)?;
-        let tensor = |t: &swinq_model::HostTensor| Tensor::from_slice(&t.data, t.shape.as_slice(), device);
-        let tensors = start.tensors.iter().map(|(name, t)| Ok((name.clone(), tensor(t)?)));
-        let mut parameters: BTreeMap<String, Tensor> = tensors.collect::<candle_core::Result<_>>()?;
+        let mut parameters = on_device(&start.tensors, device)?;
         let tape = Tape::with_products(half);
         let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
         let scales = match quantized {
@@ -187,9 +212,10 @@ impl Student {
         lesson: Option<&Lesson>,
         (share, loss_scale): (f64, f64),
     ) -> Result<(LossParts, Gradients), QatError> {
-        let host: Vec<f32> = logits.flatten_all()?.to_vec1()?;
-        let targets = Targets { labels: &batch.labels, teacher: lesson.map(|l| l.logits.as_slice()) };
-        let (mut parts, mut gradient) = loss(keys, &host, self.config.num_classes, &targets, share);
+        let host = |logits: &Tensor| logits.flatten_all()?.to_vec1::<f32>();
+        let teacher = lesson.map(|lesson| host(&lesson.logits)).transpose()?;
+        let targets = Targets { labels: &batch.labels, teacher: teacher.as_deref() };
+        let (mut parts, mut gradient) = loss(keys, &host(logits)?, self.config.num_classes, &targets, share);
         gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
         let mut seeds = vec![(logits.id(), Tensor::from_vec(gradient, logits.shape(), logits.device())?)];
         if let (Some(lesson), Some(features)) = (lesson, self.sites.features.take()) {

@@ -91,7 +91,8 @@ impl Trainer {
         let quantized = start.quantized.map(|model| (model, policy.as_slice()));
         let student = Student::new(float, quantized, &start.device, half)?;
         let features = job.loss.features > 0.0;
-        let teacher = start.teacher.map(|model| Teacher::new(model, features, &start.device)).transpose()?;
+        let teacher =
+            start.teacher.map(|model| Teacher::new(model, features, &start.device, half)).transpose()?;
         let average = (job.optimizer.ema > 0.0).then(|| copies(student.parameters())).transpose()?;
         let loss_scale = if job.precision == Precision::F16 { LOSS_SCALE } else { 1.0 };
         Ok(Trainer {
@@ -111,6 +112,7 @@ impl Trainer {
     /// Chooses who computes the passes from now on: own kernels, unless another choice is to be compared with them.
     pub fn set_passes(&mut self, passes: Passes) {
         self.student.set_passes(passes);
+        self.teacher.iter().for_each(|teacher| teacher.set_passes(passes));
         self.optimizer.passes = passes;
     }
 

@@ -93,7 +93,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 /// Loss and gradients of the student against the reference's, to `tolerance` (relative; of a vector, by its length).
 fn agree(what: &str, case: &Case, tolerance: f64) {
     let mut student = case.student();
-    let lesson = Teacher::new(&case.teacher, true, &Device::Cpu).unwrap().teach(&case.batch).unwrap();
+    let lesson = Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().teach(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
         student.backward(&keys(), &logits, &case.batch, Some(&lesson), (1.0, 1.0)).unwrap();

@@ -194,7 +194,7 @@ fn total_loss(
     let targets = Tensor::from_vec(targets, (images, classes), logits.device())?;
     let mut loss = ((targets * log_softmax(logits)?)?.sum_all()? * (-keys.labels / images as f64))?;
     let t = keys.temperature;
-    let teacher = (Tensor::from_slice(&lesson.logits, (images, classes), logits.device())? / t)?;
+    let teacher = (&lesson.logits / t)?;
     let log_q = log_softmax(&teacher)?;
     let apart = (log_q.exp()? * (&log_q - log_softmax(&(logits / t)?)?)?)?.sum_all()?;
     loss = (loss + (apart * (keys.kl * t * t / images as f64))?)?;

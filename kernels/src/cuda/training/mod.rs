@@ -13,7 +13,11 @@ mod rows;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::result::{device::get_default_mem_pool, mem_pool};
+use cudarc::driver::sys::CUmemPool_attribute;
+use cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
 
 use super::error::failed;
 use super::{CudaError, Device, Kernel, LaunchConfig, Params, Program, Stream, launch};
@@ -46,6 +50,7 @@ impl Training {
     pub fn new(stream: &Arc<CudaStream>) -> Result<Training, CudaError> {
         let device = Device::open(stream.context().ordinal())?;
         let own = Stream::shared(&device, stream)?;
+        keep_freed_memory(stream.context())?;
         Ok(Training { device, stream: own, cuda: Arc::clone(stream), kernels: Mutex::default() })
     }
 
@@ -103,6 +108,22 @@ impl Training {
         assert_eq!(values.len(), len, "{what}: length");
         assert!(values.stream().context() == self.cuda.context(), "{what}: memory of another GPU");
     }
+}
+
+/// Lets the GPU's pool keep memory that is freed. By default it gives all of it back whenever the host waits for the GPU,
+/// at each step of a training therefore, and maps it anew in the next.
+fn keep_freed_memory(context: &CudaContext) -> Result<(), CudaError> {
+    if !context.has_async_alloc() {
+        return Ok(());
+    }
+    // SAFETY: the device is that of a living context.
+    let pool = unsafe { get_default_mem_pool(context.cu_device()) };
+    let pool = pool.map_err(|error| failed("cuDeviceGetDefaultMemPool", error))?;
+    let mut bytes = u64::MAX;
+    let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: a device's default pool lives as long as the device, and this attribute is a number of 64 bits.
+    let set = unsafe { mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast()) };
+    set.map_err(|error| failed("cuMemPoolSetAttribute", error))
 }
 
 /// A size as kernels take it.

@@ -89,6 +89,9 @@ fn gpu_rows() {
     same(&device, "table", &[noise(&[169, 3], 1)], 2e-6, &table);
 }
 
+/// The gradient of a step is a sum in which most of the terms cancel.
+const STEPS: f64 = 5e-4;
+
 #[test]
 fn gpu_fake_quantization() {
     let Some(device) = gpu() else { return };
@@ -97,7 +100,7 @@ fn gpu_fake_quantization() {
         let inputs = [noise(&[190, 201], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
         let fake = |x: &[Tensor]| Fake { quantizer, learned: Some(learned(&x[1], &[step])) };
         let run = |t: &Tape, x: &[Tensor]| fake_quantize(t, &x[0], &fake(x));
-        same(&device, "fake_quantize", &inputs, 1e-5, &run);
+        same(&device, "fake_quantize", &inputs, STEPS, &run);
         let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
         assert_eq!(values(&got), values(&want), "codes");
     }
@@ -110,7 +113,7 @@ fn gpu_fake_quantization() {
             let learned = Some(learned(&x[1], &scales));
             fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
         };
-        same(&device, "fake_quantize_weight", &inputs, 1e-5, &run);
+        same(&device, "fake_quantize_weight", &inputs, STEPS, &run);
         let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
         assert_eq!(values(&got), values(&want), "codes of weights");
     }
