@@ -37,13 +37,14 @@ impl LinearI8 {
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let layout = layout(cpu);
         let padded = layout.panels(n) * layout.columns;
+        let reach = 128.0 * 128.0 * k as f64;
         LinearI8 {
             cpu,
             k,
             layout,
             weight: layout.pack_i8(n, k, codes),
             start: compensation(k, codes, padded),
-            epilogue: Epilogue::new(&spec, multiplier, padded),
+            epilogue: Epilogue::new(&spec, multiplier, padded, reach),
         }
     }
 

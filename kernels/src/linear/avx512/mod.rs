@@ -1,6 +1,7 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
 mod finish;
+mod whole;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -10,7 +11,6 @@ use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::split::row_tiles;
-use finish::finish;
 
 /// Rows of a tile at most.
 pub(super) const ROWS: usize = 14;
@@ -31,28 +31,47 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    for panel in block.panels.clone() {
-        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+    for panels in block.panel_groups() {
         for rows in row_tiles(block.rows.clone(), ROWS) {
-            let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-            match rows.len() {
-                1 => tile_i8::<1>(input, block.stride, weight, start, &mut tile),
-                2 => tile_i8::<2>(input, block.stride, weight, start, &mut tile),
-                3 => tile_i8::<3>(input, block.stride, weight, start, &mut tile),
-                4 => tile_i8::<4>(input, block.stride, weight, start, &mut tile),
-                5 => tile_i8::<5>(input, block.stride, weight, start, &mut tile),
-                6 => tile_i8::<6>(input, block.stride, weight, start, &mut tile),
-                7 => tile_i8::<7>(input, block.stride, weight, start, &mut tile),
-                8 => tile_i8::<8>(input, block.stride, weight, start, &mut tile),
-                9 => tile_i8::<9>(input, block.stride, weight, start, &mut tile),
-                10 => tile_i8::<10>(input, block.stride, weight, start, &mut tile),
-                11 => tile_i8::<11>(input, block.stride, weight, start, &mut tile),
-                12 => tile_i8::<12>(input, block.stride, weight, start, &mut tile),
-                13 => tile_i8::<13>(input, block.stride, weight, start, &mut tile),
-                _ => tile_i8::<14>(input, block.stride, weight, start, &mut tile),
+            let (input, tile_starts) =
+                (block.input_from(rows.start), &starts[rows.start - block.rows.start..][..rows.len()]);
+            for panel in panels.clone() {
+                let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+                tile_rows_i8(rows.len(), input, block.stride, block.panel(panel), start, &mut tile);
+                if !whole::finish(epilogue, &tile, tile_starts, panel, dest) {
+                    finish::finish(epilogue, &tile, tile_starts, panel, dest);
+                }
             }
-            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
+    }
+}
+
+/// [`tile_i8`] of `rows` rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn tile_rows_i8(
+    rows: usize,
+    input: &[u8],
+    stride: usize,
+    weight: &[i8],
+    start: &[i32; COLUMNS],
+    tile: &mut Tile<i32>,
+) {
+    match rows {
+        1 => tile_i8::<1>(input, stride, weight, start, tile),
+        2 => tile_i8::<2>(input, stride, weight, start, tile),
+        3 => tile_i8::<3>(input, stride, weight, start, tile),
+        4 => tile_i8::<4>(input, stride, weight, start, tile),
+        5 => tile_i8::<5>(input, stride, weight, start, tile),
+        6 => tile_i8::<6>(input, stride, weight, start, tile),
+        7 => tile_i8::<7>(input, stride, weight, start, tile),
+        8 => tile_i8::<8>(input, stride, weight, start, tile),
+        9 => tile_i8::<9>(input, stride, weight, start, tile),
+        10 => tile_i8::<10>(input, stride, weight, start, tile),
+        11 => tile_i8::<11>(input, stride, weight, start, tile),
+        12 => tile_i8::<12>(input, stride, weight, start, tile),
+        13 => tile_i8::<13>(input, stride, weight, start, tile),
+        _ => tile_i8::<14>(input, stride, weight, start, tile),
     }
 }
 
@@ -80,7 +99,10 @@ pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: 
                 13 => tile_f32::<13>(input, block.stride, weight, &mut tile),
                 _ => tile_f32::<14>(input, block.stride, weight, &mut tile),
             }
-            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
+            let starts = &starts[rows.start - block.rows.start..][..rows.len()];
+            if !whole::finish(epilogue, &tile, starts, panel, dest) {
+                finish::finish(epilogue, &tile, starts, panel, dest);
+            }
         }
     }
 }
@@ -107,6 +129,7 @@ macro_rules! row_i8 {
 }
 
 /// `R` rows by one panel of INT8; `input` starts at the first row.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_i8<const R: usize>(
     input: &[u8],
@@ -186,6 +209,7 @@ fn tile_i8<const R: usize>(
 }
 
 /// `R` rows by one panel of f32; `input` starts at the first row.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_f32<const R: usize>(input: &[f32], stride: usize, weight: &[f32], tile: &mut Tile<f32>) {
     let k = weight.len() / COLUMNS;

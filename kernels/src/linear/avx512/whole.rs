@@ -1,0 +1,147 @@
+//! The epilogues of whole panels, as a quantized Swin has them: without the site `.output`, and with nothing that could be
+//! a NaN. Two rows of a tile are turned into codes at once, so that narrowing takes few instructions: they run on the
+//! ports of `vpdpbusd`, so that each of them delays the next tile.
+
+use std::arch::x86_64::*;
+
+use super::super::dest::{DROPPED, Dest};
+use super::super::epilogue::Epilogue;
+use super::super::spec::Store;
+use super::finish::{Lanes, sixteen};
+use super::{COLUMNS, Tile};
+use crate::pool::Parts;
+use crate::simd_math::avx512::gelu;
+
+/// The epilogue of `panel` if it is one of these; `false` if not, and then nothing is stored.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn finish<T: Lanes>(
+    epilogue: &Epilogue,
+    tile: &Tile<T>,
+    starts: &[usize],
+    panel: usize,
+    dest: &Dest<'_>,
+) -> bool {
+    let first = panel * COLUMNS;
+    if first + COLUMNS > epilogue.n || epilogue.output.is_some() {
+        return false;
+    }
+    match (dest, &epilogue.store, epilogue.gelu) {
+        (Dest::Codes(out), Store::Codes(recip), false) if epilogue.tame => {
+            codes::<T, false>(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.tame => {
+            codes::<T, true>(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
+        (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, false) => {
+            residual(epilogue, first, tile, starts, stream);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// From accumulators to values: what that takes, for the columns of a panel.
+struct Columns {
+    factor: [__m512; 2],
+    bias: [__m512; 2],
+}
+
+impl Columns {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn new(epilogue: &Epilogue, first: usize) -> Columns {
+        Columns { factor: both(&epilogue.factor, first), bias: both(&epilogue.bias, first) }
+    }
+
+    /// The values of a row of accumulators.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn values<T: Lanes>(&self, row: &[T; COLUMNS]) -> [__m512; 2] {
+        // SAFETY: a row holds twice 16 accumulators; the processor has this function's features.
+        let [low, high] = unsafe { [T::load(row.as_ptr()), T::load(row[16..].as_ptr())] };
+        [
+            _mm512_fmadd_ps(low, self.factor[0], self.bias[0]),
+            _mm512_fmadd_ps(high, self.factor[1], self.bias[1]),
+        ]
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn both(values: &[f32], first: usize) -> [__m512; 2] {
+    [sixteen(values, first), sixteen(values, first + 16)]
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn f32<T: Lanes>(epilogue: &Epilogue, first: usize, tile: &Tile<T>, starts: &[usize], out: &Parts<'_, f32>) {
+    let columns = Columns::new(epilogue, first);
+    for (row, &start) in tile.0.iter().zip(starts) {
+        let [low, high] = columns.values(row);
+        // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
+        unsafe {
+            let out = out.get(start + first, COLUMNS).as_mut_ptr();
+            _mm512_storeu_ps(out, low);
+            _mm512_storeu_ps(out.add(16), high);
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn residual<T: Lanes>(
+    epilogue: &Epilogue,
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    stream: &Parts<'_, f32>,
+) {
+    let columns = Columns::new(epilogue, first);
+    for (row, &start) in tile.0.iter().zip(starts) {
+        if start == DROPPED {
+            continue;
+        }
+        let [low, high] = columns.values(row);
+        // SAFETY: as in `f32`.
+        unsafe {
+            let place = stream.get(start + first, COLUMNS).as_mut_ptr();
+            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), low));
+            let place = place.add(16);
+            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), high));
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn codes<T: Lanes, const GELU: bool>(
+    epilogue: &Epilogue,
+    recip: &[f32],
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    out: &Parts<'_, u8>,
+) {
+    let (columns, recip) = (Columns::new(epilogue, first), both(recip, first));
+    // Dwords of four codes: four columns of each row and half in turn become a row after the other.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
+        // The last row of an odd number is its own partner.
+        let (upper, lower) = (&pair[0], &pair[starts.len() - 1]);
+        let words = |row| {
+            let [low, high] = columns.values(row);
+            let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
+            let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
+            _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high))
+        };
+        let bytes = _mm512_packs_epi16(words(upper), words(lower));
+        let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
+        let halves = [_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64::<1>(bytes)];
+        for (&start, half) in starts.iter().zip(halves) {
+            // SAFETY: as in `f32`; 32 bytes.
+            unsafe { _mm256_storeu_si256(out.get(start + first, COLUMNS).as_mut_ptr().cast(), half) };
+        }
+    }
+}
