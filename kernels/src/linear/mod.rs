@@ -55,7 +55,8 @@ impl<X, W> Block<'_, X, W> {
 
     /// The panels in groups that stay in the second-level cache while all row tiles pass.
     fn panel_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        let each = (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1);
+        let all = self.panels.len() * self.panel_len == self.weight.len();
+        let each = if all { (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1) } else { 1 };
         let end = self.panels.end;
         self.panels.clone().step_by(each).map(move |first| first..end.min(first + each))
     }

@@ -22,6 +22,9 @@ pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
 
 pub(super) const F32: Layout = Layout { columns: COLUMNS, group: 1 };
 
+/// Bytes of a panel of INT8 for one group of inputs.
+const GROUP_I8: usize = 4 * COLUMNS;
+
 /// Accumulators of a tile, `[ROWS][COLUMNS]`, between the product and the epilogue.
 #[repr(C, align(64))]
 struct Tile<T>([[T; COLUMNS]; ROWS]);
@@ -31,13 +34,22 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
+    let groups = block.panel_len / GROUP_I8;
+    let step = GROUP_I8.div_ceil(block.rows.len().div_ceil(ROWS).max(1));
     for panels in block.panel_groups() {
-        for rows in row_tiles(block.rows.clone(), ROWS) {
-            let (input, tile_starts) =
-                (block.input_from(rows.start), &starts[rows.start - block.rows.start..][..rows.len()]);
+        // While a group is multiplied, the next one comes into the second-level cache: a slice of it with each row tile.
+        let after = block.weight.as_ptr().wrapping_add(panels.len() * block.panel_len);
+        let tiles = row_tiles(block.rows.clone(), ROWS);
+        for (i, rows) in tiles.enumerate() {
+            let input = block.input_from(rows.start);
+            let tile_starts = &starts[rows.start - block.rows.start..][..rows.len()];
             for panel in panels.clone() {
-                let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
-                tile_rows_i8(rows.len(), input, block.stride, block.panel(panel), start, &mut tile);
+                let panel_i8 = Panel {
+                    weight: block.panel(panel),
+                    start: start[panel * COLUMNS..].first_chunk().expect("padded to whole panels"),
+                    ahead: (after.wrapping_add(panel * block.panel_len + i * step * groups), step),
+                };
+                tile_rows_i8(rows.len(), input, block.stride, panel_i8, &mut tile);
                 if !whole::finish(epilogue, &tile, tile_starts, panel, dest) {
                     finish::finish(epilogue, &tile, tile_starts, panel, dest);
                 }
@@ -46,32 +58,35 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
     }
 }
 
+/// A panel of INT8.
+#[derive(Clone, Copy)]
+struct Panel<'a> {
+    weight: &'a [i8],
+    /// The initial accumulator of each column.
+    start: &'a [i32; COLUMNS],
+    /// What to bring into the second-level cache meanwhile, and the bytes to go on for each group of inputs.
+    ahead: (*const i8, usize),
+}
+
 /// [`tile_i8`] of `rows` rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn tile_rows_i8(
-    rows: usize,
-    input: &[u8],
-    stride: usize,
-    weight: &[i8],
-    start: &[i32; COLUMNS],
-    tile: &mut Tile<i32>,
-) {
+fn tile_rows_i8(rows: usize, input: &[u8], stride: usize, panel: Panel<'_>, tile: &mut Tile<i32>) {
     match rows {
-        1 => tile_i8::<1>(input, stride, weight, start, tile),
-        2 => tile_i8::<2>(input, stride, weight, start, tile),
-        3 => tile_i8::<3>(input, stride, weight, start, tile),
-        4 => tile_i8::<4>(input, stride, weight, start, tile),
-        5 => tile_i8::<5>(input, stride, weight, start, tile),
-        6 => tile_i8::<6>(input, stride, weight, start, tile),
-        7 => tile_i8::<7>(input, stride, weight, start, tile),
-        8 => tile_i8::<8>(input, stride, weight, start, tile),
-        9 => tile_i8::<9>(input, stride, weight, start, tile),
-        10 => tile_i8::<10>(input, stride, weight, start, tile),
-        11 => tile_i8::<11>(input, stride, weight, start, tile),
-        12 => tile_i8::<12>(input, stride, weight, start, tile),
-        13 => tile_i8::<13>(input, stride, weight, start, tile),
-        _ => tile_i8::<14>(input, stride, weight, start, tile),
+        1 => tile_i8::<1>(input, stride, panel, tile),
+        2 => tile_i8::<2>(input, stride, panel, tile),
+        3 => tile_i8::<3>(input, stride, panel, tile),
+        4 => tile_i8::<4>(input, stride, panel, tile),
+        5 => tile_i8::<5>(input, stride, panel, tile),
+        6 => tile_i8::<6>(input, stride, panel, tile),
+        7 => tile_i8::<7>(input, stride, panel, tile),
+        8 => tile_i8::<8>(input, stride, panel, tile),
+        9 => tile_i8::<9>(input, stride, panel, tile),
+        10 => tile_i8::<10>(input, stride, panel, tile),
+        11 => tile_i8::<11>(input, stride, panel, tile),
+        12 => tile_i8::<12>(input, stride, panel, tile),
+        13 => tile_i8::<13>(input, stride, panel, tile),
+        _ => tile_i8::<14>(input, stride, panel, tile),
     }
 }
 
@@ -131,13 +146,8 @@ macro_rules! row_i8 {
 /// `R` rows by one panel of INT8; `input` starts at the first row.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn tile_i8<const R: usize>(
-    input: &[u8],
-    stride: usize,
-    weight: &[i8],
-    start: &[i32; COLUMNS],
-    tile: &mut Tile<i32>,
-) {
+fn tile_i8<const R: usize>(input: &[u8], stride: usize, panel: Panel<'_>, tile: &mut Tile<i32>) {
+    let Panel { weight, start, ahead: (mut ahead, step) } = panel;
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
@@ -196,6 +206,9 @@ fn tile_i8<const R: usize>(
                 row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
             }
         }
+        // SAFETY: a prefetch reads nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead) };
+        ahead = ahead.wrapping_add(step);
         w = w.wrapping_add(4 * COLUMNS);
         x = x.map(|x| x.wrapping_add(4));
     }
