@@ -238,6 +238,11 @@ impl<'a, T> Parts<'a, T> {
         Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
+    /// Where element `index` is or would be.
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.data.wrapping_add(index)
+    }
+
     /// The elements `start..start + len`.
     ///
     /// # Safety
@@ -247,11 +252,20 @@ impl<'a, T> Parts<'a, T> {
     /// Outside the slice.
     #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
     pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
-        // SAFETY: in bounds by the assertion; the slice that `new` borrowed is alive for `'a`; disjoint by the
+        if start > self.len || len > self.len - start {
+            outside(start, len, self.len);
+        }
+        // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; disjoint by the
         // caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
     }
+}
+
+/// Out of line, so that the loops that take parts keep no arguments of a message.
+#[cold]
+#[inline(never)]
+fn outside(start: usize, len: usize, total: usize) -> ! {
+    panic!("part {start}+{len} of {total}")
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ impl<'a> Columns<'a> {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn sixteen(values: &[f32], start: usize) -> __m512 {
+fn sixteen(values: &[f32], start: usize) -> __m512 {
     let values: &[f32; 16] = values[start..].first_chunk().expect("padded to whole panels");
     // SAFETY: 16 values.
     unsafe { _mm512_loadu_ps(values.as_ptr()) }

@@ -49,6 +49,7 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
                     start: start[panel * COLUMNS..].first_chunk().expect("padded to whole panels"),
                     ahead: (after.wrapping_add(panel * block.panel_len + i * step * groups), step),
                 };
+                dest.prefetch(tile_starts, panel * COLUMNS);
                 tile_rows_i8(rows.len(), input, block.stride, panel_i8, &mut tile);
                 if !whole::finish(epilogue, &tile, tile_starts, panel, dest) {
                     finish::finish(epilogue, &tile, tile_starts, panel, dest);
@@ -206,8 +207,7 @@ fn tile_i8<const R: usize>(input: &[u8], stride: usize, panel: Panel<'_>, tile: 
                 row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
             }
         }
-        // SAFETY: a prefetch reads nothing, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead) };
+        _mm_prefetch::<_MM_HINT_T1>(ahead);
         ahead = ahead.wrapping_add(step);
         w = w.wrapping_add(4 * COLUMNS);
         x = x.map(|x| x.wrapping_add(4));

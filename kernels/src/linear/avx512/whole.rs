@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::spec::Store;
-use super::finish::{Lanes, sixteen};
+use super::finish::Lanes;
 use super::{COLUMNS, Tile};
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
@@ -52,7 +52,7 @@ impl Columns {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn new(epilogue: &Epilogue, first: usize) -> Columns {
-        Columns { factor: both(&epilogue.factor, first), bias: both(&epilogue.bias, first) }
+        Columns { factor: both(whole(&epilogue.factor, first)), bias: both(whole(&epilogue.bias, first)) }
     }
 
     /// The values of a row of accumulators.
@@ -68,10 +68,17 @@ impl Columns {
     }
 }
 
+/// The values of the columns from `first` on.
+#[inline(always)]
+fn whole(values: &[f32], first: usize) -> &[f32; COLUMNS] {
+    values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to whole panels")
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn both(values: &[f32], first: usize) -> [__m512; 2] {
-    [sixteen(values, first), sixteen(values, first + 16)]
+fn both(values: &[f32; COLUMNS]) -> [__m512; 2] {
+    // SAFETY: 32 values.
+    unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] }
 }
 
 #[inline(never)]
@@ -124,7 +131,7 @@ fn codes<T: Lanes, const GELU: bool>(
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
-    let (columns, recip) = (Columns::new(epilogue, first), both(recip, first));
+    let (columns, recip) = (Columns::new(epilogue, first), both(whole(recip, first)));
     // Dwords of four codes: four columns of each row and half in turn become a row after the other.
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
