@@ -19,6 +19,9 @@ pub(super) struct Epilogue {
     /// can be stored without a look at NaNs and great values.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) tame: bool,
+    /// Whether codes of GELU may be had the cheaper way that the kernel has.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) quick: bool,
 }
 
 impl Epilogue {
@@ -49,6 +52,7 @@ impl Epilogue {
             gelu: spec.gelu,
             store,
             tame: false,
+            quick: false,
         };
         epilogue.tame = epilogue.is_tame(reach);
         epilogue

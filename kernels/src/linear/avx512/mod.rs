@@ -1,6 +1,7 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
 mod finish;
+pub(super) mod quick;
 mod whole;
 
 use std::arch::asm;

@@ -8,6 +8,7 @@ use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::spec::Store;
 use super::finish::Lanes;
+use super::quick::{self, Quick};
 use super::{COLUMNS, Tile};
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
@@ -29,6 +30,9 @@ pub(super) fn finish<T: Lanes>(
     match (dest, &epilogue.store, epilogue.gelu) {
         (Dest::Codes(out), Store::Codes(recip), false) if epilogue.tame => {
             codes::<T, false>(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.quick => {
+            quick_codes(epilogue, recip, first, tile, starts, out);
         }
         (Dest::Codes(out), Store::Codes(recip), true) if epilogue.tame => {
             codes::<T, true>(epilogue, recip, first, tile, starts, out);
@@ -65,6 +69,22 @@ impl Columns {
             _mm512_fmadd_ps(low, self.factor[0], self.bias[0]),
             _mm512_fmadd_ps(high, self.factor[1], self.bias[1]),
         ]
+    }
+
+    /// The codes of two rows, as bytes `code + 128`, one row after the other.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn pair<T: Lanes, const GELU: bool>(&self, rows: [&[T; COLUMNS]; 2], recip: [__m512; 2]) -> __m512i {
+        let [upper, lower] = rows.map(|row| {
+            let [low, high] = self.values(row);
+            let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
+            let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
+            _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high))
+        });
+        // Dwords of four codes: four columns of each row and half in turn become a row after the other.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
+        _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
     }
 }
 
@@ -132,23 +152,58 @@ fn codes<T: Lanes, const GELU: bool>(
     out: &Parts<'_, u8>,
 ) {
     let (columns, recip) = (Columns::new(epilogue, first), both(whole(recip, first)));
-    // Dwords of four codes: four columns of each row and half in turn become a row after the other.
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         // The last row of an odd number is its own partner.
-        let (upper, lower) = (&pair[0], &pair[starts.len() - 1]);
-        let words = |row| {
+        let rows = [&pair[0], &pair[starts.len() - 1]];
+        store(columns.pair::<T, GELU>(rows, recip), starts, first, out);
+    }
+}
+
+/// As [`codes`] with GELU, with a cheaper GELU where that gives the same.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn quick_codes<T: Lanes>(
+    epilogue: &Epilogue,
+    recip: &[f32],
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    out: &Parts<'_, u8>,
+) {
+    let (columns, recip) = (Columns::new(epilogue, first), whole(recip, first));
+    let quick = Quick::new(both(recip));
+    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
+        let rows = [&pair[0], &pair[starts.len() - 1]];
+        let mut sure = !0;
+        let fixed = rows.map(|row| {
             let [low, high] = columns.values(row);
-            let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
-            let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
-            _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high))
-        };
-        let bytes = _mm512_packs_epi16(words(upper), words(lower));
-        let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
-        let halves = [_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64::<1>(bytes)];
-        for (&start, half) in starts.iter().zip(halves) {
-            // SAFETY: as in `f32`; 32 bytes.
-            unsafe { _mm256_storeu_si256(out.get(start + first, COLUMNS).as_mut_ptr().cast(), half) };
-        }
+            [quick.fixed(low, 0, &mut sure), quick.fixed(high, 1, &mut sure)]
+        });
+        let bytes = if sure == !0 { quick::bytes(fixed) } else { exact_pair(epilogue, recip, first, rows) };
+        store(bytes, starts, first, out);
+    }
+}
+
+/// [`Columns::pair`] with GELU, out of the way of the loop that hardly ever needs it.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn exact_pair<T: Lanes>(
+    epilogue: &Epilogue,
+    recip: &[f32; COLUMNS],
+    first: usize,
+    rows: [&[T; COLUMNS]; 2],
+) -> __m512i {
+    Columns::new(epilogue, first).pair::<T, true>(rows, both(recip))
+}
+
+/// Writes one row of 32 bytes at each of `starts`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn store(bytes: __m512i, starts: &[usize], first: usize, out: &Parts<'_, u8>) {
+    let halves = [_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64::<1>(bytes)];
+    for (&start, half) in starts.iter().zip(halves) {
+        // SAFETY: as in `f32`; 32 bytes.
+        unsafe { _mm256_storeu_si256(out.get(start + first, COLUMNS).as_mut_ptr().cast(), half) };
     }
 }
