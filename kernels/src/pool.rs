@@ -169,7 +169,8 @@ impl Pool {
     }
 
     /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A thread
-    /// starts its share of the tasks in order; `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and kept between jobs.
+    /// starts its share of the tasks in order. `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and
+    /// kept between jobs.
     ///
     /// # Panics
     /// With the first panic of a task, after all tasks have ended; where there is one thread or one task, at once.

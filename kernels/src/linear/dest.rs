@@ -86,8 +86,24 @@ impl<'a> Dest<'a> {
     /// [`Dest::offset`] of each of `rows`, with [`DROPPED`] for none.
     pub(super) fn starts(&self, rows: Range<usize>, n: usize) -> [usize; MAX_ROWS] {
         let mut starts = [DROPPED; MAX_ROWS];
-        for (start, row) in starts[..rows.len()].iter_mut().zip(rows) {
-            *start = self.offset(row, n).unwrap_or(DROPPED);
+        let starts_of = starts[..rows.len()].iter_mut();
+        match self {
+            Dest::F32(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * n),
+            Dest::Codes(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * code_stride(n)),
+            Dest::Residual(_, map) => {
+                // Two divisions for all rows, instead of two for each.
+                let period = map.rows().len().max(1);
+                let (mut image, mut row) = (rows.start / period, rows.start % period);
+                for start in starts_of {
+                    if row == period {
+                        (image, row) = (image + 1, 0);
+                    }
+                    if map.rows()[row] != PAD {
+                        *start = (image * map.tokens() + map.rows()[row] as usize) * n;
+                    }
+                    row += 1;
+                }
+            }
         }
         starts
     }
