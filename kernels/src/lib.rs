@@ -14,6 +14,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod patches;
 pub mod pool;
+pub mod probe;
 pub mod reference;
 mod rows;
 pub mod rows_f32;

@@ -1,4 +1,7 @@
 //! One pool of threads for all ops of an engine. Running a job allocates nothing.
+//!
+//! Each thread begins with its own contiguous share of a job's tasks and then takes from the others'. Ops number their
+//! tasks by rows, so that a thread reads what it wrote in the op before: from its own second-level cache.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -15,18 +18,25 @@ const SPINS: usize = 2_000;
 
 type Task<'a> = dyn Fn(usize, &mut AlignedBuf) + Sync + 'a;
 
-/// The job being run: its task function with the lifetime erased, and how many tasks it has.
+/// The job being run: its task function with the lifetime erased.
 #[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
-    tasks: usize,
+}
+
+/// The tasks of a thread that nobody has begun: a cache line of its own.
+#[repr(align(64))]
+struct Share {
+    next: AtomicUsize,
+    end: AtomicUsize,
 }
 
 struct Shared {
     /// Written by the caller of `run` while no worker is active, read by workers after they see a new epoch.
     job: UnsafeCell<Option<Job>>,
     epoch: AtomicUsize,
-    next: AtomicUsize,
+    /// One for each thread, the caller of `run` first.
+    shares: Vec<Share>,
     active: AtomicUsize,
     sleeping: AtomicUsize,
     stop: AtomicBool,
@@ -42,27 +52,47 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// Takes tasks until none is left.
-    fn work(&self, job: Job, scratch: &mut AlignedBuf) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= job.tasks {
-                return;
-            }
-            // SAFETY: `Pool::run` does not return before every worker has left this function, so the task that the
-            // pointer was made from is alive.
-            let task = unsafe { &*job.task };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
-                let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
-                if let Some(surplus) = first.replace(payload) {
-                    // The first is kept. A payload may panic when dropped, which must not happen before all have ended.
-                    std::mem::forget(first.replace(surplus));
+    /// Takes tasks until none is left: those of `thread` first, then those of the threads after it.
+    fn work(&self, thread: usize, job: Job, scratch: &mut AlignedBuf) {
+        let (before, from) = self.shares.split_at(thread);
+        for share in from.iter().chain(before) {
+            let end = share.end.load(Ordering::Relaxed);
+            // The first look keeps `next` from growing with every thread that comes by.
+            while share.next.load(Ordering::Relaxed) < end {
+                let index = share.next.fetch_add(1, Ordering::Relaxed);
+                if index < end {
+                    self.perform(job, index, scratch);
                 }
             }
         }
     }
 
-    fn worker(&self) {
+    fn perform(&self, job: Job, index: usize, scratch: &mut AlignedBuf) {
+        // SAFETY: `Pool::run` does not return before every worker has left `work`, so the task that the pointer was
+        // made from is alive.
+        let task = unsafe { &*job.task };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
+            let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
+            if let Some(surplus) = first.replace(payload) {
+                // The first is kept. A payload may panic when dropped, which must not happen before all have ended.
+                std::mem::forget(first.replace(surplus));
+            }
+        }
+    }
+
+    /// Divides `tasks` tasks over the threads.
+    fn divide(&self, tasks: usize) {
+        let threads = self.shares.len();
+        let mut start = 0;
+        for (thread, share) in self.shares.iter().enumerate() {
+            let end = start + tasks / threads + usize::from(thread < tasks % threads);
+            share.next.store(start, Ordering::Relaxed);
+            share.end.store(end, Ordering::Relaxed);
+            start = end;
+        }
+    }
+
+    fn worker(&self, thread: usize) {
         let mut scratch = AlignedBuf::new(0);
         let mut seen = 0;
         loop {
@@ -73,7 +103,7 @@ impl Shared {
             // SAFETY: the epoch changed, so `run` has written the job before it and will not write again before
             // this worker has decremented `active`.
             let job = unsafe { *self.job.get() }.expect("an epoch has a job");
-            self.work(job, &mut scratch);
+            self.work(thread, job, &mut scratch);
             self.active.fetch_sub(1, Ordering::Release);
         }
     }
@@ -114,7 +144,9 @@ impl Pool {
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             epoch: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            shares: (0..threads)
+                .map(|_| Share { next: AtomicUsize::new(0), end: AtomicUsize::new(0) })
+                .collect(),
             active: AtomicUsize::new(0),
             sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -125,7 +157,7 @@ impl Pool {
         let spawn = |index| {
             let shared = Arc::clone(&shared);
             let builder = std::thread::Builder::new().name(format!("swinq-{index}"));
-            builder.spawn(move || shared.worker()).expect("the system can start a thread")
+            builder.spawn(move || shared.worker(index)).expect("the system can start a thread")
         };
         let workers = (1..threads).map(spawn).collect();
         Pool { shared, workers, scratch: AlignedBuf::new(0) }
@@ -136,8 +168,9 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. Tasks
-    /// start in order; `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and kept between jobs.
+    /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A thread
+    /// starts its share of the tasks in order. `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and
+    /// kept between jobs.
     ///
     /// # Panics
     /// With the first panic of a task, after all tasks have ended; where there is one thread or one task, at once.
@@ -149,13 +182,13 @@ impl Pool {
         // SAFETY: only the lifetime changes. The pointer is used by workers only until `active` is 0, which is
         // awaited below before this function returns, while `task` is borrowed.
         let task = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
-        let job = Job { task, tasks };
+        let job = Job { task };
         // SAFETY: `&mut self`, and the previous `run` waited for `active == 0`: nobody reads the cell now.
         unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.next.store(0, Ordering::Relaxed);
+        self.shared.divide(tasks);
         self.shared.active.store(self.workers.len(), Ordering::Relaxed);
         self.publish();
-        self.shared.work(job, &mut self.scratch);
+        self.shared.work(0, job, &mut self.scratch);
         let mut spins = 0;
         while self.shared.active.load(Ordering::Acquire) != 0 {
             spins += 1;
@@ -206,6 +239,11 @@ impl<'a, T> Parts<'a, T> {
         Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
+    /// Where element `index` is or would be.
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.data.wrapping_add(index)
+    }
+
     /// The elements `start..start + len`.
     ///
     /// # Safety
@@ -215,11 +253,20 @@ impl<'a, T> Parts<'a, T> {
     /// Outside the slice.
     #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
     pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "part {start}+{len} of {}", self.len);
-        // SAFETY: in bounds by the assertion; the slice that `new` borrowed is alive for `'a`; disjoint by the
+        if start > self.len || len > self.len - start {
+            outside(start, len, self.len);
+        }
+        // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; disjoint by the
         // caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
     }
+}
+
+/// Out of line, so that the loops that take parts keep no arguments of a message.
+#[cold]
+#[inline(never)]
+fn outside(start: usize, len: usize, total: usize) -> ! {
+    panic!("part {start}+{len} of {total}")
 }
 
 #[cfg(test)]

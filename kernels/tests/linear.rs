@@ -58,7 +58,7 @@ struct Case {
 
 impl Case {
     /// Multipliers and steps are powers of two, so that many values are ties; sums of a few hundred inputs reach both
-    /// clamps; one bias is a NaN.
+    /// clamps; one bias is a NaN in every other case.
     fn new((rows, n, k): (usize, usize, usize), seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -69,7 +69,7 @@ impl Case {
         bytes.iter_mut().rev().take(3).for_each(|b| *b = 255);
         codes.iter_mut().take(k.min(3)).for_each(|c| *c = -128);
         let mut bias: Vec<f32> = (0..n).map(|_| (rng.next() % 41) as f32 * 0.5 - 10.0).collect();
-        if n > 3 {
+        if n > 3 && seed.is_multiple_of(2) {
             bias[3] = f32::NAN;
         }
         let (map, images) = window_map(rows);
@@ -151,7 +151,9 @@ fn window_map(rows: usize) -> (RowMap, usize) {
 }
 
 fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
-    let cases = SHAPES.into_iter().enumerate().map(|(seed, shape)| Case::new(shape, seed as u64));
+    // A NaN among the biases keeps a whole product from the shorter epilogues, so that each shape is without one too.
+    let cases = SHAPES.into_iter().enumerate();
+    let cases = cases.flat_map(|(i, shape)| [0, 1].map(|nan| Case::new(shape, 2 * i as u64 + nan)));
     let cases: Vec<Case> = cases.collect();
     for_each_cpu(|cpu| {
         for threads in [1, 2, 3] {

@@ -15,14 +15,21 @@ pub(super) struct Epilogue {
     pub(super) output: Option<Quantizer>,
     pub(super) gelu: bool,
     pub(super) store: Store,
+    /// Whether each value times its reciprocal step is a number that an i32 holds, whatever the accumulator: what is not
+    /// can be stored without a look at NaNs and great values.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) tame: bool,
+    /// Whether codes of GELU may be had the cheaper way that the kernel has.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) quick: bool,
 }
 
 impl Epilogue {
-    /// The epilogue of `spec`, with vectors of `padded` values.
+    /// The epilogue of `spec`, with vectors of `padded` values, for accumulators of at most `reach` in magnitude.
     ///
     /// # Panics
     /// When a vector of `spec` or `multiplier` has other than n values.
-    pub(super) fn new(spec: &LinearSpec<'_>, multiplier: &[f32], padded: usize) -> Epilogue {
+    pub(super) fn new(spec: &LinearSpec<'_>, multiplier: &[f32], padded: usize, reach: f64) -> Epilogue {
         let n = spec.n;
         let pad = |what: &str, values: &[f32]| {
             assert_eq!(values.len(), n, "{what} of a product with {n} columns has {} values", values.len());
@@ -36,7 +43,7 @@ impl Epilogue {
             Store::Codes(recip) => Store::Codes(pad("the reciprocal steps", recip)),
             store => store.clone(),
         };
-        Epilogue {
+        let mut epilogue = Epilogue {
             n,
             factor: multiplier.iter().map(|m| m * recip).collect(),
             multiplier,
@@ -44,6 +51,22 @@ impl Epilogue {
             output: spec.output,
             gelu: spec.gelu,
             store,
-        }
+            tame: false,
+            quick: false,
+        };
+        epilogue.tame = epilogue.is_tame(reach);
+        epilogue
+    }
+
+    /// See [`Epilogue::tame`]: with half of what an i32 holds in reserve, which covers rounding.
+    fn is_tame(&self, reach: f64) -> bool {
+        let Store::Codes(recip) = &self.store else { return false };
+        let value = |c: usize| reach * f64::from(self.factor[c]).abs() + f64::from(self.bias[c]).abs();
+        // False for a NaN. GELU makes nothing greater in magnitude.
+        let within = |c: usize| value(c) < f64::from(f32::MAX) && value(c) * f64::from(recip[c]).abs() < TAME;
+        self.output.is_none() && (0..self.n).all(within)
     }
 }
+
+/// The bound of a tame epilogue.
+const TAME: f64 = (1u64 << 30) as f64;

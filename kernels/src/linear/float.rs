@@ -29,7 +29,7 @@ impl LinearF32 {
         let (n, k) = (spec.n, spec.k);
         assert_eq!(weight.len(), n * k, "weight: want f32 [{n}, {k}], have {} values", weight.len());
         let layout = layout(cpu);
-        let epilogue = Epilogue::new(&spec, &vec![1.0; n], layout.panels(n) * layout.columns);
+        let epilogue = Epilogue::new(&spec, &vec![1.0; n], layout.panels(n) * layout.columns, f64::INFINITY);
         LinearF32 { cpu, k, layout, weight: layout.pack_f32(n, k, weight), epilogue }
     }
 

@@ -37,13 +37,18 @@ impl LinearI8 {
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let layout = layout(cpu);
         let padded = layout.panels(n) * layout.columns;
+        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
+        #[cfg(target_arch = "x86_64")]
+        if cpu.isa() == Isa::Avx512Vnni {
+            epilogue.quick = avx512::quick::suits(&epilogue);
+        }
         LinearI8 {
             cpu,
             k,
             layout,
             weight: layout.pack_i8(n, k, codes),
             start: compensation(k, codes, padded),
-            epilogue: Epilogue::new(&spec, multiplier, padded),
+            epilogue,
         }
     }
 

@@ -29,6 +29,9 @@ pub use spec::{LinearOut, LinearSpec, Store};
 
 use crate::isa::{Cpu, Isa};
 
+/// Bytes of weights that row tile after row tile is multiplied with (one panel may exceed it).
+const GROUP_BYTES: usize = 256 << 10;
+
 /// What one task computes: rows `rows` of the input by the panels `panels` of the weight.
 struct Block<'a, X, W> {
     input: &'a [X],
@@ -48,6 +51,14 @@ impl<X, W> Block<'_, X, W> {
 
     fn panel(&self, panel: usize) -> &[W] {
         &self.weight[panel * self.panel_len..][..self.panel_len]
+    }
+
+    /// The panels in groups that stay in the second-level cache while all row tiles pass.
+    fn panel_groups(&self) -> impl Iterator<Item = Range<usize>> {
+        let all = self.panels.len() * self.panel_len == self.weight.len();
+        let each = if all { (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1) } else { 1 };
+        let end = self.panels.end;
+        self.panels.clone().step_by(each).map(move |first| first..end.min(first + each))
     }
 }
 

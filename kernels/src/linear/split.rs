@@ -11,9 +11,10 @@ pub(super) const MAX_ROWS: usize = 256;
 /// Bytes of the inputs of a task at most (one row tile may exceed it).
 const MAX_BYTES: usize = 512 << 10;
 
-/// A product's rows and panels of columns, divided into a grid of tasks.
+/// A product's row tiles and panels of columns, divided into a grid of tasks.
 pub(super) struct Split {
     rows: usize,
+    tile: usize,
     panels: usize,
     row_parts: usize,
     panel_parts: usize,
@@ -22,15 +23,20 @@ pub(super) struct Split {
 impl Split {
     /// Tasks for `threads` threads; a row has `row_bytes` bytes, and a row tile `tile` rows.
     ///
-    /// Rows are divided first, as far as the caches ask for it; then panels, so that each weight is read by as few
-    /// tasks as can be; then rows again, when there are too few panels.
+    /// Rows are divided first, as far as the caches ask for it, and then equally over the threads; if they need not be,
+    /// panels are, so that each weight is read by as few tasks as can be; then rows again, when there are too few panels.
     pub(super) fn new(rows: usize, panels: usize, row_bytes: usize, tile: usize, threads: usize) -> Split {
         let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
-        let chunk = (MAX_BYTES / row_bytes.max(1)).clamp(tile, MAX_ROWS.max(tile));
-        let row_parts = rows.div_ceil(chunk);
+        let tiles = rows.div_ceil(tile);
+        let chunk = (MAX_BYTES / row_bytes.max(1)).clamp(tile, MAX_ROWS.max(tile)) / tile;
+        let row_parts = tiles.div_ceil(chunk);
+        if row_parts >= threads {
+            let row_parts = row_parts.max(wanted).next_multiple_of(threads).min(tiles);
+            return Split { rows, tile, panels, row_parts, panel_parts: 1.min(panels) };
+        }
         let panel_parts = wanted.div_ceil(row_parts.max(1)).min(panels);
-        let row_parts = row_parts.max(wanted.div_ceil(panel_parts.max(1)).min(rows.div_ceil(tile)));
-        Split { rows, panels, row_parts, panel_parts }
+        let row_parts = row_parts.max(wanted.div_ceil(panel_parts.max(1)).min(tiles));
+        Split { rows, tile, panels, row_parts, panel_parts }
     }
 
     pub(super) fn tasks(&self) -> usize {
@@ -40,8 +46,9 @@ impl Split {
     /// Rows and panels of a task. Those of all tasks cover the product and are disjoint.
     pub(super) fn block(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let part = |len, parts, index| share(len, parts, index)..share(len, parts, index + 1);
+        let tiles = part(self.rows.div_ceil(self.tile), self.row_parts, task / self.panel_parts);
         (
-            part(self.rows, self.row_parts, task / self.panel_parts),
+            self.rows.min(tiles.start * self.tile)..self.rows.min(tiles.end * self.tile),
             part(self.panels, self.panel_parts, task % self.panel_parts),
         )
     }

@@ -6,7 +6,7 @@ use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, T
 
 /// [`crate::reference::gelu`] of each lane.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn gelu(x: __m512) -> __m512 {
     let (a, h) = tail(x);
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
@@ -14,12 +14,12 @@ pub(crate) fn gelu(x: __m512) -> __m512 {
 
 /// [`crate::reference::math::tail`] of each lane.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn tail(x: __m512) -> (__m512, __m512) {
     let rounder = _mm512_set1_ps(ROUNDER);
     let per_unit = _mm512_set1_ps(TAIL_PER_UNIT);
-    // The second operand is returned when the first is a NaN.
-    let a = _mm512_min_ps(_mm512_abs_ps(x), _mm512_set1_ps(TAIL_LAST));
+    // The lesser magnitude, without a sign; the second operand when the first is a NaN.
+    let a = _mm512_range_ps::<0b1010>(x, _mm512_set1_ps(TAIL_LAST));
     let column = _mm512_fmadd_ps(a, per_unit, rounder);
     let u = _mm512_fmsub_ps(a, per_unit, _mm512_sub_ps(column, rounder));
     let column = _mm512_castps_si512(column);

@@ -180,7 +180,7 @@ fn fake(quantizer: Option<Quantizer>, x: __m512) -> __m512 {
 }
 
 /// The epilogue of the rows that start at `starts` in `dest`, for panel `panel`, with their accumulators in `tile`.
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn finish<T: Lanes>(
     epilogue: &Epilogue,

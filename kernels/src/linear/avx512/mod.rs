@@ -1,16 +1,19 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
 mod finish;
+pub(super) mod quick;
+mod whole;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::split::row_tiles;
-use finish::finish;
+use finish::Lanes;
 
 /// Rows of a tile at most.
 pub(super) const ROWS: usize = 14;
@@ -31,29 +34,14 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    for panel in block.panels.clone() {
+    each_tile(block, INT8, |rows, panel, ahead| {
+        let starts = &starts[rows.start - block.rows.start..][..rows.len()];
+        dest.prefetch(starts, panel * COLUMNS);
         let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
-        for rows in row_tiles(block.rows.clone(), ROWS) {
-            let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-            match rows.len() {
-                1 => tile_i8::<1>(input, block.stride, weight, start, &mut tile),
-                2 => tile_i8::<2>(input, block.stride, weight, start, &mut tile),
-                3 => tile_i8::<3>(input, block.stride, weight, start, &mut tile),
-                4 => tile_i8::<4>(input, block.stride, weight, start, &mut tile),
-                5 => tile_i8::<5>(input, block.stride, weight, start, &mut tile),
-                6 => tile_i8::<6>(input, block.stride, weight, start, &mut tile),
-                7 => tile_i8::<7>(input, block.stride, weight, start, &mut tile),
-                8 => tile_i8::<8>(input, block.stride, weight, start, &mut tile),
-                9 => tile_i8::<9>(input, block.stride, weight, start, &mut tile),
-                10 => tile_i8::<10>(input, block.stride, weight, start, &mut tile),
-                11 => tile_i8::<11>(input, block.stride, weight, start, &mut tile),
-                12 => tile_i8::<12>(input, block.stride, weight, start, &mut tile),
-                13 => tile_i8::<13>(input, block.stride, weight, start, &mut tile),
-                _ => tile_i8::<14>(input, block.stride, weight, start, &mut tile),
-            }
-            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
-        }
-    }
+        let weights = Panel { weight: block.panel(panel), ahead };
+        rows_i8(rows.len(), block.input_from(rows.start), block.stride, weights, start, &mut tile);
+        finish(epilogue, &tile, starts, panel, dest);
+    });
 }
 
 /// One block of a product in f32.
@@ -61,27 +49,118 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
-    for panel in block.panels.clone() {
-        for rows in row_tiles(block.rows.clone(), ROWS) {
-            let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-            match rows.len() {
-                1 => tile_f32::<1>(input, block.stride, weight, &mut tile),
-                2 => tile_f32::<2>(input, block.stride, weight, &mut tile),
-                3 => tile_f32::<3>(input, block.stride, weight, &mut tile),
-                4 => tile_f32::<4>(input, block.stride, weight, &mut tile),
-                5 => tile_f32::<5>(input, block.stride, weight, &mut tile),
-                6 => tile_f32::<6>(input, block.stride, weight, &mut tile),
-                7 => tile_f32::<7>(input, block.stride, weight, &mut tile),
-                8 => tile_f32::<8>(input, block.stride, weight, &mut tile),
-                9 => tile_f32::<9>(input, block.stride, weight, &mut tile),
-                10 => tile_f32::<10>(input, block.stride, weight, &mut tile),
-                11 => tile_f32::<11>(input, block.stride, weight, &mut tile),
-                12 => tile_f32::<12>(input, block.stride, weight, &mut tile),
-                13 => tile_f32::<13>(input, block.stride, weight, &mut tile),
-                _ => tile_f32::<14>(input, block.stride, weight, &mut tile),
+    each_tile(block, F32, |rows, panel, ahead| {
+        let starts = &starts[rows.start - block.rows.start..][..rows.len()];
+        let weights = Panel { weight: block.panel(panel), ahead };
+        rows_f32(rows.len(), block.input_from(rows.start), block.stride, weights, &mut tile);
+        finish(epilogue, &tile, starts, panel, dest);
+    });
+}
+
+/// Calls `tile` with the rows and the panel of each tile, and with what is to be prefetched meanwhile.
+///
+/// While a group of panels is multiplied, the next one comes into the second-level cache, a slice of it with each row
+/// tile: at small batches every weight is read once, from beyond that cache.
+#[inline(always)]
+fn each_tile<X, W>(
+    block: &Block<'_, X, W>,
+    layout: Layout,
+    mut tile: impl FnMut(Range<usize>, usize, Ahead<W>),
+) {
+    let group = layout.columns * layout.group;
+    let step = group.div_ceil(block.rows.len().div_ceil(ROWS).max(1));
+    let slice = block.panel_len / group * step;
+    for panels in block.panel_groups() {
+        for (i, rows) in row_tiles(block.rows.clone(), ROWS).enumerate() {
+            for panel in panels.clone() {
+                let next = (panel + panels.len()) * block.panel_len + i * slice;
+                // Beyond the last panel it is without effect.
+                let from = block.weight.as_ptr().wrapping_add(next);
+                tile(rows.clone(), panel, Ahead { from, step });
             }
-            finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
+    }
+}
+
+/// What to prefetch, with each group of inputs the next `step` elements.
+#[derive(Clone, Copy)]
+struct Ahead<W> {
+    from: *const W,
+    step: usize,
+}
+
+impl<W> Ahead<W> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn bring(&mut self) {
+        _mm_prefetch::<_MM_HINT_T1>(self.from.cast());
+        self.from = self.from.wrapping_add(self.step);
+    }
+}
+
+/// The weights of a panel.
+struct Panel<'a, W> {
+    weight: &'a [W],
+    ahead: Ahead<W>,
+}
+
+/// [`tile_i8`] of `rows` rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn rows_i8(
+    rows: usize,
+    input: &[u8],
+    stride: usize,
+    panel: Panel<'_, i8>,
+    start: &[i32; COLUMNS],
+    tile: &mut Tile<i32>,
+) {
+    match rows {
+        1 => tile_i8::<1>(input, stride, panel, start, tile),
+        2 => tile_i8::<2>(input, stride, panel, start, tile),
+        3 => tile_i8::<3>(input, stride, panel, start, tile),
+        4 => tile_i8::<4>(input, stride, panel, start, tile),
+        5 => tile_i8::<5>(input, stride, panel, start, tile),
+        6 => tile_i8::<6>(input, stride, panel, start, tile),
+        7 => tile_i8::<7>(input, stride, panel, start, tile),
+        8 => tile_i8::<8>(input, stride, panel, start, tile),
+        9 => tile_i8::<9>(input, stride, panel, start, tile),
+        10 => tile_i8::<10>(input, stride, panel, start, tile),
+        11 => tile_i8::<11>(input, stride, panel, start, tile),
+        12 => tile_i8::<12>(input, stride, panel, start, tile),
+        13 => tile_i8::<13>(input, stride, panel, start, tile),
+        _ => tile_i8::<14>(input, stride, panel, start, tile),
+    }
+}
+
+/// [`tile_f32`] of `rows` rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
+    match rows {
+        1 => tile_f32::<1>(input, stride, panel, tile),
+        2 => tile_f32::<2>(input, stride, panel, tile),
+        3 => tile_f32::<3>(input, stride, panel, tile),
+        4 => tile_f32::<4>(input, stride, panel, tile),
+        5 => tile_f32::<5>(input, stride, panel, tile),
+        6 => tile_f32::<6>(input, stride, panel, tile),
+        7 => tile_f32::<7>(input, stride, panel, tile),
+        8 => tile_f32::<8>(input, stride, panel, tile),
+        9 => tile_f32::<9>(input, stride, panel, tile),
+        10 => tile_f32::<10>(input, stride, panel, tile),
+        11 => tile_f32::<11>(input, stride, panel, tile),
+        12 => tile_f32::<12>(input, stride, panel, tile),
+        13 => tile_f32::<13>(input, stride, panel, tile),
+        _ => tile_f32::<14>(input, stride, panel, tile),
+    }
+}
+
+/// The epilogue of a tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, starts: &[usize], panel: usize, dest: &Dest<'_>) {
+    if !whole::finish(epilogue, tile, starts, panel, dest) {
+        finish::finish(epilogue, tile, starts, panel, dest);
     }
 }
 
@@ -107,14 +186,16 @@ macro_rules! row_i8 {
 }
 
 /// `R` rows by one panel of INT8; `input` starts at the first row.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_i8<const R: usize>(
     input: &[u8],
     stride: usize,
-    weight: &[i8],
+    panel: Panel<'_, i8>,
     start: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
+    let Panel { weight, mut ahead } = panel;
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
@@ -173,6 +254,7 @@ fn tile_i8<const R: usize>(
                 row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
             }
         }
+        ahead.bring();
         w = w.wrapping_add(4 * COLUMNS);
         x = x.map(|x| x.wrapping_add(4));
     }
@@ -186,8 +268,10 @@ fn tile_i8<const R: usize>(
 }
 
 /// `R` rows by one panel of f32; `input` starts at the first row.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn tile_f32<const R: usize>(input: &[f32], stride: usize, weight: &[f32], tile: &mut Tile<f32>) {
+fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
+    let Panel { weight, mut ahead } = panel;
     let k = weight.len() / COLUMNS;
     assert!(input.len() >= (R - 1) * stride + k, "a tile's rows are whole");
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
@@ -201,6 +285,7 @@ fn tile_f32<const R: usize>(input: &[f32], stride: usize, weight: &[f32], tile: 
             acc[0] = _mm512_fmadd_ps(a, b[0], acc[0]);
             acc[1] = _mm512_fmadd_ps(a, b[1], acc[1]);
         }
+        ahead.bring();
         // Never read beyond the last row of weights.
         (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
     }

@@ -1,0 +1,209 @@
+//! The epilogues of whole panels, as a quantized Swin has them: without the site `.output`, and with nothing that could be
+//! a NaN. Two rows of a tile are turned into codes at once, so that narrowing takes few instructions: they run on the
+//! ports of `vpdpbusd`, so that each of them delays the next tile.
+
+use std::arch::x86_64::*;
+
+use super::super::dest::{DROPPED, Dest};
+use super::super::epilogue::Epilogue;
+use super::super::spec::Store;
+use super::finish::Lanes;
+use super::quick::{self, Quick};
+use super::{COLUMNS, Tile};
+use crate::pool::Parts;
+use crate::simd_math::avx512::gelu;
+
+/// The epilogue of `panel` if it is one of these; `false` if not, and then nothing is stored.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn finish<T: Lanes>(
+    epilogue: &Epilogue,
+    tile: &Tile<T>,
+    starts: &[usize],
+    panel: usize,
+    dest: &Dest<'_>,
+) -> bool {
+    let first = panel * COLUMNS;
+    if first + COLUMNS > epilogue.n || epilogue.output.is_some() {
+        return false;
+    }
+    match (dest, &epilogue.store, epilogue.gelu) {
+        (Dest::Codes(out), Store::Codes(recip), false) if epilogue.tame => {
+            codes::<T, false>(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.quick => {
+            quick_codes(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.tame => {
+            codes::<T, true>(epilogue, recip, first, tile, starts, out);
+        }
+        (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
+        (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, false) => {
+            residual(epilogue, first, tile, starts, stream);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// From accumulators to values: what that takes, for the columns of a panel.
+struct Columns {
+    factor: [__m512; 2],
+    bias: [__m512; 2],
+}
+
+impl Columns {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn new(epilogue: &Epilogue, first: usize) -> Columns {
+        Columns { factor: both(whole(&epilogue.factor, first)), bias: both(whole(&epilogue.bias, first)) }
+    }
+
+    /// The values of a row of accumulators.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn values<T: Lanes>(&self, row: &[T; COLUMNS]) -> [__m512; 2] {
+        // SAFETY: a row holds twice 16 accumulators; the processor has this function's features.
+        let [low, high] = unsafe { [T::load(row.as_ptr()), T::load(row[16..].as_ptr())] };
+        [
+            _mm512_fmadd_ps(low, self.factor[0], self.bias[0]),
+            _mm512_fmadd_ps(high, self.factor[1], self.bias[1]),
+        ]
+    }
+
+    /// The codes of two rows, as bytes `code + 128`, one row after the other.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn pair<T: Lanes, const GELU: bool>(&self, rows: [&[T; COLUMNS]; 2], recip: [__m512; 2]) -> __m512i {
+        let [upper, lower] = rows.map(|row| {
+            let [low, high] = self.values(row);
+            let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
+            let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
+            _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high))
+        });
+        // Dwords of four codes: four columns of each row and half in turn become a row after the other.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
+        _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
+    }
+}
+
+/// The values of the columns from `first` on.
+#[inline(always)]
+fn whole(values: &[f32], first: usize) -> &[f32; COLUMNS] {
+    values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to whole panels")
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn both(values: &[f32; COLUMNS]) -> [__m512; 2] {
+    // SAFETY: 32 values.
+    unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn f32<T: Lanes>(epilogue: &Epilogue, first: usize, tile: &Tile<T>, starts: &[usize], out: &Parts<'_, f32>) {
+    let columns = Columns::new(epilogue, first);
+    for (row, &start) in tile.0.iter().zip(starts) {
+        let [low, high] = columns.values(row);
+        // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
+        unsafe {
+            let out = out.get(start + first, COLUMNS).as_mut_ptr();
+            _mm512_storeu_ps(out, low);
+            _mm512_storeu_ps(out.add(16), high);
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn residual<T: Lanes>(
+    epilogue: &Epilogue,
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    stream: &Parts<'_, f32>,
+) {
+    let columns = Columns::new(epilogue, first);
+    for (row, &start) in tile.0.iter().zip(starts) {
+        if start == DROPPED {
+            continue;
+        }
+        let [low, high] = columns.values(row);
+        // SAFETY: as in `f32`.
+        unsafe {
+            let place = stream.get(start + first, COLUMNS).as_mut_ptr();
+            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), low));
+            let place = place.add(16);
+            _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), high));
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn codes<T: Lanes, const GELU: bool>(
+    epilogue: &Epilogue,
+    recip: &[f32],
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    out: &Parts<'_, u8>,
+) {
+    let (columns, recip) = (Columns::new(epilogue, first), both(whole(recip, first)));
+    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
+        // The last row of an odd number is its own partner.
+        let rows = [&pair[0], &pair[starts.len() - 1]];
+        store(columns.pair::<T, GELU>(rows, recip), starts, first, out);
+    }
+}
+
+/// As [`codes`] with GELU, with a cheaper GELU where that gives the same.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn quick_codes<T: Lanes>(
+    epilogue: &Epilogue,
+    recip: &[f32],
+    first: usize,
+    tile: &Tile<T>,
+    starts: &[usize],
+    out: &Parts<'_, u8>,
+) {
+    let (columns, recip) = (Columns::new(epilogue, first), whole(recip, first));
+    let quick = Quick::new(both(recip));
+    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
+        let rows = [&pair[0], &pair[starts.len() - 1]];
+        let mut sure = !0;
+        let fixed = rows.map(|row| {
+            let [low, high] = columns.values(row);
+            [quick.fixed(low, 0, &mut sure), quick.fixed(high, 1, &mut sure)]
+        });
+        let bytes = if sure == !0 { quick::bytes(fixed) } else { exact_pair(epilogue, recip, first, rows) };
+        store(bytes, starts, first, out);
+    }
+}
+
+/// [`Columns::pair`] with GELU, out of the way of the loop that hardly ever needs it.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn exact_pair<T: Lanes>(
+    epilogue: &Epilogue,
+    recip: &[f32; COLUMNS],
+    first: usize,
+    rows: [&[T; COLUMNS]; 2],
+) -> __m512i {
+    Columns::new(epilogue, first).pair::<T, true>(rows, both(recip))
+}
+
+/// Writes one row of 32 bytes at each of `starts`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn store(bytes: __m512i, starts: &[usize], first: usize, out: &Parts<'_, u8>) {
+    let halves = [_mm512_castsi512_si256(bytes), _mm512_extracti64x4_epi64::<1>(bytes)];
+    for (&start, half) in starts.iter().zip(halves) {
+        // SAFETY: as in `f32`; 32 bytes.
+        unsafe { _mm256_storeu_si256(out.get(start + first, COLUMNS).as_mut_ptr().cast(), half) };
+    }
+}
