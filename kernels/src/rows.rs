@@ -49,6 +49,11 @@ impl<'a> RowSink<'a> {
         RowSink { out, columns }
     }
 
+    /// Whether codes are stored.
+    pub(crate) fn is_codes(&self) -> bool {
+        matches!(self.out, Out::Codes(..))
+    }
+
     /// Columns `from..from + len` of row `row`.
     ///
     /// # Safety
@@ -56,6 +61,7 @@ impl<'a> RowSink<'a> {
     ///
     /// # Panics
     /// Outside the output.
+    #[inline]
     pub(crate) unsafe fn segment(&self, row: usize, from: usize, len: usize) -> Segment<'_> {
         assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
         match &self.out {

@@ -77,6 +77,94 @@ fn moments(x: &[f32]) -> [f64; 2] {
     [fold_f64(sums.0), fold_f64(sums.1)]
 }
 
+/// The largest lane of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn highest4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    let [low, high] = [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)].map(|x| _mm512_castpd_ps(x));
+    let x = _mm512_max_ps(low, high);
+    let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+    let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let mut out = [0.0; 4];
+    // SAFETY: four f32.
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), x) };
+    out
+}
+
+/// The sum of the lanes of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    let x = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    let x = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32::<1>(x));
+    let x = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    let mut out = [0; 4];
+    // SAFETY: four i32.
+    unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), x) };
+    out
+}
+
+/// # Safety
+/// Sixteen bytes of rows `0..=last.min(15)` are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    let row = |r: usize| unsafe { _mm_loadu_si128(at.add(r.min(last) * stride).cast()) };
+    let rows = |i: usize| {
+        let x = _mm512_castsi128_si512(row(i));
+        let x = _mm512_inserti32x4::<1>(x, row(i + 4));
+        let x = _mm512_inserti32x4::<2>(x, row(i + 8));
+        _mm512_inserti32x4::<3>(x, row(i + 12))
+    };
+    let (a, b, c, d) = (rows(0), rows(1), rows(2), rows(3));
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// # Safety
+/// 32 bytes are readable at each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn weave(rows: [*const u8; 4]) -> [__m512i; 2] {
+    // SAFETY: the caller's promise.
+    let [a, b, c, d] = rows.map(|at| unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast())) });
+    let ab = _mm512_or_si512(a, _mm512_slli_epi16::<8>(b));
+    let cd = _mm512_or_si512(c, _mm512_slli_epi16::<8>(d));
+    [_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn unweave([a, b]: [__m512; 2]) -> [__m512; 2] {
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    [_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b)]
+}
+
+/// # Safety
+/// 32 bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
+    // Values far below convert to the least i32; packing saturates it, and all others below -128.
+    let [a, b] = scaled.map(|x| _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(127.0))));
+    let bytes = _mm512_cvtsepi16_epi8(_mm512_packs_epi32(a, b));
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
+}
+
 /// The bodies of methods that are one expression of instructions.
 macro_rules! instructions {
     ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
@@ -102,11 +190,13 @@ impl Lanes for Avx512 {
         fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn max(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn fold(self, x: [__m512; 2]) -> f32 { fold(x[0]) }
         fn highest(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
         fn exp(self, x: __m512) -> __m512 { math::exp(x) }
+        fn exp_falling(self, x: __m512) -> __m512 { math::exp_in_range(x) }
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
         fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
@@ -114,6 +204,12 @@ impl Lanes for Avx512 {
         fn sub_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         fn xor_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
         fn sum_i(self, x: __m512i) -> i32 { _mm512_reduce_add_epi32(x) }
+        fn highest4(self, x: [__m512; 4]) -> [f32; 4] { highest4(x) }
+        fn sum4_i(self, x: [__m512i; 4]) -> [i32; 4] { sum4_i(x) }
+        fn pack(self, x: [__m512i; 4]) -> __m512i {
+            _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]))
+        }
+        fn unweave(self, x: [__m512; 2]) -> [__m512; 2] { unweave(x) }
         fn times_128(self, x: __m512i) -> __m512i { _mm512_slli_epi32::<7>(x) }
         fn dot(self, acc: __m512i, u: __m512i, s: __m512i) -> __m512i { _mm512_dpbusd_epi32(acc, u, s) }
         fn float(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
@@ -198,5 +294,23 @@ impl Lanes for Avx512 {
     unsafe fn narrow(self, at: *mut u8, x: __m512i) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
+        // SAFE__m512i: an `Avx512` proves the instructions; readable by the caller's promise.
+        unsafe { transpose(at, stride, last) }
+    }
+
+    #[inline(always)]
+    unsafe fn weave(self, rows: [*const u8; 4]) -> [__m512i; 2] {
+        // SAFE__m512i: an `Avx512` proves the instructions; readable by the caller's promise.
+        unsafe { weave(rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m512; 2]) {
+        // SAFE__m512i: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { write_woven_codes(at, scaled) }
     }
 }
