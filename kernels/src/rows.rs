@@ -61,7 +61,7 @@ impl<'a> RowSink<'a> {
     ///
     /// # Panics
     /// Outside the output.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn segment(&self, row: usize, from: usize, len: usize) -> Segment<'_> {
         assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
         match &self.out {

@@ -11,7 +11,7 @@ mod scores;
 mod weights;
 
 use super::operands::{Part, Rows, Source};
-use super::work::bytes_mut;
+use super::work::{bytes_mut, words_mut};
 use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::lanes::Lanes;
@@ -74,11 +74,11 @@ impl Sizes {
     }
 
     /// Sizes in f32 of the regions of [`Work`], whole cache lines.
-    fn regions<L: Lanes>(&self) -> [usize; 5] {
+    fn regions<L: Lanes>(&self) -> [usize; 6] {
         let keys = self.blocks * L::N * self.d / 4;
         let values = self.groups::<L>() * self.d;
-        let sizes =
-            [keys, self.logits::<L>(), values, CHUNK * self.logits::<L>(), CHUNK * self.weights::<L>() / 4];
+        let (logits, weights) = (self.logits::<L>(), self.weights::<L>() / 4);
+        let sizes = [keys, logits, values, CHUNK * logits, CHUNK * weights, logits / 4];
         sizes.map(|size| size.next_multiple_of(16))
     }
 }
@@ -95,6 +95,8 @@ struct Work<'s> {
     logits: &'s mut [f32],
     /// `[CHUNK, packs * 4 N]`, in the order of [`Lanes::pack`].
     weights: &'s mut [u8],
+    /// Where in a query's weights each group of four keys is, in the order of `values`; the lone key is not among them.
+    order: &'s mut [u32],
 }
 
 impl<'s> Work<'s> {
@@ -102,10 +104,11 @@ impl<'s> Work<'s> {
         let regions = sizes.regions::<L>();
         scratch.reserve(regions.iter().sum::<usize>() * size_of::<f32>());
         let mut rest = scratch.as_f32_mut();
-        let [keys, offsets, values, logits, weights] =
+        let [keys, offsets, values, logits, weights, order] =
             regions.map(|size| rest.split_off_mut(..size).expect("`reserve` made room for all"));
         let [keys, offsets, values, weights] = [keys, offsets, values, weights].map(bytes_mut);
-        Work { keys, offsets, values, logits, weights }
+        let order = &mut words_mut(order)[..sizes.blocks * L::N / 4];
+        Work { keys, offsets, values, logits, weights, order }
     }
 }
 
@@ -125,7 +128,8 @@ pub(super) fn unit<L: Lanes>(
     let rows = |part| Source { input, shape: op.shape, unit, part, site: None }.codes_in(codes);
     let (queries, keys, values) = (rows(Part::Query), rows(Part::Key), rows(Part::Value));
     operands::pack_keys(lanes, sizes, keys, &mut work);
-    operands::pack_values(lanes, sizes, values, work.values);
+    operands::order::<L>(sizes, work.order);
+    operands::pack_values(lanes, sizes, values, &mut work);
     for from in (0..sizes.n).step_by(CHUNK) {
         let chunk = Chunk { op, unit, sizes, from, count: CHUNK.min(sizes.n - from) };
         chunk.run(lanes, queries, keys, &mut work, sink);

@@ -34,27 +34,38 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
     }
 }
 
-/// Packs values: groups of four keys in the order in which [`Lanes::pack`] leaves their weights, then the lone key. Keys
-/// past the last, whose weights are 0, repeat it.
-#[inline(always)]
-pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, packed: &mut [u8]) {
-    let (groups, bytes) = (sizes.groups::<L>(), 8 * L::N);
-    for (p, packed) in packed[..groups * 4 * sizes.d].chunks_exact_mut(groups * bytes).enumerate() {
-        let column = p * 2 * L::N;
-        let mut group = 0;
-        for pack in 0..sizes.packs {
-            for lane in (0..L::N).step_by(4) {
-                for block in 0..sizes.blocks_of(pack) {
-                    let key = (4 * pack + block) * L::N + lane;
-                    pack_group(lanes, sizes, rows, key, column, &mut packed[group * bytes..]);
-                    group += 1;
-                }
+/// Where in a query's weights, as [`Lanes::pack`] leaves them, each group of four keys is: in the order of those places.
+pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
+    let mut group = 0;
+    for pack in 0..sizes.packs {
+        for lane in (0..L::N).step_by(4) {
+            for block in 0..sizes.blocks_of(pack) {
+                order[group] = (4 * (pack * L::N + lane + block)) as u32;
+                group += 1;
             }
         }
-        if sizes.lone {
-            pack_group(lanes, sizes, rows, sizes.n - 1, column, &mut packed[group * bytes..]);
+    }
+}
+
+/// Packs values: groups of four keys in [`order`], then the lone key. Keys past the last, whose weights are 0, repeat it.
+#[inline(always)]
+pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
+    let (groups, bytes) = (sizes.groups::<L>(), 8 * L::N);
+    let packed = work.values[..groups * 4 * sizes.d].chunks_exact_mut(groups * bytes);
+    for (pair, packed) in packed.enumerate() {
+        let packed = packed.chunks_exact_mut(bytes);
+        for (group, packed) in packed.enumerate() {
+            let key = work.order.get(group).map_or(sizes.n - 1, |&at| key_of::<L>(at as usize / 4));
+            pack_group(lanes, sizes, rows, key, pair * 2 * L::N, packed);
         }
     }
+}
+
+/// The first key of the group that is number `place` of a query's weights.
+#[inline(always)]
+fn key_of<L: Lanes>(place: usize) -> usize {
+    let (pack, lane, block) = (place / L::N, place % L::N / 4, place % 4);
+    (4 * pack + block) * L::N + 4 * lane
 }
 
 /// Columns `column..column + 2 N` of four keys from `key` on.

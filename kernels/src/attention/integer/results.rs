@@ -4,9 +4,6 @@ use super::{Chunk, Column, Work};
 use crate::lanes::Lanes;
 use crate::rows::{RowSink, Segment};
 
-/// Queries taken together.
-const ROWS: usize = 4;
-
 impl Chunk<'_> {
     /// Writes the results of all queries.
     #[inline(always)]
@@ -21,15 +18,33 @@ impl Chunk<'_> {
         for pair in 0..self.sizes.d / (2 * L::N) {
             let mut row = 0;
             while row < self.count {
-                row += if self.count - row >= ROWS {
-                    let sums = self.weighted::<L, ROWS>(lanes, row, pair, work, lone);
-                    self.store(lanes, row, pair, sums, factors, sink)
-                } else {
-                    let sums = self.weighted::<L, 1>(lanes, row, pair, work, lone);
-                    self.store(lanes, row, pair, sums, factors, sink)
+                row += match self.count - row {
+                    8.. if L::TILE >= 4 => {
+                        self.result_rows::<L, 8>(lanes, row, pair, work, lone, factors, sink)
+                    }
+                    4.. => self.result_rows::<L, 4>(lanes, row, pair, work, lone, factors, sink),
+                    _ => self.result_rows::<L, 1>(lanes, row, pair, work, lone, factors, sink),
                 };
             }
         }
+    }
+
+    /// `R` queries from `row` on; gives `R`.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn result_rows<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        pair: usize,
+        work: &Work<'_>,
+        lone: &Column<i32>,
+        factors: &Column<f32>,
+        sink: &RowSink<'_>,
+    ) -> usize {
+        let sums = self.weighted::<L, R>(lanes, row, pair, work, lone);
+        self.store(lanes, row, pair, sums, factors, sink);
+        R
     }
 
     /// Sums of `R` queries from `row` on for `2 N` channels, woven.
@@ -48,25 +63,18 @@ impl Chunk<'_> {
         };
         let weights = &work.weights[row * bytes..][..R * bytes];
         let mut sums = [[lanes.splat_i(0); 2]; R];
-        let mut group = 0;
-        for pack in 0..sizes.packs {
-            for lane in 0..L::N / 4 {
-                for block in 0..sizes.blocks_of(pack) {
-                    let at = pack * 4 * L::N + lane * 16 + block * 4;
-                    let value = values.group(lanes, group);
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        debug_assert!(at + 4 <= bytes);
-                        // SAFETY: `R` rows of `packs` registers, of which this is a group of four bytes.
-                        let weight =
-                            unsafe { weights.as_ptr().add(r * bytes + at).cast::<i32>().read_unaligned() };
-                        add(lanes, sums, weight, value);
-                    }
-                    group += 1;
-                }
+        for (group, &at) in work.order.iter().enumerate() {
+            let value = values.group(lanes, group);
+            let at = at as usize;
+            assert!(at + 4 <= bytes);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: `R` rows of `bytes` bytes; inside a row by the assertion.
+                let weight = unsafe { weights.as_ptr().add(r * bytes + at).cast::<i32>().read_unaligned() };
+                add(lanes, sums, weight, value);
             }
         }
         if sizes.lone {
-            let value = values.group(lanes, group);
+            let value = values.group(lanes, work.order.len());
             for (sums, &weight) in sums.iter_mut().zip(&lone[row..]) {
                 add(lanes, sums, weight, value);
             }
@@ -74,7 +82,7 @@ impl Chunk<'_> {
         sums
     }
 
-    /// Stores what [`Chunk::weighted`] gave; gives `R`.
+    /// Stores what [`Chunk::weighted`] gave.
     #[inline(always)]
     fn store<L: Lanes, const R: usize>(
         &self,
@@ -84,7 +92,7 @@ impl Chunk<'_> {
         sums: [[L::I; 2]; R],
         factors: &Column<f32>,
         sink: &RowSink<'_>,
-    ) -> usize {
+    ) {
         let column = self.unit.head * self.sizes.d + pair * 2 * L::N;
         for (r, [a, b]) in sums.into_iter().enumerate() {
             let factor = lanes.splat(factors[row + r]);
@@ -107,7 +115,6 @@ impl Chunk<'_> {
                 out.put(lanes, L::N, b);
             }
         }
-        R
     }
 }
 

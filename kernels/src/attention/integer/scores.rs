@@ -21,11 +21,11 @@ impl Chunk<'_> {
         let mut row = 0;
         while row < self.count {
             row += if self.count - row >= ROWS {
-                let max = self.rows::<L, ROWS>(lanes, row, queries, work);
+                let max = self.score_rows::<L, ROWS>(lanes, row, queries, work);
                 largest[row..row + ROWS].copy_from_slice(&lanes.highest4(max));
                 ROWS
             } else {
-                let [max] = self.rows::<L, 1>(lanes, row, queries, work);
+                let [max] = self.score_rows::<L, 1>(lanes, row, queries, work);
                 largest[row] = lanes.highest(max);
                 1
             }
@@ -34,7 +34,7 @@ impl Chunk<'_> {
 
     /// `R` queries from `row` on; gives the largest logits by lane.
     #[inline(always)]
-    fn rows<L: Lanes, const R: usize>(
+    fn score_rows<L: Lanes, const R: usize>(
         &self,
         lanes: L,
         row: usize,
@@ -66,21 +66,22 @@ impl Chunk<'_> {
         max: &mut [L::F; R],
     ) -> usize {
         let sums = self.products::<L, R, T>(lanes, row, block, queries, work);
-        let (finish, tables, width) = (&self.op.finish, &self.op.tables, self.sizes.logits::<L>());
+        let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
         for (r, sums) in sums.into_iter().enumerate() {
             let query = self.from + row + r;
-            let bias = &tables.bias(self.unit.head, query)[block * L::N..];
-            let mask = tables.mask(self.unit.window, query).map(|mask| &mask[block * L::N..]);
-            let out = &mut work.logits[(row + r) * width + block * L::N..][..T * L::N];
-            for (t, (sum, out)) in sums.into_iter().zip(out.chunks_exact_mut(L::N)).enumerate() {
-                let mut bias = lanes.load(&bias[t * L::N..]);
-                if let Some(mask) = mask {
-                    bias = lanes.add(bias, lanes.load(&mask[t * L::N..]));
+            let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
+            if let Some(mask) = tables.mask(self.unit.window, query) {
+                let masks = registers::<L, T>(lanes, &mask[from..]);
+                for (bias, mask) in biases.iter_mut().zip(masks) {
+                    *bias = lanes.add(*bias, mask);
                 }
-                let logit = finish.logit::<L, true>(lanes, lanes.float(sum), bias);
+            }
+            let out = &mut work.logits[(row + r) * width + from..][..T * L::N];
+            for t in 0..T {
+                let logit = self.op.finish.logit::<L, true>(lanes, lanes.float(sums[t]), biases[t]);
                 // The second operand is returned when the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
-                lanes.store(out, logit);
+                lanes.store(&mut out[t * L::N..], logit);
             }
         }
         T
@@ -172,4 +173,15 @@ impl Chunk<'_> {
             lanes.store(&mut lone[span], logit);
         }
     }
+}
+
+/// The first `T` registers of `x`.
+#[inline(always)]
+fn registers<L: Lanes, const T: usize>(lanes: L, x: &[f32]) -> [L::F; T] {
+    let x = &x[..T * L::N];
+    let mut all = [lanes.splat(0.0); T];
+    for (t, register) in all.iter_mut().enumerate() {
+        *register = lanes.load(&x[t * L::N..]);
+    }
+    all
 }

@@ -73,17 +73,28 @@ impl Chunk<'_> {
 /// Codes of one query's logits, in the order of [`Lanes::pack`]; gives their sums by lane.
 #[inline(always)]
 fn row_weights<L: Lanes>(lanes: L, logits: &[f32], max: L::F, weights: &mut [u8]) -> L::I {
-    let ones = lanes.splat_i(0x0101_0101);
     let mut total = lanes.splat_i(0);
     for (logits, weights) in logits.chunks(4 * L::N).zip(weights.chunks_exact_mut(4 * L::N)) {
-        let mut codes = [lanes.splat_i(0); 4];
-        for (x, code) in logits.chunks_exact(L::N).zip(&mut codes) {
-            *code = unsigned_code(lanes, lanes.load(x), max);
-        }
-        let packed = lanes.pack(codes);
-        total = lanes.dot(total, packed, ones);
+        let packed = match logits.len() / L::N {
+            4 => packed_weights::<L, 4>(lanes, logits, max),
+            3 => packed_weights::<L, 3>(lanes, logits, max),
+            2 => packed_weights::<L, 2>(lanes, logits, max),
+            _ => packed_weights::<L, 1>(lanes, logits, max),
+        };
+        total = lanes.dot(total, packed, lanes.splat_i(0x0101_0101));
         // SAFETY: `chunks_exact_mut` gives 4 N bytes.
         unsafe { lanes.write_i(weights.as_mut_ptr(), packed) };
     }
     total
+}
+
+/// Codes of `B` blocks of logits.
+#[inline(always)]
+fn packed_weights<L: Lanes, const B: usize>(lanes: L, logits: &[f32], max: L::F) -> L::I {
+    let logits = &logits[..B * L::N];
+    let mut codes = [lanes.splat_i(0); 4];
+    for b in 0..B {
+        codes[b] = unsigned_code(lanes, lanes.load(&logits[b * L::N..]), max);
+    }
+    lanes.pack(codes)
 }
