@@ -109,20 +109,34 @@ fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
     out
 }
 
+/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`, in the place of rows after `last` that one if `CLAMP`.
+///
+/// # Safety
+/// Those are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn four_rows<const CLAMP: bool>(at: *const u8, stride: usize, last: usize, i: usize) -> __m512i {
+    let row = |r: usize| {
+        let r = if CLAMP { r.min(last) } else { r };
+        // SAFETY: the caller's promise.
+        unsafe { _mm_loadu_si128(at.add(r * stride).cast()) }
+    };
+    let x = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(i)), row(i + 4));
+    _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(x, row(i + 8)), row(i + 12))
+}
+
 /// # Safety
 /// Sixteen bytes of rows `0..=last.min(15)` are readable.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
-    let row = |r: usize| unsafe { _mm_loadu_si128(at.add(r * stride).cast()) };
-    // SAFETY: as above.
-    let row_or_last = |r: usize| unsafe { _mm_loadu_si128(at.add(r.min(last) * stride).cast()) };
-    let rows = |i: usize| {
-        let four = [i, i + 4, i + 8, i + 12];
-        let [a, b, c, d] = if last >= 15 { four.map(row) } else { four.map(row_or_last) };
-        let x = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(a), b);
-        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(x, c), d)
+    let rows = |i: usize| unsafe {
+        if last >= 15 {
+            four_rows::<false>(at, stride, last, i)
+        } else {
+            four_rows::<true>(at, stride, last, i)
+        }
     };
     let (a, b, c, d) = (rows(0), rows(1), rows(2), rows(3));
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));

@@ -3,6 +3,7 @@
 use super::operands::SIGN;
 use super::{CHUNK, Chunk, Column, Rows, Work};
 use crate::attention::operands::four;
+use crate::attention::scores::Finish;
 use crate::lanes::Lanes;
 
 /// Queries taken together.
@@ -66,7 +67,26 @@ impl Chunk<'_> {
         max: &mut [L::F; R],
     ) -> usize {
         let sums = self.products::<L, R, T>(lanes, row, block, queries, work);
+        match self.op.finish.site {
+            None => self.put::<L, R, T, false>(lanes, row, block, sums, work.logits, max),
+            Some(_) => self.put::<L, R, T, true>(lanes, row, block, sums, work.logits, max),
+        }
+        T
+    }
+
+    /// Puts logits into `out`; `SITE`: the scores have one.
+    #[inline(always)]
+    fn put<L: Lanes, const R: usize, const T: usize, const SITE: bool>(
+        &self,
+        lanes: L,
+        row: usize,
+        block: usize,
+        sums: [[L::I; T]; R],
+        out: &mut [f32],
+        max: &mut [L::F; R],
+    ) {
         let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
+        let finish = if SITE { self.op.finish } else { Finish { site: None, ..self.op.finish } };
         for (r, sums) in sums.into_iter().enumerate() {
             let query = self.from + row + r;
             let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
@@ -76,15 +96,14 @@ impl Chunk<'_> {
                     *bias = lanes.add(*bias, mask);
                 }
             }
-            let out = &mut work.logits[(row + r) * width + from..][..T * L::N];
+            let out = &mut out[(row + r) * width + from..][..T * L::N];
             for t in 0..T {
-                let logit = self.op.finish.logit::<L, true>(lanes, lanes.float(sums[t]), biases[t]);
+                let logit = finish.logit::<L, true>(lanes, lanes.float(sums[t]), biases[t]);
                 // The second operand is returned when the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
                 lanes.store(&mut out[t * L::N..], logit);
             }
         }
-        T
     }
 
     /// Products of `R` queries and `T` blocks of keys.
