@@ -10,6 +10,7 @@ mod avx2;
 mod avx512;
 
 use crate::isa::{Cpu, Isa};
+use crate::reference::RowNorm;
 use crate::types::Quantizer;
 
 /// Work written for any [`Lanes`], and in scalar code.
@@ -136,6 +137,17 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.write_codes(bytes.as_mut_ptr(), scaled) };
         out.copy_from_slice(&bytes[..out.len()]);
     }
+    /// `write_codes` of four registers, one after the other.
+    ///
+    /// # Safety
+    /// `4 N` bytes at `at` are writable.
+    #[inline(always)]
+    unsafe fn write_codes4(self, at: *mut u8, scaled: [Self::F; 4]) {
+        for (i, x) in scaled.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { self.write_codes(at.add(i * Self::N), x) };
+        }
+    }
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -159,6 +171,16 @@ pub(crate) trait Lanes: Copy {
     fn gelu_tail(self, x: Self::F) -> Self::F;
     /// [`moments`](crate::reference::moments) of `x`.
     fn moments(self, x: &[f32]) -> [f64; 2];
+
+    /// [`RowNorm::new`] of the moments of eight rows of the same length.
+    #[inline(always)]
+    fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
+        let mut norms = [RowNorm::default(); 8];
+        for (row, norm) in rows.into_iter().zip(&mut norms) {
+            *norm = RowNorm::new(self.moments(row), row.len(), eps);
+        }
+        norms
+    }
 
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
