@@ -85,6 +85,7 @@ impl<'a> RowSink<'a> {
     ///
     /// # Safety
     /// As [`RowSink::segment`].
+    #[inline(always)]
     pub(crate) unsafe fn row(&self, row: usize) -> Segment<'_> {
         // SAFETY: the caller's promise.
         unsafe { self.segment(row, 0, self.columns) }

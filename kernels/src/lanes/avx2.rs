@@ -309,19 +309,19 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [__m256i; 4] {
-        // SAFE__m256i: an `Avx2` proves the instructions; readable by the caller's promise.
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
         unsafe { transpose(at, stride, last) }
     }
 
     #[inline(always)]
     unsafe fn weave(self, rows: [*const u8; 4]) -> [__m256i; 2] {
-        // SAFE__m256i: an `Avx2` proves the instructions; readable by the caller's promise.
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
         unsafe { weave(rows) }
     }
 
     #[inline(always)]
     unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m256; 2]) {
-        // SAFE__m256i: an `Avx2` proves the instructions; writable by the caller's promise.
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
         unsafe { write_woven_codes(at, scaled) }
     }
 }

@@ -387,19 +387,19 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
-        // SAFE__m512i: an `Avx512` proves the instructions; readable by the caller's promise.
+        // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
         unsafe { transpose(at, stride, last) }
     }
 
     #[inline(always)]
     unsafe fn weave(self, rows: [*const u8; 4]) -> [__m512i; 2] {
-        // SAFE__m512i: an `Avx512` proves the instructions; readable by the caller's promise.
+        // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
         unsafe { weave(rows) }
     }
 
     #[inline(always)]
     unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m512; 2]) {
-        // SAFE__m512i: an `Avx512` proves the instructions; writable by the caller's promise.
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe { write_woven_codes(at, scaled) }
     }
 }
