@@ -108,7 +108,6 @@ class Models:
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            op_types_to_quantize=ORT_QUANTIZED,
         )
         prepared.unlink()
 
@@ -124,7 +123,3 @@ class Models:
         preset, kind = nncf.QuantizationPreset.PERFORMANCE, nncf.ModelType.TRANSFORMER
         quantized = nncf.quantize(model, data, preset=preset, model_type=kind, subset_size=len(self.inputs(batch)))
         openvino.save_model(quantized, path)
-
-
-# Products only: with everything quantized that ONNX Runtime can, its graph is slower.
-ORT_QUANTIZED = ["MatMul", "Gemm", "Conv"]
