@@ -38,7 +38,9 @@ impl Target {
                 let text = "--nvtx marks launches on a GPU, and the CPU runs the models here (`swinq doctor` says why)";
                 return Err(Usage(text.to_owned()).into());
             }
-            return Ok(vec![Target::Cpu(EngineOptions { threads, ..EngineOptions::detect()? })]);
+            let options = EngineOptions::detect()?;
+            let max_batch = max_batch.min(options.max_batch);
+            return Ok(vec![Target::Cpu(EngineOptions { threads, max_batch, ..options })]);
         }
         let residual = match args.residual {
             Residual::F16 => StreamType::F16,

@@ -25,7 +25,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// `model`, from `path`, on an engine.
+    /// `model`, from `path`, on an engine, which holds what it needs of it.
     pub fn engine(path: &Path, model: &QuantizedModel, target: Target) -> anyhow::Result<Subject> {
         let mut result = ModelResult::new(path.display().to_string(), target.precision(model), target.name());
         result.size_bytes = Some(model.size_bytes());
@@ -39,7 +39,7 @@ impl Subject {
             classifier: target.engine(model)?,
             transform: model.transform.clone(),
             config: model.config.clone(),
-            quantized: model.is_quantized().then(|| model.clone()),
+            quantized: None,
         })
     }
 }

@@ -1,97 +1,162 @@
-"""Times a Swin in ONNX Runtime f32 and in swinq FP32 and INT8, in turn in one run, all cores.
+"""Times one Swin in OpenVINO (INT8, f32, bf16), ONNX Runtime (INT8, f32) and swinq (INT8, FP32), in turn in one run.
 
-    python benches/peers/latency.py SWINQ FP32_MODEL INT8_MODEL [--model swin_tiny_patch4_window7_224] [--batches 1,8]
+    python benches/peers/latency.py SWINQ [--model swin_tiny_patch4_window7_224] [--batches 1,8] [--cache DIR] [--json OUT]
 
-SWINQ is the release binary; the models are a float checkpoint or directory (add --cfg NAME where it is bare) and a
-quantized checkpoint of the same shape. Needs torch, timm, onnx and onnxruntime. Prints medians of all runs and the
-ratios to ONNX Runtime; --json writes them.
+SWINQ is the release binary. Every engine gets the same weights (random, timm's layout) and its own tool's quantization of
+them, calibrated on the same images; all that is kept in --cache. In each round every engine warms up and then runs for
+--seconds. Prints the median and the least of the rounds' medians (on a busy machine the rounds that were left alone), and
+their ratios to the fastest peer; --json writes them with versions and the machine. Needs torch, timm, onnx, onnxruntime, openvino, nncf, pillow and safetensors.
 """
 import argparse
+import importlib.metadata
 import json
+import os
 import pathlib
+import platform
 import statistics
 import subprocess
 import tempfile
 import time
 
-import numpy as np
 import onnxruntime
-import timm
-import torch
+import openvino
+import openvino.properties as ov
+import openvino.properties.hint as hint
+
+from peer_models import Models
+
+OURS = ("swinq INT8", "swinq FP32")
+VERSIONS = ("openvino", "nncf", "onnxruntime", "onnx", "torch", "timm")
 
 
-def export(name, folder):
-    """The timm model with random weights as ONNX, opset 17, dynamic batch."""
-    path = folder / f"{name}.onnx"
-    model = timm.create_model(name, pretrained=False).eval()
-    size = model.default_cfg["input_size"][-1]
-    sessions = {}
-    for batch in ARGS.batches:
-        at = path.with_suffix(f".{batch}.onnx")
-        torch.onnx.export(model, torch.randn(batch, 3, size, size), at, opset_version=17, dynamo=False)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = ARGS.threads
-        sessions[batch] = onnxruntime.InferenceSession(at, options, providers=["CPUExecutionProvider"])
-    return sessions, size
+def openvino_runner(path, precision, pixels, threads):
+    """A call that runs the graph at `path` with f32 or bf16 for what is not INT8."""
+    core = openvino.Core()
+    options = {
+        hint.performance_mode: hint.PerformanceMode.LATENCY,
+        hint.inference_precision: precision,
+        ov.num_streams: 1,
+        ov.inference_num_threads: threads,
+    }
+    request = core.compile_model(core.read_model(path), "CPU", options).create_infer_request()
+    request.set_input_tensor(openvino.Tensor(pixels))
+    return request.infer
 
 
-def time_ort(session, batch, size, seconds):
-    x = np.random.default_rng(0).standard_normal((batch, 3, size, size), dtype=np.float32)
-    name = session.get_inputs()[0].name
-    for _ in range(3):
-        session.run(None, {name: x})
+def ort_runner(path, pixels, threads):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"pixels": pixels})
+
+
+def peers(models, batch, threads):
+    """Runners by name, in the order in which they take turns."""
+    pixels = models.inputs(batch)[0]
+    f32, bf16 = openvino.Type.f32, openvino.Type.bf16
+    nncf = models.nncf_int8(batch)
+    return {
+        "OpenVINO INT8, f32": openvino_runner(nncf, f32, pixels, threads),
+        "OpenVINO INT8, bf16": openvino_runner(nncf, bf16, pixels, threads),
+        "OpenVINO bf16": openvino_runner(models.onnx(batch), bf16, pixels, threads),
+        "ONNX Runtime INT8": ort_runner(models.ort_int8(batch), pixels, threads),
+        "ONNX Runtime f32": ort_runner(models.onnx(batch), pixels, threads),
+    }
+
+
+def median_ms(run, seconds):
+    """Median milliseconds of runs for `seconds`, after a third of that."""
+    warm = time.perf_counter() + seconds / 3
+    while time.perf_counter() < warm:
+        run()
     times, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 5:
+    while time.perf_counter() < end or len(times) < 3:
         start = time.perf_counter()
-        session.run(None, {name: x})
+        run()
         times.append(1e3 * (time.perf_counter() - start))
     return statistics.median(times)
 
 
-def time_swinq(folder):
-    """Median milliseconds of both models by batch size, measured in turn by `swinq bench`."""
-    out = folder / "bench.json"
-    command = [ARGS.swinq, "bench", ARGS.fp32, ARGS.int8, "--batch-size", ",".join(map(str, ARGS.batches))]
-    command += ["--seconds", str(ARGS.seconds), "--threads", str(ARGS.threads), "--json", str(out)]
-    command += ["--cfg", ARGS.cfg] if ARGS.cfg else []
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    models = json.loads(out.read_text())["models"]
-    return [{int(b): s["median"] for b, s in m["latency_ms"].items()} for m in models]
+def swinq_ms(args, models, batch):
+    """Median milliseconds of ours in a process of its own (`swinq bench` warms up, too), in the order of `OURS`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "bench.json"
+        command = [args.swinq, "bench", str(models.swinq_int8()), str(models.weights()), "--cfg", args.model]
+        command += ["--batch-size", str(batch), "--seconds", str(args.seconds), "--threads", str(args.threads)]
+        command += ["--backend", "cpu", "--json", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        report = json.loads(out.read_text())
+    return [m["latency_ms"][str(batch)]["median"] for m in report["models"]]
+
+
+def measure(args, models, batch):
+    """The rounds' medians by engine."""
+    runners = peers(models, batch, args.threads)
+    samples = {name: [] for name in (*runners, *OURS)}
+    for _ in range(args.rounds):
+        for name, run in runners.items():
+            samples[name].append(median_ms(run, args.seconds))
+        for name, median in zip(OURS, swinq_ms(args, models, batch)):
+            samples[name].append(median)
+    return samples
+
+
+def summary(batch, samples):
+    """What `--json` writes for one batch size; printed, too."""
+    engines = {name: {"median_ms": statistics.median(ms), "least_ms": min(ms)} for name, ms in samples.items()}
+    best = {}
+    for figure in ("median_ms", "least_ms"):
+        best[figure] = min((name for name in engines if name not in OURS), key=lambda name: engines[name][figure])
+        least, ours = engines[best[figure]][figure], engines[OURS[0]][figure]
+        for figures in engines.values():
+            figures[f"{figure}_of_best_peer"] = figures[figure] / least
+            figures[f"swinq_int8_{figure}_of_this"] = ours / figures[figure]
+    for name, f in engines.items():
+        ratios = f"{f['median_ms_of_best_peer']:.2f}x | {f['least_ms']:.2f} | {f['least_ms_of_best_peer']:.2f}x"
+        print(f"| {batch} | {name} | {f['median_ms']:.2f} | {ratios} |", flush=True)
+    return {"batch": batch, "best_peer": best, "engines": engines, "rounds_ms": samples}
+
+
+def environment(args):
+    def output(*command):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    cpu = platform.processor()
+    if pathlib.Path("/proc/cpuinfo").exists():
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    here = pathlib.Path(__file__).parent
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": args.threads,
+        "commit": output("git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"),
+        "swinq": output(args.swinq, "--version"),
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+    }
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        sessions, size = export(ARGS.model, folder)
-        samples = {(who, b): [] for who in ("ONNX Runtime f32", "swinq FP32", "swinq INT8") for b in ARGS.batches}
-        for _ in range(ARGS.rounds):
-            for batch, session in sessions.items():
-                samples["ONNX Runtime f32", batch].append(time_ort(session, batch, size, ARGS.seconds))
-            for who, latencies in zip(("swinq FP32", "swinq INT8"), time_swinq(folder)):
-                for batch in ARGS.batches:
-                    samples[who, batch].append(latencies[batch])
-    result = {"model": ARGS.model, "threads": ARGS.threads, "onnxruntime": onnxruntime.__version__, "rows": []}
-    for batch in ARGS.batches:
-        base = statistics.median(samples["ONNX Runtime f32", batch])
-        for who in ("ONNX Runtime f32", "swinq FP32", "swinq INT8"):
-            median = statistics.median(samples[who, batch])
-            result["rows"].append({"engine": who, "batch": batch, "median_ms": median, "ratio": median / base})
-            print(f"batch {batch:3}  {who:18} {median:8.2f} ms  {median / base:5.2f}x of ONNX Runtime f32")
-    if ARGS.json:
-        pathlib.Path(ARGS.json).write_text(json.dumps(result, indent=2) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("swinq")
+    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
+    parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8])
+    parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("target/peers"))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    models = Models(args.model, args.cache, args.swinq)
+    for batch in args.batches:  # nothing is measured between two makings
+        models.ort_int8(batch), models.nncf_int8(batch), models.swinq_int8()
+    print(f"{args.model}, {args.threads} threads")
+    print("| batch | engine | median ms | of the best peer | least ms | of the best peer |\n|" + " --- |" * 6)
+    rows = [summary(batch, measure(args, models, batch)) for batch in args.batches]
+    if args.json:
+        result = {"model": args.model, **environment(args), "rounds": args.rounds, "seconds": args.seconds, "batches": rows}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("swinq")
-    parser.add_argument("fp32")
-    parser.add_argument("int8")
-    parser.add_argument("--cfg")
-    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
-    parser.add_argument("--batches", type=lambda t: [int(b) for b in t.split(",")], default=[1, 8])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--json")
-    ARGS = parser.parse_args()
     main()

@@ -49,6 +49,11 @@ impl<'a> RowSink<'a> {
         RowSink { out, columns }
     }
 
+    /// Whether codes are stored.
+    pub(crate) fn is_codes(&self) -> bool {
+        matches!(self.out, Out::Codes(..))
+    }
+
     /// Columns `from..from + len` of row `row`.
     ///
     /// # Safety
@@ -56,6 +61,7 @@ impl<'a> RowSink<'a> {
     ///
     /// # Panics
     /// Outside the output.
+    #[inline(always)]
     pub(crate) unsafe fn segment(&self, row: usize, from: usize, len: usize) -> Segment<'_> {
         assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
         match &self.out {
@@ -79,6 +85,7 @@ impl<'a> RowSink<'a> {
     ///
     /// # Safety
     /// As [`RowSink::segment`].
+    #[inline(always)]
     pub(crate) unsafe fn row(&self, row: usize) -> Segment<'_> {
         // SAFETY: the caller's promise.
         unsafe { self.segment(row, 0, self.columns) }
@@ -131,6 +138,13 @@ pub(crate) trait Cast: Copy {
     type To;
     /// Stores the lanes of `x`, as many as `out` holds.
     fn store<L: Lanes>(self, lanes: L, out: &mut [Self::To], x: L::F);
+    /// Stores four registers, one after the other; `out` holds them.
+    #[inline(always)]
+    fn store4<L: Lanes>(self, lanes: L, out: &mut [Self::To], x: [L::F; 4]) {
+        for (out, x) in out.chunks_exact_mut(L::N).zip(x) {
+            self.store(lanes, out, x);
+        }
+    }
 }
 
 /// As they are.
@@ -169,6 +183,15 @@ impl Cast for ToCodes {
     #[inline(always)]
     fn store<L: Lanes>(self, lanes: L, out: &mut [u8], x: L::F) {
         lanes.store_codes(out, lanes.mul(x, lanes.splat(self.0.recip())));
+    }
+
+    #[inline(always)]
+    fn store4<L: Lanes>(self, lanes: L, out: &mut [u8], x: [L::F; 4]) {
+        let (out, recip) = (&mut out[..4 * L::N], lanes.splat(self.0.recip()));
+        let [a, b, c, d] = x;
+        let scaled = [lanes.mul(a, recip), lanes.mul(b, recip), lanes.mul(c, recip), lanes.mul(d, recip)];
+        // SAFETY: `out` holds 4 N bytes.
+        unsafe { lanes.write_codes4(out.as_mut_ptr(), scaled) };
     }
 }
 

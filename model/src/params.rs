@@ -1,11 +1,11 @@
 //! The parameters a configuration has: names in Microsoft's naming, and shapes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
 use crate::site::{BlockId, Linear};
-use crate::tensor::StateDict;
+use crate::tensor::HostTensor;
 
 /// Name and shape of every parameter of `config`, in forward order.
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
@@ -53,11 +53,32 @@ pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     list
 }
 
+/// What [`check_parameters`] asks of a parameter.
+pub trait Parameter {
+    /// Sizes.
+    fn shape(&self) -> &[usize];
+    /// The first value that is not finite, with its flat index.
+    fn not_finite(&self) -> Option<(usize, f32)>;
+}
+
+impl Parameter for HostTensor {
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn not_finite(&self) -> Option<(usize, f32)> {
+        self.data.iter().copied().enumerate().find(|(_, value)| !value.is_finite())
+    }
+}
+
 /// Checks that `tensors` are exactly the parameters of `config`, with their shapes and finite values.
 ///
 /// # Errors
 /// [`ModelError::Tensor`] naming the missing, unexpected, mis-shaped or non-finite tensors.
-pub fn check_parameters(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
+pub fn check_parameters(
+    config: &SwinConfig,
+    tensors: &BTreeMap<String, impl Parameter>,
+) -> Result<(), ModelError> {
     let expected = parameters(config);
     let known: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
     let missing: Vec<&str> = known.iter().filter(|n| !tensors.contains_key(**n)).copied().collect();
@@ -82,24 +103,23 @@ fn check_tensor(
     config: &SwinConfig,
     name: &str,
     shape: &[usize],
-    tensor: &crate::tensor::HostTensor,
+    tensor: &impl Parameter,
 ) -> Result<(), ModelError> {
-    if tensor.shape != shape {
-        let mut problem = format!("shape {:?}, but {} has {shape:?}", tensor.shape, config.name);
+    if tensor.shape() != shape {
+        let mut problem = format!("shape {:?}, but {} has {shape:?}", tensor.shape(), config.name);
         if name.starts_with("head.") {
             problem += &format!(
                 "; the checkpoint has {} classes, the configuration {} (MODEL.NUM_CLASSES)",
-                tensor.shape.first().unwrap_or(&0),
+                tensor.shape().first().unwrap_or(&0),
                 config.num_classes
             );
         }
         return Err(ModelError::tensor(name, problem));
     }
-    if let Some(index) = tensor.data.iter().position(|v| !v.is_finite()) {
+    if let Some((index, value)) = tensor.not_finite() {
         let problem = format!(
-            "value {} at flat index {index}; a trained checkpoint has finite values only, so the file is damaged or \
-             the training diverged",
-            tensor.data[index]
+            "value {value} at flat index {index}; a trained checkpoint has finite values only, so the file is damaged or \
+             the training diverged"
         );
         return Err(ModelError::tensor(name, problem));
     }

@@ -19,14 +19,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     check_outputs(&args.json, args.models.iter().map(PathBuf::as_path))?;
     let largest = args.batch_size.iter().copied().max().unwrap_or(1);
     let targets = Target::all(&args.backend, args.threads, largest)?;
-    let models = models(args)?;
     say!("{}", targets[0].describe()?);
-    let mut subjects = Vec::new();
-    for (name, model) in &models {
-        for &target in &targets {
-            subjects.push(Subject::engine(Path::new(name), model, target)?);
-        }
-    }
+    let mut subjects = subjects(args, &targets)?;
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
     runner::measure(&mut subjects, &args.batch_size, &latency, &mut |subject, batch, latency| {
         say!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
@@ -50,18 +44,26 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn models(args: &BenchArgs) -> anyhow::Result<Vec<(String, QuantizedModel)>> {
-    let mut models = Vec::new();
+/// Every model on every target. Only the engines stay in memory.
+fn subjects(args: &BenchArgs, targets: &[Target]) -> anyhow::Result<Vec<Subject>> {
+    let mut subjects = Vec::new();
+    let mut add = |name: &Path, model: QuantizedModel| -> anyhow::Result<()> {
+        for &target in targets {
+            subjects.push(Subject::engine(name, &model, target)?);
+        }
+        Ok(())
+    };
     if let Some(seed) = args.random_weights {
         let model = model_arg::random_model(seed, &args.float)?;
-        models.push((format!("{} (random)", model.config.name), QuantizedModel::from_float(&model)?));
+        let name = format!("{} (random)", model.config.name);
+        add(Path::new(&name), QuantizedModel::from_float(&model)?)?;
     }
     let mut any_float = args.random_weights.is_some();
     for path in &args.models {
         let model = Model::load(path, &args.float)?;
         any_float |= model.is_float();
-        models.push((path.display().to_string(), model.into_quantized()?));
+        add(path, model.into_quantized()?)?;
     }
     args.float.check_used(any_float)?;
-    Ok(models)
+    Ok(subjects)
 }

@@ -119,7 +119,9 @@ fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
         any_float |= model.is_float();
         let model = model.into_quantized()?;
         for &target in &targets {
-            subjects.push(Subject::engine(path, &model, target)?);
+            let mut subject = Subject::engine(path, &model, target)?;
+            subject.quantized = model.is_quantized().then(|| model.clone());
+            subjects.push(subject);
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
             let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };

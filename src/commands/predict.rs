@@ -25,7 +25,8 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     args.float.check_used(model.is_float())?;
     let model = model.into_quantized()?;
     let labels = model.labels.clone();
-    let mut engine = Target::one(&args.backend, args.threads, BATCH)?.engine(&model)?;
+    let batch_size = BATCH.min(args.images.len());
+    let mut engine = Target::one(&args.backend, args.threads, batch_size)?.engine(&model)?;
     let dataset = Dataset::from_files(&args.images)?;
     let ids = (0..dataset.len()).collect();
     let options = LoaderOptions { batch_size: BATCH, threads: args.threads, prefetch: 2, skip_corrupt: 0 };

@@ -5,6 +5,7 @@
 //! of one window and head stay in a thread's scratch memory; only the result is written, where the projection
 //! reads it.
 
+mod integer;
 mod operands;
 mod scalar;
 mod scores;

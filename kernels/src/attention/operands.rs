@@ -47,7 +47,7 @@ impl<'a> Source<'a> {
     }
 
     /// The window's rows of codes, from the operand's first column on.
-    fn codes_in(&self, x: &'a [u8]) -> Rows<'a, u8> {
+    pub(super) fn codes_in(&self, x: &'a [u8]) -> Rows<'a, u8> {
         let stride = code_stride(self.wide());
         let window = &x[self.unit.row * stride..][..self.shape.n * stride];
         Rows { data: &window[self.column()..], stride }

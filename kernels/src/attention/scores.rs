@@ -17,7 +17,7 @@ pub(super) struct Finish {
 impl Finish {
     /// `INTEGER`: the product was of codes.
     #[inline(always)]
-    fn logit<L: Lanes, const INTEGER: bool>(self, lanes: L, product: L::F, bias: L::F) -> L::F {
+    pub(super) fn logit<L: Lanes, const INTEGER: bool>(self, lanes: L, product: L::F, bias: L::F) -> L::F {
         match self.site {
             None if INTEGER => lanes.fma(product, lanes.splat(self.step * self.scale), bias),
             None => lanes.fma(product, lanes.splat(self.scale), bias),

@@ -26,14 +26,14 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
 #[inline(always)]
 fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
     // The second operand is returned when either is a NaN.
-    lanes.exp(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
+    lanes.exp_falling(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
 }
 
 /// `round(255 * exp(max(x - max, -60)))`; 0 for a NaN.
 #[inline(always)]
-fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
+pub(super) fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
     // The second operand is returned when either is a NaN.
-    let e = lanes.exp(lanes.max(lanes.sub(x, max), lanes.splat(FLOOR)));
+    let e = lanes.exp_falling(lanes.max(lanes.sub(x, max), lanes.splat(FLOOR)));
     lanes.round(lanes.mul(e, lanes.splat(255.0)))
 }
 

@@ -15,7 +15,9 @@ pub(super) struct Tables {
     padded: usize,
     /// `[heads, n, padded]`.
     bias: Vec<f32>,
-    /// `[n, padded]` each.
+    /// Bias of the last key, `[heads, padded]` (head, query).
+    last: Vec<f32>,
+    /// `[n, padded]` each, symmetric.
     masks: Vec<Vec<f32>>,
     /// Mask of each window.
     mask_of: Vec<Option<usize>>,
@@ -26,8 +28,10 @@ impl Tables {
         let Shape { heads, n, .. } = shape;
         assert_eq!(bias.len(), heads * n * n, "WindowAttention: bias is not [{heads}, {n}, {n}]");
         let padded = n.next_multiple_of(KEY_BLOCK);
+        let column: Vec<f32> = bias.chunks_exact(n).map(|row| row[n - 1]).collect();
+        let last = pad_rows(&column, n, padded, 0.0);
         let bias = pad_rows(bias, n, padded, f32::NEG_INFINITY);
-        let mut tables = Tables { n, padded, bias, masks: Vec::new(), mask_of: vec![None; windows] };
+        let mut tables = Tables { n, padded, bias, last, masks: Vec::new(), mask_of: vec![None; windows] };
         if let Some(regions) = regions {
             assert_eq!(regions.len(), windows * n, "WindowAttention: regions are not [{windows}, {n}]");
             tables.add_masks(regions);
@@ -52,11 +56,18 @@ impl Tables {
     }
 
     /// Bias of one query: a row of padded keys.
+    #[inline]
     pub(super) fn bias(&self, head: usize, query: usize) -> &[f32] {
         &self.bias[(head * self.n + query) * self.padded..][..self.padded]
     }
 
-    /// Mask of one query, unless nothing in its window is masked.
+    /// Bias of the last key by query, padded.
+    pub(super) fn last_key(&self, head: usize) -> &[f32] {
+        &self.last[head * self.padded..][..self.padded]
+    }
+
+    /// Mask of one query (or key), unless nothing in its window is masked.
+    #[inline]
     pub(super) fn mask(&self, window: usize, query: usize) -> Option<&[f32]> {
         self.mask_of[window].map(|mask| &self.masks[mask][query * self.padded..][..self.padded])
     }

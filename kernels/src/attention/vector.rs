@@ -5,7 +5,9 @@ use super::scores::{self, Finish, Logits};
 use super::softmax;
 use super::values::{self, Results};
 use super::work::{ROWS, Work, bytes_mut};
-use super::{AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer_scores, integer_values};
+use super::{
+    AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer, integer_scores, integer_values,
+};
 use crate::buffer::AlignedBuf;
 use crate::lanes::Lanes;
 use crate::reference::Probs;
@@ -48,6 +50,9 @@ pub(super) fn unit<L: Lanes>(
 ) {
     let Shape { d, n, .. } = op.shape;
     let unit = op.locate(index);
+    if integer::suits::<L>(op.shape, &op.quant, input) {
+        return integer::unit(lanes, op, unit, input, sink, scratch);
+    }
     let Work { rows: [q, k, v], keys, values: packed_values, offsets, logits, weights } =
         Work::split(&op.layout, scratch);
     let source = |part, site| Source { input, shape: op.shape, unit, part, site };

@@ -128,6 +128,50 @@ fn moments(x: &[f32]) -> [f64; 2] {
     [fold_f64(sums.0), fold_f64(sums.1)]
 }
 
+/// # Safety
+/// Sixteen bytes of rows `0..=last.min(7)` are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m256i; 4] {
+    // SAFETY: the caller's promise.
+    let row = |r: usize| unsafe { _mm_loadu_si128(at.add(r.min(last) * stride).cast()) };
+    let rows = |i: usize| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(i)), row(i + 4));
+    let (a, b, c, d) = (rows(0), rows(1), rows(2), rows(3));
+    let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+    [
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(ab_high, cd_high),
+        _mm256_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// # Safety
+/// Sixteen bytes are readable at each.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn weave(rows: [*const u8; 4]) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    let [a, b, c, d] = rows.map(|at| unsafe { _mm256_cvtepu8_epi16(_mm_loadu_si128(at.cast())) });
+    let ab = _mm256_or_si256(a, _mm256_slli_epi16::<8>(b));
+    let cd = _mm256_or_si256(c, _mm256_slli_epi16::<8>(d));
+    [_mm256_unpacklo_epi16(ab, cd), _mm256_unpackhi_epi16(ab, cd)]
+}
+
+/// # Safety
+/// Sixteen bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_woven_codes(at: *mut u8, scaled: [__m256; 2]) {
+    // Values far below convert to the least i32; packing saturates it, and all others below -128.
+    let [a, b] = scaled.map(|x| _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(127.0))));
+    let words = _mm256_packs_epi32(a, b);
+    let bytes = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packs_epi16(words, words));
+    // SAFETY: the caller's promise.
+    unsafe { _mm_storeu_si128(at.cast(), _mm_xor_si128(_mm256_castsi256_si128(bytes), _mm_set1_epi8(-128))) };
+}
+
 /// The bodies of methods that are one expression of instructions.
 macro_rules! instructions {
     ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
@@ -155,11 +199,13 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn add(self, a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
         fn sub(self, a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
         fn mul(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
+        fn div(self, a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
         fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
         fn max(self, a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
         fn fold(self, x: [__m256; 2]) -> f32 { fold!(_mm256_add_ps(x[0], x[1]), halves, _mm_add_ps) }
         fn highest(self, x: __m256) -> f32 { fold!(x, halves, _mm_max_ps) }
         fn exp(self, x: __m256) -> __m256 { math::exp(x) }
+        fn exp_falling(self, x: __m256) -> __m256 { math::exp_falling(x) }
         fn gelu(self, x: __m256) -> __m256 { math::gelu(x) }
         fn gelu_tail(self, x: __m256) -> __m256 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
@@ -167,6 +213,12 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn sub_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
         fn xor_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
         fn sum_i(self, x: __m256i) -> i32 { sum_i(x) }
+        fn pack(self, x: [__m256i; 4]) -> __m256i {
+            _mm256_packus_epi16(_mm256_packus_epi32(x[0], x[1]), _mm256_packus_epi32(x[2], x[3]))
+        }
+        fn unweave(self, x: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_permute2f128_ps::<0x20>(x[0], x[1]), _mm256_permute2f128_ps::<0x31>(x[0], x[1])]
+        }
         fn times_128(self, x: __m256i) -> __m256i { _mm256_slli_epi32::<7>(x) }
         fn dot(self, acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
             if VNNI { _mm256_dpbusd_avx_epi32(acc, u, s) } else { dot_by_widening(acc, u, s) }
@@ -253,5 +305,23 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     unsafe fn narrow(self, at: *mut u8, x: __m256i) {
         // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
         unsafe { _mm_storel_epi64(at.cast(), low_bytes(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [__m256i; 4] {
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
+        unsafe { transpose(at, stride, last) }
+    }
+
+    #[inline(always)]
+    unsafe fn weave(self, rows: [*const u8; 4]) -> [__m256i; 2] {
+        // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
+        unsafe { weave(rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m256; 2]) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe { write_woven_codes(at, scaled) }
     }
 }

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Lanes};
+use crate::reference::RowNorm;
 use crate::simd_math::avx512 as math;
 
 /// Proof of AVX-512 F, BW, DQ, VL and VNNI: only [`run`] makes one.
@@ -32,11 +33,10 @@ fn fold(x: __m512) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
 }
 
-/// The second register is added to the first, then halves, and halves of halves.
+/// The halves are added, then halves of halves.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fold_f64(x: [__m512d; 2]) -> f64 {
-    let x = _mm512_add_pd(x[0], x[1]);
+fn fold_f64(x: __m512d) -> f64 {
     let x = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd::<1>(x));
     let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd::<1>(x));
     _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
@@ -57,9 +57,10 @@ impl Moments {
     }
 }
 
+/// Eight partial sums of elements, and of their squares: the halves of sixteen are added.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn moments(x: &[f32]) -> [f64; 2] {
+fn partial_moments(x: &[f32]) -> [__m512d; 2] {
     let mut sums = Moments([_mm512_setzero_pd(); 2], [_mm512_setzero_pd(); 2]);
     let (blocks, tail) = x.as_chunks::<16>();
     for x in blocks {
@@ -74,7 +75,176 @@ fn moments(x: &[f32]) -> [f64; 2] {
         sums.add(0, _mm512_castps512_ps256(tail));
         sums.add(1, _mm512_extractf32x8_ps::<1>(tail));
     }
-    [fold_f64(sums.0), fold_f64(sums.1)]
+    [_mm512_add_pd(sums.0[0], sums.0[1]), _mm512_add_pd(sums.1[0], sums.1[1])]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn moments(x: &[f32]) -> [f64; 2] {
+    let [sums, squares] = partial_moments(x);
+    [fold_f64(sums), fold_f64(squares)]
+}
+
+/// Lane `i` is the fold of register `i`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fold8_f64(x: [__m512d; 8]) -> __m512d {
+    let fours = |a, b| _mm512_add_pd(_mm512_shuffle_f64x2::<0x44>(a, b), _mm512_shuffle_f64x2::<0xee>(a, b));
+    let twos = |a, b| _mm512_add_pd(_mm512_shuffle_f64x2::<0x88>(a, b), _mm512_shuffle_f64x2::<0xdd>(a, b));
+    let even = twos(fours(x[0], x[2]), fours(x[4], x[6]));
+    let odd = twos(fours(x[1], x[3]), fours(x[5], x[7]));
+    _mm512_add_pd(_mm512_unpacklo_pd(even, odd), _mm512_unpackhi_pd(even, odd))
+}
+
+/// [`RowNorm::new`] with a row in each lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn norms(rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
+    let (mut sums, mut squares) = ([_mm512_setzero_pd(); 8], [_mm512_setzero_pd(); 8]);
+    for (i, row) in rows.into_iter().enumerate() {
+        [sums[i], squares[i]] = partial_moments(row);
+    }
+    let (sums, squares) = (fold8_f64(sums), fold8_f64(squares));
+    let count = _mm512_set1_pd(rows[0].len() as f64);
+    let mean = _mm512_div_pd(sums, count);
+    let variance = _mm512_sub_pd(_mm512_div_pd(squares, count), _mm512_mul_pd(mean, mean));
+    // The second operand is returned when the first is a NaN.
+    let variance = _mm512_max_pd(variance, _mm512_setzero_pd());
+    let deviation = _mm512_sqrt_pd(_mm512_add_pd(variance, _mm512_set1_pd(f64::from(eps))));
+    let inverse = _mm512_div_pd(_mm512_set1_pd(1.0), deviation);
+    let rounded = _mm512_cvtpd_ps(mean);
+    let shift = _mm512_mul_pd(_mm512_sub_pd(_mm512_cvtps_pd(rounded), mean), inverse);
+    let mut all = [[0.0; 8]; 3];
+    for (out, x) in all.iter_mut().zip([rounded, _mm512_cvtpd_ps(inverse), _mm512_cvtpd_ps(shift)]) {
+        // SAFETY: eight f32.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), x) };
+    }
+    let mut norms = [RowNorm::default(); 8];
+    for (i, norm) in norms.iter_mut().enumerate() {
+        *norm = RowNorm { mean: all[0][i], inverse: all[1][i], shift: all[2][i] };
+    }
+    norms
+}
+
+/// # Safety
+/// 64 bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_codes4(at: *mut u8, scaled: [__m512; 4]) {
+    let [a, b, c, d] = scaled.map(|x| {
+        let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);
+        // Values far below convert to the least i32; packing saturates it, and all others below -128.
+        _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(x, _mm512_set1_ps(127.0)))
+    });
+    let bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_storeu_si512(at.cast(), bytes) };
+}
+
+/// The largest lane of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn highest4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+    let ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    let [low, high] = [_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd)].map(|x| _mm512_castpd_ps(x));
+    let x = _mm512_max_ps(low, high);
+    let x = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+    let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+    let mut out = [0.0; 4];
+    // SAFETY: four f32.
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), x) };
+    out
+}
+
+/// The sum of the lanes of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    let x = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    let x = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti32x8_epi32::<1>(x));
+    let x = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    let mut out = [0; 4];
+    // SAFETY: four i32.
+    unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), x) };
+    out
+}
+
+/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`, in the place of rows after `last` that one if `CLAMP`.
+///
+/// # Safety
+/// Those are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn four_rows<const CLAMP: bool>(at: *const u8, stride: usize, last: usize, i: usize) -> __m512i {
+    let row = |r: usize| {
+        let r = if CLAMP { r.min(last) } else { r };
+        // SAFETY: the caller's promise.
+        unsafe { _mm_loadu_si128(at.add(r * stride).cast()) }
+    };
+    let x = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(row(i)), row(i + 4));
+    _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(x, row(i + 8)), row(i + 12))
+}
+
+/// # Safety
+/// Sixteen bytes of rows `0..=last.min(15)` are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    let rows = |i: usize| unsafe {
+        if last >= 15 {
+            four_rows::<false>(at, stride, last, i)
+        } else {
+            four_rows::<true>(at, stride, last, i)
+        }
+    };
+    let (a, b, c, d) = (rows(0), rows(1), rows(2), rows(3));
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+/// # Safety
+/// 32 bytes are readable at each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn weave(rows: [*const u8; 4]) -> [__m512i; 2] {
+    // SAFETY: the caller's promise.
+    let [a, b, c, d] = rows.map(|at| unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast())) });
+    let ab = _mm512_or_si512(a, _mm512_slli_epi16::<8>(b));
+    let cd = _mm512_or_si512(c, _mm512_slli_epi16::<8>(d));
+    [_mm512_unpacklo_epi16(ab, cd), _mm512_unpackhi_epi16(ab, cd)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn unweave([a, b]: [__m512; 2]) -> [__m512; 2] {
+    let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    [_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b)]
+}
+
+/// # Safety
+/// 32 bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
+    // Values far below convert to the least i32; packing saturates it, and all others below -128.
+    let [a, b] = scaled.map(|x| _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(127.0))));
+    let bytes = _mm512_cvtsepi16_epi8(_mm512_packs_epi32(a, b));
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
 }
 
 /// The bodies of methods that are one expression of instructions.
@@ -102,18 +272,27 @@ impl Lanes for Avx512 {
         fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn max(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn fold(self, x: [__m512; 2]) -> f32 { fold(x[0]) }
         fn highest(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
         fn exp(self, x: __m512) -> __m512 { math::exp(x) }
+        fn exp_falling(self, x: __m512) -> __m512 { math::exp_in_range(x) }
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
         fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
+        fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] { norms(rows, eps) }
         fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn sub_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         fn xor_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
         fn sum_i(self, x: __m512i) -> i32 { _mm512_reduce_add_epi32(x) }
+        fn highest4(self, x: [__m512; 4]) -> [f32; 4] { highest4(x) }
+        fn sum4_i(self, x: [__m512i; 4]) -> [i32; 4] { sum4_i(x) }
+        fn pack(self, x: [__m512i; 4]) -> __m512i {
+            _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]))
+        }
+        fn unweave(self, x: [__m512; 2]) -> [__m512; 2] { unweave(x) }
         fn times_128(self, x: __m512i) -> __m512i { _mm512_slli_epi32::<7>(x) }
         fn dot(self, acc: __m512i, u: __m512i, s: __m512i) -> __m512i { _mm512_dpbusd_epi32(acc, u, s) }
         fn float(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
@@ -195,8 +374,32 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn write_codes4(self, at: *mut u8, scaled: [__m512; 4]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { write_codes4(at, scaled) }
+    }
+
+    #[inline(always)]
     unsafe fn narrow(self, at: *mut u8, x: __m512i) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe { _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
+        // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
+        unsafe { transpose(at, stride, last) }
+    }
+
+    #[inline(always)]
+    unsafe fn weave(self, rows: [*const u8; 4]) -> [__m512i; 2] {
+        // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
+        unsafe { weave(rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m512; 2]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { write_woven_codes(at, scaled) }
     }
 }

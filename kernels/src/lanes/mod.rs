@@ -10,6 +10,7 @@ mod avx2;
 mod avx512;
 
 use crate::isa::{Cpu, Isa};
+use crate::reference::RowNorm;
 use crate::types::Quantizer;
 
 /// Work written for any [`Lanes`], and in scalar code.
@@ -136,10 +137,22 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.write_codes(bytes.as_mut_ptr(), scaled) };
         out.copy_from_slice(&bytes[..out.len()]);
     }
+    /// `write_codes` of four registers, one after the other.
+    ///
+    /// # Safety
+    /// `4 N` bytes at `at` are writable.
+    #[inline(always)]
+    unsafe fn write_codes4(self, at: *mut u8, scaled: [Self::F; 4]) {
+        for (i, x) in scaled.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { self.write_codes(at.add(i * Self::N), x) };
+        }
+    }
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
@@ -150,6 +163,8 @@ pub(crate) trait Lanes: Copy {
     fn highest(self, x: Self::F) -> f32;
     /// [`exp`](crate::reference::exp) of each lane.
     fn exp(self, x: Self::F) -> Self::F;
+    /// [`exp`](crate::reference::exp) of lanes in [-87, 0]; a NaN stays one.
+    fn exp_falling(self, x: Self::F) -> Self::F;
     /// [`gelu`](crate::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
     /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at `-|x|`.
@@ -157,16 +172,58 @@ pub(crate) trait Lanes: Copy {
     /// [`moments`](crate::reference::moments) of `x`.
     fn moments(self, x: &[f32]) -> [f64; 2];
 
+    /// [`RowNorm::new`] of the moments of eight rows of the same length.
+    #[inline(always)]
+    fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
+        let mut norms = [RowNorm::default(); 8];
+        for (row, norm) in rows.into_iter().zip(&mut norms) {
+            *norm = RowNorm::new(self.moments(row), row.len(), eps);
+        }
+        norms
+    }
+
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sum_i(self, x: Self::I) -> i32;
+    /// [`Lanes::highest`] of each.
+    #[inline(always)]
+    fn highest4(self, x: [Self::F; 4]) -> [f32; 4] {
+        [self.highest(x[0]), self.highest(x[1]), self.highest(x[2]), self.highest(x[3])]
+    }
+    /// [`Lanes::sum_i`] of each.
+    #[inline(always)]
+    fn sum4_i(self, x: [Self::I; 4]) -> [i32; 4] {
+        [self.sum_i(x[0]), self.sum_i(x[1]), self.sum_i(x[2]), self.sum_i(x[3])]
+    }
     /// `x << 7`.
     fn times_128(self, x: Self::I) -> Self::I;
     /// `a | b << 8 | c << 16 | d << 24`, of lanes in 0..=255.
     fn interleave(self, bytes: [Self::I; 4]) -> Self::I;
     /// In each lane, `acc` plus the four products of the bytes of `u`, unsigned, and of `s`, signed. Exact.
     fn dot(self, acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+
+    /// Sixteen bytes of `N` rows, `stride` apart from `at` on; in the place of rows after number `last`, that one. Lane
+    /// `r` of register `i` is bytes `4 i..4 i + 4` of row `r`.
+    ///
+    /// # Safety
+    /// Sixteen bytes of rows `0..=last.min(N - 1)` are readable.
+    unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [Self::I; 4];
+    /// The lanes, which are in 0..=255, as bytes: lanes `4 j..4 j + 4` of register `i` become bytes `16 j + 4 i..` and on.
+    fn pack(self, x: [Self::I; 4]) -> Self::I;
+    /// `2 N` bytes of four rows, one column to a lane (row 0 in its low byte), *woven*: lanes `4 j..4 j + 4` are
+    /// columns `8 j..8 j + 4` in the first register, `8 j + 4..8 j + 8` in the second.
+    ///
+    /// # Safety
+    /// `2 N` bytes are readable at each.
+    unsafe fn weave(self, rows: [*const u8; 4]) -> [Self::I; 2];
+    /// Woven columns in their order.
+    fn unweave(self, x: [Self::F; 2]) -> [Self::F; 2];
+    /// [`Lanes::write_codes`] of `2 N` woven columns, in their order. There must be no NaN.
+    ///
+    /// # Safety
+    /// `2 N` bytes at `at` are writable.
+    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [Self::F; 2]);
 
     fn float(self, x: Self::I) -> Self::F;
     /// To the nearest integer, ties to even.

@@ -76,9 +76,15 @@ impl LayerNorm {
         pool.run(rows.div_ceil(each), &|task, scratch| {
             scratch.reserve(c * size_of::<f32>());
             let from = task * each;
-            let source = |i: usize| match map.rows()[(from + i) % n] {
-                PAD => None,
-                token => Some(&x[((from + i) / n * tokens + token as usize) * c..][..c]),
+            let (image, first) = (from / n, from % n);
+            let source = |i: usize| {
+                // Mostly a task stays in one image, and dividing takes as long as a good part of a short row.
+                let row = first + i;
+                let (image, row) = if row < n { (image, row) } else { (image + row / n, row % n) };
+                match map.rows()[row] {
+                    PAD => None,
+                    token => Some(&x[(image * tokens + token as usize) * c..][..c]),
+                }
             };
             // SAFETY: rows are distinct, and each is written, once, by the one task that holds it.
             let out = |i| unsafe { sink.row(from + i) };

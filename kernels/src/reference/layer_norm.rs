@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba et al., 2016).
 
 /// What normalises one row: three numbers, from its sums.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowNorm {
     /// The mean, rounded to f32.
     pub mean: f32,

@@ -49,7 +49,24 @@ fn power(row: &[f32; 16], column: __m256i) -> __m256 {
 pub(crate) fn exp(x: __m256) -> __m256 {
     // The second operand is returned when either is a NaN.
     let x = _mm256_max_ps(_mm256_set1_ps(EXP_RANGE.0), x);
-    let x = _mm256_min_ps(_mm256_set1_ps(EXP_RANGE.1), x);
+    let (p, n) = exp_parts(_mm256_min_ps(_mm256_set1_ps(EXP_RANGE.1), x));
+    // 2^n in two factors: neither under- nor overflows where the product does not.
+    let half = _mm256_srai_epi32::<1>(n);
+    _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)))
+}
+
+/// [`crate::reference::exp`] of lanes in [-87, 0], where `2^n` is a normal number, or NaN.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn exp_falling(x: __m256) -> __m256 {
+    let (p, n) = exp_parts(x);
+    _mm256_mul_ps(p, power_of_two(n))
+}
+
+/// `p` and `n` of [`crate::reference::exp`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn exp_parts(x: __m256) -> (__m256, __m256i) {
     let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
         x,
         _mm256_set1_ps(std::f32::consts::LOG2_E),
@@ -60,10 +77,7 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     for power in (0..6).rev() {
         p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EXP[power]));
     }
-    // 2^n in two factors: neither under- nor overflows where the product does not.
-    let n = _mm256_cvtps_epi32(n);
-    let half = _mm256_srai_epi32::<1>(n);
-    _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)))
+    (p, _mm256_cvtps_epi32(n))
 }
 
 /// `2^n` for n in [-126, 127].

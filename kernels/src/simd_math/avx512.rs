@@ -48,7 +48,13 @@ fn power(row: &[f32; 16], column: __m512i) -> __m512 {
 pub(crate) fn exp(x: __m512) -> __m512 {
     // The second operand is returned when either is a NaN.
     let x = _mm512_max_ps(_mm512_set1_ps(EXP_RANGE.0), x);
-    let x = _mm512_min_ps(_mm512_set1_ps(EXP_RANGE.1), x);
+    exp_in_range(_mm512_min_ps(_mm512_set1_ps(EXP_RANGE.1), x))
+}
+
+/// [`crate::reference::exp`] of lanes in `EXP_RANGE` or NaN.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn exp_in_range(x: __m512) -> __m512 {
     let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_mul_ps(
         x,
         _mm512_set1_ps(std::f32::consts::LOG2_E),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::arch::SwinConfig;
 use crate::batch::Transform;
 use crate::error::ModelError;
-use crate::params::check_parameters;
+use crate::params::{Parameter, check_parameters};
 use crate::recipe::{Recipe, SiteSpec};
 use crate::site::{Linear, Site, all_linears};
 use crate::tensor::{HostTensor, StateDict};
@@ -94,9 +94,14 @@ impl Int8Weight {
 
     /// The float weight that the codes stand for.
     pub fn dequantize(&self) -> HostTensor {
+        HostTensor::new(self.shape.clone(), self.values().collect())
+    }
+
+    /// What the codes stand for, row-major.
+    fn values(&self) -> impl Iterator<Item = f32> {
         let (_, columns) = self.matrix();
-        let value = |(i, &code): (usize, &i8)| f32::from(code) * self.scale(i / columns);
-        HostTensor::new(self.shape.clone(), self.codes.iter().enumerate().map(value).collect())
+        let value = move |(i, &code): (usize, &i8)| f32::from(code) * self.scale(i / columns);
+        self.codes.iter().enumerate().map(value)
     }
 }
 
@@ -115,6 +120,22 @@ impl Param {
         match self {
             Param::Float(tensor) => tensor.clone(),
             Param::Int8(weight) => weight.dequantize(),
+        }
+    }
+}
+
+impl Parameter for Param {
+    fn shape(&self) -> &[usize] {
+        match self {
+            Param::Float(tensor) => &tensor.shape,
+            Param::Int8(weight) => &weight.shape,
+        }
+    }
+
+    fn not_finite(&self) -> Option<(usize, f32)> {
+        match self {
+            Param::Float(tensor) => tensor.not_finite(),
+            Param::Int8(weight) => weight.values().enumerate().find(|(_, value)| !value.is_finite()),
         }
     }
 }
@@ -228,11 +249,10 @@ impl QuantizedModel {
     /// The tensor or site at fault, with the remedy.
     pub fn validate(&self) -> Result<(), ModelError> {
         self.config.validate()?;
-        let floats: StateDict = self.params.iter().map(|(n, p)| (n.clone(), p.to_float())).collect();
         for linear in all_linears(&self.config) {
             self.validate_weight(linear)?;
         }
-        check_parameters(&self.config, &floats)?;
+        check_parameters(&self.config, &self.params)?;
         if let Some(labels) = self.labels.as_ref().filter(|l| l.len() != self.config.num_classes) {
             let problem = format!("{} names for {} classes", labels.len(), self.config.num_classes);
             return Err(ModelError::config("labels", problem));

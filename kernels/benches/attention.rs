@@ -1,0 +1,76 @@
+//! Window attention at the sizes of Swin-T, batch 1; throughput counts operations of the two products (`elem` is an
+//! operation).
+//!
+//! ```text
+//! cargo bench -p swinq-kernels --bench attention -- 'int8/stage 1/avx512_vnni'
+//! ```
+
+mod support;
+
+use criterion::{Criterion, Throughput};
+use support::{STAGES, Stage, for_each, step, values};
+use swinq_kernels::{
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Probs, RowOut, RowStore, WindowAttention,
+};
+
+const WINDOW: usize = 49;
+const HEAD: usize = 32;
+
+fn op(cpu: Cpu, stage: Stage, quant: AttentionQuant, store: RowStore) -> WindowAttention {
+    let (n, heads, windows) = (WINDOW, stage.heads, stage.tokens / WINDOW);
+    let bias = values(heads * n * n);
+    // A mask in every fourth window.
+    let regions: Vec<u8> = (0..stage.tokens).map(|i| u8::from(i / n % 4 == 3 && i % n > 20)).collect();
+    let spec = AttentionSpec {
+        heads,
+        head_dim: HEAD,
+        tokens: n,
+        windows,
+        scale: 1.0 / (HEAD as f32).sqrt(),
+        bias: &bias,
+        regions: Some(&regions),
+        quant,
+        store,
+    };
+    WindowAttention::new(cpu, spec)
+}
+
+fn int8(c: &mut Criterion, name: &str, stage: Stage) {
+    let s = Some(step(0.02));
+    let quant = AttentionQuant { q: s, k: s, v: s, scores: None, probs: Probs::U8 };
+    let codes: Vec<u8> = (0..stage.tokens * 3 * stage.channels).map(|i| (i * 7919 % 251) as u8).collect();
+    let mut out = vec![0; stage.tokens * stage.channels];
+    for_each(|cpu, pool, which| {
+        let op = op(cpu, stage, quant, RowStore::Codes(step(0.02)));
+        measure(c, &format!("int8/{name}/{which}"), stage, || {
+            op.run(pool, 1, AttentionIn::Codes(&codes), RowOut::Codes(&mut out));
+        });
+    });
+}
+
+fn float(c: &mut Criterion, name: &str, stage: Stage) {
+    let quant = AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float };
+    let x = values(stage.tokens * 3 * stage.channels);
+    let mut out = vec![0.0; stage.tokens * stage.channels];
+    for_each(|cpu, pool, which| {
+        let op = op(cpu, stage, quant, RowStore::F32);
+        measure(c, &format!("f32/{name}/{which}"), stage, || {
+            op.run(pool, 1, AttentionIn::F32(&x), RowOut::F32(&mut out));
+        });
+    });
+}
+
+fn measure(c: &mut Criterion, name: &str, stage: Stage, mut run: impl FnMut()) {
+    let mut group = c.benchmark_group("attention");
+    group.throughput(Throughput::Elements((4 * stage.tokens * WINDOW * stage.channels) as u64));
+    group.bench_function(name, |b| b.iter(&mut run));
+}
+
+fn main() {
+    let mut c = support::criterion();
+    for (i, stage) in STAGES.into_iter().enumerate() {
+        int8(&mut c, &format!("stage {}", i + 1), stage);
+        float(&mut c, &format!("stage {}", i + 1), stage);
+    }
+    c.final_summary();
+}

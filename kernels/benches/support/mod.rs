@@ -1,0 +1,49 @@
+//! What the benchmarks share: Swin-T's stages, and input for them.
+
+#![allow(dead_code)] // Each benchmark uses its own part.
+
+use criterion::Criterion;
+use swinq_kernels::{Cpu, Pool, Quantizer};
+
+/// Tokens of an image, channels and heads of one stage of Swin-T.
+#[derive(Clone, Copy)]
+pub struct Stage {
+    pub tokens: usize,
+    pub channels: usize,
+    pub heads: usize,
+}
+
+/// The four stages at 224 x 224.
+pub const STAGES: [Stage; 4] = [
+    Stage { tokens: 3136, channels: 96, heads: 3 },
+    Stage { tokens: 784, channels: 192, heads: 6 },
+    Stage { tokens: 196, channels: 384, heads: 12 },
+    Stage { tokens: 49, channels: 768, heads: 24 },
+];
+
+pub fn step(scale: f32) -> Quantizer {
+    Quantizer::new(scale).expect("a positive step")
+}
+
+/// Values that repeat after a thousand or so, in [-2, 2].
+pub fn values(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i * 7919 % 1009) as f32 / 252.0 - 2.0).collect()
+}
+
+/// Calls `bench` for each vector instruction set with one thread and with all, and a name for both.
+pub fn for_each(mut bench: impl FnMut(Cpu, &mut Pool, &str)) {
+    for cpu in Cpu::available().into_iter().filter(|cpu| cpu.isa().name() != "scalar") {
+        for threads in [1, 0] {
+            let mut pool = Pool::new(threads);
+            let name = format!("{}/{} threads", cpu.isa().name(), pool.threads());
+            bench(cpu, &mut pool, &name);
+        }
+    }
+}
+
+/// Short runs: there are many cases.
+pub fn criterion() -> Criterion {
+    use std::time::Duration;
+    let short = Criterion::default().warm_up_time(Duration::from_millis(200));
+    short.measurement_time(Duration::from_millis(800)).sample_size(30).configure_from_args()
+}

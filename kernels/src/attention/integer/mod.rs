@@ -1,0 +1,173 @@
+//! One window and head where both products are of codes, weights are unsigned codes and rows of operands are whole
+//! registers: Swin's usual case. Chunks of queries go through logits, weights and results phase by phase, so that reductions
+//! over keys are made for several queries at once.
+//!
+//! Where one key is left after whole blocks of keys (49 = 3 * 16 + 1), it is not padded to a block: its logits and weights
+//! are computed with a query in each lane.
+
+mod operands;
+mod results;
+mod scores;
+mod weights;
+
+use super::operands::{Part, Rows, Source};
+use super::work::{bytes_mut, words_mut};
+use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
+use crate::buffer::AlignedBuf;
+use crate::lanes::Lanes;
+use crate::reference::{AttentionQuant, Probs};
+use crate::rows::RowSink;
+
+/// Queries of one chunk at most.
+const CHUNK: usize = 64;
+
+/// Something of each query of a chunk.
+type Column<T> = [T; CHUNK];
+
+/// Whether `unit` takes this case.
+pub(super) fn suits<L: Lanes>(shape: Shape, quant: &AttentionQuant, input: AttentionIn<'_>) -> bool {
+    matches!(input, AttentionIn::Codes(_))
+        && integer_scores(quant)
+        && integer_values(quant)
+        && quant.probs == Probs::U8
+        && shape.d.is_multiple_of(2 * L::N)
+}
+
+/// Sizes of the packed operands.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n: usize,
+    d: usize,
+    /// Registers of keys; the lone key is not among them.
+    blocks: usize,
+    /// Whether the last key is in no block.
+    lone: bool,
+    /// Registers of weights of one query, four blocks in each.
+    packs: usize,
+}
+
+impl Sizes {
+    fn new<L: Lanes>(Shape { d, n, .. }: Shape) -> Sizes {
+        let lone = n % L::N == 1;
+        let blocks = if lone { n / L::N } else { n.div_ceil(L::N) };
+        Sizes { n, d, blocks, lone, packs: blocks.div_ceil(4) }
+    }
+
+    /// Blocks in weights register `pack`.
+    fn blocks_of(&self, pack: usize) -> usize {
+        (self.blocks - 4 * pack).min(4)
+    }
+
+    /// Groups of four keys whose weights lie together; a lone key is a group.
+    fn groups<L: Lanes>(&self) -> usize {
+        self.blocks * L::N / 4 + usize::from(self.lone)
+    }
+
+    /// f32 from one query's logits to the next.
+    fn logits<L: Lanes>(&self) -> usize {
+        self.blocks * L::N
+    }
+
+    /// Bytes from one query's weights to the next.
+    fn weights<L: Lanes>(&self) -> usize {
+        self.packs * 4 * L::N
+    }
+
+    /// Sizes in f32 of the regions of [`Work`], whole cache lines.
+    fn regions<L: Lanes>(&self) -> [usize; 6] {
+        let keys = self.blocks * L::N * self.d / 4;
+        let values = self.groups::<L>() * self.d;
+        let (logits, weights) = (self.logits::<L>(), self.weights::<L>() / 4);
+        let sizes = [keys, logits, values, CHUNK * logits, CHUNK * weights, logits / 4];
+        sizes.map(|size| size.next_multiple_of(16))
+    }
+}
+
+/// The scratch memory of one window and head.
+struct Work<'s> {
+    /// `[block][channel group][lane][4]` s8.
+    keys: &'s mut [u8],
+    /// -128 times the sum of each key's codes, i32.
+    offsets: &'s mut [u8],
+    /// `[2 N channels][key group][2 registers]` s8, woven; groups in the order of weights.
+    values: &'s mut [u8],
+    /// `[CHUNK, blocks * N]`.
+    logits: &'s mut [f32],
+    /// `[CHUNK, packs * 4 N]`, in the order of [`Lanes::pack`].
+    weights: &'s mut [u8],
+    /// Where in a query's weights each group of four keys is, in the order of `values`; the lone key is not among them.
+    order: &'s mut [u32],
+}
+
+impl<'s> Work<'s> {
+    fn split<L: Lanes>(sizes: Sizes, scratch: &'s mut AlignedBuf) -> Work<'s> {
+        let regions = sizes.regions::<L>();
+        scratch.reserve(regions.iter().sum::<usize>() * size_of::<f32>());
+        let mut rest = scratch.as_f32_mut();
+        let [keys, offsets, values, logits, weights, order] =
+            regions.map(|size| rest.split_off_mut(..size).expect("`reserve` made room for all"));
+        let [keys, offsets, values, weights] = [keys, offsets, values, weights].map(bytes_mut);
+        let order = &mut words_mut(order)[..sizes.blocks * L::N / 4];
+        Work { keys, offsets, values, logits, weights, order }
+    }
+}
+
+/// Attention of `unit`, which [`suits`].
+#[inline(always)]
+pub(super) fn unit<L: Lanes>(
+    lanes: L,
+    op: &WindowAttention,
+    unit: Unit,
+    input: AttentionIn<'_>,
+    sink: &RowSink<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    let AttentionIn::Codes(codes) = input else { unreachable!("`suits` saw codes") };
+    let sizes = Sizes::new::<L>(op.shape);
+    let mut work = Work::split::<L>(sizes, scratch);
+    let rows = |part| Source { input, shape: op.shape, unit, part, site: None }.codes_in(codes);
+    let (queries, keys, values) = (rows(Part::Query), rows(Part::Key), rows(Part::Value));
+    operands::pack_keys(lanes, sizes, keys, &mut work);
+    operands::order::<L>(sizes, work.order);
+    operands::pack_values(lanes, sizes, values, &mut work);
+    for from in (0..sizes.n).step_by(CHUNK) {
+        let chunk = Chunk { op, unit, sizes, from, count: CHUNK.min(sizes.n - from) };
+        chunk.run(lanes, queries, keys, &mut work, sink);
+    }
+}
+
+/// Some queries of one window and head.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    op: &'a WindowAttention,
+    unit: Unit,
+    sizes: Sizes,
+    /// The first query.
+    from: usize,
+    count: usize,
+}
+
+impl Chunk<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(
+        &self,
+        lanes: L,
+        queries: Rows<'_, u8>,
+        keys: Rows<'_, u8>,
+        work: &mut Work<'_>,
+        sink: &RowSink<'_>,
+    ) {
+        let (mut largest, mut lone) = ([f32::NEG_INFINITY; CHUNK], [0.0; CHUNK]);
+        self.scores(lanes, queries, work, &mut largest);
+        if self.sizes.lone {
+            self.lone_scores(lanes, queries, keys, &mut largest, &mut lone);
+        }
+        let (mut sums, mut lone_weights) = ([0; CHUNK], [0; CHUNK]);
+        self.weights(lanes, work, &largest, &mut sums);
+        if self.sizes.lone {
+            self.lone_weights(lanes, &largest, &lone, &mut lone_weights, &mut sums);
+        }
+        let factors = self.factors(lanes, &sums, sink);
+        self.results(lanes, work, &lone_weights, &factors, sink);
+    }
+}

@@ -1,0 +1,141 @@
+//! Values weighted by the codes of a chunk of queries, stored.
+
+use super::{Chunk, Column, Work};
+use crate::lanes::Lanes;
+use crate::rows::{RowSink, Segment};
+
+impl Chunk<'_> {
+    /// Writes the results of all queries.
+    #[inline(always)]
+    pub(super) fn results<L: Lanes>(
+        &self,
+        lanes: L,
+        work: &Work<'_>,
+        lone: &Column<i32>,
+        factors: &Column<f32>,
+        sink: &RowSink<'_>,
+    ) {
+        for pair in 0..self.sizes.d / (2 * L::N) {
+            let mut row = 0;
+            while row < self.count {
+                row += match self.count - row {
+                    8.. if L::TILE >= 4 => {
+                        self.result_rows::<L, 8>(lanes, row, pair, work, lone, factors, sink)
+                    }
+                    4.. => self.result_rows::<L, 4>(lanes, row, pair, work, lone, factors, sink),
+                    _ => self.result_rows::<L, 1>(lanes, row, pair, work, lone, factors, sink),
+                };
+            }
+        }
+    }
+
+    /// `R` queries from `row` on; gives `R`.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn result_rows<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        pair: usize,
+        work: &Work<'_>,
+        lone: &Column<i32>,
+        factors: &Column<f32>,
+        sink: &RowSink<'_>,
+    ) -> usize {
+        let sums = self.weighted::<L, R>(lanes, row, pair, work, lone);
+        self.store(lanes, row, pair, sums, factors, sink);
+        R
+    }
+
+    /// Sums of `R` queries from `row` on for `2 N` channels, woven.
+    #[inline(always)]
+    fn weighted<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        pair: usize,
+        work: &Work<'_>,
+        lone: &Column<i32>,
+    ) -> [[L::I; 2]; R] {
+        let (sizes, bytes) = (self.sizes, self.sizes.weights::<L>());
+        let values = Values {
+            at: &work.values[pair * sizes.groups::<L>() * 8 * L::N..][..sizes.groups::<L>() * 8 * L::N],
+        };
+        let weights = &work.weights[row * bytes..][..R * bytes];
+        let mut sums = [[lanes.splat_i(0); 2]; R];
+        for (group, &at) in work.order.iter().enumerate() {
+            let value = values.group(lanes, group);
+            let at = at as usize;
+            assert!(at + 4 <= bytes);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: `R` rows of `bytes` bytes; inside a row by the assertion.
+                let weight = unsafe { weights.as_ptr().add(r * bytes + at).cast::<i32>().read_unaligned() };
+                add(lanes, sums, weight, value);
+            }
+        }
+        if sizes.lone {
+            let value = values.group(lanes, work.order.len());
+            for (sums, &weight) in sums.iter_mut().zip(&lone[row..]) {
+                add(lanes, sums, weight, value);
+            }
+        }
+        sums
+    }
+
+    /// Stores what [`Chunk::weighted`] gave.
+    #[inline(always)]
+    fn store<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        pair: usize,
+        sums: [[L::I; 2]; R],
+        factors: &Column<f32>,
+        sink: &RowSink<'_>,
+    ) {
+        let column = self.unit.head * self.sizes.d + pair * 2 * L::N;
+        for (r, [a, b]) in sums.into_iter().enumerate() {
+            let factor = lanes.splat(factors[row + r]);
+            let values = [lanes.mul(lanes.float(a), factor), lanes.mul(lanes.float(b), factor)];
+            // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns; the segment does
+            // not outlive this iteration.
+            let mut out = unsafe { sink.segment(self.unit.row + self.from + row + r, column, 2 * L::N) };
+            if let Segment::Codes(out, quantizer) = out {
+                let recip = lanes.splat(quantizer.recip());
+                // SAFETY: the segment has `2 N` columns.
+                unsafe {
+                    lanes.write_woven_codes(
+                        out.as_mut_ptr(),
+                        [lanes.mul(values[0], recip), lanes.mul(values[1], recip)],
+                    );
+                }
+            } else {
+                let [a, b] = lanes.unweave(values);
+                out.put(lanes, 0, a);
+                out.put(lanes, L::N, b);
+            }
+        }
+    }
+}
+
+/// Packed values of `2 N` channels.
+struct Values<'a> {
+    at: &'a [u8],
+}
+
+impl Values<'_> {
+    #[inline(always)]
+    fn group<L: Lanes>(&self, lanes: L, group: usize) -> [L::I; 2] {
+        let group = &self.at[group * 8 * L::N..][..8 * L::N];
+        // SAFETY: two registers of 4 N bytes.
+        unsafe { [lanes.read_i(group.as_ptr()), lanes.read_i(group.as_ptr().add(4 * L::N))] }
+    }
+}
+
+/// Adds the products of four weights with four values in each lane.
+#[inline(always)]
+fn add<L: Lanes>(lanes: L, sums: &mut [L::I; 2], weight: i32, value: [L::I; 2]) {
+    let weight = lanes.splat_i(weight);
+    sums[0] = lanes.dot(sums[0], weight, value[0]);
+    sums[1] = lanes.dot(sums[1], weight, value[1]);
+}

@@ -1,0 +1,206 @@
+//! Logits of a chunk of queries, and the largest of each.
+
+use super::operands::SIGN;
+use super::{CHUNK, Chunk, Column, Rows, Work};
+use crate::attention::operands::four;
+use crate::attention::scores::Finish;
+use crate::lanes::Lanes;
+
+/// Queries taken together.
+const ROWS: usize = 4;
+
+impl Chunk<'_> {
+    /// Logits of the keys in blocks, in `work`, and the largest of them, NaNs left out.
+    #[inline(always)]
+    pub(super) fn scores<L: Lanes>(
+        &self,
+        lanes: L,
+        queries: Rows<'_, u8>,
+        work: &mut Work<'_>,
+        largest: &mut Column<f32>,
+    ) {
+        let mut row = 0;
+        while row < self.count {
+            row += if self.count - row >= ROWS {
+                let max = self.score_rows::<L, ROWS>(lanes, row, queries, work);
+                largest[row..row + ROWS].copy_from_slice(&lanes.highest4(max));
+                ROWS
+            } else {
+                let [max] = self.score_rows::<L, 1>(lanes, row, queries, work);
+                largest[row] = lanes.highest(max);
+                1
+            }
+        }
+    }
+
+    /// `R` queries from `row` on; gives the largest logits by lane.
+    #[inline(always)]
+    fn score_rows<L: Lanes, const R: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        queries: Rows<'_, u8>,
+        work: &mut Work<'_>,
+    ) -> [L::F; R] {
+        let mut max = [lanes.splat(f32::NEG_INFINITY); R];
+        let mut block = 0;
+        while block < self.sizes.blocks {
+            block += match self.sizes.blocks - block {
+                4.. if L::TILE >= 4 => self.tile::<L, R, 4>(lanes, row, block, queries, work, &mut max),
+                3 if L::TILE >= 4 => self.tile::<L, R, 3>(lanes, row, block, queries, work, &mut max),
+                2.. => self.tile::<L, R, 2>(lanes, row, block, queries, work, &mut max),
+                _ => self.tile::<L, R, 1>(lanes, row, block, queries, work, &mut max),
+            };
+        }
+        max
+    }
+
+    /// `R` queries by `T` blocks of keys; gives `T`.
+    #[inline(always)]
+    fn tile<L: Lanes, const R: usize, const T: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        block: usize,
+        queries: Rows<'_, u8>,
+        work: &mut Work<'_>,
+        max: &mut [L::F; R],
+    ) -> usize {
+        let sums = self.products::<L, R, T>(lanes, row, block, queries, work);
+        match self.op.finish.site {
+            None => self.put::<L, R, T, false>(lanes, row, block, sums, work.logits, max),
+            Some(_) => self.put::<L, R, T, true>(lanes, row, block, sums, work.logits, max),
+        }
+        T
+    }
+
+    /// Puts logits into `out`; `SITE`: the scores have one.
+    #[inline(always)]
+    fn put<L: Lanes, const R: usize, const T: usize, const SITE: bool>(
+        &self,
+        lanes: L,
+        row: usize,
+        block: usize,
+        sums: [[L::I; T]; R],
+        out: &mut [f32],
+        max: &mut [L::F; R],
+    ) {
+        let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
+        let finish = if SITE { self.op.finish } else { Finish { site: None, ..self.op.finish } };
+        for (r, sums) in sums.into_iter().enumerate() {
+            let query = self.from + row + r;
+            let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
+            if let Some(mask) = tables.mask(self.unit.window, query) {
+                let masks = registers::<L, T>(lanes, &mask[from..]);
+                for (bias, mask) in biases.iter_mut().zip(masks) {
+                    *bias = lanes.add(*bias, mask);
+                }
+            }
+            let out = &mut out[(row + r) * width + from..][..T * L::N];
+            for t in 0..T {
+                let logit = finish.logit::<L, true>(lanes, lanes.float(sums[t]), biases[t]);
+                // The second operand is returned when the first is a NaN.
+                max[r] = lanes.max(logit, max[r]);
+                lanes.store(&mut out[t * L::N..], logit);
+            }
+        }
+    }
+
+    /// Products of `R` queries and `T` blocks of keys.
+    #[inline(always)]
+    fn products<L: Lanes, const R: usize, const T: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        block: usize,
+        queries: Rows<'_, u8>,
+        work: &Work<'_>,
+    ) -> [[L::I; T]; R] {
+        let (groups, register) = (self.sizes.d / 4, 4 * L::N);
+        let keys = &work.keys[block * groups * register..][..T * groups * register];
+        let offsets = &work.offsets[block * register..][..T * register];
+        let queries_at = &queries.data[(self.from + row) * queries.stride..];
+        assert!(queries_at.len() >= (R - 1) * queries.stride + 4 * groups);
+        let mut sums = [[lanes.splat_i(0); T]; R];
+        for (t, offset) in offsets.chunks_exact(register).enumerate() {
+            // SAFETY: `chunks_exact` gives a register's bytes.
+            let offset = unsafe { lanes.read_i(offset.as_ptr()) };
+            for sums in &mut sums {
+                sums[t] = offset;
+            }
+        }
+        for g in 0..groups {
+            let mut key = [lanes.splat_i(0); T];
+            for (t, key) in key.iter_mut().enumerate() {
+                // SAFETY: `keys` holds `T` blocks of `groups` registers.
+                *key = unsafe { lanes.read_i(keys.as_ptr().add((t * groups + g) * register)) };
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: `R` rows of `groups` groups of four bytes, by the assertion above.
+                let query = unsafe {
+                    queries_at.as_ptr().add(r * queries.stride + 4 * g).cast::<i32>().read_unaligned()
+                };
+                let query = lanes.splat_i(query);
+                for (sum, key) in sums.iter_mut().zip(key) {
+                    *sum = lanes.dot(*sum, query, key);
+                }
+            }
+        }
+        sums
+    }
+
+    /// Logits of the lone key, which `largest` then takes into account.
+    #[inline(always)]
+    pub(super) fn lone_scores<L: Lanes>(
+        &self,
+        lanes: L,
+        queries: Rows<'_, u8>,
+        keys: Rows<'_, u8>,
+        largest: &mut Column<f32>,
+        lone: &mut Column<f32>,
+    ) {
+        let (n, d) = (self.sizes.n, self.sizes.d);
+        let key = &keys.data[(n - 1) * keys.stride..][..d];
+        let sum: i32 = key.iter().map(|&code| i32::from(code) - 128).sum();
+        let rows = &queries.data[self.from * queries.stride..];
+        assert!(d.is_multiple_of(16) && rows.len() >= (self.count - 1) * queries.stride + d);
+        let tables = &self.op.tables;
+        let bias = &tables.last_key(self.unit.head)[self.from..];
+        let mask = tables.mask(self.unit.window, n - 1).map(|mask| &mask[self.from..]);
+        for first in (0..self.count).step_by(L::N) {
+            let mut product = lanes.splat_i(-128 * sum);
+            for c in (0..d).step_by(16) {
+                // SAFETY: rows from `first` to `count - 1` have `d` bytes, by the assertion above, of which these are 16.
+                let four_dwords = unsafe {
+                    let at = rows.as_ptr().add(first * queries.stride + c);
+                    lanes.transpose(at, queries.stride, self.count - 1 - first)
+                };
+                for (i, query) in four_dwords.into_iter().enumerate() {
+                    let key = lanes.splat_i(i32::from_ne_bytes(four(key, c + 4 * i)) ^ SIGN);
+                    product = lanes.dot(product, query, key);
+                }
+            }
+            let mut bias = lanes.load_part(&bias[first..]);
+            if let Some(mask) = mask {
+                bias = lanes.add(bias, lanes.load_part(&mask[first..]));
+            }
+            let logit = self.op.finish.logit::<L, true>(lanes, lanes.float(product), bias);
+            let span = first..CHUNK.min(first + L::N);
+            // The second operand is returned when the first is a NaN.
+            let max = lanes.max(logit, lanes.load(&largest[span.clone()]));
+            lanes.store(&mut largest[span.clone()], max);
+            lanes.store(&mut lone[span], logit);
+        }
+    }
+}
+
+/// The first `T` registers of `x`.
+#[inline(always)]
+fn registers<L: Lanes, const T: usize>(lanes: L, x: &[f32]) -> [L::F; T] {
+    let x = &x[..T * L::N];
+    let mut all = [lanes.splat(0.0); T];
+    for (t, register) in all.iter_mut().enumerate() {
+        *register = lanes.load(&x[t * L::N..]);
+    }
+    all
+}
