@@ -40,6 +40,9 @@ struct Shared {
     active: AtomicUsize,
     sleeping: AtomicUsize,
     stop: AtomicBool,
+    /// The most scratch memory that any thread has needed. Every thread makes as much before it takes tasks, for who takes
+    /// which is chance: it must not be after many jobs that a thread first gets one that needs memory.
+    scratch: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     lock: Mutex<()>,
     wake: Condvar,
@@ -54,6 +57,7 @@ unsafe impl Send for Shared {}
 impl Shared {
     /// Takes tasks until none is left: those of `thread` first, then those of the threads after it.
     fn work(&self, thread: usize, job: Job, scratch: &mut AlignedBuf) {
+        scratch.reserve(self.scratch.load(Ordering::Relaxed));
         let (before, from) = self.shares.split_at(thread);
         for share in from.iter().chain(before) {
             let end = share.end.load(Ordering::Relaxed);
@@ -65,6 +69,7 @@ impl Shared {
                 }
             }
         }
+        self.scratch.fetch_max(scratch.len(), Ordering::Relaxed);
     }
 
     fn perform(&self, job: Job, index: usize, scratch: &mut AlignedBuf) {
@@ -150,6 +155,7 @@ impl Pool {
             active: AtomicUsize::new(0),
             sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            scratch: AtomicUsize::new(0),
             panic: Mutex::new(None),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -304,6 +310,15 @@ mod tests {
                 sum.fetch_add(u32::from(scratch.as_u8()[0]), Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), 63 * 64 / 2);
+        }
+    }
+
+    #[test]
+    fn every_thread_has_the_scratch_that_one_needed() {
+        let mut pool = Pool::new(3);
+        pool.run(2, &|i, scratch| scratch.reserve(if i == 0 { 4096 } else { 0 }));
+        for _ in 0..20 {
+            pool.run(64, &|_, scratch| assert!(scratch.len() >= 4096));
         }
     }
 
