@@ -36,21 +36,58 @@ fn total_seconds(launches: &[LaunchProfile]) -> f64 {
     launches.iter().map(|l| l.time.as_secs_f64()).sum()
 }
 
+/// The part of the network that a launch belongs to: `patch_embed`, `layers.0` and so on, and what follows the last stage.
+fn part(name: &str) -> String {
+    let mut words = name.split('.');
+    match (words.next(), words.next()) {
+        (Some("layers"), Some(stage)) => format!("layers.{stage}"),
+        (Some("patch_embed"), _) => "patch_embed".to_owned(),
+        _ => "head".to_owned(),
+    }
+}
+
+/// The launches of each part in one, in the order of the network.
+fn by_part(launches: &[LaunchProfile]) -> Vec<LaunchProfile> {
+    let mut parts: Vec<LaunchProfile> = Vec::new();
+    for launch in launches {
+        let name = part(&launch.name);
+        match parts.last_mut().filter(|last| last.name == name) {
+            Some(last) => {
+                last.time += launch.time;
+                last.macs += launch.macs;
+                last.bytes += launch.bytes;
+            }
+            None => parts.push(LaunchProfile { name, detail: String::new(), ..launch.clone() }),
+        }
+    }
+    parts
+}
+
 fn cpu_table(launches: &[LaunchProfile]) -> String {
     let total = total_seconds(launches);
+    let (parts, each) = (cpu_rows("part", &by_part(launches), total), cpu_rows("launch", launches, total));
+    format!("{:.3} ms in launches\n{parts}\n\n{each}", total * 1e3)
+}
+
+/// A row for each of `rows`; shares are of `total` seconds.
+fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header(["launch", "us", "share", "GMAC/s"]);
-    for launch in launches {
-        let seconds = launch.time.as_secs_f64();
-        let rate = launch.macs as f64 / seconds / 1e9;
+    table.load_style(presets::ASCII_MARKDOWN).set_header([what, "us", "share", "GMAC/s", "GB/s"]);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for row in rows {
+        let seconds = row.time.as_secs_f64();
+        let rate = row.macs as f64 / seconds / 1e9;
         table.add_row([
-            launch.name.clone(),
+            row.name.clone(),
             format!("{:.1}", seconds * 1e6),
             format!("{:.1} %", 100.0 * seconds / total),
-            if launch.macs == 0 { String::new() } else { format!("{rate:.0}") },
+            if row.macs == 0 { String::new() } else { format!("{rate:.0}") },
+            format!("{:.1}", row.bytes as f64 / seconds / 1e9),
         ]);
     }
-    format!("{:.3} ms in launches\n{table}", total * 1e3)
+    table
 }
 
 /// The least seconds that `launch` can take.

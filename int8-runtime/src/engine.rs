@@ -44,7 +44,7 @@ pub struct LaunchProfile {
     pub time: Duration,
     /// Multiply-accumulates per run.
     pub macs: u64,
-    /// Bytes that a run must move: inputs, outputs and weights once; 0 where that is not known.
+    /// Bytes that a run must move: inputs, outputs and weights once, a residual stream twice.
     pub bytes: u64,
 }
 
@@ -157,7 +157,7 @@ impl Engine {
             detail: String::new(),
             time: time / runs.max(1) as u32,
             macs: launch.macs * images as u64,
-            bytes: 0,
+            bytes: launch.bytes(images, images * image_bytes),
         };
         Ok(self.launches.iter().zip(times).map(profile).collect())
     }

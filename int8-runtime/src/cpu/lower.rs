@@ -40,9 +40,30 @@ impl Lowering<'_> {
         Launch {
             name: step.name.clone(),
             macs: step.macs,
+            weight_bytes: self.weight_bytes(step),
             input: place(step.input, false),
             output: place(step.output, residual).expect("every output has a slot"),
             kernel: self.kernel(step),
+        }
+    }
+
+    /// Bytes of the weight or table of `step`, those of norms neglected.
+    fn weight_bytes(&self, step: &Step) -> usize {
+        match &step.op {
+            Op::Product { linear, int8, .. } => match &self.model.params[&linear.weight_name()] {
+                Param::Int8(weight) if *int8 => weight.codes.len(),
+                Param::Int8(weight) => 4 * weight.codes.len(),
+                Param::Float(weight) => 4 * weight.data.len(),
+            },
+            Op::Attention { block, .. } => {
+                let stage = &self.stages[block.stage];
+                4 * stage.heads * stage.window_tokens().pow(2)
+            }
+            Op::PositionEmbedding => {
+                let stream = self.plan.tensor(step.output);
+                4 * stream.rows * stream.columns
+            }
+            _ => 0,
         }
     }
 

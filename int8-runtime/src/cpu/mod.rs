@@ -49,6 +49,15 @@ impl Place {
         images * self.rows * code_stride(self.columns)
     }
 
+    /// Bytes of the tensor.
+    fn bytes(&self, images: usize) -> usize {
+        match self.element {
+            Element::Code => self.code_bytes(images),
+            Element::F32 => 4 * self.values(images),
+            Element::Pixel => self.values(images),
+        }
+    }
+
     fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {
         &arena.as_f32()[..self.values(images)]
     }
@@ -88,6 +97,8 @@ impl Place {
 pub(crate) struct Launch {
     pub(crate) name: String,
     pub(crate) macs: u64,
+    /// Bytes of weights and tables, read once.
+    weight_bytes: usize,
     /// `None` reads the caller's pixels.
     input: Option<Place>,
     pub(crate) output: Place,
@@ -109,6 +120,13 @@ impl Launch {
         let [read, write] =
             arena.get_disjoint_mut([input.slot, self.output.slot]).expect("the layout gave two slots");
         self.run_between(pool, images, input, read, write);
+    }
+
+    /// Bytes that a run over `images` images must move, `pixels` among them if it reads those.
+    pub(crate) fn bytes(&self, images: usize, pixels: usize) -> u64 {
+        let read = self.input.map_or(pixels, |input| input.bytes(images));
+        let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };
+        (self.weight_bytes + read + written) as u64
     }
 
     fn run_in_place(&self, pool: &mut Pool, images: usize, stream: &mut AlignedBuf) {
