@@ -14,11 +14,13 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 (F, BW, DQ, VL) with `vpdpbusd` on 512-bit registers.
     Avx512Vnni,
+    /// AArch64 NEON with `sdot`, for INT8 products; everything else as [`Isa::Scalar`].
+    NeonDotprod,
 }
 
 impl Isa {
-    /// Every instruction set, plainest first.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni];
+    /// Every instruction set, plainest first among those of one architecture.
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDotprod];
 
     /// Name, as `SWINQ_ISA` takes it.
     pub fn name(self) -> &'static str {
@@ -27,6 +29,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx_vnni",
             Isa::Avx512Vnni => "avx512_vnni",
+            Isa::NeonDotprod => "neon_dotprod",
         }
     }
 
@@ -45,10 +48,21 @@ impl Isa {
                     && has!("avx512vl")
                     && has!("avx512vnni")
             }
+            Isa::NeonDotprod => false,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn detected(self) -> bool {
+        use std::arch::is_aarch64_feature_detected as has;
+        match self {
+            Isa::Scalar => true,
+            Isa::NeonDotprod => has!("neon") && has!("dotprod"),
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni => false,
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn detected(self) -> bool {
         self == Isa::Scalar
     }
@@ -73,7 +87,9 @@ impl FromStr for Isa {
 #[non_exhaustive]
 pub enum IsaError {
     /// Not a name of one.
-    #[error("`{0}` is no instruction set of swinq; use scalar, avx2, avx_vnni or avx512_vnni (SWINQ_ISA)")]
+    #[error(
+        "`{0}` is no instruction set of swinq; use scalar, avx2, avx_vnni, avx512_vnni or neon_dotprod (SWINQ_ISA)"
+    )]
     Unknown(String),
     /// This processor does not have it.
     #[error("this processor has no {0}; unset SWINQ_ISA, or set it to one that `swinq doctor` lists")]

@@ -1,6 +1,7 @@
 //! What the processor can do at best: the rate of the multiply-add instructions alone, from and to registers. Benchmarks
 //! quote a kernel's rate as a share of it.
 
+#[cfg(target_arch = "x86_64")]
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -19,10 +20,10 @@ const WIDE: usize = 24;
 const NARROW: usize = 12;
 
 /// INT8 multiply-accumulates per second that all threads of `pool` reach together, by the instructions that `cpu`'s
-/// products use: one measurement of 0.1 ms or more. `None` for the scalar reference.
+/// products use: one measurement of 0.1 ms or more. `None` for the scalar reference and on AArch64.
 pub fn int8_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
     let each = match cpu.isa() {
-        Isa::Scalar => return None,
+        Isa::Scalar | Isa::NeonDotprod => return None,
         Isa::Avx2 => NARROW * 16,
         Isa::AvxVnni => NARROW * 32,
         Isa::Avx512Vnni => WIDE * 64,
@@ -44,7 +45,7 @@ pub fn int8_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
 /// As [`int8_peak`], in f32.
 pub fn f32_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
     let each = match cpu.isa() {
-        Isa::Scalar => return None,
+        Isa::Scalar | Isa::NeonDotprod => return None,
         Isa::Avx2 | Isa::AvxVnni => NARROW * 8,
         Isa::Avx512Vnni => WIDE * 16,
     };

@@ -296,7 +296,7 @@ fn uuid(device: sys::CUdevice) -> Result<String, CudaError> {
         if [0, 4, 6, 8, 10].contains(&i) {
             text.push('-');
         }
-        text.push_str(&format!("{:02x}", *byte as u8));
+        text.push_str(&format!("{:02x}", byte.to_ne_bytes()[0]));
     }
     Ok(text)
 }

@@ -8,7 +8,9 @@ use super::{Block, LinearOut, LinearSpec, scalar, tile_rows};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::buffer::AlignedBuf;
-use crate::isa::{Cpu, Isa};
+use crate::isa::Cpu;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// A product in f32.

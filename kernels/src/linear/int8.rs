@@ -2,7 +2,11 @@
 
 use super::dest::Dest;
 use super::epilogue::Epilogue;
-use super::pack::{Layout, compensation};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
+use super::pack::Layout;
+#[cfg(target_arch = "x86_64")]
+use super::pack::compensation;
 use super::split::Split;
 use super::{Block, LinearOut, LinearSpec, scalar, tile_rows};
 #[cfg(target_arch = "x86_64")]
@@ -22,6 +26,7 @@ pub struct LinearI8 {
     layout: Layout,
     weight: AlignedBuf,
     /// The initial accumulator of each column, where the kernel multiplies `code + 128`.
+    #[cfg(target_arch = "x86_64")]
     start: Vec<i32>,
     epilogue: Epilogue,
 }
@@ -37,16 +42,16 @@ impl LinearI8 {
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let layout = layout(cpu);
         let padded = layout.panels(n) * layout.columns;
-        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
+        let epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
         #[cfg(target_arch = "x86_64")]
-        if cpu.isa() == Isa::Avx512Vnni {
-            epilogue.quick = avx512::quick::suits(&epilogue);
-        }
+        let epilogue =
+            Epilogue { quick: cpu.isa() == Isa::Avx512Vnni && avx512::quick::suits(&epilogue), ..epilogue };
         LinearI8 {
             cpu,
             k,
             layout,
             weight: layout.pack_i8(n, k, codes),
+            #[cfg(target_arch = "x86_64")]
             start: compensation(k, codes, padded),
             epilogue,
         }
@@ -85,6 +90,9 @@ impl LinearI8 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
             Isa::Avx2 => unsafe { avx2::block_i8(block, &self.epilogue, dest, scratch) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: the token proves the features.
+            Isa::NeonDotprod => unsafe { neon::block_i8(block, &self.epilogue, dest) },
             _ => scalar::block_i8(block, self.k, &self.epilogue, dest, scratch),
         }
     }
@@ -103,6 +111,8 @@ fn layout(cpu: Cpu) -> Layout {
         Isa::AvxVnni => avxvnni::INT8,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::INT8,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDotprod => neon::INT8,
         _ => scalar::INT8,
     }
 }

@@ -16,6 +16,8 @@ mod dest;
 mod epilogue;
 mod float;
 mod int8;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod scalar;
 mod spec;
@@ -69,6 +71,8 @@ fn tile_rows(cpu: Cpu) -> usize {
         Isa::Avx512Vnni => avx512::ROWS,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::AvxVnni => avx2::ROWS,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDotprod => neon::ROWS,
         _ => scalar::ROWS,
     }
 }

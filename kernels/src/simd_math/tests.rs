@@ -39,7 +39,7 @@ fn vector(cpu: Cpu, gelu: bool, x: &[f32]) -> Option<Vec<f32>> {
         x.chunks(8).flat_map(lanes).collect()
     }
     match cpu.isa() {
-        Isa::Scalar => None,
+        Isa::Scalar | Isa::NeonDotprod => None,
         // SAFETY: the token proves AVX2 and FMA.
         Isa::Avx2 | Isa::AvxVnni => Some(unsafe { avx2(gelu, x) }),
         // SAFETY: the token proves AVX-512 F.

@@ -1,0 +1,298 @@
+//! AArch64: INT8 by `sdot`, 8 rows by 8 columns of accumulators in 16 registers.
+//!
+//! `sdot` multiplies signed by signed: the +128 of the input's bytes is taken off in registers, and accumulators start
+//! from 0.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::Block;
+use super::dest::{DROPPED, Dest};
+use super::epilogue::Epilogue;
+use super::pack::Layout;
+use super::spec::Store;
+use super::split::row_tiles;
+use crate::reference;
+use crate::types::Quantizer;
+
+/// Rows of a tile at most.
+pub(super) const ROWS: usize = 8;
+
+/// Columns of a tile: two registers of 4.
+const COLUMNS: usize = 8;
+
+/// Bytes of weights that four inputs are multiplied with.
+const GROUP: usize = 4 * COLUMNS;
+
+pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
+
+/// Accumulators of a tile between the product and the epilogue.
+type Tile = [[i32; COLUMNS]; ROWS];
+
+/// Accumulators of one row, in registers.
+type Accumulators = [int32x4_t; 2];
+
+/// One block of an INT8 product.
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn block_i8(block: &Block<'_, u8, i8>, epilogue: &Epilogue, dest: &Dest<'_>) {
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
+    let mut tile = [[0; COLUMNS]; ROWS];
+    for panels in block.panel_groups() {
+        for rows in row_tiles(block.rows.clone(), ROWS) {
+            let starts = &starts[rows.start - block.rows.start..][..rows.len()];
+            for panel in panels.clone() {
+                let (input, weight) = (block.input_from(rows.start), block.panel(panel));
+                rows_i8(rows.len(), input, block.stride, weight, &mut tile);
+                Columns::new(epilogue, panel * COLUMNS).finish(&tile, starts, dest);
+            }
+        }
+    }
+}
+
+/// [`tile_i8`] of `rows` rows.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn rows_i8(rows: usize, input: &[u8], stride: usize, weight: &[i8], tile: &mut Tile) {
+    match rows {
+        1 => tile_i8::<1>(input, stride, weight, tile),
+        2 => tile_i8::<2>(input, stride, weight, tile),
+        3 => tile_i8::<3>(input, stride, weight, tile),
+        4 => tile_i8::<4>(input, stride, weight, tile),
+        5 => tile_i8::<5>(input, stride, weight, tile),
+        6 => tile_i8::<6>(input, stride, weight, tile),
+        7 => tile_i8::<7>(input, stride, weight, tile),
+        _ => tile_i8::<8>(input, stride, weight, tile),
+    }
+}
+
+/// `R` rows by one panel; `input` starts at the first row.
+#[inline(never)]
+#[target_feature(enable = "neon,dotprod")]
+fn tile_i8<const R: usize>(input: &[u8], stride: usize, weight: &[i8], tile: &mut Tile) {
+    let (groups, _) = weight.as_chunks::<GROUP>();
+    assert!(input.len() >= (R - 1) * stride + 4 * groups.len(), "a tile's rows are whole");
+    let mut acc = [[vdupq_n_s32(0); 2]; R];
+    let mut x = input.as_ptr();
+    let (fours, rest) = groups.as_chunks::<4>();
+    for four in fours {
+        let mut codes = [vdupq_n_s8(0); R];
+        for (r, codes) in codes.iter_mut().enumerate() {
+            // SAFETY: 16 bytes of row r < R of `input`, by the assertion above.
+            *codes = signed(unsafe { vld1q_u8(x.add(r * stride)) });
+        }
+        add_group::<R, 0>(&mut acc, &codes, &four[0]);
+        add_group::<R, 1>(&mut acc, &codes, &four[1]);
+        add_group::<R, 2>(&mut acc, &codes, &four[2]);
+        add_group::<R, 3>(&mut acc, &codes, &four[3]);
+        // Never read beyond the last group.
+        x = x.wrapping_add(16);
+    }
+    for group in rest {
+        let mut codes = [vdupq_n_s8(0); R];
+        for (r, codes) in codes.iter_mut().enumerate() {
+            // SAFETY: four bytes of row r < R of `input`, by the assertion above.
+            let bytes = unsafe { x.add(r * stride).cast::<u32>().read_unaligned() };
+            *codes = signed(vreinterpretq_u8_u32(vdupq_n_u32(bytes)));
+        }
+        add_group::<R, 0>(&mut acc, &codes, group);
+        x = x.wrapping_add(4);
+    }
+    for (row, acc) in tile.iter_mut().zip(acc) {
+        // SAFETY: a row of the tile holds two registers.
+        unsafe {
+            vst1q_s32(row.as_mut_ptr(), acc[0]);
+            vst1q_s32(row[4..].as_mut_ptr(), acc[1]);
+        }
+    }
+}
+
+/// The codes of bytes `code + 128`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn signed(bytes: uint8x16_t) -> int8x16_t {
+    vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(0x80)))
+}
+
+/// Adds the products of a group of weights with inputs `4 * LANE` to `4 * LANE + 3` of `codes`, which has a register for
+/// each row.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn add_group<const R: usize, const LANE: usize>(
+    acc: &mut [Accumulators; R],
+    codes: &[int8x16_t; R],
+    group: &[i8; GROUP],
+) {
+    // SAFETY: the group is two registers.
+    let weights = unsafe { [vld1q_s8(group.as_ptr()), vld1q_s8(group[16..].as_ptr())] };
+    for (acc, &codes) in acc.iter_mut().zip(codes) {
+        acc[0] = dot::<LANE>(acc[0], weights[0], codes);
+        acc[1] = dot::<LANE>(acc[1], weights[1], codes);
+    }
+}
+
+/// `acc[c] + sum_i weights[4 c + i] * codes[4 LANE + i]`: `vdotq_laneq_s32`, which is not stable.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn dot<const LANE: usize>(mut acc: int32x4_t, weights: int8x16_t, codes: int8x16_t) -> int32x4_t {
+    // SAFETY: only registers are read and written; the processor has the instruction by this function's features.
+    unsafe {
+        asm!(
+            "sdot {acc:v}.4s, {weights:v}.16b, {codes:v}.4b[{lane}]",
+            acc = inout(vreg) acc,
+            weights = in(vreg) weights,
+            codes = in(vreg) codes,
+            lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    acc
+}
+
+/// 8 values of a row.
+type Values = [float32x4_t; 2];
+
+/// The columns of a panel and what their epilogue needs, in registers.
+struct Columns<'a> {
+    epilogue: &'a Epilogue,
+    /// The first column.
+    first: usize,
+    /// Columns that exist: at most 8.
+    lanes: usize,
+    factor: Values,
+    bias: Values,
+}
+
+impl<'a> Columns<'a> {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn new(epilogue: &'a Epilogue, first: usize) -> Columns<'a> {
+        Columns {
+            epilogue,
+            first,
+            lanes: epilogue.n.saturating_sub(first).min(COLUMNS),
+            factor: load(&epilogue.factor[first..]),
+            bias: load(&epilogue.bias[first..]),
+        }
+    }
+
+    /// The epilogue of the rows that start at `starts` in `dest`, with their accumulators in `tile`.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn finish(&self, tile: &Tile, starts: &[usize], dest: &Dest<'_>) {
+        match (dest, &self.epilogue.store) {
+            (Dest::F32(out), store) => {
+                let quantizer = if let &Store::Fake(q) = store { Some(q) } else { None };
+                for (value, at) in self.rows(tile, starts) {
+                    // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
+                    put(&array(fake(quantizer, value)), unsafe { out.get(at, self.lanes) });
+                }
+            }
+            (Dest::Codes(out), Store::Codes(recip)) => {
+                let recip = load(&recip[self.first..]);
+                for (value, at) in self.rows(tile, starts) {
+                    let scaled = [vmulq_f32(value[0], recip[0]), vmulq_f32(value[1], recip[1])];
+                    // SAFETY: as above.
+                    put(&bytes(scaled), unsafe { out.get(at, self.lanes) });
+                }
+            }
+            (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+                for (value, at) in self.rows(tile, starts) {
+                    // SAFETY: as above.
+                    let place = unsafe { stream.get(at, self.lanes) };
+                    let mut held = [0.0; COLUMNS];
+                    held[..self.lanes].copy_from_slice(place);
+                    let (held, value) = (fake(shortcut, load(&held)), fake(branch, value));
+                    put(&array([vaddq_f32(held[0], value[0]), vaddq_f32(held[1], value[1])]), place);
+                }
+            }
+            _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+        }
+    }
+
+    /// Each stored row's values after bias and GELU, and where they go.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn rows(&self, tile: &Tile, starts: &[usize]) -> impl Iterator<Item = (Values, usize)> {
+        let kept = tile.iter().zip(starts).filter(|&(_, &start)| start != DROPPED);
+        kept.map(|(row, &start)| (self.value(row), start + self.first))
+    }
+
+    /// From accumulators to values after bias and GELU.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn value(&self, row: &[i32; COLUMNS]) -> Values {
+        let mut value = self.bias;
+        for (i, value) in value.iter_mut().enumerate() {
+            // SAFETY: a row of the tile holds two registers.
+            let acc = vcvtq_f32_s32(unsafe { vld1q_s32(row[4 * i..].as_ptr()) });
+            *value = match self.epilogue.output {
+                None => vfmaq_f32(*value, acc, self.factor[i]),
+                Some(q) => {
+                    let code = vcvtq_f32_s32(code(vmulq_f32(acc, self.factor[i])));
+                    vfmaq_f32(*value, code, vdupq_n_f32(q.scale()))
+                }
+            };
+        }
+        if self.epilogue.gelu { load(&array(value).map(reference::gelu)) } else { value }
+    }
+}
+
+/// The first 8 of `values`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn load(values: &[f32]) -> Values {
+    let values: &[f32; COLUMNS] = values.first_chunk().expect("padded to whole panels");
+    // SAFETY: 8 values, two registers.
+    unsafe { [vld1q_f32(values.as_ptr()), vld1q_f32(values[4..].as_ptr())] }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn array(values: Values) -> [f32; COLUMNS] {
+    let mut array = [0.0; COLUMNS];
+    // SAFETY: the array holds two registers.
+    unsafe {
+        vst1q_f32(array.as_mut_ptr(), values[0]);
+        vst1q_f32(array[4..].as_mut_ptr(), values[1]);
+    }
+    array
+}
+
+/// Writes the values of the columns that exist.
+#[inline(always)]
+fn put<T: Copy>(values: &[T; COLUMNS], place: &mut [T]) {
+    match place.first_chunk_mut() {
+        Some(whole) => *whole = *values,
+        None => place.copy_from_slice(&values[..place.len()]),
+    }
+}
+
+/// Codes in [-128, 127] of values already multiplied by the reciprocal step. The conversion rounds ties to even, makes 0
+/// of a NaN and saturates, so that clamping integers is clamping values.
+#[inline]
+#[target_feature(enable = "neon")]
+fn code(scaled: float32x4_t) -> int32x4_t {
+    vminq_s32(vmaxq_s32(vcvtnq_s32_f32(scaled), vdupq_n_s32(-128)), vdupq_n_s32(127))
+}
+
+/// [`code`] as bytes `code + 128`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bytes(scaled: Values) -> [u8; COLUMNS] {
+    let [low, high] = [vcvtnq_s32_f32(scaled[0]), vcvtnq_s32_f32(scaled[1])];
+    // Narrowing saturates, which is the clamp.
+    let codes = vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high)));
+    let mut bytes = [0; COLUMNS];
+    // SAFETY: the array holds a register of 8 bytes.
+    unsafe { vst1_u8(bytes.as_mut_ptr(), veor_u8(vreinterpret_u8_s8(codes), vdup_n_u8(0x80))) };
+    bytes
+}
+
+/// Quantizes and dequantizes.
+#[inline]
+#[target_feature(enable = "neon")]
+fn fake(quantizer: Option<Quantizer>, values: Values) -> Values {
+    let Some(q) = quantizer else { return values };
+    let fake = |x| vmulq_n_f32(vcvtq_f32_s32(code(vmulq_n_f32(x, q.recip()))), q.scale());
+    [fake(values[0]), fake(values[1])]
+}
