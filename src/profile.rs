@@ -36,12 +36,13 @@ fn total_seconds(launches: &[LaunchProfile]) -> f64 {
     launches.iter().map(|l| l.time.as_secs_f64()).sum()
 }
 
-/// The part of the network that a launch belongs to: `patch_embed`, `layers.0` and so on, and what follows the last stage.
+/// The part of the network that a launch belongs to: `patch_embed` (with the position embedding), `layers.0` and so on, and
+/// what follows the last stage.
 fn part(name: &str) -> String {
     let mut words = name.split('.');
     match (words.next(), words.next()) {
         (Some("layers"), Some(stage)) => format!("layers.{stage}"),
-        (Some("patch_embed"), _) => "patch_embed".to_owned(),
+        (Some("patch_embed" | "absolute_pos_embed"), _) => "patch_embed".to_owned(),
         _ => "head".to_owned(),
     }
 }
@@ -118,4 +119,18 @@ fn cuda_table(launches: &[LaunchProfile], roofline: &Roofline) -> String {
         ]);
     }
     format!("{:.3} ms in launches, roofline {:.3} ms\n{table}", total * 1e3, least * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn launches_belong_to_parts_in_the_order_of_the_network() {
+        assert_eq!(part("patch_embed.proj"), "patch_embed");
+        assert_eq!(part("absolute_pos_embed"), "patch_embed");
+        assert_eq!(part("layers.1.blocks.0.mlp.fc1"), "layers.1");
+        assert_eq!(part("layers.1.downsample.norm"), "layers.1");
+        assert_eq!([part("norm"), part("head")], ["head", "head"]);
+    }
 }

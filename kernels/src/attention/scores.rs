@@ -79,23 +79,23 @@ pub(super) fn block_i8<L: Lanes, const R: usize>(
     }
 }
 
-/// `R` queries by `T` key blocks from `block` on, the first of `keys`; gives `T`.
+/// Products of the first `R` of `queries` and the first `T` blocks of `keys`, `[block][group][lane][4]`, on top of the
+/// `offsets` of the keys, i32.
 #[inline(always)]
-fn tile_i8<L: Lanes, const R: usize, const T: usize>(
+pub(super) fn products_i8<L: Lanes, const R: usize, const T: usize>(
     lanes: L,
     groups: usize,
     queries: Rows<'_, u8>,
     keys: &[u8],
-    offsets: &[f32],
-    block: usize,
-    logits: &mut Logits<'_, R>,
-) -> usize {
-    assert!(keys.len() >= T * groups * 4 * L::N && offsets.len() >= T * L::N);
+    offsets: &[u8],
+) -> [[L::I; T]; R] {
+    let register = 4 * L::N;
+    assert!(keys.len() >= T * groups * register && offsets.len() >= T * register);
     assert!(queries.data.len() >= (R - 1) * queries.stride + 4 * groups);
     let mut sums = [[lanes.splat_i(0); T]; R];
     for t in 0..T {
-        // SAFETY: `T * N` offsets, by the assertion above.
-        let offset = unsafe { lanes.read_i(offsets.as_ptr().add(t * L::N).cast()) };
+        // SAFETY: `T` registers of offsets, by the assertion above.
+        let offset = unsafe { lanes.read_i(offsets.as_ptr().add(t * register)) };
         for sums in &mut sums {
             sums[t] = offset;
         }
@@ -104,7 +104,7 @@ fn tile_i8<L: Lanes, const R: usize, const T: usize>(
         let mut key = [lanes.splat_i(0); T];
         for (t, key) in key.iter_mut().enumerate() {
             // SAFETY: `T` blocks of `groups` registers, by the assertion above.
-            *key = unsafe { lanes.read_i(keys.as_ptr().add((t * groups + g) * 4 * L::N)) };
+            *key = unsafe { lanes.read_i(keys.as_ptr().add((t * groups + g) * register)) };
         }
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: `R` rows of `groups` groups of four bytes, by the assertion above.
@@ -117,6 +117,21 @@ fn tile_i8<L: Lanes, const R: usize, const T: usize>(
             }
         }
     }
+    sums
+}
+
+/// `R` queries by `T` key blocks from `block` on, the first of `keys`; gives `T`.
+#[inline(always)]
+fn tile_i8<L: Lanes, const R: usize, const T: usize>(
+    lanes: L,
+    groups: usize,
+    queries: Rows<'_, u8>,
+    keys: &[u8],
+    offsets: &[f32],
+    block: usize,
+    logits: &mut Logits<'_, R>,
+) -> usize {
+    let sums = products_i8::<L, R, T>(lanes, groups, queries, keys, bytes(offsets));
     for (r, sums) in sums.into_iter().enumerate() {
         for (t, sum) in sums.into_iter().enumerate() {
             logits.put::<L, true>(lanes, r, block + t, lanes.float(sum));

@@ -3,7 +3,7 @@
 use super::operands::SIGN;
 use super::{CHUNK, Chunk, Column, Rows, Work};
 use crate::attention::operands::four;
-use crate::attention::scores::Finish;
+use crate::attention::scores::{Finish, products_i8};
 use crate::lanes::Lanes;
 
 /// Queries taken together.
@@ -119,34 +119,8 @@ impl Chunk<'_> {
         let (groups, register) = (self.sizes.d / 4, 4 * L::N);
         let keys = &work.keys[block * groups * register..][..T * groups * register];
         let offsets = &work.offsets[block * register..][..T * register];
-        let queries_at = &queries.data[(self.from + row) * queries.stride..];
-        assert!(queries_at.len() >= (R - 1) * queries.stride + 4 * groups);
-        let mut sums = [[lanes.splat_i(0); T]; R];
-        for (t, offset) in offsets.chunks_exact(register).enumerate() {
-            // SAFETY: `chunks_exact` gives a register's bytes.
-            let offset = unsafe { lanes.read_i(offset.as_ptr()) };
-            for sums in &mut sums {
-                sums[t] = offset;
-            }
-        }
-        for g in 0..groups {
-            let mut key = [lanes.splat_i(0); T];
-            for (t, key) in key.iter_mut().enumerate() {
-                // SAFETY: `keys` holds `T` blocks of `groups` registers.
-                *key = unsafe { lanes.read_i(keys.as_ptr().add((t * groups + g) * register)) };
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `R` rows of `groups` groups of four bytes, by the assertion above.
-                let query = unsafe {
-                    queries_at.as_ptr().add(r * queries.stride + 4 * g).cast::<i32>().read_unaligned()
-                };
-                let query = lanes.splat_i(query);
-                for (sum, key) in sums.iter_mut().zip(key) {
-                    *sum = lanes.dot(*sum, query, key);
-                }
-            }
-        }
-        sums
+        let queries = Rows { data: &queries.data[(self.from + row) * queries.stride..], ..queries };
+        products_i8(lanes, groups, queries, keys, offsets)
     }
 
     /// Logits of the lone key, which `largest` then takes into account.
