@@ -106,7 +106,7 @@ pub struct Job {
     pub quantization: QuantizationKeys,
     /// How training images are varied; its keys are those of the type that [`Job::augmentation`] is asked for.
     pub augment: Value,
-    /// DropPath's highest rate, from 0 to below 1. Default: `MODEL.DROP_PATH_RATE` of `cfg`; 0 without one.
+    /// DropPath's highest rate, from 0 to below 1. `None`: `MODEL.DROP_PATH_RATE` of `cfg`; 0 without one. Default: 0.
     pub drop_path: Option<f64>,
     /// Validation on the way.
     pub validate: ValidateKeys,
@@ -145,7 +145,7 @@ impl Default for Job {
             loss: LossKeys::default(),
             quantization: QuantizationKeys::default(),
             augment: Value::Object(serde_json::Map::new()),
-            drop_path: None,
+            drop_path: Some(0.0),
             validate: ValidateKeys::default(),
             checkpoint: CheckpointKeys::default(),
             log: LogKeys::default(),

@@ -267,7 +267,7 @@ fn an_identity_has_what_influences_the_result_only() {
     let message = other.check_resumes(&started).unwrap_err().to_string();
     for words in [
         "optimizer.lr is 0.0001 and was 0.00005",
-        "drop_path is 0.1 and was null",
+        "drop_path is 0.1 and was 0.0",
         "augment.flip is true and was absent",
     ] {
         assert!(message.contains(words), "{message}");
