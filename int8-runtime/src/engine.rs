@@ -44,7 +44,7 @@ pub struct LaunchProfile {
     pub time: Duration,
     /// Multiply-accumulates per run.
     pub macs: u64,
-    /// Bytes that a run must move: inputs, outputs and weights once, a residual stream twice.
+    /// Bytes that a run must move, to memory or between caches: inputs, outputs and weights once, a residual stream twice.
     pub bytes: u64,
 }
 

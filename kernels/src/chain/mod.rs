@@ -39,12 +39,14 @@ impl Chain {
     ///
     /// # Panics
     /// If an op cannot read what the op before it leaves, the last one does not add to the stream, or the windows of an
-    /// attention are not the rows of `map`.
+    /// attention are not the rows of `map` or of two sizes.
     pub fn new(links: Vec<Link>, map: Arc<RowMap>, columns: usize, rows: usize) -> Chain {
         let (mut unit, mut left) = (1, None);
         let mut connected = Vec::with_capacity(links.len());
         for link in links {
-            unit = unit.max(link.unit(map.rows().len()));
+            let wanted = link.unit(map.rows().len());
+            assert!(unit == 1 || wanted == 1 || wanted == unit, "Chain: windows of {unit} and {wanted} tokens");
+            unit = unit.max(wanted);
             left = link.connect(left, columns);
             connected.push((link, left));
         }
