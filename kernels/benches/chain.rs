@@ -147,29 +147,33 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Both ways in turn, with the peak probed before each sample.
+/// The peak probed before a sample, and its [`fastest`] times.
+type Sample = (f64, [f64; NAMES.len() + 1]);
+
+/// Time, and share of the peak if there are `macs`, of op `i`: medians of `samples`.
+fn column(samples: &[Sample], i: usize, macs: f64) -> String {
+    let time = median(samples.iter().map(|(_, times)| times[i]).collect());
+    let share = median(samples.iter().map(|(peak, times)| macs / times[i] / peak).collect());
+    let share = if macs > 0.0 { format!("{:5.1} %", 100.0 * share) } else { String::new() };
+    format!("{:9.1} us {share:7}", 1e6 * time)
+}
+
+/// Both ways in turn.
 fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;
     let mut stream = values(rows * stage.channels);
     let mut memory = [(); 2].map(|()| vec![128; rows * 4 * stage.channels]);
-    let mut samples = Vec::new();
+    let (mut apart, mut chain) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);
-        let apart = fastest(|| block.apart(pool, images, &mut stream, &mut memory));
-        let chain = fastest(|| block.chain.run_timed(pool, images, &mut stream));
-        samples.push((peak, apart, chain));
+        apart.push((peak, fastest(|| block.apart(pool, images, &mut stream, &mut memory))));
+        chain.push((peak, fastest(|| block.chain.run_timed(pool, images, &mut stream))));
     }
     for (i, name) in NAMES.into_iter().chain(["block"]).enumerate() {
         let (inputs, columns) = SIZES.get(i).copied().unwrap_or_default();
         let macs = (rows * inputs * columns * stage.channels.pow(2)) as f64;
-        let of = |value: fn(&(f64, [f64; 8], [f64; 8])) -> &[f64; 8]| {
-            let time = median(samples.iter().map(|sample| value(sample)[i]).collect());
-            let share = median(samples.iter().map(|sample| macs / value(sample)[i] / sample.0).collect());
-            let share = if macs > 0.0 { format!("{:5.1} %", 100.0 * share) } else { String::new() };
-            format!("{:9.1} us {share:7}", 1e6 * time)
-        };
-        println!("  {name:10} {}  {}", of(|sample| &sample.1), of(|sample| &sample.2));
+        println!("  {name:10} {}  {}", column(&apart, i, macs), column(&chain, i, macs));
     }
 }
 

@@ -45,7 +45,10 @@ impl Chain {
         let mut connected = Vec::with_capacity(links.len());
         for link in links {
             let wanted = link.unit(map.rows().len());
-            assert!(unit == 1 || wanted == 1 || wanted == unit, "Chain: windows of {unit} and {wanted} tokens");
+            assert!(
+                unit == 1 || wanted == 1 || wanted == unit,
+                "Chain: windows of {unit} and {wanted} tokens"
+            );
             unit = unit.max(wanted);
             left = link.connect(left, columns);
             connected.push((link, left));
