@@ -8,8 +8,8 @@ use swinq_kernels::{Chain, PAD, RowMap};
 use super::launch::{Kernel, Launch};
 use crate::plan::TensorId;
 
-/// Rows of a group, about: four windows of 7 x 7, of which 14 tiles of a product are made. Half as many were 1 % slower, for
-/// all weights are read for each group; twice as many do not always stay in a second-level cache of 2 MiB.
+/// Rows of a group, about: four windows of 7 x 7, of which 14 tiles of a product are made. Half as many are up to 4 % slower,
+/// for all weights are read for each group; twice as many do not always stay in a second-level cache of 2 MiB.
 const GROUP_ROWS: usize = 196;
 
 /// Rows that each thread has at least where it reads all weights for itself.
