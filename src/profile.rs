@@ -73,8 +73,8 @@ fn cpu_table(launches: &[LaunchProfile]) -> String {
 /// A row for each of `rows`; shares are of `total` seconds.
 fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header([what, "us", "share", "GMAC/s", "GB/s"]);
-    for column in table.column_iter_mut().skip(1) {
+    table.load_style(presets::ASCII_MARKDOWN).set_header([what, "us", "share", "GMAC/s", "GB/s", ""]);
+    for column in table.column_iter_mut().skip(1).take(4) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     for row in rows {
@@ -86,6 +86,7 @@ fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
             format!("{:.1} %", 100.0 * seconds / total),
             if row.macs == 0 { String::new() } else { format!("{rate:.0}") },
             format!("{:.1}", row.bytes as f64 / seconds / 1e9),
+            row.detail.clone(),
         ]);
     }
     table

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_eval::{Collected, collect, fidelity};
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::{Engine, EngineOptions, TracedValues};
 use swinq_kernels::Cpu;
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
@@ -148,18 +148,52 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu.isa());
         }
         for recipe in ["default", "mode1"] {
-            let mut progress = |_, _| ControlFlow::Continue(());
-            let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-            let recipe = Recipe::shipped(recipe).unwrap();
             // A model of one stage has no reduction; no shipped rule is about reductions alone.
-            let quantized =
-                calibrate(&float, &recipe, &mut Noise { size, batches: 2 }, options).unwrap().model;
+            let quantized = quantized(&float, Some(recipe));
             let simulated = run(&mut FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
-            assert!(simulated.logits != expected.logits, "{name}: {} changed nothing", recipe.name);
+            assert!(simulated.logits != expected.logits, "{name}: {recipe} changed nothing");
             for cpu in Cpu::available() {
                 let found = run(&mut engine(&quantized, cpu), size);
-                assert_eq!(found.logits, simulated.logits, "{name}, {} on {}", recipe.name, cpu.isa());
+                assert_eq!(found.logits, simulated.logits, "{name}, {recipe} on {}", cpu.isa());
             }
         }
     }
+}
+
+/// `model` under the recipe `name`, or in float for `None`.
+fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
+    let Some(name) = name else { return QuantizedModel::from_float(model).unwrap() };
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    let mut noise = Noise { size: model.config.image_size, batches: 2 };
+    calibrate(model, &Recipe::shipped(name).unwrap(), &mut noise, options).unwrap().model
+}
+
+#[test]
+fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
+    let (mut tiled, mut apart) = (0, 0);
+    for config in configs() {
+        let (name, size, classes) = (config.name.clone(), config.image_size, config.num_classes);
+        let float = model(config);
+        let pixels = Noise { size, batches: 3 };
+        let pixels: Vec<u8> = (0..3).flat_map(|i| Noise { ..pixels }.batch(0, i).unwrap().pixels).collect();
+        for recipe in [None, Some("default"), Some("mode1"), Some("mode2")] {
+            let model = quantized(&float, recipe);
+            for (threads, cpu) in (1..=3).zip(Cpu::available().into_iter().rev().cycle()) {
+                let mut engine = Engine::new(&model, EngineOptions { threads, max_batch: 5, cpu }).unwrap();
+                for images in 1..=5 {
+                    let pixels = &pixels[..images * size * size * 3];
+                    let trace = engine.trace(pixels).unwrap().pop().expect("a plan has launches");
+                    let mut logits = vec![0.0; images * classes];
+                    engine.infer_into(pixels, &mut logits).unwrap();
+                    let what = format!("{name}, {recipe:?}, {images} images, {threads} threads");
+                    assert_eq!(trace.values, TracedValues::Float(logits), "{what}");
+                    let profile = engine.profile(pixels, 1).unwrap();
+                    let count = profile.iter().filter(|launch| launch.detail == "tiled").count();
+                    (tiled, apart) = (tiled + count, apart + profile.len() - count);
+                }
+            }
+        }
+    }
+    assert!(tiled > 1000 && apart > 1000, "{tiled} launches in groups, {apart} one by one");
 }

@@ -1,8 +1,8 @@
 //! Where each tensor of a plan lives: slots shared by tensors that are never alive together.
 
-use crate::plan::{Plan, TensorId, TensorSpec};
+use crate::plan::{Plan, TensorId};
 
-/// Slot of each tensor, and the bytes per image that each slot must hold. The image has no slot: it is read where
+/// Slot of each tensor, and the bytes that each slot must hold. The image has no slot: it is read where
 /// the caller has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -11,10 +11,10 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the tensors of `plan` as the CPU engine holds them.
-    pub(crate) fn of_plan(plan: &Plan) -> Layout {
+    /// Places the tensors of `plan`, which take these many `bytes`.
+    pub(crate) fn of_plan(plan: &Plan, bytes: &[usize]) -> Layout {
         let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
-        Layout::new(&uses, &plan.tensors.iter().map(TensorSpec::bytes).collect::<Vec<_>>())
+        Layout::new(&uses, bytes)
     }
 
     /// Places tensors of these many `bytes`, which steps read and write in turn, first come, first served: a tensor takes
@@ -62,7 +62,7 @@ fn last_uses(uses: &[(TensorId, TensorId)], tensors: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Element, Op, Step, Store};
+    use crate::plan::{Element, Op, Step, Store, TensorSpec};
 
     fn step(input: usize, output: usize) -> Step {
         let (input, output) = (TensorId(input), TensorId(output));
@@ -77,7 +77,8 @@ mod tests {
             // 1 is a stream that lives from the first step to the last but one.
             steps: vec![step(0, 1), step(1, 2), step(2, 3), step(3, 1), step(1, 4), step(4, 1), step(1, 5)],
         };
-        let layout = Layout::of_plan(&plan);
+        let bytes: Vec<_> = plan.tensors.iter().map(TensorSpec::bytes).collect();
+        let layout = Layout::of_plan(&plan, &bytes);
         for (index, step) in plan.steps.iter().enumerate() {
             let alive = |t: usize| {
                 let uses = |s: &Step| s.input.0 == t || s.output.0 == t;

@@ -1,13 +1,12 @@
 //! The engine: a model, ready to run.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use swinq_kernels::{AlignedBuf, Cpu, Pool};
+use swinq_kernels::{Cpu, Pool};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
-use crate::arena::Layout;
-use crate::cpu::{Launch, lower};
+use crate::cpu::Program;
 use crate::error::RuntimeError;
 use crate::plan::Plan;
 use crate::trace::Traced;
@@ -38,20 +37,20 @@ impl EngineOptions {
 pub struct LaunchProfile {
     /// Module path of the launch.
     pub name: String,
-    /// The kernel chosen for it, where there was a choice.
+    /// The kernel chosen for it, where there was a choice; on a CPU `tiled` where it runs in groups of rows with the others
+    /// of its block (its time is then its part of theirs).
     pub detail: String,
     /// Time per run.
     pub time: Duration,
     /// Multiply-accumulates per run.
     pub macs: u64,
-    /// Bytes that a run must move: inputs, outputs and weights once, a residual stream twice.
+    /// Bytes that a run must move, to memory or between caches: inputs, outputs and weights once, a residual stream twice.
     pub bytes: u64,
 }
 
 /// A model lowered for the CPU: packed weights, an arena, a pool of threads.
 pub struct Engine {
-    launches: Vec<Launch>,
-    arena: Vec<AlignedBuf>,
+    program: Program,
     pool: Pool,
     plan: Plan,
     cpu: Cpu,
@@ -75,13 +74,11 @@ impl Engine {
     /// The model does not pass [`QuantizedModel::validate`].
     pub fn new(model: &QuantizedModel, options: EngineOptions) -> Result<Engine, RuntimeError> {
         let plan = Plan::new(model)?;
-        let layout = Layout::of_plan(&plan);
         let max_batch = options.max_batch.max(1);
-        let launches = lower(model, &plan, &layout, options.cpu);
+        let pool = Pool::new(options.threads);
         Ok(Engine {
-            launches,
-            arena: layout.bytes.iter().map(|bytes| AlignedBuf::new(bytes * max_batch)).collect(),
-            pool: Pool::new(options.threads),
+            program: Program::new(model, &plan, options.cpu, max_batch, pool.threads()),
+            pool,
             plan,
             cpu: options.cpu,
             image_size: model.config.image_size,
@@ -122,16 +119,10 @@ impl Engine {
             pixels.chunks(self.max_batch * image_bytes).zip(logits.chunks_mut(self.max_batch * self.classes));
         for (pixels, logits) in parts {
             let images = pixels.len() / image_bytes;
-            for launch in &self.launches {
-                launch.run(&mut self.pool, images, pixels, &mut self.arena);
-            }
-            logits.copy_from_slice(self.last().output_f32(images, &self.arena));
+            self.program.run(&mut self.pool, images, pixels);
+            logits.copy_from_slice(self.program.output(images));
         }
         check_finite(logits, self.classes)
-    }
-
-    fn last(&self) -> &Launch {
-        self.launches.last().expect("a plan has steps")
     }
 
     /// Runs the first (at most `max_batch`) images of `pixels` `runs` times and times each launch.
@@ -144,22 +135,16 @@ impl Engine {
         if images == 0 {
             return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
         }
-        let mut times = vec![Duration::ZERO; self.launches.len()];
+        let pixels = &pixels[..images * image_bytes];
+        let mut times = vec![Duration::ZERO; self.plan.steps.len()];
         for _ in 0..runs.max(1) {
-            for (launch, time) in self.launches.iter().zip(&mut times) {
-                let start = Instant::now();
-                launch.run(&mut self.pool, images, &pixels[..images * image_bytes], &mut self.arena);
-                *time += start.elapsed();
-            }
+            self.program.run_timed(&mut self.pool, images, pixels, &mut times);
         }
-        let profile = |(launch, time): (&Launch, Duration)| LaunchProfile {
-            name: launch.name.clone(),
-            detail: String::new(),
-            time: time / runs.max(1) as u32,
-            macs: launch.macs * images as u64,
-            bytes: launch.bytes(images, images * image_bytes),
-        };
-        Ok(self.launches.iter().zip(times).map(profile).collect())
+        let mut profiles = self.program.profiles(images, pixels.len());
+        for (profile, time) in profiles.iter_mut().zip(times) {
+            profile.time = time / runs.max(1) as u32;
+        }
+        Ok(profiles)
     }
 
     /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects what each wrote.
@@ -172,13 +157,7 @@ impl Engine {
         if images == 0 {
             return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
         }
-        let mut all = Vec::with_capacity(self.launches.len());
-        for (launch, step) in self.launches.iter().zip(&self.plan.steps) {
-            launch.run(&mut self.pool, images, &pixels[..images * image_bytes], &mut self.arena);
-            let values = launch.output.traced(images, &self.arena);
-            all.push(Traced { name: launch.name.clone(), tensor: step.output, values });
-        }
-        Ok(all)
+        Ok(self.program.trace(&self.plan, &mut self.pool, images, &pixels[..images * image_bytes]))
     }
 }
 

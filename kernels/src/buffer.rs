@@ -70,3 +70,15 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len() / 4) }
     }
 }
+
+/// The bytes of `x`.
+pub(crate) fn bytes(x: &[f32]) -> &[u8] {
+    // SAFETY: the same memory, 4 bytes for each f32, all initialised; any byte is a valid u8.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+}
+
+/// The bytes of `x`.
+pub(crate) fn bytes_mut(x: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as in `bytes`, any four bytes are a valid f32, and the borrow is unique.
+    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
+}

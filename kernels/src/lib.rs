@@ -10,6 +10,7 @@
 
 pub mod attention;
 pub mod buffer;
+pub mod chain;
 pub mod cuda;
 pub mod isa;
 mod lanes;
@@ -26,6 +27,7 @@ pub mod types;
 
 pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;
+pub use chain::{Chain, Link};
 pub use isa::{Cpu, Isa, IsaError};
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};

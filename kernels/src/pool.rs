@@ -16,7 +16,21 @@ use crate::buffer::AlignedBuf;
 /// Spins of an idle worker before it sleeps: tens of microseconds, longer than the gap between two ops.
 const SPINS: usize = 2_000;
 
-type Task<'a> = dyn Fn(usize, &mut AlignedBuf) + Sync + 'a;
+/// Memory of one thread, kept between jobs.
+pub struct Scratch {
+    /// What an op needs while it works.
+    pub op: AlignedBuf,
+    /// What lies between the ops of a chain.
+    pub between: AlignedBuf,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch { op: AlignedBuf::new(0), between: AlignedBuf::new(0) }
+    }
+}
+
+type Task<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
 /// The job being run: its task function with the lifetime erased.
 #[derive(Clone, Copy)]
@@ -40,9 +54,10 @@ struct Shared {
     active: AtomicUsize,
     sleeping: AtomicUsize,
     stop: AtomicBool,
-    /// The most scratch memory that any thread has needed. Every thread makes as much before it takes tasks, for who takes
-    /// which is chance: it must not be after many jobs that a thread first gets one that needs memory.
-    scratch: AtomicUsize,
+    /// The most memory that any thread has needed for each part of its [`Scratch`]. Every thread makes as much before it
+    /// takes tasks, for who takes which is chance: it must not be after many jobs that a thread first gets one that needs
+    /// memory.
+    scratch: [AtomicUsize; 2],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     lock: Mutex<()>,
     wake: Condvar,
@@ -56,8 +71,10 @@ unsafe impl Send for Shared {}
 
 impl Shared {
     /// Takes tasks until none is left: those of `thread` first, then those of the threads after it.
-    fn work(&self, thread: usize, job: Job, scratch: &mut AlignedBuf) {
-        scratch.reserve(self.scratch.load(Ordering::Relaxed));
+    fn work(&self, thread: usize, job: Job, scratch: &mut Scratch) {
+        let [op, between] = &self.scratch;
+        scratch.op.reserve(op.load(Ordering::Relaxed));
+        scratch.between.reserve(between.load(Ordering::Relaxed));
         let (before, from) = self.shares.split_at(thread);
         for share in from.iter().chain(before) {
             let end = share.end.load(Ordering::Relaxed);
@@ -69,10 +86,11 @@ impl Shared {
                 }
             }
         }
-        self.scratch.fetch_max(scratch.len(), Ordering::Relaxed);
+        op.fetch_max(scratch.op.len(), Ordering::Relaxed);
+        between.fetch_max(scratch.between.len(), Ordering::Relaxed);
     }
 
-    fn perform(&self, job: Job, index: usize, scratch: &mut AlignedBuf) {
+    fn perform(&self, job: Job, index: usize, scratch: &mut Scratch) {
         // SAFETY: `Pool::run` does not return before every worker has left `work`, so the task that the pointer was
         // made from is alive.
         let task = unsafe { &*job.task };
@@ -98,7 +116,7 @@ impl Shared {
     }
 
     fn worker(&self, thread: usize) {
-        let mut scratch = AlignedBuf::new(0);
+        let mut scratch = Scratch::new();
         let mut seen = 0;
         loop {
             seen = self.next_epoch(seen);
@@ -136,7 +154,7 @@ impl Shared {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    scratch: AlignedBuf,
+    scratch: Scratch,
 }
 
 impl Pool {
@@ -155,7 +173,7 @@ impl Pool {
             active: AtomicUsize::new(0),
             sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            scratch: AtomicUsize::new(0),
+            scratch: [AtomicUsize::new(0), AtomicUsize::new(0)],
             panic: Mutex::new(None),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -166,7 +184,7 @@ impl Pool {
             builder.spawn(move || shared.worker(index)).expect("the system can start a thread")
         };
         let workers = (1..threads).map(spawn).collect();
-        Pool { shared, workers, scratch: AlignedBuf::new(0) }
+        Pool { shared, workers, scratch: Scratch::new() }
     }
 
     /// Threads, the caller of [`Pool::run`] counted.
@@ -227,7 +245,8 @@ impl Drop for Pool {
     }
 }
 
-/// A mutable slice that the tasks of one job write in disjoint parts.
+/// A mutable slice that the tasks of one job write in disjoint parts. A copy is the same slice.
+#[derive(Clone, Copy)]
 pub(crate) struct Parts<'a, T> {
     data: *mut T,
     len: usize,
@@ -305,9 +324,9 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(20));
             let sum = AtomicU32::new(0);
             pool.run(64, &|i, scratch| {
-                scratch.reserve(256);
-                scratch.as_u8_mut()[0] = i as u8;
-                sum.fetch_add(u32::from(scratch.as_u8()[0]), Ordering::Relaxed);
+                scratch.op.reserve(256);
+                scratch.op.as_u8_mut()[0] = i as u8;
+                sum.fetch_add(u32::from(scratch.op.as_u8()[0]), Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), 63 * 64 / 2);
         }
@@ -316,9 +335,12 @@ mod tests {
     #[test]
     fn every_thread_has_the_scratch_that_one_needed() {
         let mut pool = Pool::new(3);
-        pool.run(2, &|i, scratch| scratch.reserve(if i == 0 { 4096 } else { 0 }));
+        pool.run(2, &|i, scratch| {
+            scratch.op.reserve(if i == 0 { 4096 } else { 0 });
+            scratch.between.reserve(if i == 1 { 8192 } else { 0 });
+        });
         for _ in 0..20 {
-            pool.run(64, &|_, scratch| assert!(scratch.len() >= 4096));
+            pool.run(64, &|_, scratch| assert!(scratch.op.len() >= 4096 && scratch.between.len() >= 8192));
         }
     }
 

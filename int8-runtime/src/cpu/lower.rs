@@ -11,15 +11,15 @@ use swinq_kernels::{AttentionQuant, Cpu, Quantizer, RowMap, RowStore};
 use swinq_model::quantized::Param;
 use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site, Stage};
 
-use super::{Kernel, Launch, Place};
-use crate::arena::Layout;
+use super::launch::{Kernel, Launch};
+use super::place::Place;
 use crate::expand::expand_bias;
 use crate::plan::{Op, Order, Plan, Step, Store};
 
 /// One launch for each step of `plan`.
-pub(crate) fn lower(model: &QuantizedModel, plan: &Plan, layout: &Layout, cpu: Cpu) -> Vec<Launch> {
+pub(super) fn lower(model: &QuantizedModel, plan: &Plan, cpu: Cpu) -> Vec<Launch> {
     let mut lowering = Lowering { model, plan, cpu, stages: model.config.stages(), maps: BTreeMap::new() };
-    plan.steps.iter().map(|step| lowering.launch(step, layout)).collect()
+    plan.steps.iter().map(|step| lowering.launch(step)).collect()
 }
 
 struct Lowering<'a> {
@@ -32,17 +32,15 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    fn launch(&mut self, step: &Step, layout: &Layout) -> Launch {
+    fn launch(&mut self, step: &Step) -> Launch {
         let residual = matches!(step.store, Store::Residual { .. });
-        let place = |id: crate::plan::TensorId, residual| {
-            layout.slot[id.0].map(|slot| Place::new(self.plan.tensor(id), slot, residual))
-        };
+        let place = |id, residual| Place::new(id, self.plan.tensor(id), residual);
         Launch {
             name: step.name.clone(),
             macs: step.macs,
             weight_bytes: self.weight_bytes(step),
-            input: place(step.input, false),
-            output: place(step.output, residual).expect("every output has a slot"),
+            input: (step.input != self.plan.image()).then(|| place(step.input, false)),
+            output: place(step.output, residual),
             kernel: self.kernel(step),
         }
     }
@@ -81,7 +79,7 @@ impl Lowering<'_> {
             }
             Op::Norm { params, order } => {
                 let map = self.map(*order, self.plan.tensor(step.input).rows);
-                Kernel::Norm(self.layer_norm(params, &step.store), map)
+                Kernel::Norm(Arc::new(self.layer_norm(params, &step.store)), map)
             }
             Op::NormInPlace { params } => Kernel::NormInPlace(self.layer_norm(params, &step.store)),
             Op::PositionEmbedding => Kernel::AddTable(self.float("absolute_pos_embed").data),
@@ -129,9 +127,12 @@ impl Lowering<'_> {
                 let input =
                     self.model.site(Site::Input(linear)).scale().expect("validated: the input has a scale");
                 let multiplier: Vec<f32> = (0..n).map(|row| input * weight.scale(row)).collect();
-                Kernel::LinearI8(LinearI8::new(self.cpu, spec, &weight.codes, &multiplier), map)
+                let op = LinearI8::new(self.cpu, spec, &weight.codes, &multiplier);
+                Kernel::LinearI8(Arc::new(op), map)
             }
-            weight => Kernel::LinearF32(LinearF32::new(self.cpu, spec, &weight.to_float().data), map),
+            weight => {
+                Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &weight.to_float().data)), map)
+            }
         }
     }
 
@@ -150,7 +151,7 @@ impl Lowering<'_> {
             quant,
             store: row_store(store),
         };
-        Kernel::Attention(Box::new(WindowAttention::new(self.cpu, spec)))
+        Kernel::Attention(Arc::new(WindowAttention::new(self.cpu, spec)))
     }
 
     fn layer_norm(&self, params: &str, store: &Store) -> LayerNorm {

@@ -1,181 +1,124 @@
-//! The CPU backend: each step of the plan is one launch of a prepared kernel.
+//! The CPU backend: each step of the plan is one launch of a prepared kernel, or blocks are one launch each.
 
+mod launch;
 mod lower;
+mod place;
+mod tile;
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use swinq_kernels::attention::{AttentionIn, WindowAttention};
-use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm};
-use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut};
-use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, Pool, RowMap, RowOut, code_stride};
+use swinq_kernels::{Cpu, Pool};
+use swinq_model::QuantizedModel;
 
-use crate::plan::{Element, TensorSpec};
-use crate::trace::TracedValues;
+use crate::arena::Layout;
+use crate::engine::LaunchProfile;
+use crate::plan::{Plan, Step};
+use crate::trace::Traced;
+use launch::Launch;
+use lower::lower;
+use place::Arena;
+use tile::{Section, sections};
 
-/// A prepared kernel.
-enum Kernel {
-    Patches(Patches),
-    LinearI8(LinearI8, Arc<RowMap>),
-    LinearF32(LinearF32, Arc<RowMap>),
-    Norm(LayerNorm, Arc<RowMap>),
-    NormInPlace(LayerNorm),
-    AddTable(Vec<f32>),
-    Attention(Box<WindowAttention>),
-    Merge(MergeNorm),
-    Pool(PooledNorm),
+/// The detail in a profile of launches that run with others of their block, group of rows by group of rows.
+const TILED: &str = "tiled";
+
+/// A plan lowered for the CPU.
+pub(crate) struct Program {
+    /// One for each step.
+    launches: Vec<Launch>,
+    /// All launches, in order.
+    sections: Vec<Section>,
+    arena: Arena,
 }
 
-/// A tensor in the arena.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    slot: usize,
-    rows: usize,
-    columns: usize,
-    element: Element,
-    residual: bool,
-}
-
-impl Place {
-    fn new(spec: &TensorSpec, slot: usize, residual: bool) -> Place {
-        Place { slot, rows: spec.rows, columns: spec.columns, element: spec.element, residual }
+impl Program {
+    /// `plan` of `model` for at most `images` images at a time and `threads` threads.
+    pub(crate) fn new(
+        model: &QuantizedModel,
+        plan: &Plan,
+        cpu: Cpu,
+        images: usize,
+        threads: usize,
+    ) -> Program {
+        let launches = lower(model, plan, cpu);
+        let sections = sections(&launches, threads);
+        let mut bytes: Vec<usize> = plan.tensors.iter().map(|tensor| images * tensor.bytes()).collect();
+        for section in &sections {
+            for tensor in section.inner(&launches) {
+                bytes[tensor.0] = bytes[tensor.0] / images * section.most_apart(images);
+            }
+        }
+        let arena = Arena::new(Layout::of_plan(plan, &bytes));
+        Program { launches, sections, arena }
     }
 
-    fn values(&self, images: usize) -> usize {
-        images * self.rows * self.columns
-    }
-
-    fn code_bytes(&self, images: usize) -> usize {
-        images * self.rows * code_stride(self.columns)
-    }
-
-    /// Bytes of the tensor.
-    fn bytes(&self, images: usize) -> usize {
-        match self.element {
-            Element::Code => self.code_bytes(images),
-            Element::F32 => 4 * self.values(images),
-            Element::Pixel => self.values(images),
+    /// Runs all over `images` images, at least one.
+    pub(crate) fn run(&mut self, pool: &mut Pool, images: usize, pixels: &[u8]) {
+        for section in &self.sections {
+            let launches = &self.launches[section.launches.clone()];
+            match section.chain(images) {
+                Some(chain) => chain.run(pool, images, launches[0].stream_mut(images, &mut self.arena)),
+                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, &mut self.arena)),
+            }
         }
     }
 
-    fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {
-        &arena.as_f32()[..self.values(images)]
-    }
-
-    fn codes<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [u8] {
-        &arena.as_u8()[..self.code_bytes(images)]
-    }
-
-    /// The tensor's values.
-    pub(crate) fn traced(&self, images: usize, arena: &[AlignedBuf]) -> TracedValues {
-        let slot = &arena[self.slot];
-        match self.element {
-            Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.columns),
-            Element::F32 | Element::Pixel => TracedValues::Float(self.f32(images, slot).to_vec()),
-        }
-    }
-
-    fn row_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf) -> RowOut<'a> {
-        match self.element {
-            Element::Code => RowOut::Codes(&mut arena.as_u8_mut()[..self.code_bytes(images)]),
-            Element::F32 | Element::Pixel => RowOut::F32(&mut arena.as_f32_mut()[..self.values(images)]),
-        }
-    }
-
-    fn linear_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf, map: &'a RowMap) -> LinearOut<'a> {
-        if self.residual {
-            return LinearOut::Residual { stream: &mut arena.as_f32_mut()[..self.values(images)], map };
-        }
-        match self.row_out(images, arena) {
-            RowOut::F32(out) => LinearOut::F32(out),
-            RowOut::Codes(out) => LinearOut::Codes(out),
-        }
-    }
-}
-
-/// One launch: a kernel, where it reads and where it writes.
-pub(crate) struct Launch {
-    pub(crate) name: String,
-    pub(crate) macs: u64,
-    /// Bytes of weights and tables, read once.
-    weight_bytes: usize,
-    /// `None` reads the caller's pixels.
-    input: Option<Place>,
-    pub(crate) output: Place,
-    kernel: Kernel,
-}
-
-impl Launch {
-    /// Runs the launch over `images` images. `pixels` is read by the first launch only.
-    pub(crate) fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], arena: &mut [AlignedBuf]) {
-        let Some(input) = &self.input else {
-            let Kernel::Patches(op) = &self.kernel else {
-                unreachable!("only the patch gather reads pixels")
-            };
-            return op.run(pool, images, pixels, self.output.row_out(images, &mut arena[self.output.slot]));
-        };
-        if input.slot == self.output.slot {
-            return self.run_in_place(pool, images, &mut arena[input.slot]);
-        }
-        let [read, write] =
-            arena.get_disjoint_mut([input.slot, self.output.slot]).expect("the layout gave two slots");
-        self.run_between(pool, images, input, read, write);
-    }
-
-    /// Bytes that a run over `images` images must move, `pixels` among them if it reads those.
-    pub(crate) fn bytes(&self, images: usize, pixels: usize) -> u64 {
-        let read = self.input.map_or(pixels, |input| input.bytes(images));
-        let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };
-        (self.weight_bytes + read + written) as u64
-    }
-
-    fn run_in_place(&self, pool: &mut Pool, images: usize, stream: &mut AlignedBuf) {
-        let values = &mut stream.as_f32_mut()[..self.output.values(images)];
-        match &self.kernel {
-            Kernel::NormInPlace(op) => op.run_in_place(pool, values),
-            Kernel::AddTable(table) => add_table(pool, values, table),
-            _ => unreachable!("{} does not work in place", self.name),
-        }
-    }
-
-    fn run_between(
-        &self,
+    /// As [`Program::run`], and adds the time of each launch to `times`.
+    pub(crate) fn run_timed(
+        &mut self,
         pool: &mut Pool,
         images: usize,
-        input: &Place,
-        read: &AlignedBuf,
-        write: &mut AlignedBuf,
+        pixels: &[u8],
+        times: &mut [Duration],
     ) {
-        let (output, rows) = (&self.output, images * input.rows);
-        match &self.kernel {
-            Kernel::LinearI8(op, map) => {
-                op.run(pool, rows, input.codes(images, read), output.linear_out(images, write, map))
+        for section in &self.sections {
+            let launches = &self.launches[section.launches.clone()];
+            let times = &mut times[section.launches.clone()];
+            if let Some(chain) = section.chain(images) {
+                let parts = chain.run_timed(pool, images, launches[0].stream_mut(images, &mut self.arena));
+                times.iter_mut().zip(parts).for_each(|(time, part)| *time += part);
+                continue;
             }
-            Kernel::LinearF32(op, map) => {
-                op.run(pool, rows, input.f32(images, read), output.linear_out(images, write, map))
-            }
-            Kernel::Norm(op, map) => {
-                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
-            }
-            Kernel::Attention(op) => {
-                let qkv = match input.element {
-                    Element::Code => AttentionIn::Codes(input.codes(images, read)),
-                    Element::F32 | Element::Pixel => AttentionIn::F32(input.f32(images, read)),
-                };
-                op.run(pool, images, qkv, output.row_out(images, write))
-            }
-            Kernel::Merge(op) => op.run(pool, images, input.f32(images, read), output.row_out(images, write)),
-            Kernel::Pool(op) => op.run(pool, images, input.f32(images, read), output.row_out(images, write)),
-            Kernel::Patches(_) | Kernel::NormInPlace(_) | Kernel::AddTable(_) => {
-                unreachable!("{} reads no other tensor", self.name)
+            for (launch, time) in launches.iter().zip(times) {
+                let start = Instant::now();
+                launch.run(pool, images, pixels, &mut self.arena);
+                *time += start.elapsed();
             }
         }
     }
 
-    /// The f32 values that the launch wrote.
-    pub(crate) fn output_f32<'a>(&self, images: usize, arena: &'a [AlignedBuf]) -> &'a [f32] {
-        self.output.f32(images, &arena[self.output.slot])
+    /// Runs launch by launch, in memory of its own, and collects what each wrote.
+    pub(crate) fn trace(&self, plan: &Plan, pool: &mut Pool, images: usize, pixels: &[u8]) -> Vec<Traced> {
+        let bytes: Vec<usize> = plan.tensors.iter().map(|tensor| images * tensor.bytes()).collect();
+        let mut arena = Arena::new(Layout::of_plan(plan, &bytes));
+        let trace = |(launch, step): (&Launch, &Step)| {
+            launch.run(pool, images, pixels, &mut arena);
+            let values = launch.output.traced(images, &arena);
+            Traced { name: launch.name.clone(), tensor: step.output, values }
+        };
+        self.launches.iter().zip(&plan.steps).map(trace).collect()
+    }
+
+    /// What the last launch wrote, f32.
+    pub(crate) fn output(&self, images: usize) -> &[f32] {
+        let place = &self.launches.last().expect("a plan has steps").output;
+        place.f32(images, self.arena.buffer(place))
+    }
+
+    /// The launches, one for each step, without their times, over `images` images.
+    pub(crate) fn profiles(&self, images: usize, pixels: usize) -> Vec<LaunchProfile> {
+        let profile = |launch: &Launch, detail: &str| LaunchProfile {
+            name: launch.name.clone(),
+            detail: detail.to_owned(),
+            time: Duration::ZERO,
+            macs: launch.macs * images as u64,
+            bytes: launch.bytes(images, pixels),
+        };
+        let section = |section: &Section| {
+            let detail = if section.chain(images).is_some() { TILED } else { "" };
+            let launches = &self.launches[section.launches.clone()];
+            launches.iter().map(move |launch| profile(launch, detail)).collect::<Vec<_>>()
+        };
+        self.sections.iter().flat_map(section).collect()
     }
 }
-
-pub(crate) use lower::lower;

@@ -113,8 +113,33 @@ impl WindowAttention {
         let each = units_per_task(units, pool.threads(), 1);
         pool.run(units.div_ceil(each), &|task, scratch| {
             let units = task * each..units.min((task + 1) * each);
-            dispatch(self.cpu, Units { op: self, units, input, sink: &sink, scratch });
+            let scratch = &mut scratch.op;
+            dispatch(self.cpu, Units { op: self, first: 0, units, input, sink: &sink, scratch });
         });
+    }
+
+    /// The windows `windows` of all images, on the caller's thread; `input` and `out` hold these alone.
+    ///
+    /// # Panics
+    /// As [`WindowAttention::run`].
+    pub(crate) fn here(
+        &self,
+        windows: Range<usize>,
+        input: AttentionIn<'_>,
+        out: RowOut<'_>,
+        scratch: &mut AlignedBuf,
+    ) {
+        let Shape { heads, d, n } = self.shape;
+        let rows = windows.len() * n;
+        self.check(rows, input);
+        let sink = &RowSink::new("WindowAttention", self.store, out, rows, heads * d);
+        let units = 0..windows.len() * heads;
+        dispatch(self.cpu, Units { op: self, first: windows.start, units, input, sink, scratch });
+    }
+
+    /// Tokens of a window, windows of an image, columns of the output, and what is done with it.
+    pub(crate) fn sizes(&self) -> (usize, usize, usize, RowStore) {
+        (self.shape.n, self.windows, self.shape.heads * self.shape.d, self.store)
     }
 
     fn check(&self, rows: usize, input: AttentionIn<'_>) {
@@ -135,10 +160,10 @@ impl WindowAttention {
         }
     }
 
-    /// Unit `index`, heads innermost.
-    fn locate(&self, index: usize) -> Unit {
+    /// Unit `index` of those from window `first` on, heads innermost.
+    fn locate(&self, first: usize, index: usize) -> Unit {
         let (window, head) = (index / self.shape.heads, index % self.shape.heads);
-        Unit { window: window % self.windows, head, row: window * self.shape.n }
+        Unit { window: (first + window) % self.windows, head, row: window * self.shape.n }
     }
 }
 
@@ -165,6 +190,9 @@ struct Unit {
 /// Some windows and heads, by one thread.
 struct Units<'a, 'o> {
     op: &'a WindowAttention,
+    /// The window, of all images, that the input and the output begin with.
+    first: usize,
+    /// From that window on.
     units: Range<usize>,
     input: AttentionIn<'a>,
     sink: &'a RowSink<'o>,
@@ -174,6 +202,7 @@ struct Units<'a, 'o> {
 impl Kernel for Units<'_, '_> {
     fn scalar(self) {
         for unit in self.units {
+            let unit = self.op.locate(self.first, unit);
             scalar::unit(self.op, unit, self.input, self.sink, self.scratch);
         }
     }
@@ -181,6 +210,7 @@ impl Kernel for Units<'_, '_> {
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
         for unit in self.units {
+            let unit = self.op.locate(self.first, unit);
             vector::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
         }
     }

@@ -1,7 +1,7 @@
 //! Queries, keys and values of one window and head: read where they lie or by way of their sites, and packed.
 
-use super::work::bytes_mut;
 use super::{AttentionIn, Shape, Unit};
+use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
 use crate::types::{Quantizer, code_stride};
 

@@ -6,16 +6,15 @@ use crate::reference;
 use crate::rows::RowSink;
 use crate::types::{Quantizer, code_stride};
 
-/// Attention of unit `index`.
+/// Attention of `unit`.
 pub(super) fn unit(
     op: &WindowAttention,
-    index: usize,
+    unit: Unit,
     input: AttentionIn<'_>,
     sink: &RowSink<'_>,
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    let unit = op.locate(index);
     scratch.reserve((4 * n * d + n * n) * size_of::<f32>());
     let scratch = &mut scratch.as_f32_mut()[..4 * n * d + n * n];
     let (qkv, rest) = scratch.split_at_mut(3 * n * d);

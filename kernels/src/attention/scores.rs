@@ -1,7 +1,7 @@
 //! Logits of a few queries against all keys of the window.
 
 use super::operands::Rows;
-use super::work::bytes;
+use crate::buffer::bytes;
 use crate::lanes::Lanes;
 use crate::types::Quantizer;
 

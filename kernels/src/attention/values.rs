@@ -1,7 +1,7 @@
 //! Values of a window weighted by the probabilities of a few queries.
 
 use super::operands::Rows;
-use super::work::bytes;
+use crate::buffer::bytes;
 use crate::lanes::Lanes;
 use crate::rows::RowSink;
 

@@ -4,11 +4,12 @@ use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_valu
 use super::scores::{self, Finish, Logits};
 use super::softmax;
 use super::values::{self, Results};
-use super::work::{ROWS, Work, bytes_mut};
+use super::work::{ROWS, Work};
 use super::{
     AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer, integer_scores, integer_values,
 };
 use crate::buffer::AlignedBuf;
+use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
 use crate::reference::Probs;
 use crate::rows::RowSink;
@@ -38,18 +39,17 @@ struct Window<'a> {
     offsets: &'a [f32],
 }
 
-/// Attention of unit `index`.
+/// Attention of `unit`.
 #[inline(always)]
 pub(super) fn unit<L: Lanes>(
     lanes: L,
     op: &WindowAttention,
-    index: usize,
+    unit: Unit,
     input: AttentionIn<'_>,
     sink: &RowSink<'_>,
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    let unit = op.locate(index);
     if integer::suits::<L>(op.shape, &op.quant, input) {
         return integer::unit(lanes, op, unit, input, sink, scratch);
     }

@@ -72,18 +72,6 @@ impl<'s> Work<'s> {
     }
 }
 
-/// The bytes of `x`.
-pub(super) fn bytes(x: &[f32]) -> &[u8] {
-    // SAFETY: the same memory, 4 bytes for each f32, all initialised; any byte is a valid u8.
-    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
-}
-
-/// The bytes of `x`.
-pub(super) fn bytes_mut(x: &mut [f32]) -> &mut [u8] {
-    // SAFETY: as in `bytes`, any four bytes are a valid f32, and the borrow is unique.
-    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
-}
-
 /// The words of `x`.
 pub(super) fn words_mut(x: &mut [f32]) -> &mut [u32] {
     // SAFETY: the same memory and alignment, all initialised; any bits are a valid u32 and a valid f32, and the borrow is

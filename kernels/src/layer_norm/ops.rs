@@ -1,6 +1,9 @@
 //! The three ops: by window, by merged patch, and pooled.
 
+use std::ops::Range;
+
 use super::{Affine, normalise};
+use crate::buffer::AlignedBuf;
 use crate::isa::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
@@ -68,28 +71,72 @@ impl LayerNorm {
     /// If a length or the variant of `out` does not suit.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         let (c, n) = (self.affine.channels(), map.rows().len());
-        let tokens = map.tokens();
-        assert_eq!(x.len(), images * tokens * c, "LayerNorm: input is not [{}, {c}]", images * tokens);
+        let tokens = images * map.tokens();
+        assert_eq!(x.len(), tokens * c, "LayerNorm: input is not [{tokens}, {c}]");
         let rows = images * n;
         let sink = RowSink::new("LayerNorm", self.store, out, rows, c);
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.reserve(c * size_of::<f32>());
-            let from = task * each;
-            let (image, first) = (from / n, from % n);
-            let source = |i: usize| {
-                // Mostly a task stays in one image, and dividing takes as long as a good part of a short row.
-                let row = first + i;
-                let (image, row) = if row < n { (image, row) } else { (image + row / n, row % n) };
-                match map.rows()[row] {
-                    PAD => None,
-                    token => Some(&x[(image * tokens + token as usize) * c..][..c]),
-                }
-            };
+            let rows = task * each..rows.min((task + 1) * each);
+            let source = |row: usize| &x[row * c..][..c];
             // SAFETY: rows are distinct, and each is written, once, by the one task that holds it.
-            let out = |i| unsafe { sink.row(from + i) };
-            self.affine.rows(each.min(rows - from), source, out, &mut scratch.as_f32_mut()[..c]);
+            let out = |row| unsafe { sink.row(row) };
+            self.gather(rows, map, source, out, &mut scratch.op);
         });
+    }
+
+    /// Rows `rows` of `map`'s order over all images into `out`, which holds these alone, on the caller's thread. `x` is as
+    /// in [`LayerNorm::run`].
+    ///
+    /// # Panics
+    /// As [`LayerNorm::run`].
+    ///
+    /// # Safety
+    /// Nobody writes the rows of `x` that these are.
+    pub(crate) unsafe fn here(
+        &self,
+        rows: Range<usize>,
+        x: Parts<'_, f32>,
+        map: &RowMap,
+        out: RowOut<'_>,
+        scratch: &mut AlignedBuf,
+    ) {
+        let (c, first) = (self.affine.channels(), rows.start);
+        let sink = RowSink::new("LayerNorm", self.store, out, rows.len(), c);
+        // SAFETY: the caller's promise.
+        let source = |row| unsafe { &*x.get(row * c, c) };
+        // SAFETY: rows are distinct, and each is written once, here.
+        let out = |row| unsafe { sink.row(row - first) };
+        self.gather(rows, map, source, out, scratch);
+    }
+
+    /// Normalises rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` those of the order.
+    fn gather<'x, 's>(
+        &self,
+        rows: Range<usize>,
+        map: &RowMap,
+        source: impl Fn(usize) -> &'x [f32],
+        out: impl Fn(usize) -> Segment<'s>,
+        scratch: &mut AlignedBuf,
+    ) {
+        let (c, n, from) = (self.affine.channels(), map.rows().len(), rows.start);
+        scratch.reserve(c * size_of::<f32>());
+        let (image, first) = (from / n, from % n);
+        let source = |i: usize| {
+            // Mostly all rows are of one image, and dividing takes as long as a good part of a short row.
+            let row = first + i;
+            let (image, row) = if row < n { (image, row) } else { (image + row / n, row % n) };
+            match map.rows()[row] {
+                PAD => None,
+                token => Some(source(image * map.tokens() + token as usize)),
+            }
+        };
+        self.affine.rows(rows.len(), source, |i| out(from + i), &mut scratch.as_f32_mut()[..c]);
+    }
+
+    /// Channels, and what is done with the result.
+    pub(crate) fn shape(&self) -> (usize, RowStore) {
+        (self.affine.channels(), self.store)
     }
 
     /// Normalises each row of `x`, f32 `[rows, c]`, in place.
@@ -104,8 +151,8 @@ impl LayerNorm {
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
         let parts = Parts::new(x);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.reserve((TOGETHER + 1) * c * size_of::<f32>());
-            let (buffer, copy) = scratch.as_f32_mut()[..(TOGETHER + 1) * c].split_at_mut(c);
+            scratch.op.reserve((TOGETHER + 1) * c * size_of::<f32>());
+            let (buffer, copy) = scratch.op.as_f32_mut()[..(TOGETHER + 1) * c].split_at_mut(c);
             let end = rows.min((task + 1) * each);
             for from in (task * each..end).step_by(TOGETHER) {
                 let count = TOGETHER.min(end - from);
@@ -174,8 +221,8 @@ impl MergeNorm {
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
         let each = units_per_task(rows, pool.threads(), LEAST_VALUES / wide + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.reserve((TOGETHER + 1) * wide * size_of::<f32>());
-            let (buffer, merged) = scratch.as_f32_mut()[..(TOGETHER + 1) * wide].split_at_mut(wide);
+            scratch.op.reserve((TOGETHER + 1) * wide * size_of::<f32>());
+            let (buffer, merged) = scratch.op.as_f32_mut()[..(TOGETHER + 1) * wide].split_at_mut(wide);
             let end = rows.min((task + 1) * each);
             for from in (task * each..end).step_by(TOGETHER) {
                 let count = TOGETHER.min(end - from);
@@ -236,8 +283,8 @@ impl PooledNorm {
         assert_eq!(x.len(), images * tokens * c, "PooledNorm: input is not [{}, {c}]", images * tokens);
         let sink = RowSink::new("PooledNorm", self.store, out, images, c);
         pool.run(images, &|image, scratch| {
-            scratch.reserve((tokens + 2) * c * size_of::<f32>());
-            let (mean, rest) = scratch.as_f32_mut()[..(tokens + 2) * c].split_at_mut(c);
+            scratch.op.reserve((tokens + 2) * c * size_of::<f32>());
+            let (mean, rest) = scratch.op.as_f32_mut()[..(tokens + 2) * c].split_at_mut(c);
             let (buffer, normed) = rest.split_at_mut(c);
             let x = &x[image * tokens * c..][..tokens * c];
             let parts = Parts::new(normed);

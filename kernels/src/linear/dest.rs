@@ -11,10 +11,17 @@ use crate::types::{PAD, RowMap, code_stride};
 pub(super) const DROPPED: usize = usize::MAX;
 
 /// Memory of the results. Every (row, column) of the product belongs to exactly one place in it.
-pub(super) enum Dest<'a> {
+pub(crate) enum Dest<'a> {
     F32(Parts<'a, f32>),
     Codes(Parts<'a, u8>),
-    Residual(Parts<'a, f32>, &'a RowMap),
+    Residual(Parts<'a, f32>, Scatter<'a>),
+}
+
+/// Which row of a residual stream each row of a product is.
+pub(crate) struct Scatter<'a> {
+    map: &'a RowMap,
+    /// Row of the map's order, over all images, that the product's first row is.
+    first: usize,
 }
 
 impl<'a> Dest<'a> {
@@ -48,10 +55,18 @@ impl<'a> Dest<'a> {
                     "residual stream: want f32 [{images} * {tokens}, {n}], have {} values",
                     stream.len()
                 );
-                Dest::Residual(Parts::new(stream), map)
+                Dest::Residual(Parts::new(stream), Scatter { map, first: 0 })
             }
             (out, store) => panic!("a product that stores {store:?} cannot write {out:?}"),
         }
+    }
+
+    /// Row `i` of the product is row `first + i` of `map`'s order over all images of `stream`.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the product's rows of `stream` while it writes them.
+    pub(crate) unsafe fn scatter(stream: Parts<'a, f32>, map: &'a RowMap, first: usize) -> Dest<'a> {
+        Dest::Residual(stream, Scatter { map, first })
     }
 
     /// Where row `row` of a product of `n` columns starts; `None` when it is dropped.
@@ -59,10 +74,13 @@ impl<'a> Dest<'a> {
         match self {
             Dest::F32(_) => Some(row * n),
             Dest::Codes(_) => Some(row * code_stride(n)),
-            Dest::Residual(_, map) => match map.rows()[row % map.rows().len()] {
-                PAD => None,
-                token => Some((row / map.rows().len() * map.tokens() + token as usize) * n),
-            },
+            Dest::Residual(_, Scatter { map, first }) => {
+                let (image, row) = ((first + row) / map.rows().len(), (first + row) % map.rows().len());
+                match map.rows()[row] {
+                    PAD => None,
+                    token => Some((image * map.tokens() + token as usize) * n),
+                }
+            }
         }
     }
 
@@ -90,10 +108,11 @@ impl<'a> Dest<'a> {
         match self {
             Dest::F32(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * n),
             Dest::Codes(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * code_stride(n)),
-            Dest::Residual(_, map) => {
+            Dest::Residual(_, Scatter { map, first }) => {
                 // Two divisions for all rows, instead of two for each.
                 let period = map.rows().len().max(1);
-                let (mut image, mut row) = (rows.start / period, rows.start % period);
+                let from = first + rows.start;
+                let (mut image, mut row) = (from / period, from % period);
                 for start in starts_of {
                     if row == period {
                         (image, row) = (image + 1, 0);

@@ -3,8 +3,8 @@
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::Layout;
-use super::split::Split;
-use super::{Block, LinearOut, LinearSpec, scalar, tile_rows};
+use super::split::{Split, row_blocks};
+use super::{Block, LinearOut, LinearSpec, Store, scalar, tile_rows};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::buffer::AlignedBuf;
@@ -51,6 +51,21 @@ impl LinearF32 {
         });
     }
 
+    /// As [`LinearI8::dest`](super::LinearI8::dest).
+    pub(crate) fn dest<'a>(&self, rows: usize, out: LinearOut<'a>) -> Dest<'a> {
+        Dest::new(out, &self.epilogue.store, rows, self.epilogue.n)
+    }
+
+    /// As [`LinearI8::here`](super::LinearI8::here).
+    pub(crate) fn here(&self, rows: usize, input: &[f32], dest: &Dest<'_>) {
+        let (k, panels) = (self.k, 0..self.layout.panels(self.epilogue.n));
+        let (weight, panel_len) = (self.weight.as_f32(), self.layout.panel_len(k));
+        for rows in row_blocks(rows, tile_rows(self.cpu)) {
+            let block = Block { input, stride: k, weight, panel_len, rows, panels: panels.clone() };
+            self.block(&block, dest);
+        }
+    }
+
     fn block(&self, block: &Block<'_, f32, f32>, dest: &Dest<'_>) {
         match self.cpu.isa() {
             #[cfg(target_arch = "x86_64")]
@@ -63,9 +78,9 @@ impl LinearF32 {
         }
     }
 
-    /// Multiply-accumulates per row.
-    pub fn macs(&self) -> usize {
-        self.epilogue.n * self.k
+    /// As [`LinearI8::shape`](super::LinearI8::shape).
+    pub(crate) fn shape(&self) -> (usize, usize, &Store) {
+        (self.k, self.epilogue.n, &self.epilogue.store)
     }
 }
 

@@ -7,8 +7,8 @@ use super::neon;
 use super::pack::Layout;
 #[cfg(target_arch = "x86_64")]
 use super::pack::compensation;
-use super::split::Split;
-use super::{Block, LinearOut, LinearSpec, scalar, tile_rows};
+use super::split::{Split, row_blocks};
+use super::{Block, LinearOut, LinearSpec, Store, scalar, tile_rows};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512, avxvnni};
 use crate::buffer::AlignedBuf;
@@ -75,8 +75,27 @@ impl LinearI8 {
         pool.run(split.tasks(), &|task, scratch| {
             let (rows, panels) = split.block(task);
             let (weight, panel_len) = (self.weight.as_i8(), self.layout.panel_len(self.k));
-            self.block(&Block { input, stride, weight, panel_len, rows, panels }, &dest, scratch);
+            let block = Block { input, stride, weight, panel_len, rows, panels };
+            self.block(&block, &dest, &mut scratch.op);
         });
+    }
+
+    /// Where [`LinearI8::here`] puts `rows` rows.
+    ///
+    /// # Panics
+    /// As [`LinearI8::run`].
+    pub(crate) fn dest<'a>(&self, rows: usize, out: LinearOut<'a>) -> Dest<'a> {
+        Dest::new(out, &self.epilogue.store, rows, self.epilogue.n)
+    }
+
+    /// The product of `rows` rows `input`, as [`LinearI8::run`] has them, on the caller's thread.
+    pub(crate) fn here(&self, rows: usize, input: &[u8], dest: &Dest<'_>, scratch: &mut AlignedBuf) {
+        let (stride, panels) = (code_stride(self.k), 0..self.layout.panels(self.epilogue.n));
+        let (weight, panel_len) = (self.weight.as_i8(), self.layout.panel_len(self.k));
+        for rows in row_blocks(rows, tile_rows(self.cpu)) {
+            let block = Block { input, stride, weight, panel_len, rows, panels: panels.clone() };
+            self.block(&block, dest, scratch);
+        }
     }
 
     fn block(&self, block: &Block<'_, u8, i8>, dest: &Dest<'_>, scratch: &mut AlignedBuf) {
@@ -97,9 +116,9 @@ impl LinearI8 {
         }
     }
 
-    /// Multiply-accumulates per row.
-    pub fn macs(&self) -> usize {
-        self.epilogue.n * self.k
+    /// Inputs and columns, and what is done with the results.
+    pub(crate) fn shape(&self) -> (usize, usize, &Store) {
+        (self.k, self.epilogue.n, &self.epilogue.store)
     }
 }
 

@@ -25,6 +25,7 @@ mod split;
 
 use std::ops::Range;
 
+pub(crate) use dest::Dest;
 pub use float::LinearF32;
 pub use int8::{LinearI8, MAX_INT8_K};
 pub use spec::{LinearOut, LinearSpec, Store};

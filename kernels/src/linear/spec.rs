@@ -1,6 +1,6 @@
 //! What a product is asked to do, and where its results go.
 
-use crate::types::{Quantizer, RowMap};
+use crate::types::{Quantizer, RowMap, RowOut};
 
 /// What a product's op does with each value after bias and GELU.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +36,15 @@ pub enum LinearOut<'a> {
         /// product has `images * map.rows().len()` rows.
         map: &'a RowMap,
     },
+}
+
+impl<'a> From<RowOut<'a>> for LinearOut<'a> {
+    fn from(out: RowOut<'a>) -> LinearOut<'a> {
+        match out {
+            RowOut::F32(out) => LinearOut::F32(out),
+            RowOut::Codes(out) => LinearOut::Codes(out),
+        }
+    }
 }
 
 /// The parts of a product's op other than its weight.

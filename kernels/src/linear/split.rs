@@ -59,6 +59,12 @@ pub(super) fn share(len: usize, parts: usize, index: usize) -> usize {
     len * index / parts
 }
 
+/// Blocks of `rows` rows for one thread: whole tiles of `tile` rows, of at most [`MAX_ROWS`] unless one tile has more.
+pub(super) fn row_blocks(rows: usize, tile: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = (MAX_ROWS / tile).max(1) * tile;
+    (0..rows).step_by(each).map(move |from| from..rows.min(from + each))
+}
+
 /// Row tiles of `rows`: as few as hold at most `tile` rows each, nearly equal.
 pub(super) fn row_tiles(rows: Range<usize>, tile: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = rows.len().div_ceil(tile);

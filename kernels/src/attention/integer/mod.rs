@@ -11,9 +11,10 @@ mod scores;
 mod weights;
 
 use super::operands::{Part, Rows, Source};
-use super::work::{bytes_mut, words_mut};
+use super::work::words_mut;
 use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
+use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
 use crate::reference::{AttentionQuant, Probs};
 use crate::rows::RowSink;

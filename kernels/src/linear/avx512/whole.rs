@@ -75,12 +75,15 @@ impl Columns {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn pair<T: Lanes, const GELU: bool>(&self, rows: [&[T; COLUMNS]; 2], recip: [__m512; 2]) -> __m512i {
-        let [upper, lower] = rows.map(|row| {
+        // Not by a closure: it would not be inlined into a `map` that knows no such instructions.
+        let mut words = [_mm512_setzero_si512(); 2];
+        for (words, row) in words.iter_mut().zip(rows) {
             let [low, high] = self.values(row);
             let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
             let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
-            _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high))
-        });
+            *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
+        }
+        let [upper, lower] = words;
         // Dwords of four codes: four columns of each row and half in turn become a row after the other.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
@@ -175,10 +178,11 @@ fn quick_codes<T: Lanes>(
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         let rows = [&pair[0], &pair[starts.len() - 1]];
         let mut sure = !0;
-        let fixed = rows.map(|row| {
+        let mut fixed = [[_mm512_setzero_si512(); 2]; 2];
+        for (fixed, row) in fixed.iter_mut().zip(rows) {
             let [low, high] = columns.values(row);
-            [quick.fixed(low, 0, &mut sure), quick.fixed(high, 1, &mut sure)]
-        });
+            *fixed = [quick.fixed(low, 0, &mut sure), quick.fixed(high, 1, &mut sure)];
+        }
         let bytes = if sure == !0 { quick::bytes(fixed) } else { exact_pair(epilogue, recip, first, rows) };
         store(bytes, starts, first, out);
     }

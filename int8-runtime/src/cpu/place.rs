@@ -1,0 +1,110 @@
+//! Where tensors are: their place in the arena, and how they are seen there.
+
+use swinq_kernels::linear::LinearOut;
+use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
+
+use crate::arena::Layout;
+use crate::plan::{Element, TensorId, TensorSpec};
+use crate::trace::TracedValues;
+
+/// The memory of all tensors but the image.
+pub(super) struct Arena {
+    slot: Vec<Option<usize>>,
+    buffers: Vec<AlignedBuf>,
+}
+
+impl Arena {
+    /// Memory laid out as `layout` says, whose sizes are in bytes.
+    pub(super) fn new(layout: Layout) -> Arena {
+        Arena { slot: layout.slot, buffers: layout.bytes.into_iter().map(AlignedBuf::new).collect() }
+    }
+
+    fn slot(&self, place: &Place) -> usize {
+        self.slot[place.tensor.0].expect("only the image has no slot")
+    }
+
+    pub(super) fn buffer(&self, place: &Place) -> &AlignedBuf {
+        &self.buffers[self.slot(place)]
+    }
+
+    pub(super) fn buffer_mut(&mut self, place: &Place) -> &mut AlignedBuf {
+        let slot = self.slot(place);
+        &mut self.buffers[slot]
+    }
+
+    /// The memory of two tensors that are alive together.
+    pub(super) fn pair(&mut self, read: &Place, write: &Place) -> (&AlignedBuf, &mut AlignedBuf) {
+        let slots = [self.slot(read), self.slot(write)];
+        let [read, write] = self.buffers.get_disjoint_mut(slots).expect("the layout gave two slots");
+        (read, write)
+    }
+}
+
+/// A tensor in the arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) tensor: TensorId,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) element: Element,
+    pub(super) residual: bool,
+}
+
+impl Place {
+    pub(super) fn new(tensor: TensorId, spec: &TensorSpec, residual: bool) -> Place {
+        Place { tensor, rows: spec.rows, columns: spec.columns, element: spec.element, residual }
+    }
+
+    pub(super) fn values(&self, images: usize) -> usize {
+        images * self.rows * self.columns
+    }
+
+    fn code_bytes(&self, images: usize) -> usize {
+        images * self.rows * code_stride(self.columns)
+    }
+
+    /// Bytes of the tensor.
+    pub(super) fn bytes(&self, images: usize) -> usize {
+        match self.element {
+            Element::Code => self.code_bytes(images),
+            Element::F32 => 4 * self.values(images),
+            Element::Pixel => self.values(images),
+        }
+    }
+
+    pub(super) fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {
+        &arena.as_f32()[..self.values(images)]
+    }
+
+    pub(super) fn codes<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [u8] {
+        &arena.as_u8()[..self.code_bytes(images)]
+    }
+
+    /// The tensor's values.
+    pub(super) fn traced(&self, images: usize, arena: &Arena) -> TracedValues {
+        let slot = arena.buffer(self);
+        match self.element {
+            Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.columns),
+            Element::F32 | Element::Pixel => TracedValues::Float(self.f32(images, slot).to_vec()),
+        }
+    }
+
+    pub(super) fn row_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf) -> RowOut<'a> {
+        match self.element {
+            Element::Code => RowOut::Codes(&mut arena.as_u8_mut()[..self.code_bytes(images)]),
+            Element::F32 | Element::Pixel => RowOut::F32(&mut arena.as_f32_mut()[..self.values(images)]),
+        }
+    }
+
+    pub(super) fn linear_out<'a>(
+        &self,
+        images: usize,
+        arena: &'a mut AlignedBuf,
+        map: &'a RowMap,
+    ) -> LinearOut<'a> {
+        if self.residual {
+            return LinearOut::Residual { stream: &mut arena.as_f32_mut()[..self.values(images)], map };
+        }
+        self.row_out(images, arena).into()
+    }
+}
