@@ -24,10 +24,11 @@ enum Then {
 }
 
 /// Name, rows of an image, columns, inputs, epilogue.
-const INT8: [(&str, usize, usize, usize, Then); 19] = [
+const INT8: [(&str, usize, usize, usize, Then); 20] = [
     ("1 qkv", 3136, 288, 96, Then::Codes),
     ("1 proj", 3136, 96, 96, Then::Residual),
     ("1 fc1", 3136, 384, 96, Then::GeluCodes),
+    ("1 fc1 without GELU", 3136, 384, 96, Then::Codes),
     ("1 fc2", 3136, 96, 384, Then::Residual),
     ("1 reduction", 784, 192, 384, Then::F32),
     ("2 qkv", 784, 576, 192, Then::Codes),

@@ -11,6 +11,10 @@ pub(super) const MAX_ROWS: usize = 256;
 /// Bytes of the inputs of a task at most (one row tile may exceed it).
 const MAX_BYTES: usize = 512 << 10;
 
+/// Rows of each thread from which on rows are divided over the threads, though then every thread reads all weights: a panel of
+/// weights that is read from afar serves so many rows that it comes in time, and fewer rows stay in the first-level cache.
+const ROWS_PER_THREAD: usize = 98;
+
 /// A product's row tiles and panels of columns, divided into a grid of tasks.
 pub(super) struct Split {
     rows: usize,
@@ -23,8 +27,9 @@ pub(super) struct Split {
 impl Split {
     /// Tasks for `threads` threads; a row has `row_bytes` bytes, and a row tile `tile` rows.
     ///
-    /// Rows are divided first, as far as the caches ask for it, and then equally over the threads; if they need not be,
-    /// panels are, so that each weight is read by as few tasks as can be; then rows again, when there are too few panels.
+    /// Rows are divided first, as far as the caches ask for it or every thread gets [`ROWS_PER_THREAD`], and then equally over
+    /// the threads; if they need not be, panels are, so that each weight is read by as few tasks as can be; then rows again,
+    /// when there are too few panels.
     pub(super) fn new(rows: usize, panels: usize, row_bytes: usize, tile: usize, threads: usize) -> Split {
         let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let tiles = rows.div_ceil(tile);
@@ -34,6 +39,7 @@ impl Split {
             let row_parts = row_parts.max(wanted).next_multiple_of(threads).min(tiles);
             return Split { rows, tile, panels, row_parts, panel_parts: 1.min(panels) };
         }
+        let row_parts = if rows >= threads * ROWS_PER_THREAD { threads } else { row_parts };
         let panel_parts = wanted.div_ceil(row_parts.max(1)).min(panels);
         let row_parts = row_parts.max(wanted.div_ceil(panel_parts.max(1)).min(tiles));
         Split { rows, tile, panels, row_parts, panel_parts }
