@@ -253,9 +253,9 @@ pub(crate) struct Parts<'a, T> {
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Parts` only hands out memory through `get`, whose caller promises that parts in use at the same time do
-// not overlap; `T: Send` lets each part be used on another thread.
-unsafe impl<T: Send> Sync for Parts<'_, T> {}
+// SAFETY: a `Parts` only hands out memory through `get` and `read`, whose callers promise that a part that may be written
+// overlaps no other in use; `T: Send + Sync` lets parts be used, and read together, on other threads.
+unsafe impl<T: Send + Sync> Sync for Parts<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Parts<'_, T> {}
 
@@ -284,6 +284,22 @@ impl<'a, T> Parts<'a, T> {
         // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; disjoint by the
         // caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+
+    /// The elements `start..start + len`, to be read.
+    ///
+    /// # Safety
+    /// Nobody writes any of them while the result is alive.
+    ///
+    /// # Panics
+    /// Outside the slice.
+    pub(crate) unsafe fn read(&self, start: usize, len: usize) -> &'a [T] {
+        if start > self.len || len > self.len - start {
+            outside(start, len, self.len);
+        }
+        // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; not written by the
+        // caller's promise.
+        unsafe { std::slice::from_raw_parts(self.data.add(start), len) }
     }
 }
 

@@ -112,8 +112,15 @@ fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
     command.assert().success();
     assert!(eval(&int8).contains(" * Acc@1 "));
     // And as what a quantized training starts from.
-    let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
-    next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success();
+    let train = |float: &Path| {
+        let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
+        stderr(&next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success())
+    };
+    assert!(!train(&float).contains("was made of"));
+    // The result of another training is another file, of whose weights the ranges are not.
+    let other = Folder::with(&format!("quant: off\n{}steps: 1\nloss: {{kl: 0}}\n", data()));
+    other.run(&[]).success();
+    assert!(train(&other.out().join("float.safetensors")).contains("was made of"));
 }
 
 /// As much state as a training can have: trained scales, an average, DropPath, accumulation, augmentation.

@@ -104,7 +104,7 @@ impl LayerNorm {
         let (c, first) = (self.affine.channels(), rows.start);
         let sink = RowSink::new("LayerNorm", self.store, out, rows.len(), c);
         // SAFETY: the caller's promise.
-        let source = |row| unsafe { &*x.get(row * c, c) };
+        let source = |row| unsafe { x.read(row * c, c) };
         // SAFETY: rows are distinct, and each is written once, here.
         let out = |row| unsafe { sink.row(row - first) };
         self.gather(rows, map, source, out, scratch);

@@ -32,6 +32,9 @@ use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use file::CheckpointFile;
 
+/// The dialect of this program's own float checkpoints, as [`Source::dialect`] has it.
+const OWN: &str = "swinq";
+
 /// How to read a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
@@ -93,11 +96,14 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
 
 /// A float model in this program's own format, which describes itself.
 fn own(path: &Path) -> Result<FloatModel, ModelError> {
-    QuantizedModel::load(path)?.into_float().ok_or_else(|| {
+    let model = QuantizedModel::load(path)?.into_float().ok_or_else(|| {
         let problem = "is a quantized checkpoint, but a float one is needed here: the one it was made of (`swinq inspect` \
                        names it)";
         ModelError::file(path, problem)
-    })
+    })?;
+    // What is made of it is made of this file, not of the one that its training began with.
+    let sha256 = CheckpointFile::open(path)?.sha256();
+    Ok(FloatModel { source: Source { file: shown(path), sha256, dialect: OWN.to_owned() }, ..model })
 }
 
 /// A file without a description of its own.

@@ -25,7 +25,7 @@ pub struct Source {
     pub file: String,
     /// SHA-256 of its bytes, hexadecimal.
     pub sha256: String,
-    /// Naming convention of its tensors: `microsoft`, `timm`, `hf`, `torchvision`, `ft`, or `random`.
+    /// Naming convention of its tensors: `microsoft`, `timm`, `hf`, `torchvision`, `ft`, `swinq`, or `random`.
     pub dialect: String,
 }
 

@@ -57,16 +57,11 @@ impl Inputs {
     /// What the result depends on.
     pub fn identity(&self, job: &Job) -> anyhow::Result<Identity> {
         let mut contents = vec![("data.path", self.train.list_sha256())];
-        // A float checkpoint of our own tells what it was once trained from: its file is what counts here.
-        let hash = |path: &Path, model: &FloatModel| match path.is_file() {
-            true => file_sha256(path),
-            false => Ok(model.source.sha256.clone()),
-        };
-        if let Some(path) = &job.float {
-            contents.push(("float", hash(path, &self.float)?));
+        if job.float.is_some() {
+            contents.push(("float", self.float.source.sha256.clone()));
         }
-        if let (Some(path), Some(teacher)) = (job.teacher_path(), &self.teacher) {
-            contents.push(("teacher", hash(path, teacher)?));
+        if let Some(teacher) = &self.teacher {
+            contents.push(("teacher", teacher.source.sha256.clone()));
         }
         if let Some(path) = &job.model {
             contents.push(("model", file_sha256(path)?));
