@@ -102,6 +102,21 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
 }
 
 #[test]
+fn a_training_goes_on_when_its_files_have_moved_but_not_when_they_have_changed() {
+    let folder = Folder::new(&format!("{}steps: 2\n", data()));
+    folder.run(&[]).success();
+    let (cfg, float) = (folder.path("moved.yaml"), folder.path("moved.safetensors"));
+    std::fs::copy(sample_cfg(), &cfg).unwrap();
+    std::fs::copy(sample_model(), &float).unwrap();
+    let moved =
+        ["--resume", "--opts", "cfg", cfg.to_str().unwrap(), "--opts", "float", float.to_str().unwrap()];
+    folder.run(&moved).success();
+    let text = std::fs::read_to_string(&cfg).unwrap();
+    std::fs::write(&cfg, text.replace("NAME: swin_micro_cifar10", "NAME: another")).unwrap();
+    refused(folder.run(&moved), 1, &["cfg is"]);
+}
+
+#[test]
 fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
     let folder = Folder::with(&format!("quant: off\n{}steps: 2\nloss: {{kl: 0}}\n", data()));
     folder.run(&[]).success();

@@ -66,6 +66,10 @@ impl Inputs {
         if let Some(path) = &job.model {
             contents.push(("model", file_sha256(path)?));
         }
+        if job.cfg.is_some() {
+            let read = serde_json::to_vec(&(&self.float.config, &self.float.transform))?;
+            contents.push(("cfg", sha256(&read)));
+        }
         contents.push(("drop_path", self.drop_path.to_string()));
         Ok(job.identity(&contents))
     }
@@ -73,7 +77,11 @@ impl Inputs {
 
 fn file_sha256(path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-    Ok(Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(sha256(&bytes))
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn split(split: swinq_qat::job::Split) -> Split {
