@@ -11,10 +11,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the tensors of `plan`, which take these many `bytes`.
-    pub(crate) fn of_plan(plan: &Plan, bytes: &[usize]) -> Layout {
+    /// Places the tensors of `plan`, each for as many images as `images` says.
+    pub(crate) fn of_plan(plan: &Plan, images: impl Fn(TensorId) -> usize) -> Layout {
+        let bytes = plan.tensors.iter().enumerate().map(|(i, tensor)| images(TensorId(i)) * tensor.bytes());
         let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
-        Layout::new(&uses, bytes)
+        Layout::new(&uses, &bytes.collect::<Vec<_>>())
     }
 
     /// Places tensors of these many `bytes`, which steps read and write in turn, first come, first served: a tensor takes
@@ -77,8 +78,7 @@ mod tests {
             // 1 is a stream that lives from the first step to the last but one.
             steps: vec![step(0, 1), step(1, 2), step(2, 3), step(3, 1), step(1, 4), step(4, 1), step(1, 5)],
         };
-        let bytes: Vec<_> = plan.tensors.iter().map(TensorSpec::bytes).collect();
-        let layout = Layout::of_plan(&plan, &bytes);
+        let layout = Layout::of_plan(&plan, |_| 1);
         for (index, step) in plan.steps.iter().enumerate() {
             let alive = |t: usize| {
                 let uses = |s: &Step| s.input.0 == t || s.output.0 == t;

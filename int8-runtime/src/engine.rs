@@ -130,12 +130,7 @@ impl Engine {
     /// # Errors
     /// `pixels` holds no whole image.
     pub fn profile(&mut self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let image_bytes = self.image_size * self.image_size * 3;
-        let images = (pixels.len() / image_bytes).min(self.max_batch);
-        if images == 0 {
-            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
-        }
-        let pixels = &pixels[..images * image_bytes];
+        let (images, pixels) = self.first_batch(pixels)?;
         let mut times = vec![Duration::ZERO; self.plan.steps.len()];
         for _ in 0..runs.max(1) {
             self.program.run_timed(&mut self.pool, images, pixels, &mut times);
@@ -152,12 +147,18 @@ impl Engine {
     /// # Errors
     /// `pixels` holds no whole image.
     pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+        let (images, pixels) = self.first_batch(pixels)?;
+        Ok(self.program.trace(&self.plan, &mut self.pool, images, pixels))
+    }
+
+    /// How many images are run at once of those that `pixels` are, at most `max_batch`, and their pixels.
+    fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
         let image_bytes = self.image_size * self.image_size * 3;
         let images = (pixels.len() / image_bytes).min(self.max_batch);
         if images == 0 {
             return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
         }
-        Ok(self.program.trace(&self.plan, &mut self.pool, images, &pixels[..images * image_bytes]))
+        Ok((images, &pixels[..images * image_bytes]))
     }
 }
 

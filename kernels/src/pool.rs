@@ -278,12 +278,8 @@ impl<'a, T> Parts<'a, T> {
     /// Outside the slice.
     #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
     pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
-        if start > self.len || len > self.len - start {
-            outside(start, len, self.len);
-        }
-        // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; disjoint by the
-        // caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start_of(start, len), len) }
     }
 
     /// The elements `start..start + len`, to be read.
@@ -294,12 +290,17 @@ impl<'a, T> Parts<'a, T> {
     /// # Panics
     /// Outside the slice.
     pub(crate) unsafe fn read(&self, start: usize, len: usize) -> &'a [T] {
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
+    }
+
+    /// Where the elements `start..start + len` are.
+    #[inline(always)]
+    fn start_of(&self, start: usize, len: usize) -> *mut T {
         if start > self.len || len > self.len - start {
             outside(start, len, self.len);
         }
-        // SAFETY: in bounds by the check above; the slice that `new` borrowed is alive for `'a`; not written by the
-        // caller's promise.
-        unsafe { std::slice::from_raw_parts(self.data.add(start), len) }
+        self.data.wrapping_add(start)
     }
 }
 

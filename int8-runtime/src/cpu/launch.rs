@@ -85,7 +85,7 @@ impl Launch {
         read: &AlignedBuf,
         write: &mut AlignedBuf,
     ) {
-        let (output, rows) = (&self.output, images * input.rows);
+        let (output, rows) = (&self.output, images * input.spec.rows);
         match &self.kernel {
             Kernel::LinearI8(op, map) => {
                 op.run(pool, rows, input.codes(images, read), output.linear_out(images, write, map))
@@ -97,7 +97,7 @@ impl Launch {
                 op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
             }
             Kernel::Attention(op) => {
-                let qkv = match input.element {
+                let qkv = match input.spec.element {
                     Element::Code => AttentionIn::Codes(input.codes(images, read)),
                     Element::F32 | Element::Pixel => AttentionIn::F32(input.f32(images, read)),
                 };

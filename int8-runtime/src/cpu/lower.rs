@@ -34,7 +34,7 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     fn launch(&mut self, step: &Step) -> Launch {
         let residual = matches!(step.store, Store::Residual { .. });
-        let place = |id, residual| Place::new(id, self.plan.tensor(id), residual);
+        let place = |tensor, residual| Place { tensor, spec: *self.plan.tensor(tensor), residual };
         Launch {
             name: step.name.clone(),
             macs: step.macs,

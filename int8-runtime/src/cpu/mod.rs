@@ -42,13 +42,11 @@ impl Program {
     ) -> Program {
         let launches = lower(model, plan, cpu);
         let sections = sections(&launches, threads);
-        let mut bytes: Vec<usize> = plan.tensors.iter().map(|tensor| images * tensor.bytes()).collect();
+        let mut most = vec![images; plan.tensors.len()];
         for section in &sections {
-            for tensor in section.inner(&launches) {
-                bytes[tensor.0] = bytes[tensor.0] / images * section.most_apart(images);
-            }
+            section.inner(&launches).for_each(|tensor| most[tensor.0] = section.most_apart(images));
         }
-        let arena = Arena::new(Layout::of_plan(plan, &bytes));
+        let arena = Arena::new(Layout::of_plan(plan, |tensor| most[tensor.0]));
         Program { launches, sections, arena }
     }
 
@@ -89,8 +87,7 @@ impl Program {
 
     /// Runs launch by launch, in memory of its own, and collects what each wrote.
     pub(crate) fn trace(&self, plan: &Plan, pool: &mut Pool, images: usize, pixels: &[u8]) -> Vec<Traced> {
-        let bytes: Vec<usize> = plan.tensors.iter().map(|tensor| images * tensor.bytes()).collect();
-        let mut arena = Arena::new(Layout::of_plan(plan, &bytes));
+        let mut arena = Arena::new(Layout::of_plan(plan, |_| images));
         let trace = |(launch, step): (&Launch, &Step)| {
             launch.run(pool, images, pixels, &mut arena);
             let values = launch.output.traced(images, &arena);

@@ -1,7 +1,7 @@
 //! Where tensors are: their place in the arena, and how they are seen there.
 
 use swinq_kernels::linear::LinearOut;
-use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
+use swinq_kernels::{AlignedBuf, RowMap, RowOut};
 
 use crate::arena::Layout;
 use crate::plan::{Element, TensorId, TensorSpec};
@@ -44,32 +44,18 @@ impl Arena {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) tensor: TensorId,
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-    pub(super) element: Element,
+    pub(super) spec: TensorSpec,
     pub(super) residual: bool,
 }
 
 impl Place {
-    pub(super) fn new(tensor: TensorId, spec: &TensorSpec, residual: bool) -> Place {
-        Place { tensor, rows: spec.rows, columns: spec.columns, element: spec.element, residual }
-    }
-
     pub(super) fn values(&self, images: usize) -> usize {
-        images * self.rows * self.columns
-    }
-
-    fn code_bytes(&self, images: usize) -> usize {
-        images * self.rows * code_stride(self.columns)
+        images * self.spec.rows * self.spec.columns
     }
 
     /// Bytes of the tensor.
     pub(super) fn bytes(&self, images: usize) -> usize {
-        match self.element {
-            Element::Code => self.code_bytes(images),
-            Element::F32 => 4 * self.values(images),
-            Element::Pixel => self.values(images),
-        }
+        images * self.spec.bytes()
     }
 
     pub(super) fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {
@@ -77,21 +63,21 @@ impl Place {
     }
 
     pub(super) fn codes<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [u8] {
-        &arena.as_u8()[..self.code_bytes(images)]
+        &arena.as_u8()[..self.bytes(images)]
     }
 
     /// The tensor's values.
     pub(super) fn traced(&self, images: usize, arena: &Arena) -> TracedValues {
         let slot = arena.buffer(self);
-        match self.element {
-            Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.columns),
+        match self.spec.element {
+            Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.spec.columns),
             Element::F32 | Element::Pixel => TracedValues::Float(self.f32(images, slot).to_vec()),
         }
     }
 
     pub(super) fn row_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf) -> RowOut<'a> {
-        match self.element {
-            Element::Code => RowOut::Codes(&mut arena.as_u8_mut()[..self.code_bytes(images)]),
+        match self.spec.element {
+            Element::Code => RowOut::Codes(&mut arena.as_u8_mut()[..self.bytes(images)]),
             Element::F32 | Element::Pixel => RowOut::F32(&mut arena.as_f32_mut()[..self.values(images)]),
         }
     }

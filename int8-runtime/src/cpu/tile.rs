@@ -30,7 +30,7 @@ struct Tiled {
 impl Tiled {
     fn new(launches: &[Launch], map: &Arc<RowMap>, threads: usize) -> Tiled {
         let links = launches.iter().map(Launch::link).collect();
-        let columns = launches[0].output.columns;
+        let columns = launches[0].output.spec.columns;
         Tiled { chain: Chain::new(links, Arc::clone(map), columns, GROUP_ROWS), threads }
     }
 

@@ -23,7 +23,7 @@ pub enum Element {
 }
 
 /// A tensor of the plan: `[images * rows, columns]`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Rows per image.
     pub rows: usize,

@@ -39,6 +39,11 @@ impl CheckpointFile {
         Ok(CheckpointFile { path: path.to_owned(), bytes })
     }
 
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// SHA-256 of the bytes, hexadecimal.
     pub(super) fn sha256(&self) -> String {
         Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()

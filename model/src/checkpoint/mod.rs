@@ -96,14 +96,15 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
 
 /// A float model in this program's own format, which describes itself.
 fn own(path: &Path) -> Result<FloatModel, ModelError> {
-    let model = QuantizedModel::load(path)?.into_float().ok_or_else(|| {
+    let file = CheckpointFile::open(path)?;
+    let model = QuantizedModel::from_bytes(path, file.bytes())?.into_float().ok_or_else(|| {
         let problem = "is a quantized checkpoint, but a float one is needed here: the one it was made of (`swinq inspect` \
                        names it)";
         ModelError::file(path, problem)
     })?;
     // What is made of it is made of this file, not of the one that its training began with.
-    let sha256 = CheckpointFile::open(path)?.sha256();
-    Ok(FloatModel { source: Source { file: shown(path), sha256, dialect: OWN.to_owned() }, ..model })
+    let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
+    Ok(FloatModel { source, ..model })
 }
 
 /// A file without a description of its own.

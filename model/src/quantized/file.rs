@@ -87,8 +87,12 @@ impl QuantizedModel {
     /// naming the tensor or site: another kind of file, another format version, missing, unexpected, mis-shaped or
     /// mis-typed tensors, unusable scales, and metadata that contradicts the tensors or itself.
     pub fn load(path: &Path) -> Result<QuantizedModel, ModelError> {
-        let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
-        decode::decode(path, &bytes)
+        QuantizedModel::from_bytes(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
+    }
+
+    /// As [`QuantizedModel::load`] from the bytes of `path`.
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
+        decode::decode(path, bytes)
     }
 
     fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
