@@ -8,9 +8,9 @@
 mod support;
 
 use criterion::{Criterion, Throughput};
-use support::{STAGES, Stage, for_each, step, values};
+use support::{STAGES, Stage, aligned, aligned_codes, for_each, step, values};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Probs, RowOut, RowStore, WindowAttention,
+    AlignedBuf, AttentionIn, AttentionQuant, AttentionSpec, Cpu, Probs, RowOut, RowStore, WindowAttention,
 };
 
 const WINDOW: usize = 49;
@@ -38,24 +38,24 @@ fn op(cpu: Cpu, stage: Stage, quant: AttentionQuant, store: RowStore) -> WindowA
 fn int8(c: &mut Criterion, name: &str, stage: Stage) {
     let s = Some(step(0.02));
     let quant = AttentionQuant { q: s, k: s, v: s, scores: None, probs: Probs::U8 };
-    let codes: Vec<u8> = (0..stage.tokens * 3 * stage.channels).map(|i| (i * 7919 % 251) as u8).collect();
-    let mut out = vec![0; stage.tokens * stage.channels];
+    let codes = aligned_codes(stage.tokens * 3 * stage.channels);
+    let mut out = AlignedBuf::new(stage.tokens * stage.channels);
     for_each(|cpu, pool, which| {
         let op = op(cpu, stage, quant, RowStore::Codes(step(0.02)));
         measure(c, &format!("int8/{name}/{which}"), stage, || {
-            op.run(pool, 1, AttentionIn::Codes(&codes), RowOut::Codes(&mut out));
+            op.run(pool, 1, AttentionIn::Codes(codes.as_u8()), RowOut::Codes(out.as_u8_mut()));
         });
     });
 }
 
 fn float(c: &mut Criterion, name: &str, stage: Stage) {
     let quant = AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float };
-    let x = values(stage.tokens * 3 * stage.channels);
-    let mut out = vec![0.0; stage.tokens * stage.channels];
+    let x = aligned(stage.tokens * 3 * stage.channels);
+    let mut out = AlignedBuf::new(4 * stage.tokens * stage.channels);
     for_each(|cpu, pool, which| {
         let op = op(cpu, stage, quant, RowStore::F32);
         measure(c, &format!("f32/{name}/{which}"), stage, || {
-            op.run(pool, 1, AttentionIn::F32(&x), RowOut::F32(&mut out));
+            op.run(pool, 1, AttentionIn::F32(x.as_f32()), RowOut::F32(out.as_f32_mut()));
         });
     });
 }

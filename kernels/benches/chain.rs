@@ -8,11 +8,12 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use support::{STAGES, Stage, step, values};
+use support::{STAGES, Stage, aligned, step, values};
 use swinq_kernels::attention::{AttentionIn, AttentionSpec, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{
-    AttentionQuant, Chain, Cpu, LayerNorm, Link, Pool, Probs, RowMap, RowOut, RowStore, code_stride, probe,
+    AlignedBuf, AttentionQuant, Chain, Cpu, LayerNorm, Link, Pool, Probs, RowMap, RowOut, RowStore,
+    code_stride, probe,
 };
 
 /// Tokens of a window, and of a side of it.
@@ -104,14 +105,14 @@ impl Block {
         pool: &mut Pool,
         images: usize,
         stream: &mut [f32],
-        memory: &mut [Vec<u8>; 2],
+        memory: &mut [AlignedBuf; 2],
     ) -> Vec<Duration> {
         let rows = images * self.map.rows().len();
         let mut times = Vec::new();
         for (link, (inputs, columns)) in self.links.iter().zip(SIZES) {
             let [read, write] = memory;
-            let out = &mut write[..rows * code_stride(columns * self.channels)];
-            let input = |columns: usize| &read[..rows * code_stride(columns * self.channels)];
+            let out = &mut write.as_u8_mut()[..rows * code_stride(columns * self.channels)];
+            let input = |columns: usize| &read.as_u8()[..rows * code_stride(columns * self.channels)];
             let (start, map) = (Instant::now(), &*self.map);
             match link {
                 Link::Norm(op) => op.run(pool, images, stream, map, RowOut::Codes(out)),
@@ -162,13 +163,13 @@ fn column(samples: &[Sample], i: usize, macs: f64) -> String {
 fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;
-    let mut stream = values(rows * stage.channels);
-    let mut memory = [(); 2].map(|()| vec![128; rows * 4 * stage.channels]);
+    let mut stream = aligned(rows * stage.channels);
+    let mut memory = [(); 2].map(|()| AlignedBuf::new(rows * 4 * stage.channels));
     let (mut apart, mut chain) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);
-        apart.push((peak, fastest(|| block.apart(pool, images, &mut stream, &mut memory))));
-        chain.push((peak, fastest(|| block.chain.run_timed(pool, images, &mut stream))));
+        apart.push((peak, fastest(|| block.apart(pool, images, stream.as_f32_mut(), &mut memory))));
+        chain.push((peak, fastest(|| block.chain.run_timed(pool, images, stream.as_f32_mut()))));
     }
     for (i, name) in NAMES.into_iter().chain(["block"]).enumerate() {
         let (inputs, columns) = SIZES.get(i).copied().unwrap_or_default();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{Cpu, Pool, RowMap, code_stride, probe};
+use swinq_kernels::{AlignedBuf, Cpu, Pool, RowMap, code_stride, probe};
 
 /// What follows a product.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,6 +21,12 @@ enum Then {
     Codes,
     GeluCodes,
     Residual,
+}
+
+impl Then {
+    fn is_codes(self) -> bool {
+        matches!(self, Then::Codes | Then::GeluCodes)
+    }
 }
 
 /// Name, rows of an image, columns, inputs, epilogue.
@@ -54,25 +60,28 @@ const F32: [(&str, usize, usize, usize, Then); 2] =
 /// Bytes of copies of a weight: more than the caches of the cores hold.
 const COPIES: usize = 32 << 20;
 
-/// The results of a product, and what is done with them.
+/// The results of a product, aligned as in an engine, and what is done with them.
 struct Results {
-    bytes: Vec<u8>,
-    floats: Vec<f32>,
+    memory: AlignedBuf,
+    /// Values, of one byte or four.
+    len: usize,
     map: RowMap,
     then: Then,
 }
 
 impl Results {
     fn new(rows: usize, n: usize, then: Then) -> Results {
-        let bytes = vec![0; rows * code_stride(n)];
-        Results { bytes, floats: vec![0.0; rows * n], map: RowMap::identity(rows), then }
+        let len = if then.is_codes() { rows * code_stride(n) } else { rows * n };
+        let memory = AlignedBuf::new(if then.is_codes() { len } else { 4 * len });
+        Results { memory, len, map: RowMap::identity(rows), then }
     }
 
     fn out(&mut self) -> LinearOut<'_> {
+        let (memory, len) = (&mut self.memory, self.len);
         match self.then {
-            Then::F32 => LinearOut::F32(&mut self.floats),
-            Then::Codes | Then::GeluCodes => LinearOut::Codes(&mut self.bytes),
-            Then::Residual => LinearOut::Residual { stream: &mut self.floats, map: &self.map },
+            Then::F32 => LinearOut::F32(&mut memory.as_f32_mut()[..len]),
+            Then::Codes | Then::GeluCodes => LinearOut::Codes(&mut memory.as_u8_mut()[..len]),
+            Then::Residual => LinearOut::Residual { stream: &mut memory.as_f32_mut()[..len], map: &self.map },
         }
     }
 }
@@ -124,7 +133,9 @@ fn int8(group: &mut BenchmarkGroup<'_, WallTime>, cpu: Cpu, pool: &mut Pool, bat
     for (name, rows, n, k, then) in INT8 {
         let rows = rows * batch;
         let codes: Vec<i8> = (0..n * k).map(|i| (i * 7919 % 255) as i8).collect();
-        let input: Vec<u8> = (0..rows * code_stride(k)).map(|i| (i * 104_729 % 256) as u8).collect();
+        let mut input = AlignedBuf::new(rows * code_stride(k));
+        input.as_u8_mut().iter_mut().enumerate().for_each(|(i, x)| *x = (i * 104_729 % 256) as u8);
+        let input = &input.as_u8()[..rows * code_stride(k)];
         let bias: Vec<f32> = (0..n).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect();
         let op = |_| LinearI8::new(cpu, spec(n, k, &bias, then), &codes, &vec![1e-5; n]);
         let ops: Vec<LinearI8> = (0..COPIES.div_ceil(n * k)).map(op).collect();
@@ -132,7 +143,7 @@ fn int8(group: &mut BenchmarkGroup<'_, WallTime>, cpu: Cpu, pool: &mut Pool, bat
         let name = format!("{name} [{rows}, {k}] x [{n}]");
         let peak = |pool: &mut Pool| probe::int8_peak(cpu, pool);
         measure(group, &name, rows * n * k, pool, peak, |pool, i| {
-            ops[i % ops.len()].run(pool, rows, &input, results.out());
+            ops[i % ops.len()].run(pool, rows, input, results.out());
         });
     }
 }
@@ -140,14 +151,17 @@ fn int8(group: &mut BenchmarkGroup<'_, WallTime>, cpu: Cpu, pool: &mut Pool, bat
 fn float(group: &mut BenchmarkGroup<'_, WallTime>, cpu: Cpu, pool: &mut Pool, batch: usize) {
     for (name, rows, n, k, then) in F32 {
         let rows = rows * batch;
-        let (weight, input, bias) = (vec![0.5; n * k], vec![0.25; rows * k], vec![0.1; n]);
+        let (weight, bias) = (vec![0.5; n * k], vec![0.1; n]);
+        let mut input = AlignedBuf::new(4 * rows * k);
+        input.as_f32_mut().fill(0.25);
+        let input = &input.as_f32()[..rows * k];
         let op = |_| LinearF32::new(cpu, spec(n, k, &bias, then), &weight);
         let ops: Vec<LinearF32> = (0..COPIES.div_ceil(4 * n * k)).map(op).collect();
         let mut results = Results::new(rows, n, then);
         let name = format!("{name} [{rows}, {k}] x [{n}]");
         let peak = |pool: &mut Pool| probe::f32_peak(cpu, pool);
         measure(group, &name, rows * n * k, pool, peak, |pool, i| {
-            ops[i % ops.len()].run(pool, rows, &input, results.out());
+            ops[i % ops.len()].run(pool, rows, input, results.out());
         });
     }
 }

@@ -8,8 +8,8 @@
 mod support;
 
 use criterion::{Criterion, Throughput};
-use support::{STAGES, Stage, for_each, step, values};
-use swinq_kernels::{LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore};
+use support::{STAGES, Stage, aligned, for_each, step};
+use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore};
 
 /// In an order other than that of memory, as a window partition is.
 fn map(tokens: usize) -> RowMap {
@@ -19,13 +19,13 @@ fn map(tokens: usize) -> RowMap {
 
 fn layer_norm(c: &mut Criterion, name: &str, stage: Stage) {
     let Stage { tokens, channels, .. } = stage;
-    let (x, map) = (values(tokens * channels), map(tokens));
-    let mut out = vec![0; tokens * channels];
+    let (x, map) = (aligned(tokens * channels), map(tokens));
+    let (x, mut out) = (x.as_f32(), AlignedBuf::new(tokens * channels));
     for_each(|cpu, pool, which| {
         let (gamma, beta) = (vec![1.0; channels], vec![0.1; channels]);
         let op = LayerNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)));
         measure(c, &format!("layer_norm/{name}/{which}"), 5 * x.len(), || {
-            op.run(pool, 1, &x, &map, RowOut::Codes(&mut out));
+            op.run(pool, 1, x, &map, RowOut::Codes(out.as_u8_mut()));
         });
     });
 }
@@ -39,13 +39,13 @@ fn merge(c: &mut Criterion, name: &str, stage: Stage) {
             [at, at + side, at + 1, at + side + 1].map(Some)
         })
         .collect();
-    let x = values(tokens * channels);
-    let mut out = vec![0; sources.len() * 4 * channels];
+    let x = aligned(tokens * channels);
+    let (x, mut out) = (x.as_f32(), AlignedBuf::new(sources.len() * 4 * channels));
     for_each(|cpu, pool, which| {
         let (gamma, beta) = (vec![1.0; 4 * channels], vec![0.1; 4 * channels]);
         let op = MergeNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)), &sources, tokens);
         measure(c, &format!("merge/{name}/{which}"), 5 * x.len(), || {
-            op.run(pool, 1, &x, RowOut::Codes(&mut out));
+            op.run(pool, 1, x, RowOut::Codes(out.as_u8_mut()));
         });
     });
 }
@@ -55,9 +55,9 @@ fn patches(c: &mut Criterion) {
     let pixels: Vec<u8> = (0..224 * 224 * 3).map(|i| (i * 7919 % 251) as u8).collect();
     for_each(|_, pool, which| {
         let op = Patches::new(224, 4, &lookup, RowStore::F32);
-        let mut out = vec![0.0; 3136 * 48];
+        let mut out = AlignedBuf::new(4 * 3136 * 48);
         measure(c, &format!("patches/f32/{which}"), 5 * pixels.len(), || {
-            op.run(pool, 1, &pixels, RowOut::F32(&mut out));
+            op.run(pool, 1, &pixels, RowOut::F32(out.as_f32_mut()));
         });
     });
 }

@@ -255,6 +255,46 @@ fn gelu_is_equal_in_f32_and_in_codes() {
     });
 }
 
+/// Arguments of GELU as in a layer, and one step for all columns: where kernels take shorter ways to the same codes. Steps
+/// for which GELU reaches codes from 0, -1, -5 or -126 on, and for which the greatest code is at 64, at 4 or below 1.
+#[test]
+fn codes_of_gelu_with_one_step_are_equal() {
+    for (i, (rows, n, k)) in
+        [(98, 288, 96), (29, 97, 192), (14, 64, 768), (13, 32, 384), (1, 96, 96)].into_iter().enumerate()
+    {
+        let mut rng = Rng(i as u64 + 40);
+        let (input, mut codes) = (rng.bytes(rows * code_stride(k)), rng.bytes(n * k));
+        // One column has the greatest accumulators there can be, one none.
+        codes[..k].fill(0x80);
+        codes[k..2 * k].fill(0);
+        let codes: Vec<i8> = codes.into_iter().map(|b| b as i8).collect();
+        let spread = 2.0 / (5500.0 * (k as f32).sqrt());
+        let multiplier: Vec<f32> = rng.floats(n, 1.0).iter().map(|x| spread * (1.0 + 0.5 * x)).collect();
+        let bias = rng.floats(n, 2.0);
+        let value = |i: usize| {
+            let x = &input[i / n * code_stride(k)..][..k];
+            let x: Vec<i8> = x.iter().map(|b| (b ^ 0x80) as i8).collect();
+            let acc = reference::accumulate_i8(&x, &codes[i % n * k..][..k]);
+            reference::epilogue_i8(acc, multiplier[i % n], bias[i % n], None, true)
+        };
+        let values: Vec<f32> = (0..rows * n).map(value).collect();
+        for recip in [2.0, 3.0, 11.0, 30.0, 61.5, 300.0, 740.0, 2000.0] {
+            let mut want = vec![77u8; rows * code_stride(n)];
+            for (i, value) in values.iter().enumerate() {
+                want[i / n * code_stride(n) + i % n] = reference::code(value * recip) as u8 ^ 0x80;
+            }
+            for_each_cpu(|cpu| {
+                let store = Store::Codes(vec![recip; n]);
+                let spec = LinearSpec { n, k, bias: Some(&bias), output: None, gelu: true, store };
+                let mut got = vec![77u8; want.len()];
+                let op = LinearI8::new(cpu, spec, &codes, &multiplier);
+                op.run(&mut Pool::new(2), rows, &input, LinearOut::Codes(&mut got));
+                assert_eq!(got, want, "{} ({rows}, {n}, {k}), reciprocal step {recip}", cpu.isa());
+            });
+        }
+    }
+}
+
 #[test]
 fn f32_products_of_arbitrary_values_are_equal() {
     for (rows, n, k) in SHAPES {

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Each benchmark uses its own part.
 
 use criterion::Criterion;
-use swinq_kernels::{Cpu, Pool, Quantizer};
+use swinq_kernels::{AlignedBuf, Cpu, Pool, Quantizer};
 
 /// Tokens of an image, channels and heads of one stage of Swin-T.
 #[derive(Clone, Copy)]
@@ -28,6 +28,22 @@ pub fn step(scale: f32) -> Quantizer {
 /// Values that repeat after a thousand or so, in [-2, 2].
 pub fn values(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i * 7919 % 1009) as f32 / 252.0 - 2.0).collect()
+}
+
+/// [`values`], aligned as an engine's are; `count` is of whole cache lines.
+pub fn aligned(count: usize) -> AlignedBuf {
+    assert_eq!(count % 16, 0);
+    let mut memory = AlignedBuf::new(4 * count);
+    memory.as_f32_mut().copy_from_slice(&values(count));
+    memory
+}
+
+/// As [`aligned`], of bytes.
+pub fn aligned_codes(count: usize) -> AlignedBuf {
+    assert_eq!(count % 64, 0);
+    let mut memory = AlignedBuf::new(count);
+    memory.as_u8_mut().iter_mut().enumerate().for_each(|(i, code)| *code = (i * 7919 % 251) as u8);
+    memory
 }
 
 /// Calls `bench` for each vector instruction set with one thread and with all, and a name for both.

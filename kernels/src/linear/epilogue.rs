@@ -19,9 +19,9 @@ pub(super) struct Epilogue {
     /// can be stored without a look at NaNs and great values.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) tame: bool,
-    /// Whether codes of GELU may be had the cheaper way that the kernel has.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(super) quick: bool,
+    /// The cheaper way to codes of GELU, where the kernel has one for this product.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) quick: Option<Box<super::avx512::quick::Plan>>,
 }
 
 impl Epilogue {
@@ -52,7 +52,8 @@ impl Epilogue {
             gelu: spec.gelu,
             store,
             tame: false,
-            quick: false,
+            #[cfg(target_arch = "x86_64")]
+            quick: None,
         };
         epilogue.tame = epilogue.is_tame(reach);
         epilogue

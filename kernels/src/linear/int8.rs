@@ -42,17 +42,26 @@ impl LinearI8 {
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let layout = layout(cpu);
         let padded = layout.panels(n) * layout.columns;
-        let epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
+        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
         #[cfg(target_arch = "x86_64")]
-        let epilogue =
-            Epilogue { quick: cpu.isa() == Isa::Avx512Vnni && avx512::quick::suits(&epilogue), ..epilogue };
+        let mut start = compensation(k, codes, padded);
+        #[cfg(target_arch = "x86_64")]
+        if cpu.isa() == Isa::Avx512Vnni {
+            let reach =
+                |c: usize| codes[c * k..][..k].iter().map(|w| 128 * i64::from(w.unsigned_abs())).sum();
+            epilogue.quick = avx512::quick::Plan::new(&epilogue, reach).map(Box::new);
+            if let Some(plan) = &epilogue.quick {
+                start.iter_mut().zip(plan.offset()).for_each(|(start, offset)| *start += offset);
+            }
+        }
         LinearI8 {
             cpu,
             k,
             layout,
             weight: layout.pack_i8(n, k, codes),
             #[cfg(target_arch = "x86_64")]
-            start: compensation(k, codes, padded),
+            start,
             epilogue,
         }
     }

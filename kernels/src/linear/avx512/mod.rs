@@ -14,6 +14,7 @@ use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::split::row_tiles;
 use finish::Lanes;
+use quick::Late;
 
 /// Rows of a tile at most.
 pub(super) const ROWS: usize = 14;
@@ -33,13 +34,29 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
+    let multiply = |rows: Range<usize>, panel: usize, ahead, tile: &mut Tile<i32>| {
+        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+        let weights = Panel { weight: block.panel(panel), ahead };
+        rows_i8(rows.len(), block.input_from(rows.start), block.stride, weights, start, tile);
+    };
+    if let (Some(plan), Dest::Codes(out)) = (&epilogue.quick, dest) {
+        let mut late = Late::new(plan, epilogue, out);
+        each_tile(block, INT8, |rows, panel, ahead| {
+            let starts = &starts[rows.start - block.rows.start..][..rows.len()];
+            multiply(rows, panel, ahead, late.tile());
+            if late.suits(panel) {
+                late.finish(starts, panel);
+            } else {
+                finish(epilogue, late.tile(), starts, panel, dest);
+            }
+        });
+        return late.settle();
+    }
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     each_tile(block, INT8, |rows, panel, ahead| {
         let starts = &starts[rows.start - block.rows.start..][..rows.len()];
         dest.prefetch(starts, panel * COLUMNS);
-        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
-        let weights = Panel { weight: block.panel(panel), ahead };
-        rows_i8(rows.len(), block.input_from(rows.start), block.stride, weights, start, &mut tile);
+        multiply(rows, panel, ahead, &mut tile);
         finish(epilogue, &tile, starts, panel, dest);
     });
 }

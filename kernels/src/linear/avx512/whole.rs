@@ -8,7 +8,6 @@ use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::spec::Store;
 use super::finish::Lanes;
-use super::quick::{self, Quick};
 use super::{COLUMNS, Tile};
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
@@ -30,9 +29,6 @@ pub(super) fn finish<T: Lanes>(
     match (dest, &epilogue.store, epilogue.gelu) {
         (Dest::Codes(out), Store::Codes(recip), false) if epilogue.tame => {
             codes::<T, false>(epilogue, recip, first, tile, starts, out);
-        }
-        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.quick => {
-            quick_codes(epilogue, recip, first, tile, starts, out);
         }
         (Dest::Codes(out), Store::Codes(recip), true) if epilogue.tame => {
             codes::<T, true>(epilogue, recip, first, tile, starts, out);
@@ -93,7 +89,7 @@ impl Columns {
 
 /// The values of the columns from `first` on.
 #[inline(always)]
-fn whole(values: &[f32], first: usize) -> &[f32; COLUMNS] {
+pub(super) fn whole(values: &[f32], first: usize) -> &[f32; COLUMNS] {
     values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to whole panels")
 }
 
@@ -160,45 +156,6 @@ fn codes<T: Lanes, const GELU: bool>(
         let rows = [&pair[0], &pair[starts.len() - 1]];
         store(columns.pair::<T, GELU>(rows, recip), starts, first, out);
     }
-}
-
-/// As [`codes`] with GELU, with a cheaper GELU where that gives the same.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn quick_codes<T: Lanes>(
-    epilogue: &Epilogue,
-    recip: &[f32],
-    first: usize,
-    tile: &Tile<T>,
-    starts: &[usize],
-    out: &Parts<'_, u8>,
-) {
-    let (columns, recip) = (Columns::new(epilogue, first), whole(recip, first));
-    let quick = Quick::new(both(recip));
-    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
-        let rows = [&pair[0], &pair[starts.len() - 1]];
-        let mut sure = !0;
-        let mut fixed = [[_mm512_setzero_si512(); 2]; 2];
-        for (fixed, row) in fixed.iter_mut().zip(rows) {
-            let [low, high] = columns.values(row);
-            *fixed = [quick.fixed(low, 0, &mut sure), quick.fixed(high, 1, &mut sure)];
-        }
-        let bytes = if sure == !0 { quick::bytes(fixed) } else { exact_pair(epilogue, recip, first, rows) };
-        store(bytes, starts, first, out);
-    }
-}
-
-/// [`Columns::pair`] with GELU, out of the way of the loop that hardly ever needs it.
-#[cold]
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn exact_pair<T: Lanes>(
-    epilogue: &Epilogue,
-    recip: &[f32; COLUMNS],
-    first: usize,
-    rows: [&[T; COLUMNS]; 2],
-) -> __m512i {
-    Columns::new(epilogue, first).pair::<T, true>(rows, both(recip))
 }
 
 /// Writes one row of 32 bytes at each of `starts`.

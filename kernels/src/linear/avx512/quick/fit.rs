@@ -1,0 +1,265 @@
+//! Cubics for codes of GELU, and how far they may be off.
+
+use std::f64::consts::FRAC_1_SQRT_2;
+use std::ops::Range;
+
+use crate::reference::math::ROUNDER;
+
+/// Intervals that the registers hold.
+const INTERVALS: i32 = 32;
+
+/// Intervals for those arguments whose codes are neither certainly 0 nor the greatest. The others are for the zero below, and
+/// for rounding at both ends.
+const USED: f64 = 27.5;
+
+/// Up to here intervals reach if they do not cover all codes: beyond, GELU is its argument.
+const FAR: f64 = 5.1;
+
+/// The least value of GELU, and where it is.
+const LEAST: (f64, f64) = (-0.169_970_7, -0.751_791_5);
+
+/// By how much the argument that the cubics are given may be off, rounding apart.
+pub(super) const INPUT_ERROR: f64 = 2e-7;
+
+/// Half the distance of an f32 from the next, relative to it at most.
+const HALF_PLACE: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Piecewise cubics in `z = y - centre`, for one step of codes.
+///
+/// ```text
+/// v = gelu(y) * recip + 128.5 + margin           so that floor(v) is the code + 128
+/// w = v / 128 from 128 on, 1/2 + v / 256 below    so that bits 16 to 23 of w as f32 are floor(v), lower ones its fraction
+/// w = c0 + z (c1 + z (c2 + z c3))                 z = clamp(y - centre, +-limit)
+/// c = c[interval mod 32]                          interval = round(clamp(z, +-reach) * per_unit)
+/// ```
+/// `limit` is where codes have reached the greatest; what is below the last argument with a code other than 0 is one
+/// interval with a constant. Intervals end where `v` is 128, since there w bends.
+#[derive(Debug)]
+pub(super) struct Fit {
+    pub(super) table: Table,
+    pub(super) centre: f32,
+    pub(super) limit: f32,
+    pub(super) reach: f32,
+    pub(super) per_unit: f32,
+    /// The bits of `w` of which one is set where the code is certain.
+    pub(super) certain: i32,
+}
+
+/// `c0` to `c3` of each interval.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Table(pub(super) [[f32; INTERVALS as usize]; 4]);
+
+impl Fit {
+    /// The cubics for codes with the reciprocal step `recip`; `None` where none are near enough.
+    pub(super) fn new(recip: f32) -> Option<Fit> {
+        let recip = f64::from(recip);
+        // Codes below -128 would leave the range of w, and as coarse as 1 to 128 there is no such layer.
+        if !(1.0..=740.0).contains(&recip) {
+            return None;
+        }
+        (3..=8).map(|bits| Design::new(recip, bits)).find(Design::holds).map(|design| design.fit)
+    }
+
+    /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
+    pub(super) fn is_far(&self) -> bool {
+        self.reach < 0.99 * self.limit
+    }
+}
+
+/// The two forms of w, and the constant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Zero,
+    Lower,
+    Upper,
+}
+
+impl Form {
+    fn w(self, v: f64) -> f64 {
+        match self {
+            Form::Zero => 128.25 / 128.0,
+            Form::Lower => 0.5 + v / 256.0,
+            Form::Upper => v / 128.0,
+        }
+    }
+
+    /// Codes to a unit of w.
+    fn codes(self) -> f64 {
+        if self == Form::Lower { 256.0 } else { 128.0 }
+    }
+}
+
+struct Design {
+    recip: f64,
+    margin: f64,
+    /// Where intervals with [`Form::Lower`] begin and end.
+    bends: Range<f64>,
+    /// Where the greatest code is reached.
+    end: f64,
+    width: f64,
+    centre: f64,
+    fit: Fit,
+}
+
+impl Design {
+    /// A design whose margin is half of `2^bits` last places of the fraction.
+    fn new(recip: f64, bits: u32) -> Design {
+        let margin = f64::from(1u32 << bits) / f64::from(1u32 << 17);
+        let bends = bends(recip);
+        let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
+        let width = width(&bends, end);
+        // The middle of an interval near the middle of what is used.
+        let used = (end - bends.start).min(USED * width);
+        let centre = bends.start + ((used / 2.0 / width - 0.5).floor() + 0.5) * width;
+        let centre = centre as f32;
+        let fit = Fit {
+            table: Table([[0.0; INTERVALS as usize]; 4]),
+            centre,
+            limit: (end - f64::from(centre)) as f32,
+            reach: (end.min(bends.start + used) - f64::from(centre)) as f32,
+            per_unit: (1.0 / width) as f32,
+            certain: 0xffff & !((1 << bits) - 1),
+        };
+        let mut design = Design { recip, margin, bends, end, width, centre: f64::from(centre), fit };
+        for interval in design.intervals() {
+            let coefficients = design.cubic(interval);
+            for (row, c) in design.fit.table.0.iter_mut().zip(coefficients) {
+                row[interval.rem_euclid(INTERVALS) as usize] = c as f32;
+            }
+        }
+        design
+    }
+
+    /// The numbers of all intervals.
+    fn intervals(&self) -> Range<i32> {
+        // What is halfway may be rounded up.
+        let last = (f64::from(self.fit.reach) / self.width + 0.501).floor() as i32;
+        last + 1 - INTERVALS..last + 1
+    }
+
+    /// The arguments of an interval, and a little more: which interval an argument belongs to is rounded.
+    fn arguments(&self, interval: i32) -> (f64, f64) {
+        let middle = self.centre + f64::from(interval) * self.width;
+        let half = 0.5001 * self.width;
+        (middle - half, if self.is_linear(interval) { self.end } else { middle + half })
+    }
+
+    /// Whether an interval stands for all arguments above, where GELU is its argument.
+    fn is_linear(&self, interval: i32) -> bool {
+        self.fit.is_far() && interval + 1 == self.intervals().end
+    }
+
+    fn form(&self, interval: i32) -> Form {
+        let middle = self.centre + f64::from(interval) * self.width;
+        match () {
+            () if middle < self.bends.start => Form::Zero,
+            () if middle < self.bends.end => Form::Lower,
+            () => Form::Upper,
+        }
+    }
+
+    fn w(&self, form: Form, y: f64) -> f64 {
+        form.w(gelu(y) * self.recip + 128.5 + self.margin)
+    }
+
+    /// The cubic through w at the Chebyshev points of an interval, as coefficients of z, lowest power first.
+    fn cubic(&self, interval: i32) -> [f64; 4] {
+        let form = self.form(interval);
+        let (low, high) = self.arguments(interval);
+        if form == Form::Zero {
+            return [form.w(0.0), 0.0, 0.0, 0.0];
+        }
+        if self.is_linear(interval) {
+            let at = |y: f64| form.w(y * self.recip + 128.5 + self.margin);
+            return [at(self.centre), at(1.0) - at(0.0), 0.0, 0.0];
+        }
+        let x = [7.0, 5.0, 3.0, 1.0].map(|i: f64| {
+            (low + high) / 2.0 + (high - low) / 2.0 * libm::cos(i * std::f64::consts::PI / 8.0) - self.centre
+        });
+        // Newton's divided differences, then multiplied out.
+        let mut d = x.map(|z| self.w(form, z + self.centre));
+        for order in 1..4 {
+            for i in (order..4).rev() {
+                d[i] = (d[i] - d[i - 1]) / (x[i] - x[i - order]);
+            }
+        }
+        (0..3).rev().fold([d[3], 0.0, 0.0, 0.0], |p, i| {
+            [d[i] - x[i] * p[0], p[0] - x[i] * p[1], p[1] - x[i] * p[2], p[2] - x[i] * p[3]]
+        })
+    }
+
+    /// Whether the codes are within the margin.
+    fn holds(&self) -> bool {
+        self.intervals().all(|interval| self.error(interval) < self.margin)
+    }
+
+    /// A bound of what `v` of an interval and the product that the reference rounds differ by, the margin apart.
+    fn error(&self, interval: i32) -> f64 {
+        let form = self.form(interval);
+        if form == Form::Zero {
+            return 0.0;
+        }
+        const SAMPLES: i32 = 64;
+        let (low, high) = self.arguments(interval);
+        let sample =
+            |i| self.error_at(interval, form, low + (high - low) * f64::from(i) / f64::from(SAMPLES));
+        // Between the samples the cubic's error may be a little greater.
+        1.02 * (0..=SAMPLES).map(sample).fold(0.0, f64::max)
+    }
+
+    fn error_at(&self, interval: i32, form: Form, y: f64) -> f64 {
+        let column = interval.rem_euclid(INTERVALS) as usize;
+        let [c0, c1, c2, c3] = [0, 1, 2, 3].map(|power| f64::from(self.fit.table.0[power][column]));
+        let z = y - self.centre;
+        let (second, first) = (c2 + z * c3, c1 + z * (c2 + z * c3));
+        let w = c0 + z * first;
+        let cubic = (w - self.w(form, y)).abs();
+        // Each multiply-add rounds once.
+        let evaluation = HALF_PLACE * (second.abs() * z * z + (first * z).abs() + w.abs());
+        // GELU's slope is below 1.13. The argument is rounded as y and as z.
+        let input = INPUT_ERROR + HALF_PLACE * (y.abs() + z.abs());
+        // The reference's GELU has an error of its own.
+        let reference = 2.0 * HALF_PLACE * (y.abs() + 0.25);
+        let product = HALF_PLACE * 128.0;
+        form.codes() * (cubic + evaluation) + self.recip * (1.13 * input + reference) + product
+    }
+}
+
+/// GELU in f64.
+fn gelu(y: f64) -> f64 {
+    0.5 * y * libm::erfc(-y * FRAC_1_SQRT_2)
+}
+
+/// Where the intervals begin and where codes become 0 for good from below: between them `v` is below 128, if anywhere. There
+/// is some room at the first end, where the code is 0 on both sides.
+fn bends(recip: f64) -> Range<f64> {
+    let (least, at) = LEAST;
+    let depth = -least * recip;
+    let first = root(at..0.0, |y| gelu(y) * recip + 0.3_f64.min(depth));
+    if depth < 0.49 {
+        return first..first;
+    }
+    let end = root(at..0.0, |y| gelu(y) * recip + 0.5_f64.min(depth));
+    root(at..-40.0, |y| gelu(y) * recip + 0.3)..end
+}
+
+/// The width of the intervals: a whole number of them between the bends.
+fn width(bends: &Range<f64>, end: f64) -> f64 {
+    let width = (end.min(FAR) - bends.start) / USED;
+    let between = bends.end - bends.start;
+    if between > 0.0 { between / (between / width).floor() } else { width }
+}
+
+/// Where `f`, which is negative at one end and rises towards the other, is zero. The first end is where it is negative.
+fn root(ends: Range<f64>, f: impl Fn(f64) -> f64) -> f64 {
+    let (mut negative, mut positive) = (ends.start, ends.end);
+    for _ in 0..100 {
+        let middle = (negative + positive) / 2.0;
+        *(if f(middle) < 0.0 { &mut negative } else { &mut positive }) = middle;
+    }
+    positive
+}
+
+/// The interval's number in the low bits of a sum with it, for numbers of both signs: one and a half times 2^23.
+pub(super) const INTERVAL_ROUNDER: f32 = 1.5 * ROUNDER;
