@@ -10,16 +10,13 @@ const INTERVALS: i32 = 32;
 
 /// Intervals for those arguments whose codes are neither certainly 0 nor the greatest. The others are for the zero below, and
 /// for rounding at both ends.
-const USED: f64 = 27.5;
+const USED: f64 = 28.5;
 
 /// Up to here intervals reach if they do not cover all codes: beyond, GELU is its argument.
 const FAR: f64 = 5.1;
 
 /// The least value of GELU, and where it is.
 const LEAST: (f64, f64) = (-0.169_970_7, -0.751_791_5);
-
-/// By how much the argument that the cubics are given may be off, rounding apart.
-pub(super) const INPUT_ERROR: f64 = 2e-7;
 
 /// Half the distance of an f32 from the next, relative to it at most.
 const HALF_PLACE: f64 = 1.0 / (1u64 << 24) as f64;
@@ -51,14 +48,15 @@ pub(super) struct Fit {
 pub(super) struct Table(pub(super) [[f32; INTERVALS as usize]; 4]);
 
 impl Fit {
-    /// The cubics for codes with the reciprocal step `recip`; `None` where none are near enough.
-    pub(super) fn new(recip: f32) -> Option<Fit> {
+    /// The cubics for codes with the reciprocal step `recip`, given arguments that are up to `input_error` off, rounding apart;
+    /// `None` where none are near enough.
+    pub(super) fn new(recip: f32, input_error: f64) -> Option<Fit> {
         let recip = f64::from(recip);
         // Codes below -128 would leave the range of w, and as coarse as 1 to 128 there is no such layer.
         if !(1.0..=740.0).contains(&recip) {
             return None;
         }
-        (3..=8).map(|bits| Design::new(recip, bits)).find(Design::holds).map(|design| design.fit)
+        (3..=8).map(|bits| Design::new(recip, input_error, bits)).find(Design::holds).map(|design| design.fit)
     }
 
     /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
@@ -92,6 +90,7 @@ impl Form {
 
 struct Design {
     recip: f64,
+    input_error: f64,
     margin: f64,
     /// Where intervals with [`Form::Lower`] begin and end.
     bends: Range<f64>,
@@ -104,7 +103,7 @@ struct Design {
 
 impl Design {
     /// A design whose margin is half of `2^bits` last places of the fraction.
-    fn new(recip: f64, bits: u32) -> Design {
+    fn new(recip: f64, input_error: f64, bits: u32) -> Design {
         let margin = f64::from(1u32 << bits) / f64::from(1u32 << 17);
         let bends = bends(recip);
         let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
@@ -121,7 +120,8 @@ impl Design {
             per_unit: (1.0 / width) as f32,
             certain: 0xffff & !((1 << bits) - 1),
         };
-        let mut design = Design { recip, margin, bends, end, width, centre: f64::from(centre), fit };
+        let mut design =
+            Design { recip, input_error, margin, bends, end, width, centre: f64::from(centre), fit };
         for interval in design.intervals() {
             let coefficients = design.cubic(interval);
             for (row, c) in design.fit.table.0.iter_mut().zip(coefficients) {
@@ -218,7 +218,7 @@ impl Design {
         // Each multiply-add rounds once.
         let evaluation = HALF_PLACE * (second.abs() * z * z + (first * z).abs() + w.abs());
         // GELU's slope is below 1.13. The argument is rounded as y and as z.
-        let input = INPUT_ERROR + HALF_PLACE * (y.abs() + z.abs());
+        let input = self.input_error + HALF_PLACE * (y.abs() + z.abs());
         // The reference's GELU has an error of its own.
         let reference = 2.0 * HALF_PLACE * (y.abs() + 0.25);
         let product = HALF_PLACE * 128.0;

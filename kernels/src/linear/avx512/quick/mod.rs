@@ -16,15 +16,21 @@ use super::{COLUMNS, ROWS, Tile};
 use crate::pool::Parts;
 use crate::reference::{self, math::ROUNDER};
 use crate::types::code_stride;
-use fit::{Fit, INPUT_ERROR, INTERVAL_ROUNDER};
+use fit::{Fit, INTERVAL_ROUNDER};
 
 /// An accumulator with these bits added is a float, [`FLOAT`] more than it, if its magnitude is below [`FLOAT_REACH`].
 const FLOAT_BITS: i32 = 0x4b40_0000;
 const FLOAT: f64 = 1.5 * ROUNDER as f64;
 const FLOAT_REACH: i64 = 1 << 22;
 
-/// Constants tried for a column.
-const TRIES: i32 = 512;
+/// Offsets tried for a column at most. One in some hundreds or thousands is near enough, as the factor has it.
+const TRIES: u64 = 1 << 14;
+
+/// By how much an argument is to be off at most, rounding apart: half the last place of 1 to 2.
+const INPUT_ERROR: f64 = 1e-7;
+
+/// By how much it may be: half the last place of a bias of 8 to 16.
+const GREATEST_ERROR: f64 = 5e-7;
 
 /// A product's way to codes of GELU.
 #[derive(Debug)]
@@ -45,13 +51,20 @@ impl Plan {
         if !epilogue.gelu || !epilogue.tame || recip.iter().any(|r| *r != recip[0]) {
             return None;
         }
-        let fit = Fit::new(*recip.first()?)?;
+        let recip = *recip.first()?;
+        let centre = Fit::new(recip, INPUT_ERROR)?.centre;
         // What is left of the last panel is finished by others.
         let columns = 0..epilogue.n / COLUMNS * COLUMNS;
-        let floats = columns.clone().all(|c| reach(c) + i64::from(TRIES) < FLOAT_REACH);
-        let constants = columns.map(|c| constants(epilogue.factor[c], epilogue.bias[c], fit.centre, floats));
-        let (offset, bias): (Vec<_>, _) = constants.collect::<Option<Vec<_>>>()?.into_iter().unzip();
-        Some(Plan { fit, offset: if floats { offset } else { Vec::new() }, bias })
+        let float = |c| float_column(epilogue.factor[c], epilogue.bias[c], centre, reach(c));
+        let integer = |c: usize| Column::new(f64::from(epilogue.bias[c]) - f64::from(centre), 0);
+        let floats: Option<Vec<Column>> = columns.clone().map(float).collect();
+        let columns = floats.unwrap_or_else(|| columns.map(integer).collect());
+        let error = columns.iter().map(|column| column.error).fold(INPUT_ERROR, f64::max);
+        // Not of a NaN, which the maximum passes over.
+        let fit =
+            Fit::new(recip, error).filter(|_| columns.iter().all(|column| column.error <= GREATEST_ERROR))?;
+        let offset = columns.iter().map(|column| column.offset).filter(|offset| *offset != 0).collect();
+        Some(Plan { fit, offset, bias: columns.iter().map(|column| column.bias).collect() })
     }
 
     /// What is added to the initial accumulators, from the first column on.
@@ -60,25 +73,55 @@ impl Plan {
     }
 }
 
-/// The offset and the bias of a column. With `floats`, of all offsets the one with which the bias, of the size of
-/// `2^23 factor`, is nearest to an f32, so that the argument is as exact as if the accumulator had been converted.
-fn constants(factor: f32, bias: f32, centre: f32, floats: bool) -> Option<(i32, f32)> {
-    let bias = f64::from(bias) - f64::from(centre);
-    let error = |exact: f64| (f64::from(exact as f32) - exact).abs();
-    if !floats {
-        return (error(bias) <= INPUT_ERROR).then_some((0, bias as f32));
+/// How the argument of GELU comes of an accumulator.
+#[derive(Debug)]
+struct Column {
+    /// Added to the initial accumulator; 0 where accumulators are converted.
+    offset: i32,
+    bias: f32,
+    /// What `bias` is off.
+    error: f64,
+}
+
+impl Column {
+    fn new(bias: f64, offset: i32) -> Column {
+        Column { offset, bias: bias as f32, error: (f64::from(bias as f32) - bias).abs() }
     }
-    let mut best = (f64::INFINITY, 0, 0.0);
-    for more in 0..TRIES {
-        let exact = bias - (FLOAT + f64::from(more)) * f64::from(factor);
-        if error(exact) < best.0 {
-            best = (error(exact), more, exact as f32);
-        }
-        if best.0 < INPUT_ERROR / 8.0 {
+}
+
+/// A column whose accumulators, of at most `reach` in magnitude, are floats: with an offset with which the bias, of the size of
+/// `2^23 factor`, is so near to an f32 that the argument is about as exact as if the accumulator had been converted. `None`
+/// where there is none.
+fn float_column(factor: f32, bias: f32, centre: f32, reach: i64) -> Option<Column> {
+    // By how much the float may be shifted either way.
+    let room = u64::try_from(FLOAT_REACH - 1 - reach).unwrap_or(0);
+    if room < TRIES {
+        return None;
+    }
+    let bias = f64::from(bias) - f64::from(centre);
+    let column = |i: u64| {
+        // At random, all over the room: of neighbours, or at equal distances, what is lost can be nearly the same.
+        let shift = (scatter(i) % (2 * room)) as i64 - room as i64;
+        Column::new(bias - (FLOAT + shift as f64) * f64::from(factor), FLOAT_BITS + shift as i32)
+    };
+    let mut best = column(0);
+    for column in (1..TRIES).map(column) {
+        if best.error <= INPUT_ERROR {
             break;
         }
+        if column.error < best.error {
+            best = column;
+        }
     }
-    (best.0 <= INPUT_ERROR).then_some((FLOAT_BITS + best.1, best.2))
+    (best.error <= GREATEST_ERROR).then_some(best)
+}
+
+/// Numbers without a visible order (the finalizer of SplitMix64; Steele, Lea and Flood, 2014).
+fn scatter(i: u64) -> u64 {
+    let x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 /// What the evaluation takes, in registers.
