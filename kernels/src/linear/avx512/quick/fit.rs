@@ -61,7 +61,7 @@ impl Fit {
 
     /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
     pub(super) fn is_far(&self) -> bool {
-        self.reach < 0.99 * self.limit
+        self.reach < self.limit
     }
 }
 
