@@ -84,20 +84,12 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// Brings `column` and the 31 columns after it of the rows that start at `starts` into the first-level cache, where
-    /// the epilogue reads them: while it waited, nothing would be multiplied.
+    /// Where column `column` of a row that starts at 0 is, or would be, if results are f32.
     #[cfg(target_arch = "x86_64")]
-    #[inline]
-    #[target_feature(enable = "sse")]
-    pub(super) fn prefetch(&self, starts: &[usize], column: usize) {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        if let Dest::Residual(stream, _) = self {
-            for &start in starts {
-                // What does not exist (a dropped row, a column too many) is prefetched to no effect.
-                let place = stream.address(start.wrapping_add(column));
-                _mm_prefetch::<_MM_HINT_ET0>(place.cast());
-                _mm_prefetch::<_MM_HINT_ET0>(place.wrapping_add(16).cast());
-            }
+    pub(super) fn floats(&self, column: usize) -> Option<*const f32> {
+        match self {
+            Dest::F32(out) | Dest::Residual(out, _) => Some(out.address(column)),
+            Dest::Codes(_) => None,
         }
     }
 

@@ -1,18 +1,19 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
+mod ahead;
 mod finish;
 pub(super) mod quick;
 mod whole;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::split::row_tiles;
+use ahead::Ahead;
 use finish::Lanes;
 use quick::Late;
 
@@ -34,30 +35,27 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let multiply = |rows: Range<usize>, panel: usize, ahead, tile: &mut Tile<i32>| {
-        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
-        let weights = Panel { weight: block.panel(panel), ahead };
-        rows_i8(rows.len(), block.input_from(rows.start), block.stride, weights, start, tile);
+    let multiply = |at: &At<'_>, ahead: &Ahead<'_, i8>, tile: &mut Tile<i32>| {
+        let start = start[at.panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+        let weights = Panel { weight: block.panel(at.panel), ahead };
+        rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, start, tile);
     };
     if let (Some(plan), Dest::Codes(out)) = (&epilogue.quick, dest) {
         let mut late = Late::new(plan, epilogue, out);
-        each_tile(block, INT8, |rows, panel, ahead| {
-            let starts = &starts[rows.start - block.rows.start..][..rows.len()];
-            multiply(rows, panel, ahead, late.tile());
-            if late.suits(panel) {
-                late.finish(starts, panel);
+        each_tile(block, INT8, dest, &starts, |at, ahead| {
+            multiply(at, ahead, late.tile());
+            if late.suits(at.panel) {
+                late.finish(at.starts, at.panel);
             } else {
-                finish(epilogue, late.tile(), starts, panel, dest);
+                finish(epilogue, late.tile(), at, dest);
             }
         });
         return late.settle();
     }
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    each_tile(block, INT8, |rows, panel, ahead| {
-        let starts = &starts[rows.start - block.rows.start..][..rows.len()];
-        dest.prefetch(starts, panel * COLUMNS);
-        multiply(rows, panel, ahead, &mut tile);
-        finish(epilogue, &tile, starts, panel, dest);
+    each_tile(block, INT8, dest, &starts, |at, ahead| {
+        multiply(at, ahead, &mut tile);
+        finish(epilogue, &tile, at, dest);
     });
 }
 
@@ -66,59 +64,58 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
-    each_tile(block, F32, |rows, panel, ahead| {
-        let starts = &starts[rows.start - block.rows.start..][..rows.len()];
-        let weights = Panel { weight: block.panel(panel), ahead };
-        rows_f32(rows.len(), block.input_from(rows.start), block.stride, weights, &mut tile);
-        finish(epilogue, &tile, starts, panel, dest);
+    each_tile(block, F32, dest, &starts, |at, ahead| {
+        let weights = Panel { weight: block.panel(at.panel), ahead };
+        rows_f32(at.starts.len(), block.input_from(at.row), block.stride, weights, &mut tile);
+        finish(epilogue, &tile, at, dest);
     });
 }
 
-/// Calls `tile` with the rows and the panel of each tile, and with what is to be prefetched meanwhile.
+/// A tile: its first row, where its rows are stored, and its panel.
+struct At<'a> {
+    row: usize,
+    starts: &'a [usize],
+    panel: usize,
+}
+
+/// Calls `tile` with each tile of a block, whose rows are stored at `starts`, and with what is to be brought nearer meanwhile.
 ///
 /// While a group of panels is multiplied, the next one comes into the second-level cache, a slice of it with each row
 /// tile: at small batches every weight is read once, from beyond that cache.
 #[inline(always)]
-fn each_tile<X, W>(
+fn each_tile<'a, X, W>(
     block: &Block<'_, X, W>,
     layout: Layout,
-    mut tile: impl FnMut(Range<usize>, usize, Ahead<W>),
+    dest: &Dest<'_>,
+    starts: &'a [usize],
+    mut tile: impl FnMut(&At<'a>, &Ahead<'a, W>),
 ) {
     let group = layout.columns * layout.group;
     let step = group.div_ceil(block.rows.len().div_ceil(ROWS).max(1));
     let slice = block.panel_len / group * step;
     for panels in block.panel_groups() {
+        let mut later = &starts[..block.rows.len()];
         for (i, rows) in row_tiles(block.rows.clone(), ROWS).enumerate() {
+            let starts;
+            (starts, later) = later.split_at(rows.len());
             for panel in panels.clone() {
-                let next = (panel + panels.len()) * block.panel_len + i * slice;
-                // Beyond the last panel it is without effect.
-                let from = block.weight.as_ptr().wrapping_add(next);
-                tile(rows.clone(), panel, Ahead { from, step });
+                let weights = (panel + panels.len()) * block.panel_len + i * slice;
+                let weights = block.weight.as_ptr().wrapping_add(weights);
+                let (next, rows_of_next) = match panel + 1 {
+                    next if next < panels.end => (next, starts),
+                    _ => (panels.start, &later[..later.len().min(ROWS)]),
+                };
+                let ahead = Ahead::new(weights, step, dest.floats(next * COLUMNS), rows_of_next);
+                tile(&At { row: rows.start, starts, panel }, &ahead);
             }
         }
-    }
-}
-
-/// What to prefetch, with each group of inputs the next `step` elements.
-#[derive(Clone, Copy)]
-struct Ahead<W> {
-    from: *const W,
-    step: usize,
-}
-
-impl<W> Ahead<W> {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn bring(&mut self) {
-        _mm_prefetch::<_MM_HINT_T1>(self.from.cast());
-        self.from = self.from.wrapping_add(self.step);
     }
 }
 
 /// The weights of a panel.
 struct Panel<'a, W> {
     weight: &'a [W],
-    ahead: Ahead<W>,
+    ahead: &'a Ahead<'a, W>,
 }
 
 /// [`tile_i8`] of `rows` rows.
@@ -175,9 +172,9 @@ fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, ti
 /// The epilogue of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, starts: &[usize], panel: usize, dest: &Dest<'_>) {
-    if !whole::finish(epilogue, tile, starts, panel, dest) {
-        finish::finish(epilogue, tile, starts, panel, dest);
+fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, at: &At<'_>, dest: &Dest<'_>) {
+    if !whole::finish(epilogue, tile, at.starts, at.panel, dest) {
+        finish::finish(epilogue, tile, at.starts, at.panel, dest);
     }
 }
 
@@ -212,7 +209,7 @@ fn tile_i8<const R: usize>(
     start: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
-    let Panel { weight, mut ahead } = panel;
+    let Panel { weight, ahead } = panel;
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
@@ -223,7 +220,7 @@ fn tile_i8<const R: usize>(
     let mut w = weight.as_ptr();
     // Rows 0, 3, 6, 9 and 12; those between are one or two strides further. Never read where there is no row.
     let mut x = [0, 3, 6, 9, 12].map(|r| input.as_ptr().wrapping_add(r * stride));
-    for _ in 0..groups {
+    for group in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
         let b = unsafe { [_mm512_loadu_si512(w.cast()), _mm512_loadu_si512(w.add(64).cast())] };
         // SAFETY: four bytes of rows below R of `input`, by the assertion above; only registers are written.
@@ -271,7 +268,8 @@ fn tile_i8<const R: usize>(
                 row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
             }
         }
-        ahead.bring();
+        ahead.bring_weights(group);
+        ahead.bring_results(group);
         w = w.wrapping_add(4 * COLUMNS);
         x = x.map(|x| x.wrapping_add(4));
     }
@@ -288,12 +286,12 @@ fn tile_i8<const R: usize>(
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
-    let Panel { weight, mut ahead } = panel;
+    let Panel { weight, ahead } = panel;
     let k = weight.len() / COLUMNS;
     assert!(input.len() >= (R - 1) * stride + k, "a tile's rows are whole");
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
     let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
-    for _ in 0..k {
+    for i in 0..k {
         // SAFETY: `w` is at a row of `weight`, of which there are `k`, each of two registers.
         let b = unsafe { [_mm512_loadu_ps(w), _mm512_loadu_ps(w.add(16))] };
         for (r, acc) in acc.iter_mut().enumerate() {
@@ -302,7 +300,7 @@ fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>,
             acc[0] = _mm512_fmadd_ps(a, b[0], acc[0]);
             acc[1] = _mm512_fmadd_ps(a, b[1], acc[1]);
         }
-        ahead.bring();
+        ahead.bring_weights(i);
         // Never read beyond the last row of weights.
         (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
     }
