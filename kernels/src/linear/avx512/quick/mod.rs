@@ -7,6 +7,7 @@
 
 mod fit;
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::epilogue::Epilogue;
@@ -133,6 +134,7 @@ struct Registers {
     reach: __m512,
     per_unit: __m512,
     certain: __m512i,
+    fourths: [__mmask64; 3],
 }
 
 impl Registers {
@@ -151,6 +153,7 @@ impl Registers {
             reach: _mm512_set1_ps(fit.reach),
             per_unit: _mm512_set1_ps(fit.per_unit),
             certain: _mm512_set1_epi32(fit.certain),
+            fourths: fourths(),
         }
     }
 
@@ -173,6 +176,21 @@ impl Registers {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn certain(&self, w: __m512i) -> __mmask16 {
         _mm512_test_epi32_mask(w, self.certain)
+    }
+
+    /// The codes of two rows, one after the other, from `w` of their halves.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn bytes(&self, [a, b, c, d]: [__m512i; 4]) -> __m512i {
+        // Byte 2 of each of four columns, into each fourth of a lane; of these, those of one half come together.
+        let column = _mm512_set1_epi32(0x0e0a_0602);
+        let [second, third, last] = self.fourths;
+        let bytes = _mm512_shuffle_epi8(a, column);
+        let bytes = _mm512_mask_shuffle_epi8(bytes, second, b, column);
+        let bytes = _mm512_mask_shuffle_epi8(bytes, third, c, column);
+        let bytes = _mm512_mask_shuffle_epi8(bytes, last, d, column);
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_epi32(order, bytes)
     }
 }
 
@@ -259,7 +277,7 @@ impl<'a> Late<'a> {
                 let acc = if FLOATS { _mm512_castsi512_ps(acc) } else { _mm512_cvtepi32_ps(acc) };
                 w[half] = registers.w::<FAR>(acc, half % 2);
             }
-            let bytes = bytes(w);
+            let bytes = registers.bytes(w);
             for (certain, w) in certain.iter_mut().zip(w) {
                 *certain = registers.certain(w);
             }
@@ -301,18 +319,24 @@ impl<'a> Late<'a> {
     }
 }
 
-/// The codes of two rows, one after the other, from `w` of their halves.
+/// The second, third and last of four dwords of each lane, as bytes. The compiler is not to know which they are: with constants
+/// it makes eight instructions of the five in [`Registers::bytes`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn bytes([a, b, c, d]: [__m512i; 4]) -> __m512i {
-    // Byte 2 of each of four columns, into each fourth of a lane; of these, those of one half come together.
-    let column = _mm512_set1_epi32(0x0e0a_0602);
-    let bytes = _mm512_shuffle_epi8(a, column);
-    let bytes = _mm512_mask_shuffle_epi8(bytes, 0x00f0_00f0_00f0_00f0, b, column);
-    let bytes = _mm512_mask_shuffle_epi8(bytes, 0x0f00_0f00_0f00_0f00, c, column);
-    let bytes = _mm512_mask_shuffle_epi8(bytes, 0xf000_f000_f000_f000, d, column);
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_permutexvar_epi32(order, bytes)
+fn fourths() -> [__mmask64; 3] {
+    let mut fourths = [0x00f0_00f0_00f0_00f0, 0x0f00_0f00_0f00_0f00, 0xf000_f000_f000_f000];
+    let [second, third, last] = &mut fourths;
+    // SAFETY: a comment.
+    unsafe {
+        asm!(
+            "/* {} {} {} */",
+            inout(kreg) * second,
+            inout(kreg) * third,
+            inout(kreg) * last,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    fourths
 }
 
 const _: () =

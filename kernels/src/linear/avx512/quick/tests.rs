@@ -16,7 +16,7 @@ impl Count {
     fn add(&mut self, fit: &Fit, registers: &Registers, recip: f32, y: __m512) {
         let w = if fit.is_far() { registers.w::<true>(y, 0) } else { registers.w::<false>(y, 0) };
         // Half a row, and three times the same.
-        let got = _mm512_castsi512_si128(bytes([w; 4]));
+        let got = _mm512_castsi512_si128(registers.bytes([w; 4]));
         let scaled = _mm512_mul_ps(gelu(y), _mm512_set1_ps(recip));
         let scaled = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-128.0)), _mm512_set1_ps(127.0));
         let want = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled));
