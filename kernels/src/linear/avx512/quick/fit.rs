@@ -34,7 +34,6 @@ const HALF_PLACE: f64 = 1.0 / (1u64 << 24) as f64;
 #[derive(Debug)]
 pub(super) struct Fit {
     pub(super) table: Table,
-    pub(super) centre: f32,
     pub(super) limit: f32,
     pub(super) reach: f32,
     pub(super) per_unit: f32,
@@ -48,20 +47,51 @@ pub(super) struct Fit {
 pub(super) struct Table(pub(super) [[f32; INTERVALS as usize]; 4]);
 
 impl Fit {
-    /// The cubics for codes with the reciprocal step `recip`, given arguments that are up to `input_error` off, rounding apart;
-    /// `None` where none are near enough.
-    pub(super) fn new(recip: f32, input_error: f64) -> Option<Fit> {
+    /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
+    pub(super) fn is_far(&self) -> bool {
+        self.reach < self.limit
+    }
+}
+
+/// Where the intervals of a [`Fit`] are.
+pub(super) struct Intervals {
+    recip: f64,
+    /// Where those with [`Form::Lower`] begin and end.
+    bends: Range<f64>,
+    /// Where the greatest code is reached.
+    end: f64,
+    width: f64,
+    pub(super) centre: f32,
+    reach: f32,
+}
+
+impl Intervals {
+    /// Those for codes with the reciprocal step `recip`, if there can be any.
+    pub(super) fn new(recip: f32) -> Option<Intervals> {
         let recip = f64::from(recip);
         // Codes below -128 would leave the range of w, and as coarse as 1 to 128 there is no such layer.
         if !(1.0..=740.0).contains(&recip) {
             return None;
         }
-        (3..=8).map(|bits| Design::new(recip, input_error, bits)).find(Design::holds).map(|design| design.fit)
+        let bends = bends(recip);
+        let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
+        let width = width(&bends, end);
+        // The middle of an interval near the middle of what is used.
+        let used = (end - bends.start).min(USED * width);
+        let centre = bends.start + ((used / 2.0 / width - 0.5).floor() + 0.5) * width;
+        let centre = centre as f32;
+        let reach = (end.min(bends.start + used) - f64::from(centre)) as f32;
+        Some(Intervals { recip, bends, end, width, centre, reach })
     }
 
-    /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
-    pub(super) fn is_far(&self) -> bool {
-        self.reach < self.limit
+    /// The cubics for arguments that are up to `input_error` off, rounding apart; `None` where none are near enough.
+    pub(super) fn fit(&self, input_error: f64) -> Option<Fit> {
+        (3..=8).map(|bits| Design::new(self, input_error, bits)).find(Design::holds).map(|design| design.fit)
+    }
+
+    /// The middle of an interval.
+    fn middle(&self, interval: i32) -> f64 {
+        f64::from(self.centre) + f64::from(interval) * self.width
     }
 }
 
@@ -88,40 +118,25 @@ impl Form {
     }
 }
 
-struct Design {
-    recip: f64,
+struct Design<'a> {
+    at: &'a Intervals,
     input_error: f64,
     margin: f64,
-    /// Where intervals with [`Form::Lower`] begin and end.
-    bends: Range<f64>,
-    /// Where the greatest code is reached.
-    end: f64,
-    width: f64,
-    centre: f64,
     fit: Fit,
 }
 
-impl Design {
+impl Design<'_> {
     /// A design whose margin is half of `2^bits` last places of the fraction.
-    fn new(recip: f64, input_error: f64, bits: u32) -> Design {
+    fn new(at: &Intervals, input_error: f64, bits: u32) -> Design<'_> {
         let margin = f64::from(1u32 << bits) / f64::from(1u32 << 17);
-        let bends = bends(recip);
-        let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
-        let width = width(&bends, end);
-        // The middle of an interval near the middle of what is used.
-        let used = (end - bends.start).min(USED * width);
-        let centre = bends.start + ((used / 2.0 / width - 0.5).floor() + 0.5) * width;
-        let centre = centre as f32;
         let fit = Fit {
             table: Table([[0.0; INTERVALS as usize]; 4]),
-            centre,
-            limit: (end - f64::from(centre)) as f32,
-            reach: (end.min(bends.start + used) - f64::from(centre)) as f32,
-            per_unit: (1.0 / width) as f32,
+            limit: (at.end - f64::from(at.centre)) as f32,
+            reach: at.reach,
+            per_unit: (1.0 / at.width) as f32,
             certain: 0xffff & !((1 << bits) - 1),
         };
-        let mut design =
-            Design { recip, input_error, margin, bends, end, width, centre: f64::from(centre), fit };
+        let mut design = Design { at, input_error, margin, fit };
         for interval in design.intervals() {
             let coefficients = design.cubic(interval);
             for (row, c) in design.fit.table.0.iter_mut().zip(coefficients) {
@@ -134,15 +149,14 @@ impl Design {
     /// The numbers of all intervals.
     fn intervals(&self) -> Range<i32> {
         // What is halfway may be rounded up.
-        let last = (f64::from(self.fit.reach) / self.width + 0.501).floor() as i32;
+        let last = (f64::from(self.at.reach) / self.at.width + 0.501).floor() as i32;
         last + 1 - INTERVALS..last + 1
     }
 
     /// The arguments of an interval, and a little more: which interval an argument belongs to is rounded.
     fn arguments(&self, interval: i32) -> (f64, f64) {
-        let middle = self.centre + f64::from(interval) * self.width;
-        let half = 0.5001 * self.width;
-        (middle - half, if self.is_linear(interval) { self.end } else { middle + half })
+        let (middle, half) = (self.at.middle(interval), 0.5001 * self.at.width);
+        (middle - half, if self.is_linear(interval) { self.at.end } else { middle + half })
     }
 
     /// Whether an interval stands for all arguments above, where GELU is its argument.
@@ -151,34 +165,34 @@ impl Design {
     }
 
     fn form(&self, interval: i32) -> Form {
-        let middle = self.centre + f64::from(interval) * self.width;
+        let middle = self.at.middle(interval);
         match () {
-            () if middle < self.bends.start => Form::Zero,
-            () if middle < self.bends.end => Form::Lower,
+            () if middle < self.at.bends.start => Form::Zero,
+            () if middle < self.at.bends.end => Form::Lower,
             () => Form::Upper,
         }
     }
 
     fn w(&self, form: Form, y: f64) -> f64 {
-        form.w(gelu(y) * self.recip + 128.5 + self.margin)
+        form.w(gelu(y) * self.at.recip + 128.5 + self.margin)
     }
 
     /// The cubic through w at the Chebyshev points of an interval, as coefficients of z, lowest power first.
     fn cubic(&self, interval: i32) -> [f64; 4] {
-        let form = self.form(interval);
+        let (form, centre) = (self.form(interval), f64::from(self.at.centre));
         let (low, high) = self.arguments(interval);
         if form == Form::Zero {
             return [form.w(0.0), 0.0, 0.0, 0.0];
         }
         if self.is_linear(interval) {
-            let at = |y: f64| form.w(y * self.recip + 128.5 + self.margin);
-            return [at(self.centre), at(1.0) - at(0.0), 0.0, 0.0];
+            let at = |y: f64| form.w(y * self.at.recip + 128.5 + self.margin);
+            return [at(centre), at(1.0) - at(0.0), 0.0, 0.0];
         }
         let x = [7.0, 5.0, 3.0, 1.0].map(|i: f64| {
-            (low + high) / 2.0 + (high - low) / 2.0 * libm::cos(i * std::f64::consts::PI / 8.0) - self.centre
+            (low + high) / 2.0 + (high - low) / 2.0 * libm::cos(i * std::f64::consts::PI / 8.0) - centre
         });
         // Newton's divided differences, then multiplied out.
-        let mut d = x.map(|z| self.w(form, z + self.centre));
+        let mut d = x.map(|z| self.w(form, z + centre));
         for order in 1..4 {
             for i in (order..4).rev() {
                 d[i] = (d[i] - d[i - 1]) / (x[i] - x[i - order]);
@@ -211,7 +225,7 @@ impl Design {
     fn error_at(&self, interval: i32, form: Form, y: f64) -> f64 {
         let column = interval.rem_euclid(INTERVALS) as usize;
         let [c0, c1, c2, c3] = [0, 1, 2, 3].map(|power| f64::from(self.fit.table.0[power][column]));
-        let z = y - self.centre;
+        let z = y - f64::from(self.at.centre);
         let (second, first) = (c2 + z * c3, c1 + z * (c2 + z * c3));
         let w = c0 + z * first;
         let cubic = (w - self.w(form, y)).abs();
@@ -222,7 +236,7 @@ impl Design {
         // The reference's GELU has an error of its own.
         let reference = 2.0 * HALF_PLACE * (y.abs() + 0.25);
         let product = HALF_PLACE * 128.0;
-        form.codes() * (cubic + evaluation) + self.recip * (1.13 * input + reference) + product
+        form.codes() * (cubic + evaluation) + self.at.recip * (1.13 * input + reference) + product
     }
 }
 

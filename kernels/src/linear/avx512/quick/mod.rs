@@ -17,7 +17,7 @@ use super::{COLUMNS, ROWS, Tile};
 use crate::pool::Parts;
 use crate::reference::{self, math::ROUNDER};
 use crate::types::code_stride;
-use fit::{Fit, INTERVAL_ROUNDER};
+use fit::{Fit, INTERVAL_ROUNDER, Intervals};
 
 /// An accumulator with these bits added is a float, [`FLOAT`] more than it, if its magnitude is below [`FLOAT_REACH`].
 const FLOAT_BITS: i32 = 0x4b40_0000;
@@ -53,7 +53,8 @@ impl Plan {
             return None;
         }
         let recip = *recip.first()?;
-        let centre = Fit::new(recip, INPUT_ERROR)?.centre;
+        let intervals = Intervals::new(recip)?;
+        let centre = intervals.centre;
         // What is left of the last panel is finished by others.
         let columns = 0..epilogue.n / COLUMNS * COLUMNS;
         let float = |c| float_column(epilogue.factor[c], epilogue.bias[c], centre, reach(c));
@@ -63,7 +64,7 @@ impl Plan {
         let error = columns.iter().map(|column| column.error).fold(INPUT_ERROR, f64::max);
         // Not of a NaN, which the maximum passes over.
         let fit =
-            Fit::new(recip, error).filter(|_| columns.iter().all(|column| column.error <= GREATEST_ERROR))?;
+            intervals.fit(error).filter(|_| columns.iter().all(|column| column.error <= GREATEST_ERROR))?;
         let offset = columns.iter().map(|column| column.offset).filter(|offset| *offset != 0).collect();
         Some(Plan { fit, offset, bias: columns.iter().map(|column| column.bias).collect() })
     }

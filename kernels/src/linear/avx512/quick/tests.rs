@@ -27,17 +27,23 @@ impl Count {
     }
 }
 
+/// The centre of the cubics for a reciprocal step, and they.
+fn fit(recip: f32, input_error: f64) -> Option<(f32, Fit)> {
+    let intervals = Intervals::new(recip)?;
+    Some((intervals.centre, intervals.fit(input_error)?))
+}
+
 /// What the evaluation takes where accumulators are arguments of GELU.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn of_arguments(fit: &Fit) -> Registers {
-    Registers::new(&[1.0; COLUMNS], &[-fit.centre; COLUMNS], fit)
+fn of_arguments(centre: f32, fit: &Fit) -> Registers {
+    Registers::new(&[1.0; COLUMNS], &[-centre; COLUMNS], fit)
 }
 
 /// Of every f32 but NaNs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn of_every_f32(recip: f32) -> Count {
-    let fit = Fit::new(recip, INPUT_ERROR).expect("a step of a layer");
-    let registers = of_arguments(&fit);
+    let (centre, fit) = fit(recip, INPUT_ERROR).expect("a step of a layer");
+    let registers = of_arguments(centre, &fit);
     let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     let mut count = Count::default();
     for sign in [0, 1 << 31] {
@@ -54,10 +60,10 @@ fn of_every_f32(recip: f32) -> Count {
 /// Of arguments from -9 to beyond the greatest code, at equal distances.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn of_a_step(recip: f32) -> Count {
-    let fit = Fit::new(recip, INPUT_ERROR).expect("a step of a layer");
-    let registers = of_arguments(&fit);
+    let (centre, fit) = fit(recip, INPUT_ERROR).expect("a step of a layer");
+    let registers = of_arguments(centre, &fit);
     let mut count = Count::default();
-    let end = fit.centre + 1.1 * fit.limit;
+    let end = centre + 1.1 * fit.limit;
     for i in 0..20_000 {
         let at = |lane: i32| -9.0 + (end + 9.0) * (16 * i + lane) as f32 / 320_000.0;
         let y: [f32; 16] = std::array::from_fn(|lane| at(lane as i32));
@@ -90,7 +96,7 @@ fn codes_that_are_certain_are_the_references_for_every_f32() {
 #[test]
 fn every_step_of_a_layer_has_cubics_and_they_hold() {
     let steps = || (0..).map(|i| 1.007f32.powi(i)).take_while(|&recip| recip < 740.0);
-    assert!(steps().map(|recip| Fit::new(recip, GREATEST_ERROR)).all(|fit| fit.is_some()));
+    assert!(steps().map(|recip| fit(recip, GREATEST_ERROR)).all(|fit| fit.is_some()));
     if Cpu::with(Isa::Avx512Vnni).is_ok() {
         for recip in steps() {
             // SAFETY: the token proves the features.
@@ -98,7 +104,7 @@ fn every_step_of_a_layer_has_cubics_and_they_hold() {
         }
     }
     for recip in [0.0, -30.0, 0.9, 1000.0, f32::INFINITY, f32::NAN] {
-        assert!(Fit::new(recip, INPUT_ERROR).is_none(), "{recip}");
+        assert!(fit(recip, INPUT_ERROR).is_none(), "{recip}");
     }
 }
 
