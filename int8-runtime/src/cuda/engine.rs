@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use swinq_kernels::cuda::ops::product::Target;
+use swinq_kernels::cuda::ops::linear::Target;
 use swinq_kernels::cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
@@ -243,12 +243,12 @@ fn choose(
     tuner: &mut Tuner,
     pipeline: &Pipeline,
 ) -> Result<Option<Choice>, RuntimeError> {
-    let DeviceOp::Product(product, map) = &step.op else { return Ok(None) };
+    let DeviceOp::Linear(linear, map) = &step.op else { return Ok(None) };
     let pixels = pipeline.input();
     let input = memory.slice(step.input, images, pixels);
     let output = memory.slice(step.output, images, pixels);
     let target = Target { slice: &output, map: map.as_ref() };
-    let trial = Trial { product, m: images * step.rows, input: &input, target };
+    let trial = Trial { linear, m: images * step.rows, input: &input, target };
     let choice = tuner.choose(&trial, pipeline.stream(), &memory.scratch);
     choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use swinq_kernels::attention::AttentionSpec;
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
-use swinq_kernels::cuda::ops::product::{Product, ProductSpec, ProductStore, ProductWeight};
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType};
 use swinq_kernels::cuda::{CudaError, Device};
 use swinq_kernels::{AttentionQuant, Quantizer, RowMap, RowStore};
@@ -248,11 +248,11 @@ impl<'a> Lowering<'a> {
             (self.bias(linear), self.multiplier_if(linear, int8), weight.to_float());
         let device_weight = match (weight, &multiplier) {
             (Param::Int8(weight), Some(multiplier)) => {
-                ProductWeight::Codes { codes: &weight.codes, multiplier }
+                DeviceWeight::Codes { codes: &weight.codes, multiplier }
             }
-            _ => ProductWeight::Half(&float.data),
+            _ => DeviceWeight::Half(&float.data),
         };
-        let spec = ProductSpec {
+        let spec = DeviceLinearSpec {
             n,
             k,
             weight: device_weight,
@@ -263,12 +263,12 @@ impl<'a> Lowering<'a> {
             stream: self.stream,
         };
         let bytes = n * k * if int8 { 1 } else { 2 };
-        Ok((DeviceOp::Product(Box::new(Product::new(self.device, &spec)?), map), bytes as u64))
+        Ok((DeviceOp::Linear(Box::new(DeviceLinear::new(self.device, &spec)?), map), bytes as u64))
     }
 
-    fn product_store(&self, step: &Step, n: usize) -> Result<ProductStore, CudaError> {
+    fn product_store(&self, step: &Step, n: usize) -> Result<LinearStore, CudaError> {
         Ok(match &step.store {
-            Store::Residual { branch: None, shortcut: None } => ProductStore::Residual,
+            Store::Residual { branch: None, shortcut: None } => LinearStore::Residual,
             Store::Residual { .. } => {
                 return Err(CudaError::Unsupported(
                     "the sites add.branch and add.shortcut are on: the CUDA kernels add in float; the CPU backend runs \
@@ -278,14 +278,14 @@ impl<'a> Lowering<'a> {
             }
             Store::Codes(quantizers) => {
                 let part = n / quantizers.len();
-                ProductStore::Codes((0..n).map(|c| quantizers[c / part].recip()).collect())
+                LinearStore::Codes((0..n).map(|c| quantizers[c / part].recip()).collect())
             }
             Store::F32 if self.stream == StreamType::F32 && self.writes_stream(step) => {
-                ProductStore::Plain(DeviceStore::Float)
+                LinearStore::Plain(DeviceStore::Float)
             }
-            Store::F32 if step.output == self.plan.logits() => ProductStore::Plain(DeviceStore::Float),
-            Store::F32 => ProductStore::Plain(DeviceStore::Half),
-            Store::Fake(q) => ProductStore::Plain(DeviceStore::FakeHalf(*q)),
+            Store::F32 if step.output == self.plan.logits() => LinearStore::Plain(DeviceStore::Float),
+            Store::F32 => LinearStore::Plain(DeviceStore::Half),
+            Store::Fake(q) => LinearStore::Plain(DeviceStore::FakeHalf(*q)),
         })
     }
 

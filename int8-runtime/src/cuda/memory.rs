@@ -73,16 +73,16 @@ impl Memory {
     /// Bytes that a step must move: its input and output once, its weights once.
     pub(crate) fn moved(&self, step: &DeviceStep, images: usize) -> u64 {
         let bytes = |id: TensorId| (images * self.tensors[id.0].bytes()) as u64;
-        let residual = matches!(&step.op, DeviceOp::Product(p, _) if p.kind().is_residual());
+        let residual = matches!(&step.op, DeviceOp::Linear(p, _) if p.kind().is_residual());
         let writes = bytes(step.output) * if residual { 2 } else { 1 };
         bytes(step.input) + writes + step.weight_bytes
     }
 }
 
-/// Bytes per image that the widest product leaves between two launches.
+/// Bytes per image that the widest linear layer leaves between two launches.
 fn scratch_bytes(steps: &[DeviceStep]) -> usize {
     let bytes = |step: &DeviceStep| match &step.op {
-        DeviceOp::Product(product, _) => 4 * step.rows * product.shape().0,
+        DeviceOp::Linear(linear, _) => 4 * step.rows * linear.shape().0,
         _ => 0,
     };
     steps.iter().map(bytes).max().unwrap_or(0)

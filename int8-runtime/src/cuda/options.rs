@@ -10,14 +10,14 @@ pub use swinq_kernels::cuda::ops::StreamType;
 pub enum Gemm {
     /// Our kernels, fused with what follows.
     Own,
-    /// cuBLASLt, with a launch of ours after each product. (Patch embedding, a head in f32, and products whose sizes are no
+    /// cuBLASLt, with a launch of ours after each linear layer. (Patch embedding, a head in f32, and products whose sizes are no
     /// multiples of 16 stay ours.)
     CublasLt,
-    /// Whichever is faster, product by product.
+    /// Whichever is faster, layer by layer.
     Auto,
 }
 
-/// How much is measured to choose the kernel of a product, the first time that a GPU runs its shape.
+/// How much is measured to choose the kernel of a linear layer, the first time that a GPU runs its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Autotune {
     /// Nothing: a model of the GPU chooses.

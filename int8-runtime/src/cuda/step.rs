@@ -4,9 +4,9 @@ use std::fmt;
 
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
-use swinq_kernels::cuda::ops::product::{LibraryProduct, OwnProduct, Product, Target};
 use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
 use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
@@ -90,16 +90,16 @@ impl DeviceTensor {
 pub(crate) enum DeviceOp {
     PatchEmbed(DevicePatchEmbed),
     Norm(DeviceNorm),
-    Product(Box<Product>, Option<DeviceMap>),
+    Linear(Box<DeviceLinear>, Option<DeviceMap>),
     Attention(DeviceAttention),
     Pool(DevicePool),
     Head(DeviceLinearF32),
 }
 
-/// What computes a product at one batch size.
+/// What computes a linear layer at one batch size.
 pub(crate) enum Choice {
-    Own(OwnProduct),
-    Library(LibraryProduct),
+    Own(OwnLinear),
+    Library(LibraryLinear),
 }
 
 impl DeviceOp {
@@ -108,11 +108,11 @@ impl DeviceOp {
         match self {
             DeviceOp::PatchEmbed(_) => "patch embedding",
             DeviceOp::Norm(_) => "norm",
-            DeviceOp::Product(product, _) if product.kind().integer => "product INT8",
-            DeviceOp::Product(..) => "product f16",
+            DeviceOp::Linear(linear, _) if linear.kind().integer => "linear INT8",
+            DeviceOp::Linear(..) => "linear f16",
             DeviceOp::Attention(_) => "attention",
             DeviceOp::Pool(_) => "norm + mean",
-            DeviceOp::Head(_) => "product f32",
+            DeviceOp::Head(_) => "linear f32",
         }
     }
 }
@@ -150,7 +150,7 @@ pub(crate) struct Operands<'a> {
 }
 
 impl DeviceStep {
-    /// Puts the step on `on` for `images` images; `choice` is there for a product.
+    /// Puts the step on `on` for `images` images; `choice` is there for a linear layer.
     pub(crate) fn run(
         &self,
         on: &Stream,
@@ -164,11 +164,11 @@ impl DeviceStep {
             DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
             DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output),
             DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),
-            DeviceOp::Product(product, map) => {
+            DeviceOp::Linear(linear, map) => {
                 let target = Target { slice: at.output, map: map.as_ref() };
-                match choice.expect("a product has a choice") {
-                    Choice::Own(own) => own.run(product, on, images * self.rows, at.input, target),
-                    Choice::Library(library) => library.run(product, on, at.input, at.scratch, target),
+                match choice.expect("a linear layer has a choice") {
+                    Choice::Own(own) => own.run(linear, on, images * self.rows, at.input, target),
+                    Choice::Library(library) => library.run(linear, on, at.input, at.scratch, target),
                 }
             }
         }

@@ -1,11 +1,11 @@
-//! Which kernel computes a product: measured once for a GPU and a shape, and remembered on disk.
+//! Which kernel computes a linear layer: measured once for a GPU and a shape, and remembered on disk.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use swinq_kernels::cuda::ops::product::{Instruction, Product, Target, Tile};
+use swinq_kernels::cuda::ops::linear::{DeviceLinear, Instruction, Target, Tile};
 use swinq_kernels::cuda::{CudaError, Device, DeviceSlice, Event, Lt, Stream, cache, library, sources};
 
 use super::options::{Autotune, Gemm};
@@ -29,9 +29,9 @@ enum Remembered {
     Library(usize),
 }
 
-/// What is measured for one product at one number of rows.
+/// What is measured for one linear layer at one number of rows.
 pub(crate) struct Trial<'a> {
-    pub(crate) product: &'a Product,
+    pub(crate) linear: &'a DeviceLinear,
     pub(crate) m: usize,
     pub(crate) input: &'a DeviceSlice,
     pub(crate) target: Target<'a>,
@@ -90,15 +90,15 @@ impl Tuner {
                 best = Some((time, remembered, choice));
             }
         }
-        let (_, remembered, choice) = best.expect("our kernels compute every product");
+        let (_, remembered, choice) = best.expect("our kernels compute every layer");
         self.known.insert(key, remembered);
         self.changed = true;
         Ok(choice)
     }
 
     fn key(&self, trial: &Trial<'_>) -> String {
-        let (n, k) = trial.product.shape();
-        let (m, kind, gemm, effort) = (trial.m, trial.product.kind(), self.gemm, self.effort);
+        let (n, k) = trial.linear.shape();
+        let (m, kind, gemm, effort) = (trial.m, trial.linear.kind(), self.gemm, self.effort);
         format!("{m} x {n} x {k} {kind:?} {gemm} {effort} {}", self.lt.is_some())
     }
 
@@ -108,11 +108,11 @@ impl Tuner {
                 let instruction = *Instruction::ALL.get(instruction)?;
                 let tile = Tile { instruction, block: (bm, bn), warp: (wm, wn), depth, stages, resident };
                 // A damaged file may hold anything.
-                let known = trial.product.tiles(trial.m).contains(&tile);
-                known.then(|| trial.product.own(tile).ok().map(Choice::Own)).flatten()
+                let known = trial.linear.tiles(trial.m).contains(&tile);
+                known.then(|| trial.linear.own(tile).ok().map(Choice::Own)).flatten()
             }
             Remembered::Library(index) => {
-                let all = trial.product.library(self.lt.as_ref()?, trial.m).ok()?;
+                let all = trial.linear.library(self.lt.as_ref()?, trial.m).ok()?;
                 all.into_iter().nth(index).map(Choice::Library)
             }
         }
@@ -133,13 +133,13 @@ impl Tuner {
     }
 
     fn own(&self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
-        let all = trial.product.tiles(trial.m);
+        let all = trial.linear.tiles(trial.m);
         let tiles = match self.effort {
             Autotune::Off => all.into_iter().take(1).collect(),
             Autotune::Quick => Tile::promising(all, QUICK_TILES),
             Autotune::Full => all,
         };
-        let programs: Vec<_> = tiles.iter().map(|&tile| trial.product.kind().program(tile)).collect();
+        let programs: Vec<_> = tiles.iter().map(|&tile| trial.linear.kind().program(tile)).collect();
         // Compiles what is missing on all cores.
         self.device.kernels(&programs)?;
         let choice = |tile: Tile| {
@@ -147,7 +147,7 @@ impl Tuner {
             let sizes = [block.0, block.1, warp.0, warp.1, depth, stages, resident];
             let position = Instruction::ALL.iter().position(|&i| i == instruction).expect("one of all");
             let remembered = Remembered::Own(position, sizes);
-            Ok((remembered, Choice::Own(trial.product.own(tile)?)))
+            Ok((remembered, Choice::Own(trial.linear.own(tile)?)))
         };
         tiles.into_iter().map(choice).collect()
     }
@@ -157,7 +157,7 @@ impl Tuner {
         let count = if self.effort == Autotune::Full { usize::MAX } else { QUICK_ALGORITHMS };
         let (mut s8, mut wide) = (0, 0);
         let mut kept = Vec::new();
-        for (index, library) in trial.product.library(lt, trial.m)?.into_iter().enumerate() {
+        for (index, library) in trial.linear.library(lt, trial.m)?.into_iter().enumerate() {
             let seen = if library.is_s8() { &mut s8 } else { &mut wide };
             *seen += 1;
             if *seen <= count {
@@ -175,10 +175,10 @@ impl Tuner {
         scratch: &DeviceSlice,
         choice: &Choice,
     ) -> Result<f32, CudaError> {
-        let Trial { product, m, input, target } = *trial;
+        let Trial { linear, m, input, target } = *trial;
         time_together(&self.device, on, || match choice {
-            Choice::Own(own) => own.run(product, on, m, input, target),
-            Choice::Library(library) => library.run(product, on, input, scratch, target),
+            Choice::Own(own) => own.run(linear, on, m, input, target),
+            Choice::Library(library) => library.run(linear, on, input, scratch, target),
         })
     }
 

@@ -2,14 +2,14 @@
 //! makes its absence a failure.
 //!
 //! Everything is compiled for sm_75 and sm_90a, the oldest architecture and the one with the most instructions: every way to
-//! cut a product into blocks and warps with the heaviest of the usual epilogues, every epilogue with one cut, all variants of
+//! cut a linear layer into blocks and warps with the heaviest of the usual epilogues, every epilogue with one cut, all variants of
 //! the other ops. The architectures between take sm_75's or sm_80's paths and get a thinner set ([`Scope`]).
 //! `SWINQ_COMPILE=all` compiles every cut with every epilogue for every architecture, in about ten times as long.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
+mod linears;
 mod ops;
-mod products;
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -29,9 +29,9 @@ pub struct Arch {
 pub enum Scope {
     /// What the shipped recipes ask for, in the sizes of the official models.
     Few,
-    /// Every cut of a product with usual epilogues, every epilogue with one cut; every variant of the other ops.
+    /// Every cut of a linear layer with usual epilogues, every epilogue with one cut; every variant of the other ops.
     Most,
-    /// Every cut of a product with every epilogue as well.
+    /// Every cut of a linear layer with every epilogue as well.
     All,
 }
 
@@ -112,7 +112,7 @@ fn work() -> Vec<(Program, &'static str)> {
     let of_arch = |arch: &'static Arch| {
         let scope = if all { Scope::All } else { arch.scope };
         let programs: BTreeSet<Program> =
-            ops::programs(scope).into_iter().chain(products::programs(arch, scope)).collect();
+            ops::programs(scope).into_iter().chain(linears::programs(arch, scope)).collect();
         programs.into_iter().map(|program| (program, arch.name))
     };
     ARCHS.iter().flat_map(of_arch).collect()

@@ -20,7 +20,7 @@ pub fn quantizer() -> Quantizer {
     Quantizer::new(0.1).unwrap()
 }
 
-/// What ops store for a product on tensor cores.
+/// What ops store for a linear layer on tensor cores.
 fn stores(scope: Scope) -> Vec<DeviceStore> {
     let mut stores = vec![DeviceStore::Codes(quantizer()), DeviceStore::Half];
     if scope > Scope::Few {

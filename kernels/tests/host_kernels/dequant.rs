@@ -1,12 +1,12 @@
-//! `dequant.cu`: what follows a product of the library.
+//! `dequant.cu`: what follows a linear layer of the library.
 
 use swinq_kernels::cuda::LaunchConfig;
-use swinq_kernels::cuda::ops::product::ProductStore;
+use swinq_kernels::cuda::ops::linear::LinearStore;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
-use crate::product::{Case, Kind};
+use crate::linear::{Case, Kind};
 use crate::support::step;
 
 /// Rows, columns, inputs.
@@ -37,7 +37,7 @@ fn check(kind: Kind, codes: bool) {
 
 #[test]
 fn sums_of_integers() {
-    check(Kind::new(true, ProductStore::Codes(Vec::new())), false);
+    check(Kind::new(true, LinearStore::Codes(Vec::new())), false);
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu().output(0.25), false);
     check(Kind::residual(true, StreamType::F32, true), false);
     check(Kind::residual(true, StreamType::F16, false).output(0.5), false);
@@ -45,7 +45,7 @@ fn sums_of_integers() {
 
 #[test]
 fn codes_of_the_output_site() {
-    check(Kind::new(true, ProductStore::Codes(Vec::new())).output(0.25), true);
+    check(Kind::new(true, LinearStore::Codes(Vec::new())).output(0.25), true);
     check(Kind::plain(true, DeviceStore::FakeHalf(step(0.25))).gelu().output(0.25), true);
     check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
 }

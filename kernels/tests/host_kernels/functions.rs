@@ -5,8 +5,8 @@ use swinq_kernels::reference;
 
 use crate::compiler::Compiler;
 use crate::launch::{bytes, floats, words};
+use crate::linear::{FAST_GELU_ERROR, gelu};
 use crate::primitives::{launch, program};
-use crate::product::{FAST_GELU_ERROR, gelu};
 use crate::support::{Rng, assert_same};
 
 /// The bits of the half nearest to `x`, ties to even.

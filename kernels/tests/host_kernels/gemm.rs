@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, pack_half};
-use swinq_kernels::cuda::ops::product::{Gpu, Instruction, ProductStore, Tile};
+use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
+use swinq_kernels::cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
-use crate::product::{Case, Kind};
+use crate::linear::{Case, Kind};
 use crate::rows::to_halves;
 use crate::support::step;
 
@@ -27,7 +27,7 @@ const fn mma(block: (u16, u16), warp: (u16, u16), depth: u16, stages: u16) -> Ti
     Tile { instruction: Instruction::Mma, block, warp, depth, stages, resident: 0 }
 }
 
-/// The launch of a product.
+/// The launch of a linear layer.
 fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     let (m, n, k) = (case.m, case.n, case.k);
     let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n, usize::MAX));
@@ -67,8 +67,8 @@ fn check(kind: Kind, tile: Tile) {
 
 #[test]
 fn codes_by_a_step_for_each_column() {
-    check(Kind::new(true, ProductStore::Codes(Vec::new())), MIDDLE);
-    check(Kind::new(true, ProductStore::Codes(Vec::new())).output(0.25), SMALL);
+    check(Kind::new(true, LinearStore::Codes(Vec::new())), MIDDLE);
+    check(Kind::new(true, LinearStore::Codes(Vec::new())).output(0.25), SMALL);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn codes_after_gelu() {
 fn after_the_fast_gelu() {
     let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
     check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))), LARGE);
-    check(half(Kind::new(true, ProductStore::Codes(Vec::new()))).output(0.25), MIDDLE);
+    check(half(Kind::new(true, LinearStore::Codes(Vec::new()))).output(0.25), MIDDLE);
     check(half(Kind::plain(false, DeviceStore::Half)), SMALL);
     check(half(Kind::plain(false, DeviceStore::FakeHalf(step(0.25)))).output(0.5), SMALL);
 }
@@ -112,7 +112,7 @@ fn products_of_halves() {
     check(Kind::plain(false, DeviceStore::Half).gelu(), MIDDLE);
     check(Kind::plain(false, DeviceStore::Float).output(0.5), SMALL);
     check(Kind::plain(false, DeviceStore::FakeHalf(step(0.5))), LARGE);
-    check(Kind::new(false, ProductStore::Codes(Vec::new())), SMALL);
+    check(Kind::new(false, LinearStore::Codes(Vec::new())), SMALL);
     check(Kind::residual(false, StreamType::F16, true), MIDDLE);
     check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
 }
@@ -123,7 +123,7 @@ fn every_tile_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
     let candidates = |k: usize| Tile::candidates(500, 300, k, GPU);
     let shapes: BTreeSet<_> = candidates(96).iter().map(|tile| (tile.block, tile.warp)).collect();
-    let kind = Kind::new(true, ProductStore::Codes(Vec::new()));
+    let kind = Kind::new(true, LinearStore::Codes(Vec::new()));
     for (i, shape) in shapes.into_iter().enumerate() {
         let k = [96, 128, 160, 384][i % 4];
         let tiles: Vec<Tile> =

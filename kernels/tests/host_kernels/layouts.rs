@@ -1,7 +1,7 @@
 //! Which elements the lanes of a product hold after the permutations that weights are packed by, and where rows lie.
 
-use swinq_kernels::cuda::ops::product::pack::{GROUP, pack_codes, packed_column};
-use swinq_kernels::cuda::ops::product::{Instruction, Tile};
+use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, packed_column};
+use swinq_kernels::cuda::ops::linear::{Instruction, Tile};
 
 use crate::gemm::GPU;
 use crate::support::Rng;

@@ -14,10 +14,10 @@ mod head;
 mod ladder;
 mod launch;
 mod layouts;
+mod linear;
 mod norm;
 mod patch;
 mod primitives;
-mod product;
 mod rows;
 #[path = "../support/mod.rs"]
 mod support;

@@ -6,7 +6,7 @@ use swinq_kernels::{PAD, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
-use crate::product::window_map;
+use crate::linear::window_map;
 use crate::rows::{self, half_floats, to_halves};
 use crate::support::{Rng, step};
 

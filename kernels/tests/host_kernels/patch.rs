@@ -1,8 +1,8 @@
 //! `patch.cu` and, for an f16 stream, `patch_half.cu`: from pixels to the residual stream.
 
 use swinq_kernels::cuda::LaunchConfig;
+use swinq_kernels::cuda::ops::linear::pack::pack_half;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
-use swinq_kernels::cuda::ops::product::pack::pack_half;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::{Patches, Pool, Quantizer, RowOut, RowStore, reference};
 

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use swinq_kernels::cuda::ladder::{Col32, Elements, FloatGemm, FloatRung, Matrix, spread, to_half};
-use swinq_kernels::cuda::ops::product::{
-    OwnProduct, Product, ProductSpec, ProductStore, ProductWeight, Target,
+use swinq_kernels::cuda::ops::linear::{
+    DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore, OwnLinear, Target,
 };
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{
@@ -86,7 +86,7 @@ impl OnGpu<'_> {
         let product = self.product(rung)?;
         let kernels = self.kernels_of(&product)?;
         let count = kernels.len();
-        let run = move |own: &OwnProduct, on: &Stream| {
+        let run = move |own: &OwnLinear, on: &Stream| {
             own.run(&product, on, m, &a, Target { slice: &to, map: None })
         };
         let best = self.fastest(kernels, &run)?;
@@ -95,22 +95,22 @@ impl OnGpu<'_> {
     }
 
     /// Our product with the weight on the GPU.
-    fn product(&self, rung: Rung) -> Result<Product, CudaError> {
+    fn product(&self, rung: Rung) -> Result<DeviceLinear, CudaError> {
         let Shape { n, k, .. } = self.operands.shape;
         let multiplier = vec![1.0; n];
-        let codes = ProductWeight::Codes { codes: &self.operands.w_codes, multiplier: &multiplier };
+        let codes = DeviceWeight::Codes { codes: &self.operands.w_codes, multiplier: &multiplier };
         let (weight, store) = match rung {
-            Rung::OwnHalf => (ProductWeight::Half(&self.operands.w), ProductStore::Plain(DeviceStore::Half)),
-            Rung::OwnCodes => (codes, ProductStore::Codes(vec![self.operands.code_factor(); n])),
-            _ => (codes, ProductStore::Plain(DeviceStore::Float)),
+            Rung::OwnHalf => (DeviceWeight::Half(&self.operands.w), LinearStore::Plain(DeviceStore::Half)),
+            Rung::OwnCodes => (codes, LinearStore::Codes(vec![self.operands.code_factor(); n])),
+            _ => (codes, LinearStore::Plain(DeviceStore::Float)),
         };
         let stream = StreamType::F32;
-        let spec = ProductSpec { n, k, weight, bias: None, output: None, gelu: false, store, stream };
-        Product::new(&self.gpu.device, &spec)
+        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu: false, store, stream };
+        DeviceLinear::new(&self.gpu.device, &spec)
     }
 
     /// Our kernels for a product, compiled on all cores.
-    fn kernels_of(&self, product: &Product) -> Result<Vec<OwnProduct>, CudaError> {
+    fn kernels_of(&self, product: &DeviceLinear) -> Result<Vec<OwnLinear>, CudaError> {
         let tiles = product.tiles(self.operands.shape.m);
         let tiles = &tiles[..self.tiles.map_or(tiles.len(), |most| most.min(tiles.len()))];
         let programs: Vec<Program> = tiles.iter().map(|&tile| product.kind().program(tile)).collect();

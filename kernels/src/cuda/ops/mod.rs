@@ -5,9 +5,9 @@
 
 pub mod attention;
 pub mod head;
+pub mod linear;
 pub mod norm;
 pub mod patch;
-pub mod product;
 
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
 use crate::{Quantizer, RowMap};

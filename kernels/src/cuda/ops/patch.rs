@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::product::pack::pack_half;
+use super::linear::pack::pack_half;
 use super::{StreamType, expect, int};
 use crate::Quantizer;
 use crate::cuda::{

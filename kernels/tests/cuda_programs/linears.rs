@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use swinq_kernels::cuda::Program;
-use swinq_kernels::cuda::ops::product::{
-    Gpu, Instruction, ProductKind, ProductSpec, ProductStore, ProductWeight, Tile,
+use swinq_kernels::cuda::ops::linear::{
+    DeviceLinearSpec, DeviceWeight, Gpu, Instruction, LinearKind, LinearStore, Tile,
 };
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 
 use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};
 
-/// What a product is, as the lowering of a plan asks for it.
+/// What a linear layer is, as the lowering of a plan asks for it.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
-    /// To attention or to the next product: INT8 codes.
+    /// To attention or to the next linear layer: INT8 codes.
     Codes,
     /// To a float op.
     Half,
-    /// To a float product whose site is on.
+    /// To a float linear layer whose site is on.
     FakeHalf,
     /// Scores, or a merged stream in f32.
     Float,
@@ -27,25 +27,25 @@ enum Role {
 }
 
 /// GELU's bits depend on the residual stream: `gelu` is the stream where there is a GELU.
-fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> ProductKind {
+fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> LinearKind {
     let weight = match integer {
-        true => ProductWeight::Codes { codes: &[], multiplier: &[] },
-        false => ProductWeight::Half(&[]),
+        true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
+        false => DeviceWeight::Half(&[]),
     };
     let store = match role {
-        Role::Codes => ProductStore::Codes(Vec::new()),
-        Role::Half => ProductStore::Plain(DeviceStore::Half),
-        Role::FakeHalf => ProductStore::Plain(DeviceStore::FakeHalf(quantizer())),
-        Role::Float => ProductStore::Plain(DeviceStore::Float),
-        Role::Residual(_) => ProductStore::Residual,
+        Role::Codes => LinearStore::Codes(Vec::new()),
+        Role::Half => LinearStore::Plain(DeviceStore::Half),
+        Role::FakeHalf => LinearStore::Plain(DeviceStore::FakeHalf(quantizer())),
+        Role::Float => LinearStore::Plain(DeviceStore::Float),
+        Role::Residual(_) => LinearStore::Residual,
     };
     let stream = if let Role::Residual(stream) = role { stream } else { gelu.unwrap_or(StreamType::F16) };
     let (output, gelu) = (output.then(quantizer), gelu.is_some());
-    ProductKind::new(&ProductSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
+    LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
 }
 
 /// Every kind that a recipe can ask for.
-fn kinds() -> Vec<ProductKind> {
+fn kinds() -> Vec<LinearKind> {
     let any = [Role::Codes, Role::Half, Role::FakeHalf];
     let mut kinds = Vec::new();
     for (integer, output) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -60,7 +60,7 @@ fn kinds() -> Vec<ProductKind> {
 
 /// The kinds of the shipped recipes that take the most registers: FC1 and what goes to the residual stream, for each stream,
 /// and FC1 in float.
-fn usual_kinds() -> [ProductKind; 5] {
+fn usual_kinds() -> [LinearKind; 5] {
     [
         kind(true, false, Some(StreamType::F16), Role::Codes),
         kind(true, false, None, Role::Residual(StreamType::F16)),
@@ -73,7 +73,7 @@ fn usual_kinds() -> [ProductKind; 5] {
 /// Instruction, whether weights stay, block and warps.
 type Shape = (Instruction, bool, (u16, u16), (u16, u16));
 
-/// Every way to cut a product on `arch`, by shape.
+/// Every way to cut a linear layer on `arch`, by shape.
 fn tiles(arch: &Arch) -> BTreeMap<Shape, Vec<Tile>> {
     let gpu = Gpu { shared: arch.shared, multiprocessors: 132, wgmma: arch.name == "sm_90a" };
     let mut tiles: BTreeMap<Shape, Vec<Tile>> = BTreeMap::new();
@@ -92,7 +92,7 @@ fn tiles(arch: &Arch) -> BTreeMap<Shape, Vec<Tile>> {
 pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tiles = tiles(arch);
     let (kinds, usual) = (kinds(), usual_kinds());
-    let mut pairs: Vec<(ProductKind, Tile)> = Vec::new();
+    let mut pairs: Vec<(LinearKind, Tile)> = Vec::new();
     // Of the instructions that have shapes whose weights do not stay.
     let newest = tiles.keys().filter(|shape| !shape.1).map(|shape| shape.0).max();
     for (shape, of_shape) in &tiles {
@@ -125,7 +125,7 @@ fn deepest(tiles: &[Tile]) -> Tile {
 }
 
 /// The launches that may finish the library's product.
-fn finish(kind: &ProductKind) -> Vec<Program> {
+fn finish(kind: &LinearKind) -> Vec<Program> {
     let codes = kind.integer && kind.output;
     [false, true].into_iter().filter(|&c| codes || !c).map(|c| kind.finish_program(c)).collect()
 }

@@ -1,12 +1,12 @@
-//! Every way to cut a product, on a GPU, against the scalar reference. Without a GPU the tests say that they are skipped, and
+//! Every way to cut a linear layer, on a GPU, against the scalar reference. Without a GPU the tests say that they are skipped, and
 //! fail if `REQUIRE_IMPL` names `cuda`.
 
 mod support;
 
 use half::f16;
 use support::Rng;
-use swinq_kernels::cuda::ops::product::{
-    Instruction, Product, ProductSpec, ProductStore, ProductWeight, Target, Tile,
+use swinq_kernels::cuda::ops::linear::{
+    DeviceLinear, DeviceLinearSpec, DeviceWeight, Instruction, LinearStore, Target, Tile,
 };
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
@@ -25,7 +25,7 @@ fn device(test: &str) -> Option<Device> {
     }
 }
 
-/// What follows a product.
+/// What follows a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
     Codes,
@@ -37,7 +37,7 @@ enum Case {
 
 const CASES: [Case; 5] = [Case::Codes, Case::CodesGelu, Case::Residual, Case::Half, Case::Output];
 
-/// A product with its operands.
+/// A linear layer with its operands.
 struct Problem {
     m: usize,
     n: usize,
@@ -92,21 +92,21 @@ impl Problem {
 }
 
 /// What is run of one case: the spec's varying parts.
-fn parts(case: Case) -> (ProductStore, Option<Quantizer>, bool) {
+fn parts(case: Case) -> (LinearStore, Option<Quantizer>, bool) {
     let q = Quantizer::new(0.02).unwrap();
     match case {
-        Case::Codes => (ProductStore::Plain(DeviceStore::Codes(q)), None, false),
-        Case::CodesGelu => (ProductStore::Plain(DeviceStore::Codes(q)), None, true),
-        Case::Residual => (ProductStore::Residual, None, false),
-        Case::Half => (ProductStore::Plain(DeviceStore::Half), None, false),
-        Case::Output => (ProductStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false),
+        Case::Codes => (LinearStore::Plain(DeviceStore::Codes(q)), None, false),
+        Case::CodesGelu => (LinearStore::Plain(DeviceStore::Codes(q)), None, true),
+        Case::Residual => (LinearStore::Residual, None, false),
+        Case::Half => (LinearStore::Plain(DeviceStore::Half), None, false),
+        Case::Output => (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false),
     }
 }
 
 /// What the reference stores, as f64: codes, values, or the stream afterwards.
 fn expected(problem: &Problem, case: Case) -> Vec<f64> {
     let (store, output, gelu) = parts(case);
-    if store == ProductStore::Residual {
+    if store == LinearStore::Residual {
         let mut stream = problem.stream.clone();
         for (row, &token) in problem.map.rows().iter().enumerate().filter(|(_, t)| **t != PAD) {
             for column in 0..problem.n {
@@ -118,7 +118,7 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
     let value = |row, column| {
         let y = problem.y(row, column, output, gelu);
         match &store {
-            ProductStore::Plain(DeviceStore::Codes(q)) => f64::from(q.code(y)),
+            LinearStore::Plain(DeviceStore::Codes(q)) => f64::from(q.code(y)),
             _ => f64::from(f16::from_f32(y).to_f32()),
         }
     };
@@ -128,9 +128,9 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
         .collect()
 }
 
-/// A product on the device, with its input, output and map.
+/// A linear layer on the device, with its input, output and map.
 struct OnDevice {
-    product: Product,
+    linear: DeviceLinear,
     input: DeviceBuf,
     output: DeviceBuf,
     map: Option<DeviceMap>,
@@ -142,13 +142,13 @@ impl OnDevice {
     fn new(device: &Device, problem: &Problem, case: Case) -> OnDevice {
         let Problem { m, n, k, .. } = *problem;
         let (store, output, gelu) = parts(case);
-        let residual = store == ProductStore::Residual;
+        let residual = store == LinearStore::Residual;
         let element = match &store {
-            ProductStore::Plain(store) => store.element_bytes(),
+            LinearStore::Plain(store) => store.element_bytes(),
             _ => 4,
         };
-        let weight = ProductWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier };
-        let spec = ProductSpec {
+        let weight = DeviceWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier };
+        let spec = DeviceLinearSpec {
             n,
             k,
             weight,
@@ -166,7 +166,7 @@ impl OnDevice {
         let stride = if residual { n } else { row_stride(n, element) };
         let bytes = if residual { problem.stream.len() * 4 } else { m * stride * element };
         OnDevice {
-            product: Product::new(device, &spec).unwrap(),
+            linear: DeviceLinear::new(device, &spec).unwrap(),
             input: DeviceBuf::from_slice(device, &rows).unwrap(),
             output: DeviceBuf::new(device, bytes).unwrap(),
             map: residual.then(|| DeviceMap::new(device, &problem.map).unwrap()),
@@ -218,8 +218,8 @@ fn assert_equal(got: &[f64], expected: &[f64], n: usize, what: &str) {
 }
 
 /// One tile for each shape and number of stages: the least and the most.
-fn tiles(product: &Product, m: usize) -> Vec<Tile> {
-    let mut all = product.tiles(m);
+fn tiles(linear: &DeviceLinear, m: usize) -> Vec<Tile> {
+    let mut all = linear.tiles(m);
     all.sort();
     let key = |t: &Tile| (t.instruction, t.block, t.warp, t.depth);
     let mut kept: Vec<Tile> = Vec::new();
@@ -245,14 +245,14 @@ fn every_tile_gives_the_bits_of_the_reference() {
         for case in CASES {
             let expected = expected(&problem, case);
             let run = OnDevice::new(&device, &problem, case);
-            let tiles = tiles(&run.product, m);
-            let programs: Vec<_> = tiles.iter().map(|&tile| run.product.kind().program(tile)).collect();
+            let tiles = tiles(&run.linear, m);
+            let programs: Vec<_> = tiles.iter().map(|&tile| run.linear.kind().program(tile)).collect();
             device.kernels(&programs).unwrap();
             for tile in tiles {
                 run.reset(&on, &problem);
                 let output = run.output.all();
-                let own = run.product.own(tile).unwrap();
-                own.run(&run.product, &on, m, &run.input.all(), run.target(&output)).unwrap();
+                let own = run.linear.own(tile).unwrap();
+                own.run(&run.linear, &on, m, &run.input.all(), run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {tile}");
                 assert_equal(&run.read(&on, &problem), &expected, n, &what);
                 let of = Instruction::ALL.iter().position(|&i| i == tile.instruction);
@@ -260,7 +260,7 @@ fn every_tile_gives_the_bits_of_the_reference() {
             }
         }
     }
-    eprintln!("products by {:?}: {checked:?}", Instruction::ALL);
+    eprintln!("linears by {:?}: {checked:?}", Instruction::ALL);
 }
 
 #[test]
@@ -274,11 +274,11 @@ fn the_library_gives_the_bits_of_the_reference() {
         let problem = Problem::new(m, n, k, 70 + index as u64);
         for case in CASES {
             let run = OnDevice::new(&device, &problem, case);
-            for library in run.product.library(&lt, m).unwrap() {
+            for library in run.linear.library(&lt, m).unwrap() {
                 run.reset(&on, &problem);
                 let output = run.output.all();
-                let scratch = DeviceBuf::new(&device, library.scratch_bytes(&run.product)).unwrap().all();
-                library.run(&run.product, &on, &run.input.all(), &scratch, run.target(&output)).unwrap();
+                let scratch = DeviceBuf::new(&device, library.scratch_bytes(&run.linear)).unwrap().all();
+                library.run(&run.linear, &on, &run.input.all(), &scratch, run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {:?}", library.plan());
                 assert_equal(&run.read(&on, &problem), &expected(&problem, case), n, &what);
             }

@@ -1,5 +1,5 @@
-//! Products with a weight on the tensor cores, with what follows them: in one launch of our own, or as a product of
-//! cuBLASLt and one launch after it.
+//! Linear layers on the tensor cores with their epilogue: bias, GELU, then a store or the addition to the residual stream.
+//! One launch of our own kernels does it all; cuBLASLt needs a second launch for the epilogue.
 
 mod library;
 pub mod pack;
@@ -8,7 +8,7 @@ mod tile;
 
 use std::sync::OnceLock;
 
-pub use library::LibraryProduct;
+pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
 
 use self::pack::{GROUP, pack_codes, pack_half, pad_columns};
@@ -17,9 +17,9 @@ use super::{DeviceMap, DeviceStore, StreamType, expect, int, row_stride};
 use crate::Quantizer;
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, Stream, launch};
 
-/// The weight of a product.
+/// The weight of a linear layer.
 #[derive(Clone, Copy)]
-pub enum ProductWeight<'a> {
+pub enum DeviceWeight<'a> {
     /// INT8 codes `[n, k]`, for INT8 inputs, and `s_x * s_w` of each column.
     Codes {
         /// The codes.
@@ -31,9 +31,9 @@ pub enum ProductWeight<'a> {
     Half(&'a [f32]),
 }
 
-/// What a product does with its results.
+/// What a linear layer does with its results.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ProductStore {
+pub enum LinearStore {
     /// As any op.
     Plain(DeviceStore),
     /// INT8 codes, with the reciprocal of a step for each column, the same in each eight from a multiple of 8 on.
@@ -42,14 +42,14 @@ pub enum ProductStore {
     Residual,
 }
 
-/// A product.
-pub struct ProductSpec<'a> {
+/// What a linear layer computes.
+pub struct DeviceLinearSpec<'a> {
     /// Columns of the output.
     pub n: usize,
     /// Columns of the input.
     pub k: usize,
     /// The weight.
-    pub weight: ProductWeight<'a>,
+    pub weight: DeviceWeight<'a>,
     /// Per column.
     pub bias: Option<&'a [f32]>,
     /// The `.output` site.
@@ -57,14 +57,14 @@ pub struct ProductSpec<'a> {
     /// Whether GELU follows the bias.
     pub gelu: bool,
     /// What is done with the results.
-    pub store: ProductStore,
+    pub store: LinearStore,
     /// Elements of the residual stream.
     pub stream: StreamType,
 }
 
-/// What the kernels of a product are specialised for, its tile aside.
+/// What the kernels of a linear layer are specialised for, its tile aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ProductKind {
+pub struct LinearKind {
     /// INT8 operands, else f16.
     pub integer: bool,
     /// An `.output` site.
@@ -79,16 +79,16 @@ pub struct ProductKind {
     pub stream: StreamType,
 }
 
-impl ProductKind {
+impl LinearKind {
     /// The kind of `spec`.
-    pub fn new(spec: &ProductSpec<'_>) -> ProductKind {
+    pub fn new(spec: &DeviceLinearSpec<'_>) -> LinearKind {
         let (store, fake) = match &spec.store {
-            ProductStore::Plain(store) => (store.define(), store.is_fake()),
-            ProductStore::Codes(_) => (super::STORE_CODES, false),
-            ProductStore::Residual => (super::STORE_RESIDUAL, false),
+            LinearStore::Plain(store) => (store.define(), store.is_fake()),
+            LinearStore::Codes(_) => (super::STORE_CODES, false),
+            LinearStore::Residual => (super::STORE_RESIDUAL, false),
         };
-        ProductKind {
-            integer: matches!(spec.weight, ProductWeight::Codes { .. }),
+        LinearKind {
+            integer: matches!(spec.weight, DeviceWeight::Codes { .. }),
             output: spec.output.is_some(),
             gelu: spec.gelu,
             fake,
@@ -154,10 +154,10 @@ impl ProductKind {
     }
 }
 
-/// A product whose weight is on a device.
-pub struct Product {
+/// A linear layer whose weight is on a device.
+pub struct DeviceLinear {
     device: Device,
-    kind: ProductKind,
+    kind: LinearKind,
     n: usize,
     k: usize,
     weight: DeviceSlice,
@@ -184,21 +184,21 @@ struct EpilogueArrays {
 }
 
 impl EpilogueArrays {
-    fn new(device: &Device, spec: &ProductSpec<'_>) -> Result<EpilogueArrays, CudaError> {
+    fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<EpilogueArrays, CudaError> {
         let n = spec.n;
         let copy =
             |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(values))?.all());
         let recip = match &spec.store {
-            ProductStore::Codes(recip) => {
+            LinearStore::Codes(recip) => {
                 let same = recip.chunks(8).all(|eight| eight.iter().all(|r| *r == eight[0]));
-                assert!(same && recip.len() == n, "product: steps change within eight columns");
+                assert!(same && recip.len() == n, "linear: steps change within eight columns");
                 recip.clone()
             }
-            ProductStore::Plain(store) => vec![store.recip_and_scale().0; n],
-            ProductStore::Residual => vec![1.0; n],
+            LinearStore::Plain(store) => vec![store.recip_and_scale().0; n],
+            LinearStore::Residual => vec![1.0; n],
         };
         let fake = match &spec.store {
-            ProductStore::Plain(store) => store.recip_and_scale(),
+            LinearStore::Plain(store) => store.recip_and_scale(),
             _ => (1.0, 1.0),
         };
         Ok(EpilogueArrays {
@@ -233,18 +233,18 @@ impl EpilogueArrays {
 }
 
 /// What sums are multiplied by.
-fn column_scales(spec: &ProductSpec<'_>) -> Vec<f32> {
+fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
     match (spec.weight, spec.output) {
-        (ProductWeight::Codes { multiplier, .. }, None) => multiplier.to_vec(),
-        (ProductWeight::Codes { multiplier, .. }, Some(q)) => {
+        (DeviceWeight::Codes { multiplier, .. }, None) => multiplier.to_vec(),
+        (DeviceWeight::Codes { multiplier, .. }, Some(q)) => {
             multiplier.iter().map(|m| m * q.recip()).collect()
         }
-        (ProductWeight::Half(_), Some(q)) => vec![q.recip(); spec.n],
-        (ProductWeight::Half(_), None) => vec![1.0; spec.n],
+        (DeviceWeight::Half(_), Some(q)) => vec![q.recip(); spec.n],
+        (DeviceWeight::Half(_), None) => vec![1.0; spec.n],
     }
 }
 
-/// Where a product writes.
+/// Where a linear layer writes.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
     /// The output, or the residual stream.
@@ -253,7 +253,7 @@ pub struct Target<'a> {
     pub map: Option<&'a DeviceMap>,
 }
 
-impl Product {
+impl DeviceLinear {
     /// Puts the weight on the device.
     ///
     /// # Errors
@@ -261,24 +261,24 @@ impl Product {
     ///
     /// # Panics
     /// If a length does not suit.
-    pub fn new(device: &Device, spec: &ProductSpec<'_>) -> Result<Product, CudaError> {
+    pub fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<DeviceLinear, CudaError> {
         let (n, k) = (spec.n, spec.k);
         let (weight, plain_weight) = match spec.weight {
-            ProductWeight::Codes { codes, multiplier } => {
-                assert!(codes.len() == n * k && multiplier.len() == n, "product: codes are not [{n}, {k}]");
+            DeviceWeight::Codes { codes, multiplier } => {
+                assert!(codes.len() == n * k && multiplier.len() == n, "linear: codes are not [{n}, {k}]");
                 let packed = pack_codes(codes, n, k, row_stride(k, 1));
                 (DeviceBuf::from_slice(device, &packed)?, PlainWeight::Codes(codes.to_vec()))
             }
-            ProductWeight::Half(weight) => {
-                assert_eq!(weight.len(), n * k, "product: weight is not [{n}, {k}]");
+            DeviceWeight::Half(weight) => {
+                assert_eq!(weight.len(), n * k, "linear: weight is not [{n}, {k}]");
                 let packed = pack_half(weight, n, k, row_stride(k, 2));
                 let plain = weight.iter().map(|&w| half::f16::from_f32(w).to_bits()).collect();
                 (DeviceBuf::from_slice(device, &packed)?, PlainWeight::Half(plain))
             }
         };
-        Ok(Product {
+        Ok(DeviceLinear {
             device: device.clone(),
-            kind: ProductKind::new(spec),
+            kind: LinearKind::new(spec),
             n,
             k,
             weight: weight.all(),
@@ -289,7 +289,7 @@ impl Product {
     }
 
     /// What its kernels are specialised for.
-    pub fn kind(&self) -> ProductKind {
+    pub fn kind(&self) -> LinearKind {
         self.kind
     }
 
@@ -313,15 +313,15 @@ impl Product {
         Tile::candidates(m, self.n, self.k_bytes(), gpu)
     }
 
-    /// The product cut by `tile`, compiled.
+    /// The layer cut by `tile`, compiled.
     ///
     /// # Errors
     /// The kernel does not compile.
-    pub fn own(&self, tile: Tile) -> Result<OwnProduct, CudaError> {
+    pub fn own(&self, tile: Tile) -> Result<OwnLinear, CudaError> {
         let kernel = self.device.kernel(&self.kind.program(tile))?;
         let each = kernel.max_blocks_per_multiprocessor(tile.threads(), tile.shared())?;
         let capacity = (each * self.device.multiprocessors()) as usize;
-        Ok(OwnProduct { kernel, tile, capacity })
+        Ok(OwnLinear { kernel, tile, capacity })
     }
 
     /// Elements from row to row of the output: residual streams and f32 outputs have no padding.
@@ -338,30 +338,30 @@ impl Product {
         let rows = match target.map {
             None => m,
             Some(map) => {
-                assert!(self.kind.is_residual(), "product: only a residual store takes a map");
-                assert!(m.is_multiple_of(map.rows), "product: {m} rows are not whole images of {}", map.rows);
+                assert!(self.kind.is_residual(), "linear: only a residual store takes a map");
+                assert!(m.is_multiple_of(map.rows), "linear: {m} rows are not whole images of {}", map.rows);
                 m / map.rows * map.tokens
             }
         };
-        expect("product: the output", target.slice, rows * self.out_stride() * self.kind.element_bytes());
+        expect("linear: the output", target.slice, rows * self.out_stride() * self.kind.element_bytes());
     }
 }
 
-/// Our own kernel for a product.
-pub struct OwnProduct {
+/// Our own kernel for a linear layer.
+pub struct OwnLinear {
     kernel: Kernel,
     tile: Tile,
     /// Blocks that the device holds at a time.
     capacity: usize,
 }
 
-impl OwnProduct {
+impl OwnLinear {
     /// How it is cut.
     pub fn tile(&self) -> Tile {
         self.tile
     }
 
-    /// Multiplies the `m` rows of `a`, [`row_stride`] apart, with the weight of `product`, which this was made from.
+    /// Multiplies the `m` rows of `a`, [`row_stride`] apart, with the weight of `linear`, which this was made from.
     ///
     /// # Errors
     /// The driver fails.
@@ -370,34 +370,34 @@ impl OwnProduct {
     /// If a slice is too short.
     pub fn run(
         &self,
-        product: &Product,
+        linear: &DeviceLinear,
         on: &Stream,
         m: usize,
         a: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
-        let element = if product.kind.integer { 1 } else { 2 };
-        let row_bytes = row_stride(product.k, element) * element;
-        expect("product: the input", a, m * row_bytes);
-        product.expect_target(m, &target);
-        [a, target.slice, &product.weight].into_iter().for_each(|s| on.hold(s));
+        let element = if linear.kind.integer { 1 } else { 2 };
+        let row_bytes = row_stride(linear.k, element) * element;
+        expect("linear: the input", a, m * row_bytes);
+        linear.expect_target(m, &target);
+        [a, target.slice, &linear.weight].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
-        product.epilogue.hold(on);
+        linear.epilogue.hold(on);
         let params = GemmParams {
             a: a.ptr(),
-            w: product.weight.ptr(),
+            w: linear.weight.ptr(),
             m: int(m),
-            n_packed: int(product.n.next_multiple_of(GROUP)),
-            k_bytes: int(product.k_bytes()),
+            n_packed: int(linear.n.next_multiple_of(GROUP)),
+            k_bytes: int(linear.k_bytes()),
             lda: int(row_bytes),
             ldw: int(row_bytes),
-            tiles_n: int(self.tile.columns_of_blocks(product.n)),
-            tiles: int(self.tile.count(m, product.n)),
-            epilogue: product.epilogue.params(&target, product.n, product.out_stride()),
+            tiles_n: int(self.tile.columns_of_blocks(linear.n)),
+            tiles: int(self.tile.count(m, linear.n)),
+            epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
-        let config = self.tile.launch(m, product.n, self.capacity);
-        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was specialised for the product's kind (`own`), which
-        // the lengths checked above follow; weight and arrays were padded in `Product::new`; all slices are held.
+        let config = self.tile.launch(m, linear.n, self.capacity);
+        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was specialised for the layer's kind (`own`), which
+        // the lengths checked above follow; weight and arrays were padded in `DeviceLinear::new`; all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }

@@ -1,4 +1,4 @@
-//! How a product is cut into blocks: pure functions of its shape.
+//! How a linear layer is cut into blocks: pure functions of its shape.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ impl Instruction {
     }
 }
 
-/// A way to cut a product.
+/// A way to cut a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tile {
     /// What multiplies.
@@ -218,7 +218,7 @@ impl Tile {
         }
     }
 
-    /// The outputs that a product of this shape computes and throws away, as a multiple of those it keeps.
+    /// The outputs that a linear layer of this shape computes and throws away, as a multiple of those it keeps.
     fn waste(&self, m: usize, n: usize) -> f64 {
         let padded = m.next_multiple_of(self.block.0.into()) * n.next_multiple_of(self.block.1.into());
         padded as f64 / (m * n) as f64

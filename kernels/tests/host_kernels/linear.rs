@@ -1,8 +1,8 @@
 //! Products with what follows them: the cases that `gemm.cu` and `dequant.cu` share.
 
 use half::f16;
-use swinq_kernels::cuda::ops::product::pack::pad_columns;
-use swinq_kernels::cuda::ops::product::{ProductKind, ProductSpec, ProductStore, ProductWeight};
+use swinq_kernels::cuda::ops::linear::pack::pad_columns;
+use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_kernels::{PAD, Quantizer, RowMap, reference};
 
@@ -18,30 +18,30 @@ pub fn gelu(x: f32) -> f64 {
     0.5 * f64::from(x) * libm::erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2)
 }
 
-/// What a product is specialised for.
+/// What a linear layer is specialised for.
 #[derive(Clone, Debug)]
 pub struct Kind {
     pub integer: bool,
     pub output: Option<Quantizer>,
     pub gelu: bool,
     /// The reciprocals of `Codes` are the case's.
-    pub store: ProductStore,
+    pub store: LinearStore,
     pub stream: StreamType,
     /// Whether rows of a residual store have an order of their own.
     pub mapped: bool,
 }
 
 impl Kind {
-    pub fn new(integer: bool, store: ProductStore) -> Kind {
+    pub fn new(integer: bool, store: LinearStore) -> Kind {
         Kind { integer, output: None, gelu: false, store, stream: StreamType::F32, mapped: false }
     }
 
     pub fn plain(integer: bool, store: DeviceStore) -> Kind {
-        Kind::new(integer, ProductStore::Plain(store))
+        Kind::new(integer, LinearStore::Plain(store))
     }
 
     pub fn residual(integer: bool, stream: StreamType, mapped: bool) -> Kind {
-        Kind { stream, mapped, ..Kind::new(integer, ProductStore::Residual) }
+        Kind { stream, mapped, ..Kind::new(integer, LinearStore::Residual) }
     }
 
     pub fn output(self, scale: f32) -> Kind {
@@ -53,13 +53,13 @@ impl Kind {
     }
 
     /// As the crate sees it.
-    pub fn kind(&self) -> ProductKind {
+    pub fn kind(&self) -> LinearKind {
         let weight = match self.integer {
-            true => ProductWeight::Codes { codes: &[], multiplier: &[] },
-            false => ProductWeight::Half(&[]),
+            true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
+            false => DeviceWeight::Half(&[]),
         };
         let (output, store) = (self.output, self.store.clone());
-        let spec = ProductSpec {
+        let spec = DeviceLinearSpec {
             n: 0,
             k: 0,
             weight,
@@ -69,20 +69,20 @@ impl Kind {
             store,
             stream: self.stream,
         };
-        ProductKind::new(&spec)
+        LinearKind::new(&spec)
     }
 
     /// Bytes of an element stored.
     fn element_bytes(&self) -> usize {
         match &self.store {
-            ProductStore::Plain(store) => store.element_bytes(),
-            ProductStore::Codes(_) => 1,
-            ProductStore::Residual => self.stream.bytes(),
+            LinearStore::Plain(store) => store.element_bytes(),
+            LinearStore::Codes(_) => 1,
+            LinearStore::Residual => self.stream.bytes(),
         }
     }
 
     fn is_residual(&self) -> bool {
-        self.store == ProductStore::Residual
+        self.store == LinearStore::Residual
     }
 
     /// Whether GELU is the fast one, which is only near the reference.
@@ -92,7 +92,7 @@ impl Kind {
 
     fn quantizer(&self) -> Option<Quantizer> {
         match self.store {
-            ProductStore::Plain(
+            LinearStore::Plain(
                 DeviceStore::Codes(q) | DeviceStore::FakeHalf(q) | DeviceStore::FakeFloat(q),
             ) => Some(q),
             _ => None,
@@ -100,7 +100,7 @@ impl Kind {
     }
 }
 
-/// A product's operands and vectors.
+/// A linear layer's operands and vectors.
 pub struct Case {
     pub m: usize,
     pub n: usize,

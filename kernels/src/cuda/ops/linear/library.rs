@@ -1,9 +1,9 @@
-//! A product by cuBLASLt, whose INT8 products have no epilogue, and the launch that finishes it.
+//! A linear layer by cuBLASLt, whose INT8 products have no epilogue, and the launch that finishes it.
 
 use std::sync::Arc;
 
 use super::params::DequantParams;
-use super::{PlainWeight, Product, ProductKind, Target, expect, int};
+use super::{DeviceLinear, LinearKind, PlainWeight, Target, expect, int};
 use crate::cuda::{
     CudaError, DeviceBuf, DeviceSlice, FloatKind, Kernel, LaunchConfig, Lt, LtPlan, Output, Program, Stream,
     launch,
@@ -12,8 +12,8 @@ use crate::cuda::{
 /// Threads of a block of the finishing launch.
 const THREADS: u32 = 256;
 
-/// A product by one of cuBLASLt's algorithms, then bias, GELU, quantization or residual in a launch of ours.
-pub struct LibraryProduct {
+/// A linear layer by one of cuBLASLt's algorithms, then bias, GELU, quantization or residual in a launch of ours.
+pub struct LibraryLinear {
     lt: Arc<Lt>,
     plan: LtPlan,
     kernel: Kernel,
@@ -22,7 +22,7 @@ pub struct LibraryProduct {
     m: usize,
 }
 
-impl ProductKind {
+impl LinearKind {
     /// The program of the finishing launch; `codes`: the library's results are codes of the `.output` site.
     pub fn finish_program(&self, codes: bool) -> Program {
         let program = Program::new("dequant.cu", "dequant")
@@ -32,22 +32,22 @@ impl ProductKind {
     }
 }
 
-impl Product {
+impl DeviceLinear {
     /// cuBLASLt's algorithms for `m` rows, the most promising first: results in s32 (f32 for f16 operands), and for an
     /// `.output` site in s8 too. Empty where the sizes are none of the library's (n and k multiples of 16).
     ///
     /// # Errors
     /// cuBLASLt fails, a kernel does not compile, or the device has too little memory.
-    pub fn library(&self, lt: &Arc<Lt>, m: usize) -> Result<Vec<LibraryProduct>, CudaError> {
+    pub fn library(&self, lt: &Arc<Lt>, m: usize) -> Result<Vec<LibraryLinear>, CudaError> {
         if !self.n.is_multiple_of(16) || !self.k.is_multiple_of(16) {
             return Ok(Vec::new());
         }
         self.plain()?;
-        let mut products = Vec::new();
+        let mut linears = Vec::new();
         if self.kind.integer {
-            products.extend(self.finished(lt, m, LtPlan::new(lt, m, self.n, self.k, Output::S32)?, false)?);
+            linears.extend(self.finished(lt, m, LtPlan::new(lt, m, self.n, self.k, Output::S32)?, false)?);
             if self.kind.output {
-                products.extend(self.finished(
+                linears.extend(self.finished(
                     lt,
                     m,
                     LtPlan::new(lt, m, self.n, self.k, Output::S8)?,
@@ -56,9 +56,9 @@ impl Product {
             }
         } else {
             let plans = LtPlan::float(lt, m, self.n, self.k, FloatKind::F16ToF32)?;
-            products.extend(self.finished(lt, m, plans, false)?);
+            linears.extend(self.finished(lt, m, plans, false)?);
         }
-        Ok(products)
+        Ok(linears)
     }
 
     fn finished(
@@ -67,9 +67,9 @@ impl Product {
         m: usize,
         plans: Vec<LtPlan>,
         codes: bool,
-    ) -> Result<Vec<LibraryProduct>, CudaError> {
+    ) -> Result<Vec<LibraryLinear>, CudaError> {
         let kernel = self.device.kernel(&self.kind.finish_program(codes))?;
-        let finish = |plan| LibraryProduct { lt: Arc::clone(lt), plan, kernel: kernel.clone(), codes, m };
+        let finish = |plan| LibraryLinear { lt: Arc::clone(lt), plan, kernel: kernel.clone(), codes, m };
         Ok(plans.into_iter().map(finish).collect())
     }
 
@@ -86,10 +86,10 @@ impl Product {
     }
 }
 
-impl LibraryProduct {
+impl LibraryLinear {
     /// Bytes that the library's results take between the two launches.
-    pub fn scratch_bytes(&self, product: &Product) -> usize {
-        self.m * product.n * if self.codes { 1 } else { 4 }
+    pub fn scratch_bytes(&self, linear: &DeviceLinear) -> usize {
+        self.m * linear.n * if self.codes { 1 } else { 4 }
     }
 
     /// Whether the library's results are INT8.
@@ -102,7 +102,7 @@ impl LibraryProduct {
         &self.plan
     }
 
-    /// Multiplies the rows of `a` with the weight of `product`, which this was made from, by way of `scratch`.
+    /// Multiplies the rows of `a` with the weight of `linear`, which this was made from, by way of `scratch`.
     ///
     /// # Errors
     /// The driver or cuBLASLt fails.
@@ -111,28 +111,28 @@ impl LibraryProduct {
     /// If a slice is too short.
     pub fn run(
         &self,
-        product: &Product,
+        linear: &DeviceLinear,
         on: &Stream,
         a: &DeviceSlice,
         scratch: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
-        expect("product: the scratch", scratch, self.scratch_bytes(product));
-        product.expect_target(self.m, &target);
-        let alpha = self.codes.then_some(&product.epilogue.scale);
-        self.plan.run(&self.lt, on, a, product.plain()?, alpha, scratch)?;
+        expect("linear: the scratch", scratch, self.scratch_bytes(linear));
+        linear.expect_target(self.m, &target);
+        let alpha = self.codes.then_some(&linear.epilogue.scale);
+        self.plan.run(&self.lt, on, a, linear.plain()?, alpha, scratch)?;
         [target.slice, scratch].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
-        product.epilogue.hold(on);
+        linear.epilogue.hold(on);
         let params = DequantParams {
             sums: scratch.ptr(),
             m: int(self.m),
-            ld: int(product.n),
-            epilogue: product.epilogue.params(&target, product.n, product.out_stride()),
+            ld: int(linear.n),
+            epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
-        let blocks = (self.m * product.n.div_ceil(8)).div_ceil(THREADS as usize);
+        let blocks = (self.m * linear.n.div_ceil(8)).div_ceil(THREADS as usize);
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
-        // SAFETY: `DequantParams` is the kernel's parameter, which was specialised for the product's kind; the lengths
+        // SAFETY: `DequantParams` is the kernel's parameter, which was specialised for the layer's kind; the lengths
         // were checked above, and all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }

@@ -1,4 +1,4 @@
-//! Weights as the product's kernel reads them.
+//! Weights as the layer's kernel reads them.
 
 use half::f16;
 
