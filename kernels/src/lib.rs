@@ -10,8 +10,9 @@
 
 pub mod attention;
 pub mod buffer;
-pub mod chain;
+
 pub mod cuda;
+pub mod fused_block;
 pub mod isa;
 mod lanes;
 pub mod layer_norm;
@@ -27,7 +28,7 @@ pub mod types;
 
 pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;
-pub use chain::{Chain, Link};
+pub use fused_block::{BlockOp, FusedBlock};
 pub use isa::{Cpu, Isa, IsaError};
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};

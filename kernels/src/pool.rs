@@ -20,13 +20,13 @@ const SPINS: usize = 2_000;
 pub struct Scratch {
     /// What an op needs while it works.
     pub op: AlignedBuf,
-    /// What lies between the ops of a chain.
-    pub between: AlignedBuf,
+    /// Results that one op of a fused block leaves for the next.
+    pub intermediate: AlignedBuf,
 }
 
 impl Scratch {
     fn new() -> Scratch {
-        Scratch { op: AlignedBuf::new(0), between: AlignedBuf::new(0) }
+        Scratch { op: AlignedBuf::new(0), intermediate: AlignedBuf::new(0) }
     }
 }
 
@@ -72,9 +72,9 @@ unsafe impl Send for Shared {}
 impl Shared {
     /// Takes tasks until none is left: those of `thread` first, then those of the threads after it.
     fn work(&self, thread: usize, job: Job, scratch: &mut Scratch) {
-        let [op, between] = &self.scratch;
+        let [op, intermediate] = &self.scratch;
         scratch.op.reserve(op.load(Ordering::Relaxed));
-        scratch.between.reserve(between.load(Ordering::Relaxed));
+        scratch.intermediate.reserve(intermediate.load(Ordering::Relaxed));
         let (before, from) = self.shares.split_at(thread);
         for share in from.iter().chain(before) {
             let end = share.end.load(Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl Shared {
             }
         }
         op.fetch_max(scratch.op.len(), Ordering::Relaxed);
-        between.fetch_max(scratch.between.len(), Ordering::Relaxed);
+        intermediate.fetch_max(scratch.intermediate.len(), Ordering::Relaxed);
     }
 
     fn perform(&self, job: Job, index: usize, scratch: &mut Scratch) {
@@ -354,10 +354,12 @@ mod tests {
         let mut pool = Pool::new(3);
         pool.run(2, &|i, scratch| {
             scratch.op.reserve(if i == 0 { 4096 } else { 0 });
-            scratch.between.reserve(if i == 1 { 8192 } else { 0 });
+            scratch.intermediate.reserve(if i == 1 { 8192 } else { 0 });
         });
         for _ in 0..20 {
-            pool.run(64, &|_, scratch| assert!(scratch.op.len() >= 4096 && scratch.between.len() >= 8192));
+            pool.run(64, &|_, scratch| {
+                assert!(scratch.op.len() >= 4096 && scratch.intermediate.len() >= 8192)
+            });
         }
     }
 

@@ -6,7 +6,7 @@ use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, Link, Pool, RowMap};
+use swinq_kernels::{AlignedBuf, BlockOp, Pool, RowMap};
 
 use super::place::{Arena, Place};
 use crate::plan::Element;
@@ -123,12 +123,12 @@ impl Launch {
     ///
     /// # Panics
     /// If it is no part of a block.
-    pub(super) fn link(&self) -> Link {
+    pub(super) fn link(&self) -> BlockOp {
         match &self.kernel {
-            Kernel::LinearI8(op, _) => Link::LinearI8(Arc::clone(op)),
-            Kernel::LinearF32(op, _) => Link::LinearF32(Arc::clone(op)),
-            Kernel::Norm(op, _) => Link::Norm(Arc::clone(op)),
-            Kernel::Attention(op) => Link::Attention(Arc::clone(op)),
+            Kernel::LinearI8(op, _) => BlockOp::LinearI8(Arc::clone(op)),
+            Kernel::LinearF32(op, _) => BlockOp::LinearF32(Arc::clone(op)),
+            Kernel::Norm(op, _) => BlockOp::Norm(Arc::clone(op)),
+            Kernel::Attention(op) => BlockOp::Attention(Arc::clone(op)),
             _ => panic!("{} is no part of a block", self.name),
         }
     }

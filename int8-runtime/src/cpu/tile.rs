@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::{Chain, PAD, RowMap};
+use swinq_kernels::{FusedBlock, PAD, RowMap};
 
 use super::launch::{Kernel, Launch};
 use crate::plan::TensorId;
@@ -23,7 +23,7 @@ pub(super) struct Section {
 
 /// A way to run the launches of a section as one.
 struct Tiled {
-    chain: Chain,
+    chain: FusedBlock,
     threads: usize,
 }
 
@@ -31,7 +31,7 @@ impl Tiled {
     fn new(launches: &[Launch], map: &Arc<RowMap>, threads: usize) -> Tiled {
         let links = launches.iter().map(Launch::link).collect();
         let columns = launches[0].output.spec.columns;
-        Tiled { chain: Chain::new(links, Arc::clone(map), columns, GROUP_ROWS), threads }
+        Tiled { chain: FusedBlock::new(links, Arc::clone(map), columns, GROUP_ROWS), threads }
     }
 
     /// Whether it is the faster way for `images` images: all threads are busy for most of the time, and each multiplies
@@ -39,13 +39,13 @@ impl Tiled {
     fn suits(&self, images: usize) -> bool {
         let units = self.chain.units(images);
         let most = units.div_ceil(self.threads);
-        8 * most * self.threads <= 9 * units && most * self.chain.unit() >= LEAST_ROWS
+        8 * most * self.threads <= 9 * units && most * self.chain.unit_rows() >= LEAST_ROWS
     }
 }
 
 impl Section {
     /// What runs instead of the launches over `images` images, if that is one.
-    pub(super) fn chain(&self, images: usize) -> Option<&Chain> {
+    pub(super) fn chain(&self, images: usize) -> Option<&FusedBlock> {
         self.tiled.as_ref().filter(|tiled| tiled.suits(images)).map(|tiled| &tiled.chain)
     }
 

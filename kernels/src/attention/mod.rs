@@ -122,7 +122,7 @@ impl WindowAttention {
     ///
     /// # Panics
     /// As [`WindowAttention::run`].
-    pub(crate) fn here(
+    pub(crate) fn run_on_this_thread(
         &self,
         windows: Range<usize>,
         input: AttentionIn<'_>,

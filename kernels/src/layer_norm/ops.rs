@@ -93,7 +93,7 @@ impl LayerNorm {
     ///
     /// # Safety
     /// Nobody writes the rows of `x` that these are.
-    pub(crate) unsafe fn here(
+    pub(crate) unsafe fn run_on_this_thread(
         &self,
         rows: Range<usize>,
         x: Parts<'_, f32>,

@@ -15,10 +15,10 @@ pub(super) struct Epilogue {
     pub(super) output: Option<Quantizer>,
     pub(super) gelu: bool,
     pub(super) store: Store,
-    /// Whether each value times its reciprocal step is a number that an i32 holds, whatever the accumulator: what is not
-    /// can be stored without a look at NaNs and great values.
+    /// Whether stores may skip the NaN and range checks, because no accumulator can produce a value that, times its
+    /// reciprocal scale, does not fit an i32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(super) tame: bool,
+    pub(super) skips_range_checks: bool,
     /// The cheaper way to codes of GELU, where the kernel has one for this product.
     #[cfg(target_arch = "x86_64")]
     pub(super) quick: Option<Box<super::avx512::quick::Plan>>,
@@ -51,23 +51,25 @@ impl Epilogue {
             output: spec.output,
             gelu: spec.gelu,
             store,
-            tame: false,
+            skips_range_checks: false,
             #[cfg(target_arch = "x86_64")]
             quick: None,
         };
-        epilogue.tame = epilogue.is_tame(reach);
+        epilogue.skips_range_checks = epilogue.values_fit_i32(reach);
         epilogue
     }
 
-    /// See [`Epilogue::tame`]: with half of what an i32 holds in reserve, which covers rounding.
-    fn is_tame(&self, reach: f64) -> bool {
+    /// See [`Epilogue::skips_range_checks`]. `reach` bounds the accumulators; the limit is half of the range of an i32,
+    /// which leaves room for rounding.
+    fn values_fit_i32(&self, reach: f64) -> bool {
         let Store::Codes(recip) = &self.store else { return false };
         let value = |c: usize| reach * f64::from(self.factor[c]).abs() + f64::from(self.bias[c]).abs();
-        // False for a NaN. GELU makes nothing greater in magnitude.
-        let within = |c: usize| value(c) < f64::from(f32::MAX) && value(c) * f64::from(recip[c]).abs() < TAME;
+        // The comparisons are false for a NaN. GELU does not increase a magnitude.
+        let within =
+            |c: usize| value(c) < f64::from(f32::MAX) && value(c) * f64::from(recip[c]).abs() < LIMIT;
         self.output.is_none() && (0..self.n).all(within)
     }
 }
 
-/// The bound of a tame epilogue.
-const TAME: f64 = (1u64 << 30) as f64;
+/// The greatest magnitude, in units of a code, that is stored without range checks.
+const LIMIT: f64 = (1u64 << 30) as f64;

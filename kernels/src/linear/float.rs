@@ -56,8 +56,8 @@ impl LinearF32 {
         Dest::new(out, &self.epilogue.store, rows, self.epilogue.n)
     }
 
-    /// As [`LinearI8::here`](super::LinearI8::here).
-    pub(crate) fn here(&self, rows: usize, input: &[f32], dest: &Dest<'_>) {
+    /// As [`LinearI8::run_on_this_thread`](super::LinearI8::run_on_this_thread).
+    pub(crate) fn run_on_this_thread(&self, rows: usize, input: &[f32], dest: &Dest<'_>) {
         let (k, panels) = (self.k, 0..self.layout.panels(self.epilogue.n));
         let (weight, panel_len) = (self.weight.as_f32(), self.layout.panel_len(k));
         for rows in row_blocks(rows, tile_rows(self.cpu)) {

@@ -89,7 +89,7 @@ impl LinearI8 {
         });
     }
 
-    /// Where [`LinearI8::here`] puts `rows` rows.
+    /// Where [`LinearI8::run_on_this_thread`] puts `rows` rows.
     ///
     /// # Panics
     /// As [`LinearI8::run`].
@@ -98,7 +98,13 @@ impl LinearI8 {
     }
 
     /// The product of `rows` rows `input`, as [`LinearI8::run`] has them, on the caller's thread.
-    pub(crate) fn here(&self, rows: usize, input: &[u8], dest: &Dest<'_>, scratch: &mut AlignedBuf) {
+    pub(crate) fn run_on_this_thread(
+        &self,
+        rows: usize,
+        input: &[u8],
+        dest: &Dest<'_>,
+        scratch: &mut AlignedBuf,
+    ) {
         let (stride, panels) = (code_stride(self.k), 0..self.layout.panels(self.epilogue.n));
         let (weight, panel_len) = (self.weight.as_i8(), self.layout.panel_len(self.k));
         for rows in row_blocks(rows, tile_rows(self.cpu)) {

@@ -1,9 +1,9 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
-mod ahead;
 mod finish;
+mod full_panels;
+mod prefetch;
 pub(super) mod quick;
-mod whole;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -13,8 +13,9 @@ use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::Layout;
 use super::split::row_tiles;
-use ahead::Ahead;
+
 use finish::Lanes;
+use prefetch::Prefetch;
 use quick::Late;
 
 /// Rows of a tile at most.
@@ -35,15 +36,15 @@ struct Tile<T>([[T; COLUMNS]; ROWS]);
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let multiply = |at: &At<'_>, ahead: &Ahead<'_, i8>, tile: &mut Tile<i32>| {
+    let multiply = |at: &At<'_>, prefetch: &Prefetch<'_, i8>, tile: &mut Tile<i32>| {
         let start = start[at.panel * COLUMNS..].first_chunk().expect("padded to whole panels");
-        let weights = Panel { weight: block.panel(at.panel), ahead };
+        let weights = Panel { weight: block.panel(at.panel), prefetch };
         rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, start, tile);
     };
     if let (Some(plan), Dest::Codes(out)) = (&epilogue.quick, dest) {
         let mut late = Late::new(plan, epilogue, out);
-        each_tile(block, INT8, dest, &starts, |at, ahead| {
-            multiply(at, ahead, late.tile());
+        each_tile(block, INT8, dest, &starts, |at, prefetch| {
+            multiply(at, prefetch, late.tile());
             if late.suits(at.panel) {
                 late.finish(at.starts, at.panel);
             } else {
@@ -53,8 +54,8 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
         return late.settle();
     }
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    each_tile(block, INT8, dest, &starts, |at, ahead| {
-        multiply(at, ahead, &mut tile);
+    each_tile(block, INT8, dest, &starts, |at, prefetch| {
+        multiply(at, prefetch, &mut tile);
         finish(epilogue, &tile, at, dest);
     });
 }
@@ -64,8 +65,8 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
 pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
-    each_tile(block, F32, dest, &starts, |at, ahead| {
-        let weights = Panel { weight: block.panel(at.panel), ahead };
+    each_tile(block, F32, dest, &starts, |at, prefetch| {
+        let weights = Panel { weight: block.panel(at.panel), prefetch };
         rows_f32(at.starts.len(), block.input_from(at.row), block.stride, weights, &mut tile);
         finish(epilogue, &tile, at, dest);
     });
@@ -88,7 +89,7 @@ fn each_tile<'a, X, W>(
     layout: Layout,
     dest: &Dest<'_>,
     starts: &'a [usize],
-    mut tile: impl FnMut(&At<'a>, &Ahead<'a, W>),
+    mut tile: impl FnMut(&At<'a>, &Prefetch<'a, W>),
 ) {
     let group = layout.columns * layout.group;
     let step = group.div_ceil(block.rows.len().div_ceil(ROWS).max(1));
@@ -105,8 +106,8 @@ fn each_tile<'a, X, W>(
                     next if next < panels.end => (next, starts),
                     _ => (panels.start, &later[..later.len().min(ROWS)]),
                 };
-                let ahead = Ahead::new(weights, step, dest.floats(next * COLUMNS), rows_of_next);
-                tile(&At { row: rows.start, starts, panel }, &ahead);
+                let prefetch = Prefetch::new(weights, step, dest.floats(next * COLUMNS), rows_of_next);
+                tile(&At { row: rows.start, starts, panel }, &prefetch);
             }
         }
     }
@@ -115,7 +116,7 @@ fn each_tile<'a, X, W>(
 /// The weights of a panel.
 struct Panel<'a, W> {
     weight: &'a [W],
-    ahead: &'a Ahead<'a, W>,
+    prefetch: &'a Prefetch<'a, W>,
 }
 
 /// [`tile_i8`] of `rows` rows.
@@ -173,7 +174,7 @@ fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, ti
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, at: &At<'_>, dest: &Dest<'_>) {
-    if !whole::finish(epilogue, tile, at.starts, at.panel, dest) {
+    if !full_panels::finish(epilogue, tile, at.starts, at.panel, dest) {
         finish::finish(epilogue, tile, at.starts, at.panel, dest);
     }
 }
@@ -209,7 +210,7 @@ fn tile_i8<const R: usize>(
     start: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
-    let Panel { weight, ahead } = panel;
+    let Panel { weight, prefetch } = panel;
     let groups = weight.len() / (4 * COLUMNS);
     assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
     // SAFETY: `start` holds two registers.
@@ -268,8 +269,8 @@ fn tile_i8<const R: usize>(
                 row_i8!(acc[13], b, "{x} + {s}", x[4], stride);
             }
         }
-        ahead.bring_weights(group);
-        ahead.bring_results(group);
+        prefetch.weights(group);
+        prefetch.results(group);
         w = w.wrapping_add(4 * COLUMNS);
         x = x.map(|x| x.wrapping_add(4));
     }
@@ -286,7 +287,7 @@ fn tile_i8<const R: usize>(
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
-    let Panel { weight, ahead } = panel;
+    let Panel { weight, prefetch } = panel;
     let k = weight.len() / COLUMNS;
     assert!(input.len() >= (R - 1) * stride + k, "a tile's rows are whole");
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
@@ -300,7 +301,7 @@ fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>,
             acc[0] = _mm512_fmadd_ps(a, b[0], acc[0]);
             acc[1] = _mm512_fmadd_ps(a, b[1], acc[1]);
         }
-        ahead.bring_weights(i);
+        prefetch.weights(i);
         // Never read beyond the last row of weights.
         (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
     }

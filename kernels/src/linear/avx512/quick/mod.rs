@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 
 use super::super::epilogue::Epilogue;
 use super::super::spec::Store;
-use super::whole::whole;
+use super::full_panels::panel_values;
 use super::{COLUMNS, ROWS, Tile};
 use crate::pool::Parts;
 use crate::reference::{self, math::ROUNDER};
@@ -49,7 +49,7 @@ impl Plan {
     pub(in super::super) fn new(epilogue: &Epilogue, reach: impl Fn(usize) -> i64) -> Option<Plan> {
         let Store::Codes(recip) = &epilogue.store else { return None };
         let recip = &recip[..epilogue.n];
-        if !epilogue.gelu || !epilogue.tame || recip.iter().any(|r| *r != recip[0]) {
+        if !epilogue.gelu || !epilogue.skips_range_checks || recip.iter().any(|r| *r != recip[0]) {
             return None;
         }
         let recip = *recip.first()?;
@@ -263,7 +263,8 @@ impl<'a> Late<'a> {
     fn codes<const FAR: bool, const FLOATS: bool>(&mut self) {
         let (plan, epilogue, (starts, first)) = (self.plan, self.epilogue, self.last);
         let Some(&start) = starts.first() else { return };
-        let registers = Registers::new(whole(&epilogue.factor, first), whole(&plan.bias, first), &plan.fit);
+        let registers =
+            Registers::new(panel_values(&epilogue.factor, first), panel_values(&plan.bias, first), &plan.fit);
         let (rows, stride) = (starts.len(), code_stride(epilogue.n));
         // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place: rows of codes follow each
         // other.

@@ -1,7 +1,7 @@
-//! The blocks of Swin-T at batches of 1 and 8: their ops one after the other over all rows, and as a chain over groups of
-//! windows. For each product the share of the processor's peak, as in `linear`; for the other ops and the block the time.
+//! The blocks of Swin-T at batches of 1 and 8, run op by op over all rows and as fused blocks. Prints the time of each op and
+//! of the block, and for each linear its share of the processor's peak rate, as the bench `linear` does.
 //!
-//! `cargo bench -p swinq-kernels --bench chain [-- STAGE]`; all cores unless `THREADS` says otherwise.
+//! `cargo bench -p swinq-kernels --bench fused_block [-- STAGE]`; all cores unless `THREADS` says otherwise.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::{STAGES, Stage, aligned, step, values};
 use swinq_kernels::attention::{AttentionIn, AttentionSpec, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{
-    AlignedBuf, AttentionQuant, Chain, Cpu, LayerNorm, Link, Pool, Probs, RowMap, RowOut, RowStore,
+    AlignedBuf, AttentionQuant, BlockOp, Cpu, FusedBlock, LayerNorm, Pool, Probs, RowMap, RowOut, RowStore,
     code_stride, probe,
 };
 
@@ -20,8 +20,8 @@ use swinq_kernels::{
 const WINDOW: usize = 49;
 const SIDE: usize = 7;
 
-/// Rows of a group, as in the engine.
-const GROUP: usize = 196;
+/// Rows of a task, as in the engine.
+const TASK_ROWS: usize = 196;
 
 /// Samples, and runs of each, of which the fastest counts.
 const SAMPLES: usize = 15;
@@ -29,30 +29,30 @@ const RUNS: usize = 5;
 
 const NAMES: [&str; 7] = ["norm1", "qkv", "attention", "proj", "norm2", "fc1", "fc2"];
 
-/// Inputs and columns of an op in channels of the stage; no inputs if it is no product.
+/// Inputs and columns of each op in multiples of the stage's channels; 0 inputs for ops other than linears.
 const SIZES: [(usize, usize); 7] = [(0, 1), (1, 3), (0, 1), (1, 1), (0, 1), (1, 4), (4, 1)];
 
 struct Block {
-    links: Vec<Link>,
+    ops: Vec<BlockOp>,
     map: Arc<RowMap>,
-    chain: Chain,
+    fused: FusedBlock,
     channels: usize,
 }
 
-fn product(cpu: Cpu, k: usize, n: usize, gelu: bool, store: Store) -> Link {
+fn linear(cpu: Cpu, k: usize, n: usize, gelu: bool, store: Store) -> BlockOp {
     let codes: Vec<i8> = (0..n * k).map(|i| (i * 7919 % 255) as i8).collect();
     let bias: Vec<f32> = (0..n).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect();
     let spec = LinearSpec { n, k, bias: Some(&bias), output: None, gelu, store };
     let spread = vec![1.0 / (5000.0 * (k as f32).sqrt()); n];
-    Link::LinearI8(Arc::new(LinearI8::new(cpu, spec, &codes, &spread)))
+    BlockOp::LinearI8(Arc::new(LinearI8::new(cpu, spec, &codes, &spread)))
 }
 
-fn norm(cpu: Cpu, channels: usize) -> Link {
+fn norm(cpu: Cpu, channels: usize) -> BlockOp {
     let (gamma, beta, store) = (vec![1.0; channels], vec![0.0; channels], RowStore::Codes(step(0.03)));
-    Link::Norm(Arc::new(LayerNorm::new(cpu, &gamma, &beta, 1e-5, store)))
+    BlockOp::Norm(Arc::new(LayerNorm::new(cpu, &gamma, &beta, 1e-5, store)))
 }
 
-fn attention(cpu: Cpu, stage: Stage) -> Link {
+fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
     let Stage { tokens, channels, heads } = stage;
     let site = Some(step(0.03));
     let spec = AttentionSpec {
@@ -66,7 +66,7 @@ fn attention(cpu: Cpu, stage: Stage) -> Link {
         quant: AttentionQuant { q: site, k: site, v: site, scores: None, probs: Probs::U8 },
         store: RowStore::Codes(step(0.03)),
     };
-    Link::Attention(Arc::new(WindowAttention::new(cpu, spec)))
+    BlockOp::Attention(Arc::new(WindowAttention::new(cpu, spec)))
 }
 
 /// The windows of a square grid.
@@ -85,21 +85,21 @@ impl Block {
         let c = stage.channels;
         let codes = |n: usize| Store::Codes(vec![30.0; n]);
         let residual = || Store::Residual { branch: None, shortcut: None };
-        let links = vec![
+        let ops = vec![
             norm(cpu, c),
-            product(cpu, c, 3 * c, false, codes(3 * c)),
+            linear(cpu, c, 3 * c, false, codes(3 * c)),
             attention(cpu, stage),
-            product(cpu, c, c, false, residual()),
+            linear(cpu, c, c, false, residual()),
             norm(cpu, c),
-            product(cpu, c, 4 * c, true, codes(4 * c)),
-            product(cpu, 4 * c, c, false, residual()),
+            linear(cpu, c, 4 * c, true, codes(4 * c)),
+            linear(cpu, 4 * c, c, false, residual()),
         ];
         let map = Arc::new(partition(stage.tokens));
-        let chain = Chain::new(links.clone(), Arc::clone(&map), c, GROUP);
-        Block { links, map, chain, channels: c }
+        let fused = FusedBlock::new(ops.clone(), Arc::clone(&map), c, TASK_ROWS);
+        Block { ops, map, fused, channels: c }
     }
 
-    /// The ops one after the other; `memory` is what lies between them.
+    /// The ops one after the other; `memory` holds their intermediate results.
     fn apart(
         &self,
         pool: &mut Pool,
@@ -109,19 +109,21 @@ impl Block {
     ) -> Vec<Duration> {
         let rows = images * self.map.rows().len();
         let mut times = Vec::new();
-        for (link, (inputs, columns)) in self.links.iter().zip(SIZES) {
+        for (op, (inputs, columns)) in self.ops.iter().zip(SIZES) {
             let [read, write] = memory;
             let out = &mut write.as_u8_mut()[..rows * code_stride(columns * self.channels)];
             let input = |columns: usize| &read.as_u8()[..rows * code_stride(columns * self.channels)];
             let (start, map) = (Instant::now(), &*self.map);
-            match link {
-                Link::Norm(op) => op.run(pool, images, stream, map, RowOut::Codes(out)),
-                Link::Attention(op) => op.run(pool, images, AttentionIn::Codes(input(3)), RowOut::Codes(out)),
-                Link::LinearI8(op) if columns == 1 => {
-                    op.run(pool, rows, input(inputs), LinearOut::Residual { stream, map });
+            match op {
+                BlockOp::Norm(norm) => norm.run(pool, images, stream, map, RowOut::Codes(out)),
+                BlockOp::Attention(attention) => {
+                    attention.run(pool, images, AttentionIn::Codes(input(3)), RowOut::Codes(out))
                 }
-                Link::LinearI8(op) => op.run(pool, rows, input(inputs), LinearOut::Codes(out)),
-                Link::LinearF32(_) => unreachable!("all products are of codes"),
+                BlockOp::LinearI8(linear) if columns == 1 => {
+                    linear.run(pool, rows, input(inputs), LinearOut::Residual { stream, map });
+                }
+                BlockOp::LinearI8(linear) => linear.run(pool, rows, input(inputs), LinearOut::Codes(out)),
+                BlockOp::LinearF32(_) => unreachable!("all linears are INT8"),
             }
             times.push(start.elapsed());
             memory.swap(0, 1);
@@ -159,22 +161,22 @@ fn column(samples: &[Sample], i: usize, macs: f64) -> String {
     format!("{:9.1} us {share:7}", 1e6 * time)
 }
 
-/// Both ways in turn.
+/// Measures both ways in turn.
 fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;
     let mut stream = aligned(rows * stage.channels);
     let mut memory = [(); 2].map(|()| AlignedBuf::new(rows * 4 * stage.channels));
-    let (mut apart, mut chain) = (Vec::new(), Vec::new());
+    let (mut apart, mut fused) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);
         apart.push((peak, fastest(|| block.apart(pool, images, stream.as_f32_mut(), &mut memory))));
-        chain.push((peak, fastest(|| block.chain.run_timed(pool, images, stream.as_f32_mut()))));
+        fused.push((peak, fastest(|| block.fused.run_timed(pool, images, stream.as_f32_mut()))));
     }
     for (i, name) in NAMES.into_iter().chain(["block"]).enumerate() {
         let (inputs, columns) = SIZES.get(i).copied().unwrap_or_default();
         let macs = (rows * inputs * columns * stage.channels.pow(2)) as f64;
-        println!("  {name:10} {}  {}", column(&apart, i, macs), column(&chain, i, macs));
+        println!("  {name:10} {}  {}", column(&apart, i, macs), column(&fused, i, macs));
     }
 }
 
@@ -188,7 +190,7 @@ fn main() {
             STAGES.into_iter().enumerate().filter(|(i, _)| only.is_none_or(|only| only == i + 1))
         {
             let (isa, threads) = (cpu.isa(), pool.threads());
-            println!("stage {}, batch {images}, {threads} threads, {isa}: one by one, as a chain", i + 1);
+            println!("stage {}, batch {images}, {threads} threads, {isa}: op by op, fused", i + 1);
             bench(cpu, &mut pool, stage, images);
         }
     }

@@ -1,4 +1,4 @@
-//! Chains against their ops one after the other, bit for bit, for every implementation of this processor.
+//! Fused blocks against the same ops run one after the other, bit for bit, for every implementation on this processor.
 
 mod support;
 
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Chain, Cpu, LayerNorm, LinearF32, LinearI8, LinearOut,
-    LinearSpec, Link, Pool, Probs, RowMap, RowOut, RowStore, Store, WindowAttention, code_stride,
+    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8,
+    LinearOut, LinearSpec, Pool, Probs, RowMap, RowOut, RowStore, Store, WindowAttention, code_stride,
 };
 
 /// Sizes of a block: heads, channels of a head, hidden channels.
@@ -27,8 +27,8 @@ const CASES: [(Shape, Grid); 5] = [
     (Shape(2, 32, 130), Grid(64, 3, 15)),
 ];
 
-/// Ops of a block, each with the columns that it leaves and whether these are codes; `None` is added to the stream.
-type Ops = Vec<(Link, Option<(usize, bool)>)>;
+/// Ops of a block, each with the columns of its result and whether they are codes; `None` is added to the stream.
+type Ops = Vec<(BlockOp, Option<(usize, bool)>)>;
 
 /// Makes ops of a block; each bit of `kind` is a choice between two recipes.
 struct Maker {
@@ -53,19 +53,19 @@ impl Maker {
         }
     }
 
-    fn norm(&mut self, c: usize, int8: bool) -> (Link, Option<(usize, bool)>) {
+    fn norm(&mut self, c: usize, int8: bool) -> (BlockOp, Option<(usize, bool)>) {
         let (gamma, beta) = (self.rng.floats(c, 1.0), self.rng.floats(c, 0.5));
         let op = LayerNorm::new(self.cpu, &gamma, &beta, 1e-5, self.row_store(int8));
-        (Link::Norm(Arc::new(op)), Some((c, int8)))
+        (BlockOp::Norm(Arc::new(op)), Some((c, int8)))
     }
 
-    fn product(
+    fn linear(
         &mut self,
         (k, n): (usize, usize),
         int8: bool,
         gelu: bool,
         store: Store,
-    ) -> (Link, Option<(usize, bool)>) {
+    ) -> (BlockOp, Option<(usize, bool)>) {
         let left = match store {
             Store::Residual { .. } => None,
             Store::Codes(_) => Some((n, true)),
@@ -76,10 +76,10 @@ impl Maker {
         let spec = LinearSpec { n, k, bias: Some(&bias), output, gelu, store };
         let op = if int8 {
             let codes: Vec<i8> = self.rng.bytes(n * k).into_iter().map(|b| b as i8).collect();
-            Link::LinearI8(Arc::new(LinearI8::new(self.cpu, spec, &codes, &vec![0.0004; n])))
+            BlockOp::LinearI8(Arc::new(LinearI8::new(self.cpu, spec, &codes, &vec![0.0004; n])))
         } else {
             let weight = self.rng.floats(n * k, 0.2);
-            Link::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &weight)))
+            BlockOp::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &weight)))
         };
         (op, left)
     }
@@ -107,14 +107,14 @@ impl Maker {
             quant,
             store: self.row_store(proj),
         };
-        let attention = (Link::Attention(Arc::new(WindowAttention::new(self.cpu, spec))), Some((c, proj)));
+        let attention = (BlockOp::Attention(Arc::new(WindowAttention::new(self.cpu, spec))), Some((c, proj)));
         let store = if codes { Store::Codes(vec![25.0; 3 * c]) } else { Store::F32 };
         let residual = self.residual();
         vec![
             self.norm(c, qkv),
-            self.product((c, 3 * c), qkv, false, store),
+            self.linear((c, 3 * c), qkv, false, store),
             attention,
-            self.product((c, c), proj, false, residual),
+            self.linear((c, c), proj, false, residual),
         ]
     }
 
@@ -125,8 +125,8 @@ impl Maker {
         let residual = self.residual();
         vec![
             self.norm(c, fc1),
-            self.product((c, hidden), fc1, true, store),
-            self.product((hidden, c), fc2, false, residual),
+            self.linear((c, hidden), fc1, true, store),
+            self.linear((hidden, c), fc2, false, residual),
         ]
     }
 }
@@ -168,22 +168,22 @@ impl Rows {
 fn one_by_one(ops: &Ops, map: &RowMap, images: usize, stream: &mut [f32]) {
     let (mut pool, rows) = (Pool::new(1), images * map.rows().len());
     let mut before = Rows::F32(Vec::new());
-    for (link, left) in ops {
+    for (op, left) in ops {
         let mut after = left.map(|left| Rows::new(rows, left));
         let pool = &mut pool;
-        match (link, &before, &mut after) {
-            (Link::Norm(op), _, Some(after)) => op.run(pool, images, stream, map, after.out()),
-            (Link::Attention(op), Rows::Codes(x), Some(after)) => {
-                op.run(pool, images, AttentionIn::Codes(x), after.out());
+        match (op, &before, &mut after) {
+            (BlockOp::Norm(norm), _, Some(after)) => norm.run(pool, images, stream, map, after.out()),
+            (BlockOp::Attention(attention), Rows::Codes(x), Some(after)) => {
+                attention.run(pool, images, AttentionIn::Codes(x), after.out());
             }
-            (Link::Attention(op), Rows::F32(x), Some(after)) => {
-                op.run(pool, images, AttentionIn::F32(x), after.out());
+            (BlockOp::Attention(attention), Rows::F32(x), Some(after)) => {
+                attention.run(pool, images, AttentionIn::F32(x), after.out());
             }
-            (Link::LinearI8(op), Rows::Codes(x), after) => {
-                op.run(pool, rows, x, linear_out(after, stream, map));
+            (BlockOp::LinearI8(linear), Rows::Codes(x), after) => {
+                linear.run(pool, rows, x, linear_out(after, stream, map));
             }
-            (Link::LinearF32(op), Rows::F32(x), after) => {
-                op.run(pool, rows, x, linear_out(after, stream, map));
+            (BlockOp::LinearF32(linear), Rows::F32(x), after) => {
+                linear.run(pool, rows, x, linear_out(after, stream, map));
             }
             _ => panic!("an op cannot read what the op before it wrote"),
         }
@@ -206,7 +206,7 @@ fn ops(cpu: Cpu, kind: u32, shape: Shape, grid: Grid) -> Ops {
 }
 
 #[test]
-fn a_chain_is_its_ops_one_after_the_other() {
+fn a_fused_block_equals_its_ops_one_after_the_other() {
     for_each_cpu(|cpu| {
         let mut kinds = Rng(7);
         // The first kinds have everything in codes.
@@ -218,16 +218,16 @@ fn a_chain_is_its_ops_one_after_the_other() {
                     let before = stream.clone();
                     let mut want = stream.clone();
                     one_by_one(&ops, &map, images, &mut want);
-                    let links = ops.iter().map(|(link, _)| link.clone()).collect();
-                    let chain = Chain::new(links, Arc::clone(&map), c, rows);
+                    let block_ops = ops.iter().map(|(op, _)| op.clone()).collect();
+                    let block = FusedBlock::new(block_ops, Arc::clone(&map), c, rows);
                     let what = format!("{} case {case}, kind {kind:#x}, {images} images", cpu.isa());
                     let mut pool = Pool::new(threads);
-                    chain.run(&mut pool, images, &mut stream);
+                    block.run(&mut pool, images, &mut stream);
                     assert_same(&stream, &want, &what);
                     assert_varied(&stream, &what);
                     assert!(stream != before, "{what}: nothing was added");
                     stream.copy_from_slice(&before);
-                    assert_eq!(chain.run_timed(&mut pool, images, &mut stream).len(), ops.len());
+                    assert_eq!(block.run_timed(&mut pool, images, &mut stream).len(), ops.len());
                     assert_same(&stream, &want, &what);
                 }
             }
@@ -236,18 +236,18 @@ fn a_chain_is_its_ops_one_after_the_other() {
 }
 
 #[test]
-#[should_panic(expected = "cannot read what the op before it leaves")]
+#[should_panic(expected = "cannot read the result of the op before it")]
 fn ops_that_do_not_fit_are_refused() {
     let cpu = Cpu::available()[0];
     let (shape, grid) = CASES[0];
     let mut maker = Maker { cpu, kind: 0, rng: Rng(1) };
-    let links = [maker.norm(96, false), maker.product((96, 96), true, false, Store::F32)];
-    Chain::new(links.map(|(link, _)| link).to_vec(), map(grid), shape.0 * shape.1, 49);
+    let ops = [maker.norm(96, false), maker.linear((96, 96), true, false, Store::F32)];
+    FusedBlock::new(ops.map(|(op, _)| op).to_vec(), map(grid), shape.0 * shape.1, 49);
 }
 
 #[test]
-#[should_panic(expected = "nothing reads what the last op leaves")]
-fn a_chain_ends_in_the_stream() {
+#[should_panic(expected = "nothing reads the result of the last op")]
+fn the_last_op_must_add_to_the_stream() {
     let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
-    Chain::new(vec![maker.norm(96, true).0], map(CASES[0].1), 96, 49);
+    FusedBlock::new(vec![maker.norm(96, true).0], map(CASES[0].1), 96, 49);
 }

@@ -27,10 +27,10 @@ pub(super) fn finish<T: Lanes>(
         return false;
     }
     match (dest, &epilogue.store, epilogue.gelu) {
-        (Dest::Codes(out), Store::Codes(recip), false) if epilogue.tame => {
+        (Dest::Codes(out), Store::Codes(recip), false) if epilogue.skips_range_checks => {
             codes::<T, false>(epilogue, recip, first, tile, starts, out);
         }
-        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.tame => {
+        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.skips_range_checks => {
             codes::<T, true>(epilogue, recip, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
@@ -52,7 +52,10 @@ impl Columns {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn new(epilogue: &Epilogue, first: usize) -> Columns {
-        Columns { factor: both(whole(&epilogue.factor, first)), bias: both(whole(&epilogue.bias, first)) }
+        Columns {
+            factor: both(panel_values(&epilogue.factor, first)),
+            bias: both(panel_values(&epilogue.bias, first)),
+        }
     }
 
     /// The values of a row of accumulators.
@@ -89,7 +92,7 @@ impl Columns {
 
 /// The values of the columns from `first` on.
 #[inline(always)]
-pub(super) fn whole(values: &[f32], first: usize) -> &[f32; COLUMNS] {
+pub(super) fn panel_values(values: &[f32], first: usize) -> &[f32; COLUMNS] {
     values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to whole panels")
 }
 
@@ -150,7 +153,7 @@ fn codes<T: Lanes, const GELU: bool>(
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
-    let (columns, recip) = (Columns::new(epilogue, first), both(whole(recip, first)));
+    let (columns, recip) = (Columns::new(epilogue, first), both(panel_values(recip, first)));
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         // The last row of an odd number is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
