@@ -161,16 +161,10 @@ impl SiteSpec {
     }
 }
 
-const SHIPPED: [(&str, &str); 3] = [
-    ("default", include_str!("../../configs/quant/default.yaml")),
-    ("mode1", include_str!("../../configs/quant/mode1.yaml")),
-    ("mode2", include_str!("../../configs/quant/mode2.yaml")),
-];
-
 impl Recipe {
     /// A shipped recipe: `default`, `mode1` or `mode2`. `None` for other names.
     pub fn shipped(name: &str) -> Option<Recipe> {
-        let (_, text) = SHIPPED.iter().find(|(n, _)| *n == name)?;
+        let text = swinq_configs::find(swinq_configs::QUANT, name)?;
         Some(Recipe::from_yaml(name, text).expect("the shipped recipes are well formed"))
     }
 

@@ -65,7 +65,7 @@ const DROP_PATH: f64 = 0.1;
 
 /// Names of the shipped configurations.
 pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
-    presets::PRESETS.iter().map(|(name, _)| *name)
+    swinq_configs::SWIN.iter().map(|(name, _)| *name)
 }
 
 /// Loads a configuration written in Microsoft's keys: its `BASE` files (relative to the file), then the file, then

@@ -178,7 +178,7 @@ fn bombs_are_refused_quickly() {
 proptest::proptest! {
     #[test]
     fn mutated_files_never_panic(cuts in proptest::collection::vec((0usize..600, 0u8..=255), 1..6)) {
-        let mut bytes = presets::PRESETS[9].1.as_bytes().to_vec();
+        let mut bytes = swinq_configs::SWIN[9].1.as_bytes().to_vec();
         for (at, byte) in cuts {
             let at = at % bytes.len();
             bytes[at] = byte;

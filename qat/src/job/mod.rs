@@ -46,13 +46,6 @@ const DEFAULT_EPOCHS: f64 = 3.0;
 /// Largest job file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-const SHIPPED: [(&str, &str); 4] = [
-    ("default", include_str!("../../../configs/qat/default.yaml")),
-    ("mode1_kl", include_str!("../../../configs/qat/mode1_kl.yaml")),
-    ("w4", include_str!("../../../configs/qat/w4.yaml")),
-    ("finetune", include_str!("../../../configs/qat/finetune.yaml")),
-];
-
 /// A training job with every value effective and checked. Paths are relative to the current folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -161,8 +154,8 @@ impl Job {
     /// # Errors
     /// An unreadable file, an unknown key (with the nearest), a value that its key cannot have.
     pub fn load(name_or_path: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
-        match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
-            Some((name, text)) => Job::from_yaml(name, text, overrides),
+        match Job::shipped(name_or_path) {
+            Some(text) => Job::from_yaml(name_or_path, text, overrides),
             None => Job::from_yaml(name_or_path, &read_bounded(Path::new(name_or_path))?, overrides),
         }
     }
@@ -187,12 +180,12 @@ impl Job {
 
     /// The text of a shipped job, comments included. `None` for other names.
     pub fn shipped(name: &str) -> Option<&'static str> {
-        SHIPPED.iter().find(|(shipped, _)| *shipped == name).map(|(_, text)| *text)
+        swinq_configs::find(swinq_configs::QAT, name)
     }
 
     /// Names of the shipped jobs.
     pub fn shipped_names() -> impl Iterator<Item = &'static str> {
-        SHIPPED.iter().map(|(name, _)| *name)
+        swinq_configs::QAT.iter().map(|(name, _)| *name)
     }
 
     /// The length of the run.

@@ -1,0 +1,38 @@
+//! Every YAML file of the folders is embedded under its own name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use swinq_configs::{Named, QAT, QUANT, SWIN, find};
+
+/// Name and text of every YAML file in a folder of this crate.
+fn files(folder: &str) -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(path.extension().unwrap(), "yaml", "{} is not YAML", path.display());
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        files.insert(name, fs::read_to_string(&path).unwrap());
+    }
+    files
+}
+
+fn embedded(table: &[Named]) -> BTreeMap<String, String> {
+    table.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+}
+
+#[test]
+fn every_file_is_embedded() {
+    for (folder, table) in [("swin", SWIN), ("quant", QUANT), ("qat", QAT)] {
+        assert_eq!(embedded(table), files(folder), "configs/{folder}");
+        assert_eq!(embedded(table).len(), table.len(), "configs/{folder}: a name is listed twice");
+    }
+}
+
+#[test]
+fn an_entry_is_found_by_its_whole_name() {
+    assert_eq!(find(QUANT, "mode1"), Some(files("quant")["mode1"].as_str()));
+    assert_eq!(find(QUANT, "mode"), None);
+}
