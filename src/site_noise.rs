@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use swinq_eval::Distortion;
-use swinq_model::float::{Attention, FakeQuant, Float, Sites, Swin};
+use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
 use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 
 /// Signal to noise in dB at every enabled activation site of `model`, over the images of `batch`, in a forward that
@@ -28,11 +28,11 @@ struct Noise<'a> {
 }
 
 impl Noise<'_> {
-    fn note(&mut self, site: Site, exact: &Tensor, rounded: &Tensor) -> Result<(), ModelError> {
+    fn note(&mut self, site: Site, exact: &Tensor, rounded: &Tensor) -> Result<(), FloatError> {
         let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         let (exact, rounded) = (values(exact)?, values(rounded)?);
         let distortion = self.found.entry(site).or_default();
-        distortion.update(&exact, &rounded).map_err(|e| ModelError::site(site, e.to_string()))
+        distortion.update(&exact, &rounded).map_err(|e| ModelError::site(site, e.to_string()).into())
     }
 
     fn is_on(&self, site: Site) -> bool {
@@ -41,7 +41,7 @@ impl Noise<'_> {
 }
 
 impl Sites for Noise<'_> {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         let rounded = self.fake.activation(site, x.clone())?;
         if self.is_on(site) {
             self.note(site, &x, &rounded)?;
@@ -49,15 +49,15 @@ impl Sites for Noise<'_> {
         Ok(rounded)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         self.fake.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         Float.attend(site, logits, v)
     }
 
-    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         let rounded = self.fake.attention(attention)?;
         let block = attention.block;
         let [q, k, v] = attention.split()?;

@@ -12,7 +12,7 @@ use common::{float_model, sample_data};
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
-use swinq_model::float::{FakeQuant, FloatClassifier, Swin};
+use swinq_float::{FakeQuant, FloatClassifier, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BoxError, Classifier, Kind, Logits, QuantizedModel, Recipe, Rule, Transform};
 

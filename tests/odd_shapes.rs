@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_eval::{Collected, collect, fidelity};
+use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Engine, EngineOptions, TracedValues};
 use swinq_kernels::Cpu;
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
-use swinq_model::float::FloatClassifier;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Batch, BatchSource, BoxError, Classifier, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,

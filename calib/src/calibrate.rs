@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use candle_core::Device;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use swinq_model::float::Swin;
+use swinq_float::{FloatError, Swin};
 use swinq_model::quantized::{FloatModel, check_range};
-use swinq_model::{Batch, BatchSource, Calibrator, ModelError, QuantizedModel, Recipe, Site, SiteSpec};
+use swinq_model::{Batch, BatchSource, Calibrator, QuantizedModel, Recipe, Site, SiteSpec};
 
 use crate::calibrator::amax;
 use crate::error::CalibError;
@@ -118,7 +118,7 @@ impl Pass {
         let forward = if images.device().is_cpu() { FORWARD } else { FORWARD_ON_DEVICE };
         for first in (0..batch.len()).step_by(forward) {
             let images =
-                images.narrow(0, first, forward.min(batch.len() - first)).map_err(ModelError::from)?;
+                images.narrow(0, first, forward.min(batch.len() - first)).map_err(FloatError::from)?;
             swin.forward(&images, &mut self.observe)?;
         }
         self.hash.update(&batch.pixels);

@@ -1,5 +1,6 @@
 //! What can go wrong between a float model and a quantized one.
 
+use swinq_float::FloatError;
 use swinq_model::{BoxError, Calibrator, ModelError, Site};
 
 /// An error of this crate. Every message names the site, tensor or batch at fault and what to do about it.
@@ -93,7 +94,10 @@ pub enum CalibError {
         /// Images observed until then.
         images: usize,
     },
-    /// The model, its recipe or its forward failed.
+    /// The model or its recipe is at fault.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The float forward failed.
+    #[error(transparent)]
+    Float(#[from] FloatError),
 }

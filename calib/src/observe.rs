@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Storage, Tensor};
-use swinq_model::float::{Float, Sites, ops};
+use swinq_float::{Float, FloatError, Sites, ops};
 use swinq_model::{ModelError, Site};
 
 use crate::error::CalibError;
@@ -31,7 +31,7 @@ impl Observe {
     }
 
     /// Counts `x` in host memory, where it is copied to if it is elsewhere.
-    fn record(&mut self, site: Site, x: &Tensor) -> Result<(), ModelError> {
+    fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
         let x = x.contiguous()?.to_device(&Device::Cpu)?;
         let (storage, layout) = x.storage_and_layout();
@@ -42,21 +42,21 @@ impl Observe {
     }
 }
 
-fn refused(site: Site, error: &CalibError) -> ModelError {
+fn refused(site: Site, error: &CalibError) -> FloatError {
     let problem = format!(
         "{error}; the float model overflows or its checkpoint or preprocessing is wrong: check that it classifies with \
          `swinq eval` before calibrating"
     );
-    ModelError::site(site, problem)
+    ModelError::site(site, problem).into()
 }
 
 impl Sites for Observe {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         self.record(site, &x)?;
         Ok(x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         Float.weight(site, w)
     }
 
@@ -64,7 +64,7 @@ impl Sites for Observe {
         self.histograms.contains_key(&site)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         if self.histograms.contains_key(&site) {
             self.record(site, &ops::softmax(&logits)?)?;
         }

@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 
 use candle_core::{Device, Tensor};
 use swinq_calib::{CalibError, CalibrateOptions, Calibrated, Observe, amax, calibrate, quantize};
-use swinq_model::float::{FakeQuant, Float, Sites, Swin, ops};
+use swinq_float::{FakeQuant, Float, FloatError, Sites, Swin, ops};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{
-    Batch, BatchSource, BoxError, Calibrator, HostTensor, ModelError, Recipe, Rule, Site, StateDict,
-    SwinConfig, Transform,
+    Batch, BatchSource, BoxError, Calibrator, HostTensor, Recipe, Rule, Site, StateDict, SwinConfig,
+    Transform,
 };
 
 /// SplitMix64's numbers in [-1, 1).
@@ -104,23 +104,23 @@ fn site(name: &str) -> Site {
 struct Keep(BTreeMap<Site, Vec<f32>>);
 
 impl Keep {
-    fn keep(&mut self, site: Site, x: &Tensor) -> Result<(), ModelError> {
+    fn keep(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         self.0.entry(site).or_default().extend(x.flatten_all()?.to_vec1::<f32>()?);
         Ok(())
     }
 }
 
 impl Sites for Keep {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         self.keep(site, &x)?;
         Ok(x)
     }
 
-    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         Ok(w.clone())
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         self.keep(site, &ops::softmax(&logits)?)?;
         Float.attend(site, logits, v)
     }

@@ -54,10 +54,6 @@ pub enum ModelError {
         /// What is wrong with it and what to do.
         problem: String,
     },
-    /// The float forward failed.
-    #[cfg(feature = "float")]
-    #[error("float forward: {0}")]
-    Candle(#[from] candle_core::Error),
 }
 
 impl ModelError {

@@ -1,5 +1,5 @@
 //! Swin Transformer classifiers as swinq sees them: architecture, parameters, sites, recipes, and the
-//! quantized-checkpoint format. With the default feature `float`, also the one float forward (candle).
+//! quantized-checkpoint format.
 
 pub mod arch;
 pub mod atomic;
@@ -8,8 +8,6 @@ pub mod checkpoint;
 pub mod config;
 pub mod draws;
 pub mod error;
-#[cfg(feature = "float")]
-pub mod float;
 pub mod params;
 pub mod pattern;
 pub mod quantized;

@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_float::tape::Passes;
 use swinq_model::checkpoint::{LoadOptions, load_float};
-use swinq_model::float::tape::Passes;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, load_config, random_model};
 use swinq_qat::job::Job;

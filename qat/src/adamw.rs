@@ -9,7 +9,7 @@ mod cuda;
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 use rayon::prelude::*;
-use swinq_model::float::tape::Passes;
+use swinq_float::tape::Passes;
 
 use crate::job::OptimizerKeys;
 

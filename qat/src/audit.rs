@@ -1,7 +1,7 @@
 //! Where a network first went non-finite.
 
 use candle_core::Tensor;
-use swinq_model::ModelError;
+use swinq_float::FloatError;
 
 /// Looks at tensors in the order of a forward and keeps the first that holds a NaN or an infinity.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ impl Audit {
     ///
     /// # Errors
     /// Those of candle.
-    pub fn look(&mut self, name: &str, x: &Tensor) -> Result<(), ModelError> {
+    pub fn look(&mut self, name: &str, x: &Tensor) -> Result<(), FloatError> {
         if self.first.is_none()
             && let Some((index, value)) = not_finite(x)?
         {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use swinq_calib::CalibError;
+use swinq_float::FloatError;
 use swinq_model::batch::BoxError;
 use swinq_model::{ModelError, Site};
 
@@ -20,6 +21,9 @@ pub enum QatError {
     /// A model or checkpoint.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The float forward failed.
+    #[error(transparent)]
+    Float(#[from] FloatError),
     /// The quantization of the result.
     #[error(transparent)]
     Calib(#[from] CalibError),

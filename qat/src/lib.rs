@@ -1,7 +1,7 @@
 //! Quantization-aware training: from a calibrated checkpoint to one as good as the float model.
 //!
 //! [`Job`] says what is trained and how; [`Trainer`] makes the steps: forward through the network's one description
-//! ([`swinq_model::float`]) with [`sites::TrainSites`] at its sites, backward over its tape, AdamW. [`run()`] is a whole
+//! ([`swinq_float`]) with [`sites::TrainSites`] at its sites, backward over its tape, AdamW. [`run()`] is a whole
 //! training with checkpoints, records and validation. Images and the engine that validates are the caller's.
 
 pub mod adamw;

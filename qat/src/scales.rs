@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, largest_code, weight_scales};
+use swinq_float::ops::taped::{Fake, FakeWeight, Learned};
 use swinq_kernels::Quantizer;
-use swinq_model::float::ops::taped::{Fake, FakeWeight, Learned};
 use swinq_model::quantized::SiteState;
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
 

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_model::float::ops::taped::{self, AttentionSites, FakeProbs};
-use swinq_model::float::tape::Tape;
-use swinq_model::float::{Attention, LinearWeights, Sites};
+use swinq_float::ops::taped::{self, AttentionSites, FakeProbs};
+use swinq_float::tape::Tape;
+use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::quantized::SiteState;
 use swinq_model::{BlockId, Kind, Linear, ModelError, Operand, QuantizedModel, Site};
 
@@ -57,7 +57,7 @@ impl TrainSites {
         }
     }
 
-    fn seen(&mut self, site: Site, x: &Tensor) -> Result<(), ModelError> {
+    fn seen(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         if let Some(audit) = &mut self.audit {
             audit.look(&site.to_string(), x)?;
         }
@@ -66,7 +66,7 @@ impl TrainSites {
 }
 
 impl Sites for TrainSites {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         self.seen(site, &x)?;
         if site == Site::Input(Linear::PatchEmbed) {
             // The product quantizes its patches: the same values, in a tensor that the tape knows.
@@ -84,7 +84,7 @@ impl Sites for TrainSites {
         }
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         let Site::Weight(linear) = site else { return Ok(w.clone()) };
         match self.scales.fake_weight(linear, w.elem_count()) {
             Some(fake) => Ok(taped::fake_quantize_weight(&self.tape, w, &fake)?),
@@ -92,11 +92,11 @@ impl Sites for TrainSites {
         }
     }
 
-    fn attend(&mut self, site: Site, _: Tensor, _: Tensor) -> Result<Tensor, ModelError> {
-        Err(ModelError::site(site, "is part of one operation in training"))
+    fn attend(&mut self, site: Site, _: Tensor, _: Tensor) -> Result<Tensor, FloatError> {
+        Err(ModelError::site(site, "is part of one operation in training").into())
     }
 
-    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, ModelError> {
+    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
         let patches = linear.linear == Linear::PatchEmbed;
         let x = if patches { self.fake(Site::Input(linear.linear), x)? } else { x.clone() };
         let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
@@ -109,7 +109,7 @@ impl Sites for TrainSites {
         Ok(y)
     }
 
-    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, ModelError> {
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         let block = attention.block;
         let values = attention.qkv.elem_count() / 3 / self.images;
         let (heads, n, _) = attention.bias.dims3()?;
@@ -133,7 +133,7 @@ impl Sites for TrainSites {
         Ok(mixed)
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), ModelError> {
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
         if let Some(features) = &mut self.features {
             features.insert(block, x.clone());
         }

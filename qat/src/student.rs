@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_model::float::tape::{Gradients, Passes, Tape};
-use swinq_model::float::{Float, Sites, Swin, ops::taped::squared_difference};
+use swinq_float::tape::{Gradients, Passes, Tape};
+use swinq_float::{Float, FloatError, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{
-    Batch, BlockId, HostTensor, ModelError, QuantizedModel, Site, StateDict, SwinConfig, Transform,
-};
+use swinq_model::{Batch, BlockId, HostTensor, QuantizedModel, Site, StateDict, SwinConfig, Transform};
 
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
@@ -40,15 +38,15 @@ pub struct Teacher {
 struct Capture(BTreeMap<BlockId, Tensor>);
 
 impl Sites for Capture {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         Float.activation(site, x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, ModelError> {
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         Float.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, ModelError> {
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         Float.attend(site, logits, v)
     }
 
@@ -56,7 +54,7 @@ impl Sites for Capture {
         false
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), ModelError> {
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
         self.0.insert(block, x.clone());
         Ok(())
     }

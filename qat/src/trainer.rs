@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_model::float::tape::{Gradients, Passes};
+use swinq_float::tape::{Gradients, Passes};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel};
 

@@ -6,9 +6,9 @@ use anyhow::Context;
 use candle_core::Device;
 use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
+use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Engine, EngineOptions};
 use swinq_kernels::{Cpu, Isa};
-use swinq_model::float::FloatClassifier;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate, Usage};

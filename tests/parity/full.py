@@ -1,4 +1,4 @@
-"""Writes Swins of every official shape, in every dialect, with PyTorch's logits, for `model/examples/parity.rs`.
+"""Writes Swins of every official shape, in every dialect, with PyTorch's logits, for `float/examples/parity.rs`.
 
     python tests/parity/full.py FOLDER [--only SUBSTRING]       (about 8 GB; needs torch, timm, transformers, torchvision)
 

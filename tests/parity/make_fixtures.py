@@ -1,4 +1,4 @@
-"""Writes the committed parity fixtures, model/tests/fixtures/swin_{plain,padded}.safetensors.
+"""Writes the committed parity fixtures, float/tests/fixtures/swin_{plain,padded}.safetensors.
 
     python tests/parity/make_fixtures.py        (needs torch, timm, transformers and safetensors)
 
@@ -17,7 +17,7 @@ from timm.models.swin_transformer import SwinTransformer
 
 from common import images, microsoft_state, microsoft_state_of_hf, redraw
 
-FOLDER = Path(__file__).resolve().parents[2] / "model" / "tests" / "fixtures"
+FOLDER = Path(__file__).resolve().parents[2] / "float" / "tests" / "fixtures"
 
 
 def config(name: str, size: int, policy: str, **overrides) -> dict:

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaViewMut;
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor, bail};
+use swinq_float::ops::taped::cuda::{failed, training};
 use swinq_kernels::cuda::training::AdamWStep;
-use swinq_model::float::ops::taped::cuda::{failed, training};
 
 use super::{Constants, Moments, Rule};
 

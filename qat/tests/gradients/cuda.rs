@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use swinq_model::float::tape::Passes;
+use swinq_float::tape::Passes;
 use swinq_qat::adamw::{AdamW, Update};
 use swinq_qat::job::OptimizerKeys;
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 use common::{Images, calibrated, odd, padded, random, shifted, values};
 use reference::Reference;
-use swinq_model::float::FloatClassifier;
+use swinq_float::FloatClassifier;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, Classifier, QuantizedModel, Site, SwinConfig};
 use swinq_qat::export;

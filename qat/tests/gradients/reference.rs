@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use swinq_model::float::ops::{mix, softmax};
-use swinq_model::float::{Sites, Swin};
-use swinq_model::{BlockId, Kind, ModelError, Site};
+use swinq_float::ops::{mix, softmax};
+use swinq_float::{FloatError, Sites, Swin};
+use swinq_model::{BlockId, Kind, Site};
 use swinq_qat::job::{LossKeys, Scales};
 use swinq_qat::student::Lesson;
 
@@ -142,15 +142,15 @@ impl Walk<'_> {
 }
 
 impl Sites for Walk<'_> {
-    fn activation(&mut self, site: Site, x: Tensor) -> std::result::Result<Tensor, ModelError> {
+    fn activation(&mut self, site: Site, x: Tensor) -> std::result::Result<Tensor, FloatError> {
         Ok(self.fake(site, &x)?)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> std::result::Result<Tensor, ModelError> {
+    fn weight(&mut self, site: Site, w: &Tensor) -> std::result::Result<Tensor, FloatError> {
         Ok(self.fake(site, w)?)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> std::result::Result<Tensor, ModelError> {
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> std::result::Result<Tensor, FloatError> {
         let Site::Probs(block) = site else { panic!("{site} is no site of probabilities") };
         let probs = match self.reference.probs.get(&block) {
             Some(Kind::U8) => unsigned(&logits)?,
@@ -159,7 +159,7 @@ impl Sites for Walk<'_> {
         Ok(mix(&probs, &v)?)
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> std::result::Result<(), ModelError> {
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> std::result::Result<(), FloatError> {
         self.features.insert(block, x.clone());
         Ok(())
     }

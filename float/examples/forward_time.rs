@@ -1,0 +1,84 @@
+//! Times the float forward on a random Swin-T, batch 8, and says where the time goes.
+//!
+//! ```text
+//! cargo run --release -p swinq-float --example forward_time
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_model::{Site, load_config, random_model};
+
+const RUNS: usize = 7;
+
+/// The float forward, with the time that passes before each kind of site is reached.
+struct Watch {
+    last: Instant,
+    spent: BTreeMap<String, Duration>,
+}
+
+impl Watch {
+    fn note(&mut self, key: String) {
+        *self.spent.entry(key).or_default() += self.last.elapsed();
+        self.last = Instant::now();
+    }
+
+    /// The site without its stage and block.
+    fn kind(site: Site) -> String {
+        site.to_string()
+            .split('.')
+            .filter(|part| part.parse::<usize>().is_err())
+            .skip(1)
+            .collect::<Vec<_>>()
+            .join(".")
+    }
+}
+
+impl Sites for Watch {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        self.note(Watch::kind(site));
+        Ok(x)
+    }
+
+    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(w.clone())
+    }
+
+    fn watches(&self, site: Site) -> bool {
+        !matches!(site, Site::Output(_))
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.note(Watch::kind(site));
+        let y = Float.attend(site, logits, v)?;
+        self.note("(attend)".to_owned());
+        Ok(y)
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let config = load_config("swin_tiny_patch4_window7_224", &[])?;
+    let model = random_model(&config, 1);
+    let swin = Swin::new(&model.config, &model.tensors, &Device::Cpu)?;
+    let images = Tensor::randn(0f32, 1.0, (8, 3, 224, 224), &Device::Cpu)?;
+    let mut seconds = Vec::new();
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        swin.forward(&images, &mut Float)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    println!("batch of 8: median {:.3} s, best {:.3} s of {RUNS}", seconds[RUNS / 2], seconds[0]);
+    let mut watch = Watch { last: Instant::now(), spent: BTreeMap::new() };
+    swin.forward(&images, &mut watch)?;
+    watch.note("(end)".to_owned());
+    println!("milliseconds until each kind of site:");
+    let mut spent: Vec<_> = watch.spent.into_iter().collect();
+    spent.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    for (kind, time) in spent {
+        println!("{:>9.1}  {kind}", time.as_secs_f64() * 1e3);
+    }
+    Ok(())
+}

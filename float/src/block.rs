@@ -1,0 +1,63 @@
+//! One transformer block, and the weighted product that every part of the network shares.
+
+use candle_core::Tensor;
+
+use crate::Sites;
+use crate::attention::attention;
+use crate::error::FloatError;
+use crate::ops::Ops;
+use crate::weights::{BlockWeights, LinearWeights, Windows};
+use swinq_model::arch::Stage;
+use swinq_model::site::{BlockId, Half, Operand, Site};
+
+/// The product of `x` `[rows, in]` with a weight, through its sites, and what follows it.
+pub(super) fn product(
+    x: Tensor,
+    linear: &LinearWeights,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, FloatError> {
+    let x = sites.activation(Site::Input(linear.linear), x)?;
+    sites.product(linear, &x)
+}
+
+/// What the blocks of one stage and one shift share.
+pub(super) struct BlockContext<'a> {
+    pub stage: &'a Stage,
+    /// Scale of `q k^T`.
+    pub scale: f32,
+    pub windows: &'a Windows,
+    /// `[n * n]` rows into the bias table.
+    pub relative_index: &'a Tensor,
+    pub ops: &'a Ops,
+}
+
+/// One block: `[images * tokens, c]` to the same.
+pub(super) fn block(
+    x: Tensor,
+    weights: &BlockWeights,
+    context: &BlockContext,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, FloatError> {
+    let ops = context.ops;
+    let input = ops.norm_then_gather(&x, &weights.norm1, &context.windows.partition)?;
+    let branch = attention(input, weights, context, sites)?;
+    let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
+    let hidden = product(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
+    let branch = product(hidden, &weights.fc2, sites)?;
+    let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;
+    sites.block_output(weights.id, &x)?;
+    Ok(x)
+}
+
+fn residual(
+    shortcut: Tensor,
+    branch: Tensor,
+    id: BlockId,
+    half: Half,
+    ops: &Ops,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, FloatError> {
+    let branch = sites.activation(Site::Add(id, half, Operand::Branch), branch)?;
+    let shortcut = sites.activation(Site::Add(id, half, Operand::Shortcut), shortcut)?;
+    Ok(ops.add(&shortcut, &branch)?)
+}

@@ -1,0 +1,75 @@
+//! The float forward as a [`Classifier`].
+
+use candle_core::Device;
+
+use crate::error::FloatError;
+use crate::{FakeQuant, Float, Sites, Swin};
+use swinq_model::ModelError;
+use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
+use swinq_model::quantized::{FloatModel, QuantizedModel};
+use swinq_model::tensor::StateDict;
+
+/// The float forward: of a float model, or of a quantized one in simulation.
+pub struct FloatClassifier {
+    swin: Swin,
+    transform: Transform,
+    sites: Box<dyn Sites + Send>,
+}
+
+impl FloatClassifier {
+    /// `model` in f32, on `device`.
+    ///
+    /// # Errors
+    /// What [`Swin::new`] refuses.
+    pub fn new(model: &FloatModel, device: &Device) -> Result<FloatClassifier, FloatError> {
+        Ok(FloatClassifier {
+            swin: Swin::new(&model.config, &model.tensors, device)?,
+            transform: model.transform.clone(),
+            sites: Box::new(Float),
+        })
+    }
+
+    /// Simulates `model` on `device`: its quantization in float arithmetic ([`FakeQuant`]).
+    ///
+    /// # Errors
+    /// What [`FakeQuant::new`] and [`Swin::new`] refuse.
+    pub fn simulate(model: &QuantizedModel, device: &Device) -> Result<FloatClassifier, FloatError> {
+        let sites = FakeQuant::new(model, device)?;
+        let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
+        Ok(FloatClassifier {
+            swin: Swin::new(&model.config, &tensors, device)?,
+            transform: model.transform.clone(),
+            sites: Box::new(sites),
+        })
+    }
+}
+
+impl Classifier for FloatClassifier {
+    fn classes(&self) -> usize {
+        self.swin.config().num_classes
+    }
+
+    fn input_size(&self) -> usize {
+        self.swin.config().image_size
+    }
+
+    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+        let classes = self.classes();
+        if batch.is_empty() {
+            return Ok(Logits { values: Vec::new(), classes });
+        }
+        let images = self.swin.images(batch, &self.transform)?;
+        let logits = self.swin.forward(&images, self.sites.as_mut())?;
+        let values: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
+            let (image, class) = (index / classes, index % classes);
+            let id = batch.ids[image];
+            let problem = format!(
+                "the logit of class {class} is not finite for image {id} of the data set; a value overflowed on the way: \
+                 check the checkpoint and its preprocessing"
+            );
+            return Err(ModelError::tensor("head", problem).into());
+        }
+        Ok(Logits { values, classes })
+    }
+}

@@ -1,0 +1,268 @@
+//! The simulation in candle's operations, which run on any device.
+//!
+//! Codes are f32 that hold whole numbers, and so are sums of codes: f32 adds them without rounding while they stay below
+//! 2^24, longer sums are added up in parts.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use swinq_kernels::{AttentionQuant, Probs, Quantizer};
+
+use super::{EXACT, matrix_of_codes, multipliers};
+use crate::Attention;
+use crate::ops::Ops;
+use swinq_model::quantized::Int8Weight;
+
+/// As [`EXACT`], where one of the factors is unsigned: `512 * 255 * 128 < 2^24`.
+const EXACT_UNSIGNED: usize = 512;
+
+/// Logits count as at most this far below the largest, as in the reference.
+const FLOOR: f32 = -60.0;
+
+/// 1.5 * 2^23. Between 2^23 and 2^24 an f32 is a whole number: adding this rounds to one, ties to even, and subtracting it
+/// is exact.
+const ROUNDER: f64 = 12_582_912.0;
+
+/// `x` rounded to whole numbers, ties to even; a NaN becomes 0. Magnitudes are at most 2^22.
+fn round(x: &Tensor) -> Result<Tensor> {
+    let x = x.eq(x)?.where_cond(x, &x.zeros_like()?)?;
+    // Two launches: a compiler that saw both might leave them out.
+    x.affine(1.0, ROUNDER)?.affine(1.0, -ROUNDER)
+}
+
+/// Signed codes of values that are scaled already.
+fn round_and_clamp(scaled: &Tensor) -> Result<Tensor> {
+    round(&scaled.clamp(-128f32, 127f32)?)
+}
+
+/// Codes of `x`.
+fn codes(x: &Tensor, q: Quantizer) -> Result<Tensor> {
+    round_and_clamp(&times(x, q.recip())?)
+}
+
+/// What the codes of `x` stand for.
+pub(super) fn fake(x: &Tensor, q: Quantizer) -> Result<Tensor> {
+    times(&codes(x, q)?, q.scale())
+}
+
+fn times(x: &Tensor, factor: f32) -> Result<Tensor> {
+    x.affine(f64::from(factor), 0.0)
+}
+
+/// The sum of tensors of whole numbers, rounded once.
+fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tensor> {
+    let mut parts = parts.into_iter();
+    let first = parts.next().expect("at least one part")?;
+    let Some(second) = parts.next() else { return Ok(first) };
+    let mut sum = (first.to_dtype(DType::F64)? + second?.to_dtype(DType::F64)?)?;
+    for part in parts {
+        sum = (sum + part?.to_dtype(DType::F64)?)?;
+    }
+    sum.to_dtype(DType::F32)
+}
+
+/// A quantized weight, and the quantizers of what it is multiplied with and of the result.
+pub(super) struct Codes {
+    /// f32, `[in / n, out]` each.
+    parts: Vec<Tensor>,
+    input: Quantizer,
+    /// What a sum of products is multiplied with before it is rounded, or where it is not: `[out]`.
+    multipliers: Tensor,
+    output: Option<Quantizer>,
+}
+
+impl Codes {
+    pub fn new(
+        weight: &Int8Weight,
+        input: Quantizer,
+        output: Option<Quantizer>,
+        device: &Device,
+    ) -> Result<Codes> {
+        let matrix = matrix_of_codes(weight)?;
+        let part = |(start, len)| matrix.narrow(1, start, len)?.t()?.contiguous()?.to_device(device);
+        let mut multipliers = multipliers(weight, input);
+        if let Some(output) = output {
+            multipliers.iter_mut().for_each(|m| *m *= output.recip());
+        }
+        Ok(Codes {
+            parts: parts(matrix.dim(1)?, EXACT).map(part).collect::<Result<_>>()?,
+            input,
+            multipliers: Tensor::new(multipliers, device)?,
+            output,
+        })
+    }
+
+    /// The product of `x` `[rows, in]`, which the input site returned, through the output site: `[rows, out]`.
+    pub fn product(&self, x: &Tensor) -> Result<Tensor> {
+        let scaled = self.sums(&codes(x, self.input)?)?.broadcast_mul(&self.multipliers)?;
+        match self.output {
+            Some(output) => times(&round_and_clamp(&scaled)?, output.scale()),
+            None => Ok(scaled),
+        }
+    }
+
+    fn sums(&self, codes: &Tensor) -> Result<Tensor> {
+        let width = codes.dim(1)?;
+        let part = |((start, len), weight)| codes.narrow(1, start, len)?.contiguous()?.matmul(weight);
+        sum_of_parts(parts(width, EXACT).zip(&self.parts).map(part))
+    }
+}
+
+/// Starts and lengths of the parts of `width`.
+fn parts(width: usize, longest: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..width).step_by(longest).map(move |start| (start, longest.min(width - start)))
+}
+
+/// [`attention_window`](swinq_kernels::reference::attention_window) of every window and head.
+pub(super) fn attention(
+    attention: &Attention<'_>,
+    [q, k, v]: &[Tensor; 3],
+    quant: &AttentionQuant,
+) -> Result<Tensor> {
+    let Attention { scale, bias, mask, .. } = attention;
+    let (scores, factor) = match (quant.q, quant.k) {
+        (Some(s_q), Some(s_k)) => {
+            let (sums, step) =
+                (Ops::Composed.scores(&codes(q, s_q)?, &codes(k, s_k)?)?, s_q.scale() * s_k.scale());
+            match quant.scores {
+                Some(site) => (fake(&times(&sums, step)?, site)?, *scale),
+                None => (sums, step * scale),
+            }
+        }
+        (s_q, s_k) => {
+            let scores = Ops::Composed.scores(&fake_if(q, s_q)?, &fake_if(k, s_k)?)?;
+            (fake_if(&scores, quant.scores)?, *scale)
+        }
+    };
+    let logits = Ops::Composed.logits(&scores, factor, bias, *mask)?;
+    weighted(&logits, v, quant)
+}
+
+/// What the codes of `x` stand for, where it is quantized.
+pub(super) fn fake_if(x: &Tensor, q: Option<Quantizer>) -> Result<Tensor> {
+    q.map_or(Ok(x.clone()), |q| fake(x, q))
+}
+
+/// The values weighted by the softmax of `logits`.
+fn weighted(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tensor> {
+    let exps = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.maximum(FLOOR)?.exp()?;
+    let sum = |x: &Tensor| x.sum_keepdim(D::Minus1);
+    match (quant.probs, quant.v) {
+        (Probs::Float, site) => mix(&exps, &fake_if(v, site)?)?.broadcast_div(&sum(&exps)?),
+        (Probs::U8, site) => {
+            let weights = round(&times(&exps, 255.0)?)?;
+            let total = sum(&weights)?;
+            match site {
+                Some(s_v) => {
+                    let factor = (total.affine(0.0, f64::from(s_v.scale()))? / &total)?;
+                    sum_of_codes(&weights, &codes(v, s_v)?, EXACT_UNSIGNED)?.broadcast_mul(&factor)
+                }
+                None => mix(&weights, v)?.broadcast_div(&total),
+            }
+        }
+        (Probs::S8(s_p), site) => {
+            let weights = codes(&exps.broadcast_mul(&sum(&exps)?.recip()?)?, s_p)?;
+            match site {
+                Some(s_v) => {
+                    let sums = sum_of_codes(&weights, &codes(v, s_v)?, EXACT)?;
+                    times(&sums, s_p.scale() * s_v.scale())
+                }
+                None => times(&mix(&weights, v)?, s_p.scale()),
+            }
+        }
+    }
+}
+
+/// `weights` `[windows, heads, n, n]` times `values` `[windows, heads, n, d]`.
+fn mix(weights: &Tensor, values: &Tensor) -> Result<Tensor> {
+    weights.contiguous()?.matmul(&values.contiguous()?)
+}
+
+/// The product of `weights` `[windows, heads, n, n]` with `values` `[windows, heads, n, d]`, both of codes.
+fn sum_of_codes(weights: &Tensor, values: &Tensor, longest: usize) -> Result<Tensor> {
+    let part = |(start, len)| mix(&weights.narrow(3, start, len)?, &values.narrow(2, start, len)?);
+    sum_of_parts(parts(weights.dim(3)?, longest).map(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use swinq_kernels::reference::code;
+
+    use super::*;
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    fn step(scale: f32) -> Quantizer {
+        Quantizer::new(scale).unwrap()
+    }
+
+    #[test]
+    fn codes_are_the_references() {
+        let mut x: Vec<f32> = (-2700..2700).map(|i| i as f32 * 0.05).collect();
+        x.extend((-600..600).map(|i| i as f32 * 0.5));
+        x.extend([1e-40, -1e-40, 0.5f32.next_down(), 0.5f32.next_up(), 126.5, 127.5, -127.5, -128.5, 1e30]);
+        x.extend([f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN]);
+        let tensor = Tensor::new(x.as_slice(), &Device::Cpu).unwrap();
+        for q in [1.0, 0.5, 0.037, 3.3e-3, 11.7].map(step) {
+            let want: Vec<f32> = x.iter().map(|&x| f32::from(q.code(x))).collect();
+            assert_eq!(values(&codes(&tensor, q).unwrap()), want, "step {}", q.scale());
+            let want: Vec<f32> = x.iter().map(|&x| q.fake(x)).collect();
+            assert_eq!(values(&fake(&tensor, q).unwrap()), want, "step {}", q.scale());
+        }
+    }
+
+    #[test]
+    fn unsigned_codes_round_ties_to_even() {
+        let x = Tensor::new(&[0f32, 0.5, 1.5, 2.5, 126.5, 253.5, 254.5, 255.0], &Device::Cpu).unwrap();
+        assert_eq!(values(&round(&x).unwrap()), [0.0, 0.0, 2.0, 2.0, 126.0, 254.0, 254.0, 255.0]);
+    }
+
+    /// One output channel per value, each with `width` equal codes but the last.
+    fn weight(width: usize, of_channels: &[i8], last: i8) -> Int8Weight {
+        let mut codes: Vec<i8> = of_channels.iter().flat_map(|&code| vec![code; width]).collect();
+        codes.chunks_exact_mut(width).for_each(|row| row[width - 1] = last);
+        Int8Weight {
+            shape: vec![of_channels.len(), width],
+            codes,
+            scales: (0..of_channels.len()).map(|i| 0.01 + i as f32).collect(),
+        }
+    }
+
+    #[test]
+    fn sums_beyond_what_an_f32_holds_are_rounded_once() {
+        let input = step(0.25);
+        for width in [1, 7, EXACT, EXACT + 1, 3072, 6144] {
+            for (x, channels) in [(127i8, [127i8, -127, 1]), (-128, [127, -127, 3])] {
+                let weight = weight(width, &channels, 126);
+                let acts = Tensor::full(f32::from(x) * 0.25, (2, width), &Device::Cpu).unwrap();
+                let sum = |code: i8| i32::from(x) * (i32::from(code) * (width as i32 - 1) + 126);
+                let sums = channels.map(sum);
+                for output in [None, Some(step(37.0))] {
+                    let prepared = Codes::new(&weight, input, output, &Device::Cpu).unwrap();
+                    let one = |(i, &sum): (usize, &i32)| {
+                        let multiplier = 0.25 * weight.scale(i);
+                        match output {
+                            None => sum as f32 * multiplier,
+                            Some(q) => f32::from(code(sum as f32 * (multiplier * q.recip()))) * q.scale(),
+                        }
+                    };
+                    let want: Vec<f32> = sums.iter().enumerate().map(one).collect();
+                    assert_eq!(
+                        values(&prepared.product(&acts).unwrap()),
+                        want.repeat(2),
+                        "{width} times {x}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_weights_and_values_are_exact_in_parts() {
+        let n = 2 * EXACT_UNSIGNED + 3;
+        let weights = Tensor::full(255f32, (1, 1, 1, n), &Device::Cpu).unwrap();
+        let values_of = Tensor::full(-127f32, (1, 1, n, 2), &Device::Cpu).unwrap();
+        let found = values(&sum_of_codes(&weights, &values_of, EXACT_UNSIGNED).unwrap());
+        assert_eq!(found, [(-127 * 255 * n as i32) as f32; 2]);
+    }
+}

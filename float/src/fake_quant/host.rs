@@ -1,0 +1,121 @@
+//! The simulation in host memory, by the reference's own functions.
+
+use candle_core::Tensor;
+use rayon::prelude::*;
+use swinq_kernels::reference::{attention_window, code, epilogue_i8};
+use swinq_kernels::{AttentionQuant, Quantizer};
+
+use super::{EXACT, matrix_of_codes, multipliers};
+use crate::error::FloatError;
+use crate::ops::with_values;
+use crate::{Attention, LinearWeights};
+use swinq_model::quantized::Int8Weight;
+
+/// A quantized weight and the quantizer of what it is multiplied with.
+pub(super) struct Codes {
+    /// f32 `[out, in]`.
+    codes: Tensor,
+    input: Quantizer,
+    multipliers: Vec<f32>,
+}
+
+impl Codes {
+    pub fn new(weight: &Int8Weight, input: Quantizer) -> candle_core::Result<Codes> {
+        Ok(Codes { codes: matrix_of_codes(weight)?, input, multipliers: multipliers(weight, input) })
+    }
+
+    /// The product of `x` `[rows, in]`, which the input site returned, over the codes, and what follows it.
+    pub fn product(
+        &self,
+        x: &Tensor,
+        linear: &LinearWeights,
+        output: Option<Quantizer>,
+    ) -> Result<Tensor, FloatError> {
+        let (rows, columns) = (x.dim(0)?, self.multipliers.len());
+        let sums = exact_product(&codes_of(x, self.input)?, &self.codes)?;
+        let bias = match &linear.bias {
+            Some(bias) => bias.to_vec1::<f32>()?,
+            None => vec![0.0; columns],
+        };
+        let mut values = vec![0.0; sums.len()];
+        let finish = |(values, sums): (&mut [f32], &[i32])| {
+            let channels = self.multipliers.iter().zip(&bias);
+            for ((value, &sum), (&multiplier, &bias)) in values.iter_mut().zip(sums).zip(channels) {
+                *value = epilogue_i8(sum, multiplier, bias, output, linear.gelu);
+            }
+        };
+        values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(finish);
+        Ok(Tensor::from_vec(values, (rows, columns), x.device())?)
+    }
+}
+
+/// The codes of values that are codes times a step, as f32.
+fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, FloatError> {
+    let recip = quantizer.recip();
+    let codes = |x: &[f32]| x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>();
+    Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
+}
+
+/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: the sums of parts are exact in f32, and are added
+/// as integers.
+fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, FloatError> {
+    let width = codes.dim(1)?;
+    let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];
+    for start in (0..width).step_by(EXACT) {
+        let len = EXACT.min(width - start);
+        let [codes, weight] = [codes.narrow(1, start, len)?, weight.narrow(1, start, len)?];
+        let part = codes.contiguous()?.matmul(&weight.t()?.contiguous()?)?;
+        with_values(&part, |part| sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += part as i32))?;
+    }
+    Ok(sums)
+}
+
+/// Every window and head by [`attention_window`].
+pub(super) fn attention(
+    attention: &Attention<'_>,
+    [q, k, v]: &[Tensor; 3],
+    quant: &AttentionQuant,
+) -> candle_core::Result<Tensor> {
+    let (_, heads, n, d) = q.dims4()?;
+    let bias = attention.bias.flatten_all()?.to_vec1::<f32>()?;
+    let mask = attention.mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
+    let mut out = vec![0.0; q.elem_count()];
+    let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
+        out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
+            let part = index * n * d..(index + 1) * n * d;
+            let mut bias = bias[index % heads * n * n..][..n * n].to_vec();
+            if let Some(mask) = &mask {
+                let window = index / heads % (mask.len() / (n * n));
+                bias.iter_mut().zip(&mask[window * n * n..]).for_each(|(bias, mask)| *bias += mask);
+            }
+            attention_window(
+                n,
+                d,
+                (&q[part.clone()], &k[part.clone()], &v[part]),
+                attention.scale,
+                &bias,
+                quant,
+                out,
+            );
+        });
+    };
+    with_values(q, |q| with_values(k, |k| with_values(v, |v| run(q, k, v))))???;
+    Tensor::from_vec(out, q.shape(), q.device())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn sums_beyond_what_an_f32_holds_are_exact() {
+        let wide = |rows: usize, value: f32| Tensor::full(value, (rows, 3072), &Device::Cpu).unwrap();
+        let mut odd = vec![127.0f32; 3072];
+        odd[3071] = 126.0;
+        let odd = Tensor::from_vec(odd, (1, 3072), &Device::Cpu).unwrap();
+        assert_eq!(exact_product(&wide(2, 127.0), &odd).unwrap(), [3072 * 127 * 127 - 127; 2]);
+        assert_eq!(exact_product(&wide(1, -128.0), &wide(1, 127.0)).unwrap(), [-3072 * 128 * 127]);
+    }
+}

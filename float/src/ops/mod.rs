@@ -1,0 +1,260 @@
+//! The operations of the forward between its large products.
+//!
+//! Each exists three times: `fused`, one pass over contiguous f32 in host memory, vectorised and on every core, without
+//! a gradient; `composed` of candle's own operations, differentiable by candle and for any device; and `taped`, with a
+//! hand-written backward pass. [`Ops`] names the choice; the tests hold the others to `composed`.
+
+mod composed;
+mod fused;
+mod product;
+pub mod taped;
+
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{Device, Result, Tensor, bail};
+
+use super::tape::Tape;
+
+pub use fused::fake_quantize;
+pub(super) use fused::with_values;
+
+/// Which family of operations a forward uses.
+#[derive(Clone, Debug)]
+pub enum Ops {
+    /// Own single-pass kernels: host memory only, no gradient.
+    Fused,
+    /// candle's operations: any device, differentiable.
+    Composed,
+    /// Own kernels on the host, candle's operations elsewhere, with own backward passes, noted on this tape. Attention is
+    /// one operation, without its parts.
+    Taped(Tape),
+}
+
+/// A LayerNorm over the last dimension.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// `[c]`.
+    pub weight: Tensor,
+    /// `[c]`.
+    pub bias: Tensor,
+    /// Added to the variance.
+    pub eps: f64,
+}
+
+/// A gather of rows, the same in every image: output row `i` of an image is `parts` source rows of that image side
+/// by side. [`Gather::ABSENT`] stands for a row of zeros.
+#[derive(Clone, Debug)]
+pub struct Gather {
+    /// Rows of an image before.
+    pub source_rows: usize,
+    /// Source rows per output row.
+    pub parts: usize,
+    /// `[rows * parts]` source rows.
+    pub index: Arc<[u32]>,
+    /// What puts rows back, when it was first wanted.
+    back: Arc<OnceLock<Gather>>,
+    /// The index on the device that first used it.
+    #[cfg(feature = "cuda")]
+    resident: Arc<OnceLock<taped::cuda::Resident>>,
+}
+
+impl Gather {
+    /// No source: zeros.
+    pub const ABSENT: u32 = u32::MAX;
+
+    /// From index maps such as [`Stage::partition`](swinq_model::Stage::partition).
+    pub fn new(source_rows: usize, parts: usize, index: impl IntoIterator<Item = Option<usize>>) -> Gather {
+        let index = index.into_iter().map(|row| row.map_or(Gather::ABSENT, |row| row as u32)).collect();
+        Gather {
+            source_rows,
+            parts,
+            index,
+            back: Arc::default(),
+            #[cfg(feature = "cuda")]
+            resident: Arc::default(),
+        }
+    }
+
+    /// The gather that puts every row back where it came from, for `parts` of 1 where every source row is used.
+    pub fn inverse(&self) -> Gather {
+        let invert = || {
+            let mut back = vec![None; self.source_rows];
+            for (row, &source) in self.index.iter().enumerate().filter(|(_, s)| **s != Gather::ABSENT) {
+                back[source as usize] = Some(row);
+            }
+            Gather::new(self.index.len(), 1, back)
+        };
+        self.back.get_or_init(invert).clone()
+    }
+
+    /// Rows of an image after.
+    pub fn rows(&self) -> usize {
+        self.index.len() / self.parts
+    }
+}
+
+impl Ops {
+    /// The family for inference on `device`.
+    pub fn for_inference(device: &Device) -> Ops {
+        if device.is_cpu() { Ops::Fused } else { Ops::Composed }
+    }
+
+    /// LayerNorm of the rows of `x` `[rows, c]`.
+    pub(crate) fn norm(&self, x: &Tensor, norm: &Norm) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm(x, norm),
+            Ops::Composed => composed::norm(x, norm),
+            Ops::Taped(tape) => taped::norm(tape, x, norm),
+        }
+    }
+
+    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`; absent rows are zeros after
+    /// the norm. `gather.parts` is 1.
+    pub(crate) fn norm_then_gather(&self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm_then_gather(x, norm, gather),
+            Ops::Composed => composed::gather(&composed::norm(x, norm)?, gather),
+            Ops::Taped(tape) => taped::norm_then_gather(tape, x, norm, gather),
+        }
+    }
+
+    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`; absent parts are
+    /// zeros before the norm.
+    pub(crate) fn gather_then_norm(&self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::norm(&fused::gather(x, gather)?, norm),
+            Ops::Composed => composed::norm(&composed::gather(x, gather)?, norm),
+            Ops::Taped(tape) => taped::norm(tape, &taped::gather(tape, x, gather)?, norm),
+        }
+    }
+
+    /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`.
+    pub(crate) fn gather(&self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::gather(x, gather),
+            Ops::Composed => composed::gather(x, gather),
+            Ops::Taped(tape) => taped::gather(tape, x, gather),
+        }
+    }
+
+    /// The mean of the rows of each of `images` images: `[images * rows, c]` to `[images, c]`.
+    pub(crate) fn mean_rows(&self, x: &Tensor, images: usize) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::mean_rows(x, images),
+            Ops::Composed => x.reshape((images, (), x.dim(1)?))?.mean(1),
+            Ops::Taped(tape) => taped::mean_rows(tape, x, images),
+        }
+    }
+
+    /// `x` `[rows, c]` plus the bias `[c]`.
+    pub(crate) fn add_bias(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::add_bias(x, bias),
+            Ops::Composed => x.broadcast_add(bias),
+            Ops::Taped(tape) => taped::add_rows(tape, x, bias),
+        }
+    }
+
+    /// GELU (the exact one, by erf) of `x` `[rows, c]`.
+    pub(crate) fn gelu(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::gelu(x),
+            Ops::Composed => x.gelu_erf(),
+            Ops::Taped(tape) => taped::gelu(tape, x),
+        }
+    }
+
+    /// The sum of two tensors of one shape.
+    pub(crate) fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::add(a, b),
+            Ops::Composed => a + b,
+            Ops::Taped(tape) => taped::add(tape, a, b),
+        }
+    }
+
+    /// `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
+    pub(crate) fn split_heads(&self, qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::split_heads(qkv, heads, n),
+            Ops::Composed => composed::split_heads(qkv, heads, n),
+            Ops::Taped(_) => bail!("attention is one operation here"),
+        }
+    }
+
+    /// `[windows, heads, n, d]` to `[windows * n, heads * d]`.
+    pub(crate) fn merge_heads(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::merge_heads(x),
+            Ops::Composed => composed::merge_heads(x),
+            Ops::Taped(_) => bail!("attention is one operation here"),
+        }
+    }
+
+    /// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.
+    pub(crate) fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::scores(q, k),
+            Ops::Composed => q.contiguous()?.matmul(&k.t()?.contiguous()?),
+            Ops::Taped(_) => bail!("attention is one operation here"),
+        }
+    }
+
+    /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, bias `[heads, n, n]`, mask
+    /// `[windows, n, n]`.
+    pub(crate) fn logits(
+        &self,
+        scores: &Tensor,
+        scale: f32,
+        bias: &Tensor,
+        mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::logits(scores, scale, bias, mask),
+            Ops::Composed => composed::logits(scores, scale, bias, mask),
+            Ops::Taped(_) => bail!("attention is one operation here"),
+        }
+    }
+}
+
+/// The sum of two tensors of one shape, without a gradient.
+pub(super) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.device().is_cpu() && a.dims().len() == 2 { fused::add(a, b) } else { a + b }
+}
+
+/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. With a
+/// gradient wherever an argument carries one.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
+    if logits.device().is_cpu() && !logits.track_op() && !v.track_op() {
+        fused::attend(logits, v)
+    } else {
+        composed::attend(logits, v)
+    }
+}
+
+/// Softmax over the last dimension. With a gradient where `x` carries one.
+///
+/// # Errors
+/// A scalar.
+pub fn softmax(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_cpu() && !x.track_op() { fused::softmax(x) } else { composed::softmax(x) }
+}
+
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. With a gradient wherever an argument carries
+/// one.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+    if probs.device().is_cpu() && !probs.track_op() && !v.track_op() {
+        fused::mix(probs, v)
+    } else {
+        probs.contiguous()?.matmul(&v.contiguous()?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! The passes on CUDA: tensors of candle, kernels of [`swinq_kernels::cuda::training`], on candle's own stream.
+
+mod attention;
+mod fake_quant;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
+use candle_core::cuda_backend::{CudaDType, DeviceId};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Shape, Storage, StorageRef, Tensor, bail};
+use swinq_kernels::cuda::CudaError;
+use swinq_kernels::cuda::training::{NormProgram, RowIndex, Training};
+
+use crate::ops::{Gather, Norm, composed};
+
+pub(super) use attention::{attention, attention_gradient, takes_attention};
+pub(super) use fake_quant::{fake_quantize, fake_quantize_gradient, fake_quantize_weight};
+
+/// The kernels on the stream of `device`, made when first asked for.
+///
+/// # Errors
+/// A GPU that is too old, or the driver fails.
+pub fn training(device: &CudaDevice) -> Result<Arc<Training>> {
+    static ALL: OnceLock<Mutex<HashMap<DeviceId, Arc<Training>>>> = OnceLock::new();
+    let mut all = ALL.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(training) = all.get(&device.id()) {
+        return Ok(Arc::clone(training));
+    }
+    let training = Arc::new(Training::new(&device.cuda_stream()).map_err(failed)?);
+    all.insert(device.id(), Arc::clone(&training));
+    Ok(training)
+}
+
+/// An error of the kernels as candle's.
+pub fn failed(error: CudaError) -> Error {
+    Error::Cuda(Box::new(error))
+}
+
+/// The device of `x` and its kernels.
+fn of(x: &Tensor) -> Result<(CudaDevice, Arc<Training>)> {
+    let Device::Cuda(device) = x.device() else { bail!("a tensor on CUDA is wanted") };
+    Ok((device.clone(), training(device)?))
+}
+
+/// A contiguous tensor whose memory is read.
+struct Held<'a> {
+    storage: StorageRef<'a>,
+    range: (usize, usize),
+}
+
+impl<'a> Held<'a> {
+    fn new(x: &'a Tensor) -> Result<Held<'a>> {
+        let (storage, layout) = x.storage_and_layout();
+        let Some(range) = layout.contiguous_offsets() else { bail!("a contiguous tensor is wanted") };
+        Ok(Held { storage, range })
+    }
+
+    fn view<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
+        let Storage::Cuda(storage) = &*self.storage else { bail!("a tensor on CUDA is wanted") };
+        Ok(storage.as_cuda_slice::<T>()?.slice(self.range.0..self.range.1))
+    }
+}
+
+/// A tensor of what a kernel gave.
+fn tensor(values: CudaSlice<f32>, device: &CudaDevice, shape: impl Into<Shape>) -> Tensor {
+    let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
+    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+}
+
+/// A pass from one tensor to another of shape `shape`.
+fn one(
+    x: &Tensor,
+    shape: impl Into<Shape>,
+    run: impl FnOnce(&Training, &CudaView<'_, f32>) -> std::result::Result<CudaSlice<f32>, CudaError>,
+) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let (device, training) = of(&x)?;
+    let values = Held::new(&x)?;
+    Ok(tensor(run(&training, &values.view()?).map_err(failed)?, &device, shape))
+}
+
+/// A pass from two tensors to one of shape `shape`.
+fn two(
+    x: &Tensor,
+    y: &Tensor,
+    shape: impl Into<Shape>,
+    run: impl FnOnce(
+        &Training,
+        &CudaView<'_, f32>,
+        &CudaView<'_, f32>,
+    ) -> std::result::Result<CudaSlice<f32>, CudaError>,
+) -> Result<Tensor> {
+    let y = y.contiguous()?;
+    let held = Held::new(&y)?;
+    let view = held.view()?;
+    one(x, shape, |training, x| run(training, x, &view))
+}
+
+pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    let (_, c) = x.dims2()?;
+    if c > NormProgram::MOST_COLUMNS {
+        return composed::norm(x, norm);
+    }
+    let bias = Held::new(&norm.bias)?;
+    let bias = bias.view()?;
+    let run = |training: &Training, x: &CudaView<'_, f32>, weight: &CudaView<'_, f32>| {
+        training.norm(x, [weight, &bias], norm.eps as f32)
+    };
+    two(x, &norm.weight, x.shape(), run)
+}
+
+/// Of the rows, of the weight and of the bias.
+pub(super) fn norm_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
+    let (_, c) = x.dims2()?;
+    if c > NormProgram::MOST_COLUMNS {
+        return super::norm::composed_gradient(x, norm, grad);
+    }
+    let (x, grad) = (x.contiguous()?, grad.contiguous()?);
+    let (device, training) = of(&x)?;
+    let held = [Held::new(&x)?, Held::new(&norm.weight)?, Held::new(&grad)?];
+    let [values, weight, gradient] = &held;
+    let gradients =
+        training.norm_gradient(&values.view()?, &weight.view()?, norm.eps as f32, &gradient.view()?);
+    let (dx, sums) = gradients.map_err(failed)?;
+    let sums = tensor(sums, &device, (2, c));
+    Ok([tensor(dx, &device, x.shape()), sums.get(0)?, sums.get(1)?])
+}
+
+/// The index map of a gather on a device.
+#[derive(Debug)]
+pub(in crate::ops) struct Resident {
+    device: DeviceId,
+    index: RowIndex,
+}
+
+pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    let (rows, c) = x.dims2()?;
+    let (device, training) = of(x)?;
+    let make = || {
+        let index = RowIndex::new(&training, &gather.index, gather.source_rows).map_err(failed)?;
+        Ok::<_, Error>(Resident { device: device.id(), index })
+    };
+    if gather.resident.get().is_none() {
+        // Whoever comes second drops his own.
+        let _ = gather.resident.set(make()?);
+    }
+    let kept = gather.resident.get().filter(|resident| resident.device == device.id());
+    let made = if kept.is_none() { Some(make()?) } else { None };
+    let index = &kept.or(made.as_ref()).expect("one of them is there").index;
+    let shape = (rows / gather.source_rows * gather.rows(), gather.parts * c);
+    one(x, shape, |training, x| training.gather(x, index, c))
+}
+
+pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
+    let (_, c) = x.dims2()?;
+    one(x, c, |training, x| training.column_sums(x, c))
+}
+
+pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    two(x, bias, x.shape(), Training::add_bias)
+}
+
+pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
+    one(x, x.shape(), Training::gelu)
+}
+
+pub(super) fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    two(x, grad, x.shape(), Training::gelu_gradient)
+}
+
+/// Of a table whose rows `index` names.
+pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let (rows, _) = table.dims2()?;
+    let index = index.contiguous()?;
+    let held = Held::new(&index)?;
+    let index = held.view::<u32>()?;
+    one(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
+}

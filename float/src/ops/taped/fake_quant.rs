@@ -1,0 +1,275 @@
+//! Fake quantization with straight-through gradients.
+//!
+//! Forward, a value becomes what its code stands for, by the number contract: `code * s`, `code = round_ties_even(clamp(x
+//! r, -Q - 1, Q))`, `r = 1 / s` in f32 (weights clamp at `-Q`). Backward, rounding passes gradients (Bengio et al., 2013),
+//! and clipping stops them: the gradient is that of `clamp`. A learned step has LSQ's gradient (Esser et al., "Learned Step
+//! Size Quantization", ICLR 2020): `code - x r` inside the range, the end's code outside.
+
+use candle_core::{DType, Result, Tensor};
+use rayon::prelude::*;
+use swinq_kernels::Quantizer;
+
+#[cfg(feature = "cuda")]
+use super::cuda;
+use super::host::{GRAIN, slices};
+use crate::ops::fused::vectorised;
+use crate::tape::{Gradient, Gradients, Tape, Way};
+
+/// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// The multiple, `[1]` or one per output channel; a leaf of the tape.
+    pub ratio: Tensor,
+    /// The step at first, one per value of `ratio`.
+    pub base: Vec<f32>,
+    /// Factor of the gradient: LSQ's `1 / sqrt(values * Q)`.
+    pub gradient_scale: f32,
+}
+
+impl Learned {
+    /// Adds the gradient of the multiple, from those of the steps, `[steps]`.
+    pub(super) fn add(&self, sink: &mut Gradients, steps: &Tensor) -> Result<()> {
+        let factors: Vec<f32> = self.base.iter().map(|base| base * self.gradient_scale).collect();
+        let gradient = match factors.as_slice() {
+            [factor] => (steps * f64::from(*factor))?,
+            factors => (steps * Tensor::new(factors, steps.device())?)?,
+        };
+        sink.add(&self.ratio, gradient.reshape(self.ratio.shape())?)
+    }
+}
+
+/// The fake quantization of an activation.
+#[derive(Clone, Debug)]
+pub struct Fake {
+    /// Its step now.
+    pub quantizer: Quantizer,
+    /// Where the step comes from, if it is trained.
+    pub learned: Option<Learned>,
+}
+
+/// How attention probabilities are fake-quantized; see [`swinq_kernels::Probs`].
+#[derive(Clone, Debug)]
+pub enum FakeProbs {
+    /// Not at all.
+    Float,
+    /// Unsigned codes of the exponentials, divided by their own sum.
+    U8,
+    /// Signed codes of the softmax.
+    S8(Fake),
+}
+
+/// The fake quantization of a weight.
+#[derive(Clone, Debug)]
+pub struct FakeWeight {
+    /// One step, or one per output channel.
+    pub scales: Vec<f32>,
+    /// Largest code: 127, or 7.
+    pub largest: f32,
+    /// Where the steps come from, if they are trained; otherwise they are constants.
+    pub learned: Option<Learned>,
+}
+
+/// Codes of an activation are clamped to these.
+pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
+
+/// How far beyond the ends of the range a value is still inside, as a factor. The value that made the range, `amax`, times
+/// the reciprocal of `amax / Q` is `Q` but for three roundings, which must not decide whether its gradient is lost.
+const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
+
+/// `x` of any shape as its codes stand for it.
+///
+/// # Errors
+/// Those of candle.
+pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let quantizer = fake.quantizer;
+    let way = tape.way(&x);
+    let out = match way {
+        Way::Host => crate::ops::fake_quantize(&x, quantizer)?,
+        #[cfg(feature = "cuda")]
+        Way::Cuda => cuda::fake_quantize(&x, fake)?,
+        Way::Composed => composed_forward(&x, quantizer)?,
+    };
+    let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
+    let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
+    let fake = fake.clone();
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let (learned, recip) = (fake.learned.as_ref(), quantizer.recip());
+        let (dx, step) = match way {
+            Way::Host => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
+            #[cfg(feature = "cuda")]
+            Way::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
+            Way::Composed => {
+                let x = x.flatten_all()?.unsqueeze(0)?;
+                composed(&x, grad.tensor(), &[recip], RANGE, learned.is_some())?
+            }
+        };
+        if let (Some(learned), Some(step)) = (learned, &step) {
+            learned.add(sink, step)?;
+        }
+        sink.add(&x, dx)
+    });
+    Ok(out)
+}
+
+/// `w` (output channels first) as its codes stand for it.
+///
+/// # Errors
+/// Those of candle.
+pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
+    let range = (-fake.largest, fake.largest);
+    let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
+    let matrix = w.reshape((fake.scales.len(), ()))?;
+    let way = tape.way(w);
+    #[cfg(feature = "cuda")]
+    if way == Way::Cuda {
+        return cuda::fake_quantize_weight(tape, w, fake, &recips);
+    }
+    let host = way == Way::Host;
+    let out = if host {
+        weight_on_host(&matrix, &fake.scales, &recips, range)?
+    } else {
+        let column = |values: &[f32]| Tensor::new(values, w.device())?.unsqueeze(1);
+        codes(&matrix.broadcast_mul(&column(&recips)?)?, range)?.broadcast_mul(&column(&fake.scales)?)?
+    };
+    let out = out.reshape(w.shape())?;
+    let inputs = [Some(w), fake.learned.as_ref().map(|l| &l.ratio)];
+    let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
+    let (w, learned) = (w.clone(), fake.learned.clone());
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let (dw, steps) = if host {
+            on_host(&matrix, grad, &recips, range, learned.is_some())?
+        } else {
+            composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
+        };
+        if let (Some(learned), Some(steps)) = (&learned, &steps) {
+            learned.add(sink, steps)?;
+        }
+        sink.add(&w, dw.reshape(w.shape())?)
+    });
+    Ok(out)
+}
+
+/// What codes of `quantizer` make of `x`, in candle's operations.
+pub(super) fn composed_forward(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
+    codes(&(x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale())
+}
+
+/// `round_ties_even(clamp(scaled))`. Adding 1.5 * 2^23 leaves no fraction bits, so the sum is rounded as IEEE rounds.
+pub(super) fn codes(scaled: &Tensor, (low, high): (f32, f32)) -> Result<Tensor> {
+    const ROUNDER: f64 = 12_582_912.0;
+    (scaled.clamp(low, high)? + ROUNDER)? - ROUNDER
+}
+
+fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32, f32)) -> Result<Tensor> {
+    let (_, columns) = w.dims2()?;
+    let mut out = vec![0.0; w.elem_count()];
+    slices(&[w], |values| {
+        let rows = out.par_chunks_mut(columns).zip(values[0].par_chunks(columns)).zip(scales).zip(recips);
+        rows.for_each(|(((out, w), &scale), &recip)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    let (scale, recip, low, high) = (scale, recip, low, high);
+                    for (out, &w) in out.iter_mut().zip(w) {
+                        *out = (w * recip).clamp(low, high).round_ties_even() * scale;
+                    }
+                },
+            );
+        });
+    })?;
+    Tensor::from_vec(out, w.shape(), w.device())
+}
+
+/// The gradients of `x`, and of the step of each of `recips.len()` equal parts of it (if `steps`).
+fn on_host(
+    x: &Tensor,
+    grad: Gradient,
+    recips: &[f32],
+    range: (f32, f32),
+    steps: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let mut dx = grad.into_values()?;
+    let len = dx.len() / recips.len();
+    let gradients: Vec<f32> = slices(&[x], |values| {
+        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len));
+        rows.zip(recips)
+            .map(|((dx, x), &recip)| {
+                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
+                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, steps, dx)).collect();
+                sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
+            })
+            .collect()
+    })?;
+    let gradients = steps.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
+    Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
+}
+
+/// From the gradients after a site to those before it, in place; returns that of the step if `step`.
+pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), step: bool, grad: &mut [f32]) -> f32 {
+    let mut sums = [0.0; 16];
+    vectorised(
+        #[inline(always)]
+        || {
+            let (recip, low, high) = (recip, low, high);
+            if step {
+                sums = step_gradient(x, grad, recip, low, high);
+            }
+            for (grad, &x) in grad.iter_mut().zip(x) {
+                // A factor, so that no load depends on a comparison.
+                let scaled = x * recip;
+                *grad *= if is_inside(scaled, low, high) { 1.0 } else { 0.0 };
+            }
+        },
+    );
+    sums.iter().sum()
+}
+
+/// Whether gradients pass: a value within the range, its ends included ([`EDGE`]).
+#[inline(always)]
+fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
+    scaled.clamp(low * EDGE, high * EDGE) == scaled
+}
+
+/// Sixteen partial sums of the gradient of a step.
+#[inline(always)]
+fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f32; 16] {
+    let mut sums = [0.0; 16];
+    let term = |x: f32, grad: f32| {
+        let scaled = x * recip;
+        let inside = if is_inside(scaled, low, high) { scaled } else { 0.0 };
+        grad * (scaled.clamp(low, high).round_ties_even() - inside)
+    };
+    let (x16, grad16) = (x.as_chunks::<16>(), grad.as_chunks::<16>());
+    for (x, grad) in x16.0.iter().zip(grad16.0) {
+        for i in 0..16 {
+            sums[i] += term(x[i], grad[i]);
+        }
+    }
+    for ((sum, &x), &grad) in sums.iter_mut().zip(x16.1).zip(grad16.1) {
+        *sum += term(x, grad);
+    }
+    sums
+}
+
+/// As [`on_host`], in candle's operations; `x` is `[parts, values]`.
+pub(super) fn composed(
+    x: &Tensor,
+    grad: &Tensor,
+    recips: &[f32],
+    (low, high): (f32, f32),
+    steps: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let shape = grad.shape().clone();
+    let grad = grad.reshape(x.shape())?;
+    let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
+    let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
+    let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
+    let gradients = if steps {
+        let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
+        Some((&grad * slope)?.sum(1)?)
+    } else {
+        None
+    };
+    Ok(((grad * inside)?.reshape(shape)?, gradients))
+}

@@ -1,0 +1,322 @@
+//! Gradients against candle's of the composed operations, and against finite differences.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use candle_core::{Device, Result, Tensor, Var};
+use swinq_kernels::Quantizer;
+
+use super::*;
+use crate::ops::{Norm, Ops, tests::noise};
+use crate::tape::Passes;
+
+/// The loss whose gradients are compared: the sum of the result times fixed weights.
+fn weights_of(out: &Tensor) -> Tensor {
+    noise(out.dims(), 99)
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A tape whose passes on the host are what they are on other devices.
+fn composed_tape() -> Tape {
+    let tape = Tape::default();
+    tape.set_passes(Passes::Composed);
+    tape
+}
+
+/// Result and gradients of `run` on a tape.
+fn on_tape(inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
+    walked(Tape::default(), inputs, run)
+}
+
+fn walked(
+    tape: Tape,
+    inputs: &[Tensor],
+    run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
+) -> (Tensor, Vec<Tensor>) {
+    inputs.iter().for_each(|input| tape.watch(input));
+    let out = run(&tape, inputs).unwrap();
+    let gradients = tape.backward([(out.id(), weights_of(&out))]).unwrap();
+    assert!(tape.is_empty());
+    (out, inputs.iter().map(|input| gradients.get(input).expect("a gradient").clone()).collect())
+}
+
+/// Result and gradients of `run` by candle.
+fn by_candle(inputs: &[Tensor], run: impl Fn(&[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
+    let vars: Vec<Var> = inputs.iter().map(|input| Var::from_tensor(input).unwrap()).collect();
+    let out = run(&vars.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>()).unwrap();
+    let loss = (&out * weights_of(&out)).unwrap().sum_all().unwrap();
+    let gradients = loss.backward().unwrap();
+    (out, vars.iter().map(|var| gradients.get(var).expect("a gradient").clone()).collect())
+}
+
+fn close(what: &str, got: &Tensor, want: &Tensor, tolerance: f32) {
+    assert_eq!(got.dims(), want.dims(), "{what}");
+    let (got, want) = (values(got), values(want));
+    let largest = want.iter().fold(0f32, |max, v| max.max(v.abs()));
+    assert!(largest > 0.0, "{what}: zeros prove nothing");
+    for (i, (g, w)) in got.iter().zip(&want).enumerate() {
+        assert!((g - w).abs() <= tolerance * largest, "{what}: {g} instead of {w} at flat index {i}");
+    }
+}
+
+fn agree(
+    what: &str,
+    inputs: &[Tensor],
+    taped: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
+    plain: impl Fn(&[Tensor]) -> Result<Tensor>,
+) {
+    let (want, wanted) = by_candle(inputs, plain);
+    // On the host by single passes, and as on other devices.
+    for (tape, passes) in [(Tape::default(), "fused"), (composed_tape(), "composed")] {
+        let (out, gradients) = walked(tape, inputs, &taped);
+        close(&format!("{what}, {passes}"), &out, &want, 2e-6);
+        for (i, (gradient, wanted)) in gradients.iter().zip(&wanted).enumerate() {
+            // The gradient of a step is a sum in which most of the terms cancel.
+            let tolerance = if gradient.elem_count() <= 3 { 5e-4 } else { 1e-5 };
+            close(&format!("{what}, {passes}, gradient {i}"), gradient, wanted, tolerance);
+        }
+    }
+}
+
+/// The directional derivative by central differences against the gradients, for smooth operations.
+fn differences(what: &str, inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) {
+    let (out, gradients) = on_tape(inputs, &run);
+    let weights = weights_of(&out);
+    let loss = |step: f64| {
+        let moved: Vec<Tensor> = inputs
+            .iter()
+            .enumerate()
+            .map(|(i, x)| (x + (noise(x.dims(), 50 + i as u64) * step).unwrap()).unwrap())
+            .collect();
+        let out = run(&Tape::default(), &moved).unwrap();
+        values(&out).iter().zip(values(&weights)).map(|(o, w)| f64::from(*o) * f64::from(w)).sum::<f64>()
+    };
+    let step = 3e-3;
+    let numeric = (loss(step) - loss(-step)) / (2.0 * step);
+    let along = |(i, g): (usize, &Tensor)| {
+        let direction = values(&noise(inputs[i].dims(), 50 + i as u64));
+        values(g).iter().zip(direction).map(|(g, d)| f64::from(*g) * f64::from(d)).sum::<f64>()
+    };
+    let analytic: f64 = gradients.iter().enumerate().map(along).sum();
+    let tolerance = 2e-3 * analytic.abs().max(1.0);
+    assert!((numeric - analytic).abs() < tolerance, "{what}: {analytic}, by differences {numeric}");
+}
+
+fn norm_of(inputs: &[Tensor]) -> Norm {
+    Norm { weight: inputs[1].clone(), bias: inputs[2].clone(), eps: 1e-5 }
+}
+
+#[test]
+fn layer_norm() {
+    for (rows, c) in [(1, 5), (3, 7), (10, 16), (700, 33), (300, 128)] {
+        let inputs = [noise(&[rows, c], 1), noise(&[c], 2), noise(&[c], 3)];
+        let taped = |tape: &Tape, x: &[Tensor]| norm(tape, &x[0], &norm_of(x));
+        agree("norm", &inputs, taped, |x| Ops::Composed.norm(&x[0], &norm_of(x)));
+        differences("norm", &inputs, taped);
+    }
+}
+
+#[test]
+fn rows_and_gathers() {
+    let (images, source, c) = (3, 6, 5);
+    let x = [noise(&[images * source, c], 6)];
+    let shuffle = Gather::new(source, 1, [Some(4), None, Some(0), Some(5), Some(1), Some(3), None, Some(2)]);
+    let with_norm = [noise(&[images * source, c], 6), noise(&[c], 2), noise(&[c], 3)];
+    let plain = |x: &[Tensor]| composed::gather(&composed::norm(&x[0], &norm_of(x))?, &shuffle);
+    agree("norm_then_gather", &with_norm, |t, x| norm_then_gather(t, &x[0], &norm_of(x), &shuffle), plain);
+    agree("gather", &x, |t, x| gather(t, &x[0], &shuffle), |x| composed::gather(&x[0], &shuffle));
+    let pairs = Gather::new(source, 2, [Some(5), Some(1), Some(0), None, Some(2), Some(4)]);
+    agree("pairs", &x, |t, x| gather(t, &x[0], &pairs), |x| composed::gather(&x[0], &pairs));
+    agree("mean", &x, |t, x| mean_rows(t, &x[0], 3), |x| Ops::Composed.mean_rows(&x[0], 3));
+    agree("gelu", &x, |t, x| gelu(t, &x[0]), |x| x[0].gelu_erf());
+    let two = [noise(&[18, 5], 7), noise(&[18, 5], 8)];
+    agree("add", &two, |t, x| add(t, &x[0], &x[1]), |x| &x[0] + &x[1]);
+    let table = [noise(&[18, 5], 7), noise(&[1, 6, 5], 8)];
+    let plain = |x: &[Tensor]| x[0].reshape((3, 6, 5))?.broadcast_add(&x[1])?.reshape((18, 5));
+    agree("position", &table, |t, x| add_rows(t, &x[0], &x[1]), plain);
+    let factors = Tensor::new(&[0.0f32, 1.25, 2.0], &Device::Cpu).unwrap();
+    let plain = |x: &[Tensor]| x[0].reshape((3, 30))?.broadcast_mul(&factors.unsqueeze(1)?)?.reshape((18, 5));
+    agree("images", &x, |t, x| scale_images(t, &x[0], &factors), plain);
+}
+
+#[test]
+fn a_tensor_used_twice_gets_both_gradients() {
+    let x = [noise(&[4, 5], 6)];
+    let taped = |t: &Tape, x: &[Tensor]| add(t, &gelu(t, &x[0])?, &x[0]);
+    agree("x + gelu(x)", &x, taped, |x| x[0].gelu_erf()? + &x[0]);
+    differences("x + gelu(x)", &x, taped);
+}
+
+#[test]
+fn products() {
+    for (rows, k, n) in [(1, 3, 2), (65, 48, 33)] {
+        let inputs = [noise(&[rows, k], 1), noise(&[n, k], 2), noise(&[n], 3)];
+        let taped = |t: &Tape, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
+        agree("linear", &inputs, taped, |x| x[0].matmul(&x[1].t()?)?.broadcast_add(&x[2]));
+        differences("linear", &inputs, taped);
+    }
+    let inputs = [noise(&[5, 12], 1), noise(&[4, 3, 2, 2], 2)];
+    let plain = |x: &[Tensor]| x[0].matmul(&x[1].flatten_from(1)?.t()?);
+    agree("patches", &inputs, |t, x| linear(t, &x[0], &x[1], None), plain);
+}
+
+/// Round half to even of small values, with a gradient of 1.
+fn round_through(x: &Tensor) -> Result<Tensor> {
+    let rounded = ((x.detach() + 12_582_912.0)? - 12_582_912.0)?;
+    x + (rounded - x.detach())?
+}
+
+/// Fake quantization with a trained step, composed: `s` is a tensor that carries a gradient.
+fn lsq(x: &Tensor, s: &Tensor, (low, high): (f64, f64)) -> Result<Tensor> {
+    // The number contract multiplies by the rounded reciprocal; the gradient is that of a division.
+    let recip = s.detach().recip()?;
+    let scaled = (x.broadcast_mul(&recip)? + (x.broadcast_div(s)? - x.broadcast_div(s)?.detach())?)?;
+    let scaled = (&scaled - x.broadcast_mul(&recip)?)?.broadcast_add(&x.detach().broadcast_mul(&recip)?)?;
+    round_through(&scaled.clamp(low, high)?)?.broadcast_mul(s)
+}
+
+fn learned(ratio: &Tensor, base: &[f32]) -> Learned {
+    Learned { ratio: ratio.clone(), base: base.to_vec(), gradient_scale: 0.25 }
+}
+
+/// What scales a gradient by `factor` and leaves the value.
+fn scale_gradient(x: &Tensor, factor: f64) -> Result<Tensor> {
+    (x * factor)? + (x.detach() * (1.0 - factor))?
+}
+
+#[test]
+fn fake_quantization() {
+    for step in [0.03f32, 0.009] {
+        let inputs = [noise(&[90, 200], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
+        let quantizer = Quantizer::new(step).unwrap();
+        let plain =
+            |x: &[Tensor]| lsq(&x[0], &(scale_gradient(&x[1], 0.25)? * f64::from(step))?, (-128.0, 127.0));
+        let taped = |t: &Tape, x: &[Tensor]| {
+            fake_quantize(t, &x[0], &Fake { quantizer, learned: Some(learned(&x[1], &[step])) })
+        };
+        agree("fake_quantize", &inputs, taped, plain);
+        let (out, _) =
+            on_tape(&inputs[..1], |t, x| fake_quantize(t, &x[0], &Fake { quantizer, learned: None }));
+        let codes = values(&inputs[0]).into_iter().map(|x| quantizer.fake(x));
+        assert!(values(&out).into_iter().zip(codes).all(|(a, b)| a == b));
+    }
+}
+
+#[test]
+fn fake_quantization_of_weights() {
+    let base = [0.01f32, 0.3, 0.02];
+    for channels in [1, 3] {
+        let ratio = Tensor::ones(channels, candle_core::DType::F32, &Device::Cpu).unwrap();
+        let inputs = [noise(&[3, 2, 50], 4), ratio];
+        let plain = |x: &[Tensor]| {
+            let base = Tensor::new(&base[..channels], &Device::Cpu)?;
+            let s = (scale_gradient(&x[1], 0.25)? * base)?.unsqueeze(1)?;
+            lsq(&x[0].reshape((channels, ()))?, &s, (-7.0, 7.0))?.reshape((3, 2, 50))
+        };
+        let taped = |t: &Tape, x: &[Tensor]| {
+            let scales = base[..channels].to_vec();
+            let learned = Some(learned(&x[1], &scales));
+            fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
+        };
+        agree("fake_quantize_weight", &inputs, taped, plain);
+    }
+}
+
+/// The largest weight, of which the step was made, keeps its gradient whichever way the step's reciprocal was rounded.
+#[test]
+fn the_end_of_the_range_is_inside() {
+    for (amax, largest) in (1..200).flat_map(|i| [(0.037 * i as f32, 127.0), (0.037 * i as f32, 7.0)]) {
+        let w = Tensor::new(&[amax, -amax, 0.5 * amax, 1.0001 * amax, -2.0 * amax], &Device::Cpu).unwrap();
+        for tape in [Tape::default(), composed_tape()] {
+            tape.watch(&w);
+            let fake = FakeWeight { scales: vec![amax / largest], largest, learned: None };
+            let out = fake_quantize_weight(&tape, &w, &fake).unwrap();
+            let gradients = tape.backward([(out.id(), out.ones_like().unwrap())]).unwrap();
+            assert_eq!(values(gradients.get(&w).unwrap()), [1.0, 1.0, 1.0, 0.0, 0.0], "{amax} / {largest}");
+        }
+    }
+}
+
+/// Attention of candle's operations, with its sites by `lsq` and straight-through rounding.
+fn attention_by_candle(
+    x: &[Tensor],
+    heads: usize,
+    n: usize,
+    scale: f64,
+    mask: Option<&Tensor>,
+    kind: &str,
+) -> Result<Tensor> {
+    let parts = composed::split_heads(&x[0], heads, n)?;
+    let site = |part: &Tensor, i: usize| match kind {
+        "float" => Ok(part.clone()),
+        _ => lsq(part, &(scale_gradient(&x[2 + i], 0.25)? * 0.02)?, (-128.0, 127.0)),
+    };
+    let [q, k, v] = [0, 1, 2].map(|i| site(&parts.get(i).unwrap().contiguous().unwrap(), i).unwrap());
+    let scores = Ops::Composed.scores(&q, &k)?;
+    let scores = if kind == "s8" {
+        lsq(&scores, &(scale_gradient(&x[5], 0.25)? * 0.05)?, (-128.0, 127.0))?
+    } else {
+        scores
+    };
+    let logits = composed::logits(&scores, scale as f32, &x[1], mask)?;
+    let mixed = match kind {
+        "u8" => {
+            let below = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
+            let codes = round_through(&(below.exp()? * 255.0)?)?;
+            codes.broadcast_div(&codes.sum_keepdim(D::Minus1)?)?.matmul(&v)?
+        }
+        "s8" => {
+            let probs = composed::softmax(&logits)?;
+            lsq(&probs, &(scale_gradient(&x[6], 0.25)? * 0.004)?, (-128.0, 127.0))?.matmul(&v)?
+        }
+        _ => composed::attend(&logits, &v)?,
+    };
+    composed::merge_heads(&mixed)
+}
+
+/// The sites of `kind`, with trained steps `x[2..]`.
+fn sites(x: &[Tensor], kind: &str) -> AttentionSites {
+    let fake = |i: usize, step: f32| Fake {
+        quantizer: Quantizer::new(step).unwrap(),
+        learned: Some(learned(&x[2 + i], &[step])),
+    };
+    match kind {
+        "float" => AttentionSites::FLOAT,
+        _ => AttentionSites {
+            q: Some(fake(0, 0.02)),
+            k: Some(fake(1, 0.02)),
+            v: Some(fake(2, 0.02)),
+            scores: (kind == "s8").then(|| fake(3, 0.05)),
+            probs: if kind == "s8" { FakeProbs::S8(fake(4, 0.004)) } else { FakeProbs::U8 },
+        },
+    }
+}
+
+#[test]
+fn attention_of_every_kind() {
+    let (windows, n, heads, d) = (6, 9, 2, 5);
+    let one = || Tensor::new(&[1.0f32], &Device::Cpu).unwrap();
+    let mask = (noise(&[3, n, n], 5).ge(1.5).unwrap().to_dtype(DType::F32).unwrap() * -100.0).unwrap();
+    for (kind, steps) in [("float", 0), ("u8", 3), ("s8", 5)] {
+        for mask in [None, Some(&mask)] {
+            let mut inputs = vec![noise(&[windows * n, 3 * heads * d], 1), noise(&[heads, n, n], 2)];
+            inputs.extend((0..steps).map(|_| one()));
+            let taped = |t: &Tape, x: &[Tensor]| attention(t, &x[0], 0.4, &x[1], mask, &sites(x, kind));
+            agree(kind, &inputs, taped, |x| attention_by_candle(x, heads, n, 0.4, mask, kind));
+            if kind == "float" {
+                differences(kind, &inputs, taped);
+            }
+        }
+    }
+}
+
+#[test]
+fn relative_bias_tables() {
+    let index = Tensor::new(&[0u32, 1, 2, 1, 3, 0, 2, 2, 4], &Device::Cpu).unwrap();
+    let table = [noise(&[5, 2], 1)];
+    let plain = |x: &[Tensor]| x[0].index_select(&index, 0)?.t()?.contiguous()?.reshape((2, 3, 3));
+    agree("bias", &table, |t, x| relative_bias(t, &x[0], &index, 3), plain);
+}

@@ -1,0 +1,221 @@
+//! The network, from normalised images to logits.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+
+use crate::Sites;
+use crate::block::{BlockContext, block, product};
+use crate::error::FloatError;
+use crate::ops::{Gather, Norm, Ops, taped};
+use crate::packed::Packing;
+use crate::tape::Tape;
+use crate::weights::{LinearWeights, Source, StageWeights, Windows};
+use swinq_model::ModelError;
+use swinq_model::arch::{Stage, SwinConfig};
+use swinq_model::batch::{Batch, Transform};
+use swinq_model::params::check_parameters;
+use swinq_model::site::{Linear, Site};
+use swinq_model::tensor::StateDict;
+
+/// Swin V1 in float, ready to run with any [`Sites`].
+pub struct Swin {
+    config: SwinConfig,
+    device: Device,
+    ops: Ops,
+    patch_embed: LinearWeights,
+    patch_norm: Option<Norm>,
+    /// `[tokens, embed_dim]`.
+    position: Option<Tensor>,
+    stages: Vec<StageWeights>,
+    maps: Vec<StageMaps>,
+    norm: Norm,
+    head: LinearWeights,
+}
+
+/// The index maps of a stage: windows of the even and of the odd blocks, and the merge.
+struct StageMaps {
+    windows: [Windows; 2],
+    relative_index: Tensor,
+    merge: Gather,
+}
+
+impl StageMaps {
+    fn new(stage: &Stage, device: &Device) -> Result<StageMaps, FloatError> {
+        let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
+        Ok(StageMaps {
+            windows: [Windows::new(stage, 0, device)?, Windows::new(stage, stage.shift, device)?],
+            relative_index: Tensor::new(index, device)?,
+            merge: Gather::new(stage.tokens(), 4, stage.merge_sources().into_iter().flatten()),
+        })
+    }
+}
+
+impl Swin {
+    /// The network of `config` with the parameters `tensors` (Microsoft's naming), for inference on `device`.
+    ///
+    /// # Errors
+    /// A configuration or parameters that are refused by [`SwinConfig::validate`] or [`check_parameters`].
+    pub fn new(config: &SwinConfig, tensors: &StateDict, device: &Device) -> Result<Swin, FloatError> {
+        config.validate()?;
+        check_parameters(config, tensors)?;
+        let mut moved = BTreeMap::new();
+        for (name, tensor) in tensors {
+            moved.insert(name.clone(), Tensor::from_slice(&tensor.data, tensor.shape.as_slice(), device)?);
+        }
+        Swin::assemble(config, &moved, device, Ops::for_inference(device))
+    }
+
+    /// The network of `config` on tensors that carry gradients, all on `device`: the forward sees every later
+    /// change of a variable among them, and is differentiable in each.
+    ///
+    /// # Errors
+    /// A configuration that is refused, or a missing tensor. Shapes are the caller's concern.
+    pub fn differentiable(
+        config: &SwinConfig,
+        tensors: &BTreeMap<String, Tensor>,
+        device: &Device,
+    ) -> Result<Swin, FloatError> {
+        config.validate()?;
+        Swin::assemble(config, tensors, device, Ops::Composed)
+    }
+
+    /// As [`Swin::differentiable`], by own operations that are noted on `tape`: it differentiates, not candle. The tensors
+    /// whose gradients are wanted must be watched by it.
+    ///
+    /// # Errors
+    /// As [`Swin::differentiable`].
+    pub fn taped(
+        config: &SwinConfig,
+        tensors: &BTreeMap<String, Tensor>,
+        device: &Device,
+        tape: &Tape,
+    ) -> Result<Swin, FloatError> {
+        config.validate()?;
+        Swin::assemble(config, tensors, device, Ops::Taped(tape.clone()))
+    }
+
+    fn assemble(
+        config: &SwinConfig,
+        tensors: &BTreeMap<String, Tensor>,
+        device: &Device,
+        ops: Ops,
+    ) -> Result<Swin, FloatError> {
+        // A squeezed view would be another tensor to the tape.
+        let taped = matches!(ops, Ops::Taped(_));
+        let source = Source { config, tensors, packing: Packing::new(ops.clone())? };
+        let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
+        let stages = config.stages();
+        Ok(Swin {
+            patch_embed: source.linear(Linear::PatchEmbed)?,
+            patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
+            position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
+            maps: stages.iter().map(|stage| StageMaps::new(stage, device)).collect::<Result<_, _>>()?,
+            stages: stages.into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
+            norm: source.norm("norm")?,
+            head: source.linear(Linear::Head)?,
+            config: config.clone(),
+            device: device.clone(),
+            ops,
+        })
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &SwinConfig {
+        &self.config
+    }
+
+    /// Normalised images of `batch`: f32 `[n, 3, size, size]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a batch of another image size.
+    pub fn images(&self, batch: &Batch, transform: &Transform) -> Result<Tensor, FloatError> {
+        let (n, size) = (batch.len(), self.config.image_size);
+        if batch.size != size || batch.pixels.len() != n * size * size * 3 {
+            let problem = format!(
+                "the model takes {size}x{size} pixels, but the batch has {} images of {}x{} in {} bytes",
+                n,
+                batch.size,
+                batch.size,
+                batch.pixels.len()
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
+        }
+        let table = transform.lookup();
+        let mut values = Vec::with_capacity(batch.pixels.len());
+        for image in batch.pixels.chunks_exact(size * size * 3) {
+            for (channel, row) in table.iter().enumerate() {
+                values.extend(image[channel..].iter().step_by(3).map(|&byte| row[usize::from(byte)]));
+            }
+        }
+        Ok(Tensor::from_vec(values, (n, 3, size, size), &self.device)?)
+    }
+
+    /// Logits `[n, classes]` of normalised images, f32 `[n, 3, size, size]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for images of another shape; whatever `sites` refuses.
+    pub fn forward(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        let (n, size) = (images.dim(0)?, self.config.image_size);
+        if images.dims() != [n, 3, size, size] {
+            let problem = format!("the model takes [n, 3, {size}, {size}], not {:?}", images.dims());
+            return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
+        }
+        let mut x = self.embed(images, sites)?;
+        for (weights, maps) in self.stages.iter().zip(&self.maps) {
+            x = self.stage(x, weights, maps, sites)?;
+        }
+        let x = self.ops.norm(&x, &self.norm)?;
+        let features = self.ops.mean_rows(&x, n)?;
+        product(features, &self.head, sites)
+    }
+
+    /// Patch embedding: `[n, 3, size, size]` to tokens `[n * grid^2, embed_dim]`.
+    fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
+        let x = sites.product(&self.patch_embed, &self.patches(&images)?)?;
+        let x = match &self.patch_norm {
+            Some(norm) => self.ops.norm(&x, norm)?,
+            None => x,
+        };
+        let Some(position) = &self.position else { return Ok(x) };
+        if let Ops::Taped(tape) = &self.ops {
+            return Ok(taped::add_rows(tape, &x, position)?);
+        }
+        let (rows, c) = x.dims2()?;
+        let tokens = position.dim(0)?;
+        Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
+    }
+
+    /// The values under each patch side by side: `[n, 3, size, size]` to `[n * grid^2, 3 * patch^2]`.
+    fn patches(&self, images: &Tensor) -> Result<Tensor, FloatError> {
+        let (n, grid, patch) = (images.dim(0)?, self.config.grid(), self.config.patch_size);
+        let cut = images.reshape(vec![n, 3, grid, patch, grid, patch])?.permute(vec![0, 2, 4, 1, 3, 5])?;
+        Ok(cut.contiguous()?.reshape((n * grid * grid, 3 * patch * patch))?)
+    }
+
+    fn stage(
+        &self,
+        mut x: Tensor,
+        weights: &StageWeights,
+        maps: &StageMaps,
+        sites: &mut dyn Sites,
+    ) -> Result<Tensor, FloatError> {
+        for (index, weights_of_block) in weights.blocks.iter().enumerate() {
+            let context = BlockContext {
+                stage: &weights.stage,
+                scale: self.config.attention_scale(&weights.stage),
+                windows: &maps.windows[index % 2],
+                relative_index: &maps.relative_index,
+                ops: &self.ops,
+            };
+            x = block(x, weights_of_block, &context, sites)?;
+        }
+        match &weights.merge {
+            Some((norm, reduction)) => {
+                product(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites)
+            }
+            None => Ok(x),
+        }
+    }
+}

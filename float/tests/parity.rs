@@ -1,0 +1,153 @@
+//! The float forward against PyTorch, on small models with every parameter redrawn (`tests/parity/make_fixtures.py`).
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use safetensors::SafeTensors;
+use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_model::params::parameters;
+use swinq_model::{HostTensor, Site, StateDict, SwinConfig, all_sites};
+
+const TOLERANCE: f64 = 1e-5;
+
+struct Fixture {
+    config: SwinConfig,
+    parameters: StateDict,
+    input: Tensor,
+    logits: HostTensor,
+    rungs: BTreeMap<Site, HostTensor>,
+}
+
+fn fixture(name: &str) -> Fixture {
+    let path = format!("{}/tests/fixtures/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    let config = serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
+    let mut all: StateDict = file.iter().map(|(name, view)| (name.to_owned(), host(&view))).collect();
+    let rungs = all.iter().filter_map(|(n, t)| Some((n.strip_prefix("rung.")?.parse().unwrap(), t.clone())));
+    let rungs = rungs.collect();
+    all.retain(|name, _| !name.starts_with("rung."));
+    let input = all.remove("input").unwrap();
+    let input = Tensor::from_vec(input.data, input.shape, &Device::Cpu).unwrap();
+    Fixture { config, logits: all.remove("logits").unwrap(), parameters: all, input, rungs }
+}
+
+fn host(view: &safetensors::tensor::TensorView) -> HostTensor {
+    let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    HostTensor::new(view.shape().to_vec(), values.collect())
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Relative L2 distance of `got` from `want`, and the index where they differ most.
+fn distance(got: &[f32], want: &[f32]) -> (f64, usize) {
+    assert_eq!(got.len(), want.len());
+    let error = |i: usize| (f64::from(got[i]) - f64::from(want[i])).abs();
+    let square = |x: f64| x * x;
+    let norm: f64 = want.iter().map(|&w| square(f64::from(w))).sum();
+    let worst = (0..got.len()).max_by(|&a, &b| error(a).total_cmp(&error(b))).unwrap();
+    (((0..got.len()).map(|i| square(error(i))).sum::<f64>() / norm).sqrt(), worst)
+}
+
+/// Records every site's tensor, in the order visited.
+#[derive(Default)]
+struct Recorder {
+    visited: Vec<(Site, Vec<f32>)>,
+}
+
+impl Sites for Recorder {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        self.visited.push((site, values(&x)));
+        Ok(x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        self.visited.push((site, values(w)));
+        Ok(w.clone())
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.visited.push((site, values(&logits)));
+        Float.attend(site, logits, v)
+    }
+}
+
+fn climb(name: &str) {
+    let fixture = fixture(name);
+    let swin = Swin::new(&fixture.config, &fixture.parameters, &Device::Cpu).unwrap();
+    let mut recorder = Recorder::default();
+    let logits = swin.forward(&fixture.input, &mut recorder).unwrap();
+    let visited: Vec<Site> = recorder.visited.iter().map(|(site, _)| *site).collect();
+    assert_eq!(visited, all_sites(&fixture.config), "sites are visited once each, in forward order");
+    let mut climbed = 0;
+    for (site, got) in &recorder.visited {
+        let Some(want) = fixture.rungs.get(site) else { continue };
+        // The fixture keeps the second of two images.
+        check(&site.to_string(), &got[got.len() / 2..], want);
+        climbed += 1;
+    }
+    assert_eq!(climbed, fixture.rungs.len());
+    check("logits", &values(&logits), &fixture.logits);
+}
+
+fn check(rung: &str, got: &[f32], want: &HostTensor) {
+    let (error, worst) = distance(got, &want.data);
+    assert!(
+        error <= TOLERANCE,
+        "first failing rung {rung}: relative L2 {error:.2e}; worst at flat index {worst} of {:?}: {} instead of {}",
+        want.shape,
+        got[worst],
+        want.data[worst]
+    );
+}
+
+#[test]
+fn windows_that_divide_the_grid() {
+    climb("swin_plain");
+}
+
+#[test]
+fn padded_windows_odd_merge_position_embedding_and_no_qkv_bias() {
+    climb("swin_padded");
+}
+
+#[test]
+fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
+    for name in ["swin_plain", "swin_padded"] {
+        let fixture = fixture(name);
+        let mut variables = BTreeMap::new();
+        for (name, tensor) in &fixture.parameters {
+            let variable =
+                candle_core::Var::from_slice(&tensor.data, tensor.shape.as_slice(), &Device::Cpu).unwrap();
+            variables.insert(name.clone(), variable);
+        }
+        let tensors = variables.iter().map(|(name, v)| (name.clone(), v.as_tensor().clone())).collect();
+        let swin = Swin::differentiable(&fixture.config, &tensors, &Device::Cpu).unwrap();
+        let logits = swin.forward(&fixture.input, &mut Float).unwrap();
+        check("logits", &values(&logits), &fixture.logits);
+        let gradients = logits.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        for (name, variable) in &variables {
+            let gradient =
+                gradients.get(variable.as_tensor()).unwrap_or_else(|| panic!("no gradient for {name}"));
+            assert!(values(gradient).iter().any(|g| *g != 0.0), "the gradient of {name} is zero");
+        }
+    }
+}
+
+#[test]
+fn every_parameter_matters() {
+    for name in ["swin_plain", "swin_padded"] {
+        let fixture = fixture(name);
+        for (parameter, _) in parameters(&fixture.config) {
+            let mut zeroed = fixture.parameters.clone();
+            zeroed.get_mut(&parameter).unwrap().data.fill(0.0);
+            let swin = Swin::new(&fixture.config, &zeroed, &Device::Cpu).unwrap();
+            let logits = swin.forward(&fixture.input, &mut Float).unwrap();
+            let (error, _) = distance(&values(&logits), &fixture.logits.data);
+            assert!(error > 1e-3, "zeroing {parameter} of {name} changes the logits by {error:.1e} only");
+        }
+    }
+}
