@@ -1,5 +1,6 @@
 //! Every hot loop of swinq. Knows no Swin: products with a weight and their epilogues, LayerNorm with gathers, window
-//! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has.
+//! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has. The feature `cuda`
+//! adds the kernels for NVIDIA GPUs.
 //!
 //! [`mod@reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
 //! and then run on a [`Pool`] without allocating (the scalar reference
@@ -10,7 +11,7 @@
 
 pub mod attention;
 pub mod buffer;
-
+#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod fused_block;
 pub mod isa;
