@@ -1,5 +1,5 @@
-//! How far this crate's JPEG decoding is from Pillow's, per file and over all, before and after preprocessing; and
-//! how long both steps take on one core.
+//! Compares this crate's JPEG decoding with Pillow's, per file and in total, before and after preprocessing, and
+//! measures the time of both steps on one core.
 //!
 //! ```text
 //! python data/tests/make_fixtures.py --pillow JPEGS PNGS
@@ -14,13 +14,13 @@ use swinq_model::Transform;
 
 type BoxError = Box<dyn std::error::Error>;
 
-/// Absolute differences of bytes, summed up.
+/// Statistics of the absolute differences of bytes.
 #[derive(Default)]
 struct Differences {
     bytes: u64,
     sum: u64,
     max: u8,
-    /// Bytes that differ by 0, 1, 2, 3 and more.
+    /// Number of bytes that differ by 0, 1, 2, 3 and more.
     histogram: [u64; 5],
 }
 
@@ -58,6 +58,7 @@ impl Differences {
     }
 }
 
+/// Runs `work` and adds its duration to `total`.
 fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();

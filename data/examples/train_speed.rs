@@ -1,11 +1,12 @@
-//! Images per second of the training loader, with and without decoded images kept in memory, and how the time of one
-//! thread divides between reading, decoding and varying an image.
+//! Measures the training loader in images per second, with and without the cache of decoded images, and the time
+//! that one thread takes to read, decode and augment an image.
 //!
 //! ```text
 //! cargo run --release -p swinq-data --example train_speed -- samples/cifar10 32 padded 2
 //! ```
 //!
-//! Arguments: data set, input size, crop (`random_resized`, `padded`, `none`), threads (0: one per core), images (all).
+//! Arguments: data set, input size, crop (`random_resized`, `padded`, `none`), threads (0: one per core), number
+//! of images (default: all).
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,11 +20,11 @@ fn crop(name: &str) -> Result<CropKind, BoxError> {
         "random_resized" => Ok(CropKind::RandomResized),
         "padded" => Ok(CropKind::Padded),
         "none" => Ok(CropKind::None),
-        other => Err(format!("crop `{other}`; write random_resized, padded or none").into()),
+        other => Err(format!("crop `{other}` is unknown; write random_resized, padded or none").into()),
     }
 }
 
-/// Microseconds per image of each step on this thread.
+/// Microseconds per image for reading, decoding and augmenting, on this thread.
 fn steps(
     dataset: &Dataset,
     ids: &[usize],
@@ -74,9 +75,9 @@ fn main() -> Result<(), BoxError> {
     println!("{}", dataset.describe());
     for (name, augment) in [("flip", &plain), ("flip, jitter", &jitter)] {
         let sample = &ids[..ids.len().min(5000)];
-        let [read, decode, vary] = steps(&dataset, sample, &transform, augment)?;
+        let [read, decode, augment_time] = steps(&dataset, sample, &transform, augment)?;
         println!(
-            "{crop_name}, {name}: read {read:.1} us, decode {decode:.1} us, vary {vary:.1} us per image"
+            "{crop_name}, {name}: read {read:.1} us, decode {decode:.1} us, augment {augment_time:.1} us per image"
         );
         for cache_bytes in [0, 1 << 32] {
             let loader =
@@ -87,7 +88,7 @@ fn main() -> Result<(), BoxError> {
             let speeds: Vec<String> =
                 epochs(&mut loader)?.iter().map(|speed| format!("{speed:.0}")).collect();
             let megabytes = loader.cached_bytes() as f64 / 1e6;
-            println!("  images/s of three epochs: {}; {megabytes:.0} MB kept", speeds.join(", "));
+            println!("  images/s of three epochs: {}; {megabytes:.0} MB cached", speeds.join(", "));
         }
     }
     Ok(())

@@ -1,40 +1,40 @@
-//! What can be wrong with a data set or an image in it.
+//! Errors of data sets and of the images in them.
 
 use std::path::PathBuf;
 
 use crate::dataset::Split;
 
-/// Why bytes are not an image this crate decodes.
+/// The reason why an image cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The file starts like an image of a format that is not decoded.
+    /// The file has a known image format that this crate does not decode.
     #[error("format not supported: {0}; convert the image to JPEG or PNG")]
     Unsupported(&'static str),
-    /// The file starts like no known image format.
+    /// The first bytes of the file are of no known image format.
     #[error("not an image: {0}")]
     Unknown(String),
-    /// The header claims more pixels than any photograph has.
+    /// The header claims more pixels than the limit.
     #[error(
         "the header claims {width} x {height} pixels, more than the limit of {limit}; the file is damaged or hostile"
     )]
     TooLarge {
-        /// Claimed width.
+        /// Claimed width in pixels.
         width: u64,
-        /// Claimed height.
+        /// Claimed height in pixels.
         height: u64,
-        /// Pixels allowed.
+        /// Maximum number of pixels.
         limit: u64,
     },
-    /// The data ends before the image does.
+    /// The file ends before the image is complete.
     #[error("truncated: {0}")]
     Truncated(String),
-    /// The data contradicts the format.
+    /// The file violates its format.
     #[error("corrupt: {0}")]
     Corrupt(String),
 }
 
-/// An error of this crate. Every message names the file (and the archive member) and what to do about it.
+/// An error of this crate. The message names the file (and the archive member) and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -43,25 +43,25 @@ pub enum DataError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// No data set of any known layout is at this path.
+    /// The path holds no data set of a known layout.
     #[error("{}: no data set found: {problem}", path.display())]
     Layout {
-        /// The path opened.
+        /// The path that was opened.
         path: PathBuf,
-        /// What was looked for and what was there instead.
+        /// What was looked for and what was found instead.
         problem: String,
     },
-    /// The data set has other splits but not the one asked for.
+    /// The data set has the other split but not the requested one.
     #[error("{}: split `{split}` is missing; looked for {looked_for}", path.display())]
     MissingSplit {
-        /// The data set's root.
+        /// The data set's folder.
         path: PathBuf,
-        /// The split asked for.
+        /// The requested split.
         split: Split,
-        /// Every form of it that was looked for.
+        /// The files and folders that would have held it.
         looked_for: String,
     },
     /// A list or map file is malformed.
@@ -69,31 +69,36 @@ pub enum DataError {
     List {
         /// The list file.
         path: PathBuf,
-        /// Line, from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with it and what to do.
+        /// What is wrong with the line, and the next step.
         problem: String,
     },
     /// A list or map names images that do not exist.
-    #[error("{}: {count} of {total} listed images are missing from {}; the first: {}", list.display(), place.display(), first.join(", "))]
+    #[error(
+        "{}: {count} of {total} listed images are missing from {}; the first: {}",
+        list.display(),
+        place.display(),
+        first.join(", ")
+    )]
     MissingImages {
         /// The list file.
         list: PathBuf,
         /// The archive or folder that should hold them.
         place: PathBuf,
-        /// How many are missing.
+        /// Number of missing images.
         count: usize,
-        /// How many are listed.
+        /// Number of listed images.
         total: usize,
-        /// Up to five of the missing names.
+        /// Up to five missing names; for an archive, also an example of a name that it has.
         first: Vec<String>,
     },
-    /// An archive is damaged or of another kind.
+    /// A file is not a zip archive that can be read.
     #[error("{}: {problem}", path.display())]
     Archive {
         /// The archive.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// What is wrong with it, and the next step.
         problem: String,
     },
     /// A member of an archive cannot be unpacked.
@@ -115,37 +120,38 @@ pub enum DataError {
         name: String,
         /// Byte offset of the member's local header, for an image in an archive.
         offset: Option<u64>,
-        /// The decoder's reason.
+        /// The decoder's error.
         source: DecodeError,
     },
-    /// More images could not be decoded than [`LoaderOptions::skip_corrupt`](crate::LoaderOptions) tolerates.
+    /// More images are corrupt than [`LoaderOptions::skip_corrupt`](crate::LoaderOptions) allows.
     #[error(
-        "{source}; {skipped} corrupt images were skipped before it (the limit): remove or repair the image, or allow more"
+        "{source}; {skipped} corrupt images were skipped before it (the limit): remove or repair the image, or allow \
+         more"
     )]
     TooManyCorrupt {
-        /// Images skipped before this one.
+        /// Number of corrupt images skipped before this one.
         skipped: usize,
         /// The error of the first image over the limit.
         source: Box<DataError>,
     },
-    /// A setting has a value that means nothing.
+    /// A setting has a value outside its range.
     #[error("setting `{field}`: {problem}")]
     Setting {
         /// The setting's name.
         field: &'static str,
-        /// The value, and what it may be.
+        /// The value and its allowed range.
         problem: String,
     },
-    /// Labels were asked of a data set that has none.
+    /// Labels are required, but the data set has none.
     #[error(
-        "{data}: labels are needed, and this layout has none; use a folder per class, a Swin zip layout or a list \
+        "{data}: labels are required, but this layout has none; use a folder per class, a Swin zip layout or a list \
          file with classes"
     )]
     NoLabels {
-        /// The data set, as [`Dataset::describe`](crate::Dataset::describe) has it.
+        /// The data set's [description](crate::Dataset::describe).
         data: String,
     },
-    /// A decoding thread ended without a result.
+    /// A decoding thread panicked.
     #[error("the thread that decoded image {id} panicked; its message is on standard error")]
     Worker {
         /// Position of the image in the data set's list.
@@ -154,7 +160,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether the error is about one image's content, so that going on without that image is possible.
+    /// Whether the error concerns the content of a single image, so that a loader can leave that image out.
     pub fn is_corrupt_image(&self) -> bool {
         matches!(self, DataError::Image { .. } | DataError::Member { .. })
     }

@@ -1,4 +1,5 @@
-//! Data sets of images, decoding, PIL-exact preprocessing and augmentation, and loaders that read ahead.
+//! Image data sets, image decoding, preprocessing and augmentation that equal Pillow's bit for bit, and loaders that
+//! prefetch batches on background threads.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -16,7 +17,7 @@
 pub mod augment;
 mod dataset;
 mod decode;
-mod decoded;
+mod decoded_cache;
 mod error;
 mod loader;
 mod prefetch;

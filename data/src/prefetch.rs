@@ -1,7 +1,7 @@
-//! Images made on background threads ahead of the reader, for every loader of this crate.
+//! Prefetching of batches on background threads, which every loader of this crate uses.
 //!
-//! A [`Source`] says which images a batch has, which batch follows it and how an image is made; the rest (threads, order
-//! of work, seeks, corrupt images) is here.
+//! A [`Source`] defines which images a batch has, which batch follows it and how an image is loaded. This module
+//! manages the threads, the order of work, seeks and corrupt images.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,34 +12,34 @@ use swinq_model::Batch;
 use crate::error::DataError;
 use crate::loader::LoaderOptions;
 
-/// A batch's place in the order of reading.
+/// Identifies a batch. Batches are ordered as they are read: by epoch, then by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct BatchId {
     pub(crate) epoch: u64,
-    /// Index in the epoch.
-    pub(crate) batch: usize,
+    /// Index of the batch in its epoch.
+    pub(crate) index: usize,
 }
 
-/// What is loaded: functions of their arguments alone, called from many threads.
+/// Defines the batches and loads their images. Results depend on the arguments only; many threads call the methods.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// Side of the images made.
-    fn size(&self) -> usize;
+    /// Width and height of the loaded images in pixels.
+    fn image_size(&self) -> usize;
 
-    /// Positions in the data set of the images of a batch, in order.
-    fn ids(&self, place: Place) -> Vec<usize>;
+    /// The images of a batch in order, as positions in the data set.
+    fn image_ids(&self, batch: BatchId) -> Vec<usize>;
 
-    /// The batch read after this one, if any.
-    fn after(&self, place: Place) -> Option<Place>;
+    /// The batch to prefetch after `batch`, if any.
+    fn following(&self, batch: BatchId) -> Option<BatchId>;
 
-    /// Class of image `id`, where there are labels.
+    /// Class of image `id`, if the data set has labels.
     fn label(&self, id: usize) -> Option<u32>;
 
-    /// Pixels of image `id`, number `slot` of its batch: `u8` `[size, size, 3]`.
-    fn image(&self, place: Place, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
+    /// Loads image `id`, which is at position `slot` of its batch: `u8` `[size, size, 3]`.
+    fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
 
-/// The batches of a source, made ahead of the reader. Dropping it stops and joins its threads.
-pub(crate) struct Prefetch<S: Source> {
+/// Loads the batches of a source before they are requested. Dropping it stops and joins its threads.
+pub(crate) struct Prefetcher<S: Source> {
     shared: Arc<Shared<S>>,
     workers: Vec<JoinHandle<()>>,
     skipped: Skipped,
@@ -52,87 +52,89 @@ struct Skipped {
     messages: Vec<String>,
 }
 
-/// What the reader and the threads have in common.
+/// The state that the reader shares with the worker threads.
 struct Shared<S> {
     source: S,
-    /// Batches made ahead of the one asked for.
-    ahead: usize,
+    /// Number of batches to prefetch after the requested one.
+    prefetch: usize,
     state: Mutex<State>,
-    /// Signalled when a task is added or the loader stops.
-    work: Condvar,
-    /// Signalled when the last image of a batch is done.
-    done: Condvar,
+    /// Signalled when a task is added or the threads must stop.
+    tasks_changed: Condvar,
+    /// Signalled when a batch is complete or a thread has panicked.
+    batch_done: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Images to make, in the order they will be wanted.
+    /// Images to load, in the order in which they will be needed.
     tasks: VecDeque<Task>,
-    /// Batches in flight.
+    /// Batches that are requested or prefetched and not yet returned.
     pending: Vec<Pending>,
     stop: bool,
-    /// Image that a thread panicked over, if one did: the thread is gone, so waiting could be for ever.
+    /// The image at which a thread panicked. Its batch would never be complete, so the reader must not wait for it.
     panicked: Option<usize>,
 }
 
 /// One image of one batch.
 #[derive(Clone, Copy)]
 struct Task {
-    place: Place,
+    batch: BatchId,
     /// Position in the batch.
     slot: usize,
     id: usize,
 }
 
-/// A batch in flight, one entry per image.
+/// A batch whose images are being loaded.
 struct Pending {
-    place: Place,
+    batch: BatchId,
     ids: Vec<usize>,
+    /// The result for each image, once it is there.
     images: Vec<Option<Result<Vec<u8>, DataError>>>,
+    /// Number of images without a result.
     missing: usize,
 }
 
-impl<S: Source> Prefetch<S> {
-    /// Threads over `source`. Nothing is read before the first batch is asked for.
+impl<S: Source> Prefetcher<S> {
+    /// Starts the threads. They load nothing before the first batch is requested.
     ///
     /// # Panics
-    /// Where the system refuses a thread.
-    pub(crate) fn new(source: S, options: &LoaderOptions) -> Prefetch<S> {
+    /// If the system cannot start a thread.
+    pub(crate) fn new(source: S, options: &LoaderOptions) -> Prefetcher<S> {
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
         let shared = Arc::new(Shared {
             source,
-            ahead: options.prefetch,
+            prefetch: options.prefetch,
             state: Mutex::default(),
-            work: Condvar::new(),
-            done: Condvar::new(),
+            tasks_changed: Condvar::new(),
+            batch_done: Condvar::new(),
         });
         let spawn = |index| {
             let shared = Arc::clone(&shared);
             let builder = std::thread::Builder::new().name(format!("swinq-load-{index}"));
-            builder.spawn(move || shared.work()).expect("the system refused a decoding thread")
+            builder.spawn(move || shared.run_worker()).expect("the system cannot start a decoding thread")
         };
         let workers = (0..threads).map(spawn).collect();
         let skipped = Skipped { limit: options.skip_corrupt, ids: Vec::new(), messages: Vec::new() };
-        Prefetch { shared, workers, skipped }
+        Prefetcher { shared, workers, skipped }
     }
 
     pub(crate) fn source(&self) -> &S {
         &self.shared.source
     }
 
-    /// Messages of the corrupt images left out so far, in the order their batches were asked for.
+    /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
     pub(crate) fn skipped(&self) -> &[String] {
         &self.skipped.messages
     }
 
-    /// The batch at `place`, its images in order and the corrupt ones left out or turned into the error; work goes on
-    /// with the batches after it.
-    pub(crate) fn batch(&mut self, place: Place) -> Result<Batch, DataError> {
-        let Pending { ids, images, .. } = self.shared.take(place)?;
-        let size = self.shared.source.size();
+    /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is the
+    /// error. The batches after `batch` are then prefetched.
+    pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
+        let Pending { ids, images, .. } = self.shared.take(batch)?;
+        let size = self.shared.source.image_size();
         let pixels = Vec::with_capacity(ids.len() * size * size * 3);
         let mut batch = Batch { pixels, size, labels: Vec::new(), ids: Vec::new() };
         for (id, image) in ids.into_iter().zip(images.into_iter().flatten()) {
@@ -150,7 +152,7 @@ impl<S: Source> Prefetch<S> {
 }
 
 impl Skipped {
-    /// Records a corrupt image, or returns its error where no more are tolerated.
+    /// Records a corrupt image, or returns its error if the limit is reached.
     fn add(&mut self, id: usize, error: DataError) -> Result<(), DataError> {
         if self.ids.contains(&id) {
             return Ok(());
@@ -167,107 +169,110 @@ impl Skipped {
     }
 }
 
-impl<S: Source> Drop for Prefetch<S> {
+impl<S: Source> Drop for Prefetcher<S> {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
-        self.shared.work.notify_all();
+        self.shared.tasks_changed.notify_all();
         for worker in self.workers.drain(..) {
-            // A panicked thread has reported itself; its images are errors already.
+            // A panic has already been reported to the reader.
             let _ = worker.join();
         }
     }
 }
 
 impl<S> Shared<S> {
-    /// The state, whether or not a thread panicked while it held the lock: every change to it is complete.
+    /// Locks the state. A panic of another thread cannot leave it inconsistent, so a poisoned lock is used as it is.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<S: Source> Shared<S> {
-    /// Waits for the batch at `place`, with the batches after it under way, and removes it from flight.
-    fn take(&self, place: Place) -> Result<Pending, DataError> {
+    /// Schedules `batch` and the batches to prefetch, waits for `batch`, and removes it from the state.
+    fn take(&self, batch: BatchId) -> Result<Pending, DataError> {
         let mut state = self.lock();
-        self.schedule(&mut state, place);
+        self.schedule(&mut state, batch);
         loop {
             if let Some(id) = state.panicked {
                 return Err(DataError::Worker { id });
             }
-            let ready = state.pending.iter().position(|p| p.place == place && p.missing == 0);
+            let ready = state.pending.iter().position(|p| p.batch == batch && p.missing == 0);
             if let Some(position) = ready {
                 return Ok(state.pending.swap_remove(position));
             }
-            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.batch_done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Puts the batch at `place` and the ones to prefetch in flight, and forgets the others.
-    fn schedule(&self, state: &mut State, place: Place) {
-        let following = std::iter::successors(Some(place), |&place| self.source.after(place));
-        let wanted: Vec<Place> = following.take(self.ahead.saturating_add(1)).collect();
-        state.tasks.retain(|task| wanted.contains(&task.place));
-        state.pending.retain(|pending| wanted.contains(&pending.place));
-        for place in wanted {
-            if state.pending.iter().any(|pending| pending.place == place) {
+    /// Adds tasks for `batch` and the batches to prefetch, and drops those of all other batches.
+    fn schedule(&self, state: &mut State, batch: BatchId) {
+        let following = std::iter::successors(Some(batch), |&batch| self.source.following(batch));
+        let needed: Vec<BatchId> = following.take(self.prefetch.saturating_add(1)).collect();
+        state.tasks.retain(|task| needed.contains(&task.batch));
+        state.pending.retain(|pending| needed.contains(&pending.batch));
+        for batch in needed {
+            if state.pending.iter().any(|pending| pending.batch == batch) {
                 continue;
             }
-            let ids = self.source.ids(place);
-            state.tasks.extend(ids.iter().enumerate().map(|(slot, &id)| Task { place, slot, id }));
+            let ids = self.source.image_ids(batch);
+            state.tasks.extend(ids.iter().enumerate().map(|(slot, &id)| Task { batch, slot, id }));
             let images = ids.iter().map(|_| None).collect();
-            state.pending.push(Pending { place, missing: ids.len(), ids, images });
+            state.pending.push(Pending { batch, missing: ids.len(), ids, images });
         }
-        // A seek back leaves later batches queued first; the one waited for goes before them.
-        state.tasks.make_contiguous().sort_by_key(|task| (task.place, task.slot));
-        self.work.notify_all();
+        // After a seek backwards, tasks of later batches come first in the queue. The requested batch must
+        // precede them.
+        state.tasks.make_contiguous().sort_by_key(|task| (task.batch, task.slot));
+        self.tasks_changed.notify_all();
     }
 
-    /// A thread's life: takes tasks until the loader stops.
-    fn work(&self) {
+    /// The body of a worker thread: runs tasks until the threads must stop.
+    fn run_worker(&self) {
         while let Some(task) = self.next_task() {
-            let alarm = Alarm { shared: self, id: task.id };
-            let result = self.source.image(task.place, task.slot, task.id);
-            drop(alarm);
+            let guard = PanicGuard { shared: self, id: task.id };
+            let result = self.source.load(task.batch, task.slot, task.id);
+            drop(guard);
             self.deliver(task, result);
         }
     }
 
+    /// Waits for a task; `None` if the threads must stop.
     fn next_task(&self) -> Option<Task> {
         let mut state = self.lock();
         while !state.stop {
             if let Some(task) = state.tasks.pop_front() {
                 return Some(task);
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.tasks_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         None
     }
 
-    fn deliver(&self, Task { place, slot, .. }: Task, result: Result<Vec<u8>, DataError>) {
+    /// Stores the result of a task in its batch.
+    fn deliver(&self, Task { batch, slot, .. }: Task, result: Result<Vec<u8>, DataError>) {
         let mut state = self.lock();
-        // A seek may have given the batch up, or given it up and put it in flight anew.
-        let Some(pending) = state.pending.iter_mut().find(|pending| pending.place == place) else { return };
+        // After a seek, the batch may be gone, or it may be scheduled again and already have this image.
+        let Some(pending) = state.pending.iter_mut().find(|pending| pending.batch == batch) else { return };
         if pending.images[slot].is_none() {
             pending.images[slot] = Some(result);
             pending.missing -= 1;
             if pending.missing == 0 {
-                self.done.notify_all();
+                self.batch_done.notify_all();
             }
         }
     }
 }
 
-/// Tells the reader when the thread that holds it panics: a reader never waits for a dead thread.
-struct Alarm<'a, S> {
+/// Reports a panic of the thread that holds it, so that the reader does not wait for a result that never comes.
+struct PanicGuard<'a, S> {
     shared: &'a Shared<S>,
     id: usize,
 }
 
-impl<S> Drop for Alarm<'_, S> {
+impl<S> Drop for PanicGuard<'_, S> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.shared.lock().panicked.get_or_insert(self.id);
-            self.shared.done.notify_all();
+            self.shared.batch_done.notify_all();
         }
     }
 }

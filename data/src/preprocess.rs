@@ -1,30 +1,31 @@
-//! From a decoded image to the network's input.
+//! Evaluation preprocessing: the resize and crop that make the network's input from a decoded image.
 
 use std::ops::Range;
 
 use swinq_model::{Resize, Transform};
 
 use crate::decode::RgbImage;
-use crate::resize::{on_black, resize_window};
+use crate::resize::{place_on_black, resize_window};
 
-/// Resizes and crops `image` to `u8` `[size, size, 3]`, before normalisation.
+/// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[size, size, 3]`.
 ///
-/// The same bytes as torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]), or Pillow's
-/// `resize` ([`Resize::Direct`]): antialiased, `u8` to `u8`. Where the resized image is smaller than the crop it is
-/// centred on black. The work and memory are those of the crop, however elongated the image is.
+/// The bytes equal those of torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]) or
+/// of Pillow's `resize` ([`Resize::Direct`]), both with antialiasing. If the resized image is smaller than the
+/// crop, it is centred on black. Only the pixels inside the crop are computed, so that elongated images cost no
+/// more than others.
 ///
 /// # Panics
-/// Where `transform.size`, the size of its `ShorterSide`, or a side of `image` is zero.
+/// If `transform.size`, the size of its `ShorterSide`, or a side of `image` is zero.
 pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     let size = transform.size;
     let (width, height) = resized_size(image, transform);
-    let (columns, rows) = (center(width, size), center(height, size));
+    let (columns, rows) = (center_crop(width, size), center_crop(height, size));
     let inner =
         resize_window(image, (width, height), columns.source.clone(), rows.source.clone(), transform.filter);
-    on_black(inner, (size, size), (columns.start, rows.start)).pixels
+    place_on_black(inner, (size, size), (columns.start, rows.start)).pixels
 }
 
-/// Width and height that the whole image is resized to, as torchvision computes them.
+/// Width and height of the whole image after the resize, as torchvision computes them.
 fn resized_size(image: &RgbImage, transform: &Transform) -> (usize, usize) {
     let long_side =
         |shorter: usize, long: usize, short: usize| ((shorter as f64 * long as f64) / short as f64) as usize;
@@ -37,16 +38,18 @@ fn resized_size(image: &RgbImage, transform: &Transform) -> (usize, usize) {
     }
 }
 
-/// Where a center crop (or pad) takes its positions from along one axis, and where they start in the result.
+/// A center crop along one axis.
 #[derive(Debug, PartialEq)]
 struct Span {
+    /// Source positions that are kept.
     source: Range<usize>,
+    /// Position in the result of the first of them; positions before it are padding.
     start: usize,
 }
 
-/// torchvision's center crop along one axis: `int(round((length - size) / 2.0))`, which rounds halves to even; a
-/// shorter axis is padded by `(size - length) // 2` before and the rest after.
-fn center(length: usize, size: usize) -> Span {
+/// torchvision's center crop along one axis. It starts at `int(round((length - size) / 2.0))`, which rounds halves to
+/// even. An axis shorter than `size` gets `(size - length) // 2` positions of padding before and the rest after.
+fn center_crop(length: usize, size: usize) -> Span {
     if length < size {
         return Span { source: 0..length, start: (size - length) / 2 };
     }
@@ -65,13 +68,13 @@ mod tests {
 
     #[test]
     fn crop_offsets_round_halves_to_even() {
-        let start = |length| center(length, 224).source.start;
+        let start = |length| center_crop(length, 224).source.start;
         assert_eq!([224, 225, 226, 227, 228, 229].map(start), [0, 0, 1, 2, 2, 2]);
-        assert_eq!(center(221, 224), Span { source: 0..221, start: 1 });
+        assert_eq!(center_crop(221, 224), Span { source: 0..221, start: 1 });
     }
 
     #[test]
-    fn the_longer_side_is_truncated() {
+    fn the_longer_side_is_rounded_down() {
         let size = |width, height| {
             resized_size(
                 &RgbImage::new(width, height, vec![0; width * height * 3]),

@@ -1,25 +1,25 @@
-//! Evaluation transforms of the model families, beside Microsoft's own ([`Transform::microsoft`]).
+//! Evaluation transforms of timm, torchvision and Hugging Face. Microsoft's is [`Transform::microsoft`].
 
 use swinq_model::batch::{IMAGENET_MEAN, IMAGENET_STD};
 use swinq_model::{Filter, Resize, Transform};
 
-/// timm's `crop_pct` of Swin and Swin V2 at inputs smaller than 384.
+/// timm's `crop_pct` for Swin and Swin V2 with inputs smaller than 384.
 pub const TIMM_CROP_PCT: f64 = 0.9;
 
-/// timm: the shorter side to `floor(size / crop_pct)`, bicubic, and a center crop.
+/// timm's transform: a bicubic resize of the shorter side to `floor(size / crop_pct)`, then a center crop.
 ///
-/// timm's own `crop_pct` is [`TIMM_CROP_PCT`] for Swin at 224 and V2 at 192 and 256, and 1.0 at 384 (that is, the
-/// shorter side to 384 and a center crop; not a direct resize).
+/// timm uses [`TIMM_CROP_PCT`] for Swin at 224 and for Swin V2 at 192 and 256. At 384 it uses 1.0, which resizes the
+/// shorter side to 384 and crops; it is not a direct resize of both sides.
 ///
 /// # Panics
-/// Where `crop_pct` is not in `(0, 1]`.
+/// If `crop_pct` is not in `(0, 1]`.
 pub fn timm(size: usize, crop_pct: f64) -> Transform {
     assert!(crop_pct > 0.0 && crop_pct <= 1.0, "crop_pct {crop_pct} is not in (0, 1]");
     let shorter = (size as f64 / crop_pct).floor() as usize;
     imagenet("timm", size, Resize::ShorterSide(shorter))
 }
 
-/// torchvision: the transform of a model's published weights (`swin_t`, `swin_s`, `swin_b`, `swin_v2_t`,
+/// torchvision's transform for the published weights of `model` (`swin_t`, `swin_s`, `swin_b`, `swin_v2_t`,
 /// `swin_v2_s`, `swin_v2_b`); `None` for other names.
 pub fn torchvision(model: &str) -> Option<Transform> {
     let (shorter, size) = match model {
@@ -33,11 +33,13 @@ pub fn torchvision(model: &str) -> Option<Transform> {
     Some(imagenet("torchvision", size, Resize::ShorterSide(shorter)))
 }
 
-/// Hugging Face's `ViTImageProcessor` as the Swin models ship it: both sides directly to `size`, bicubic, no crop.
+/// Hugging Face's `ViTImageProcessor` with the settings of the Swin models: a direct bicubic resize of both sides
+/// to `size`, no crop.
 pub fn hugging_face(size: usize) -> Transform {
     imagenet("hf", size, Resize::Direct)
 }
 
+/// A bicubic transform with ImageNet's channel means and standard deviations.
 fn imagenet(family: &str, size: usize, resize: Resize) -> Transform {
     Transform {
         family: family.to_owned(),
@@ -54,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_the_families() {
+    fn sizes_equal_those_of_the_libraries() {
         assert_eq!(timm(224, TIMM_CROP_PCT).resize, Resize::ShorterSide(248));
         assert_eq!(timm(256, TIMM_CROP_PCT).resize, Resize::ShorterSide(284));
         assert_eq!(timm(384, 1.0).resize, Resize::ShorterSide(384));

@@ -1,12 +1,12 @@
-//! Pillow's resampling of 8-bit RGB with antialias, bit for bit.
+//! Pillow's antialiased resampling of 8-bit RGB images, bit for bit.
 //!
-//! The filter is widened by the downscale factor, its weights are computed in f64, normalised and rounded to 22-bit
-//! fixed point; the first pass rounds to `u8`, then the second pass reads those bytes (Pillow's
-//! `src/libImaging/Resample.c`). A pass whose size does not change is skipped. Only the window of the result that
-//! is asked for is computed; its pixels are the same as those of the whole result.
+//! The filter is widened by the downscale factor. Its weights are computed in f64, normalised, and rounded to
+//! fixed point with 22 fraction bits. The first pass rounds its result to `u8`, and the second pass reads those
+//! bytes (Pillow's `src/libImaging/Resample.c`). A pass that does not change the size is skipped. Only the
+//! requested window of the result is computed; its pixels equal those of the full result.
 //!
-//! The order of the passes is Pillow 13's, see [`vertical_first`]; Pillow 12 and earlier always go horizontally first,
-//! which differs by rounding where the aspect ratio changes much.
+//! The order of the passes is that of Pillow 13 (see [`vertical_first`]). Pillow 12 and earlier always run the
+//! horizontal pass first, which rounds differently where the aspect ratio changes much.
 
 use std::ops::Range;
 
@@ -16,13 +16,13 @@ use crate::decode::RgbImage;
 
 /// Fraction bits of a weight: 32, less 8 for the pixel and 2 for the sign and overshoot.
 const PRECISION: u32 = 22;
-/// Half of a fixed-point unit, where every sum starts.
+/// One half in fixed point. Every sum starts with it, so that the final shift rounds to the nearest integer.
 const HALF: i32 = 1 << (PRECISION - 1);
 
-/// The part of `image`, resized as a whole to `width x height`, that lies in `columns` and `rows` of the result.
+/// Resizes `image` to `width x height` and returns the part of the result in the window `columns` x `rows`.
 ///
 /// # Panics
-/// Where a size is zero or the window reaches beyond the result.
+/// If a size is zero or the window reaches beyond the result.
 pub(crate) fn resize_window(
     image: &RgbImage,
     (width, height): (usize, usize),
@@ -33,32 +33,32 @@ pub(crate) fn resize_window(
     assert!(image.width > 0 && image.height > 0 && width > 0 && height > 0, "sizes must not be zero");
     assert!(columns.end <= width && rows.end <= height, "the window must lie inside the result");
     let taps = |from, to, window, needed: bool| needed.then(|| Taps::new(from, to, window, filter));
-    let across = taps(image.width, width, columns.clone(), width != image.width);
-    let down = taps(image.height, height, rows.clone(), height != image.height);
-    match (across, down) {
-        (None, None) => cut(image, columns, rows),
-        (Some(across), None) => resize_across(image, rows, &across, 0),
-        (None, Some(down)) => resize_down(image, columns, &down, 0),
-        (Some(across), Some(down)) if vertical_first(image, width, height) => {
-            let columns = across.span();
-            let flat = resize_down(image, columns.clone(), &down, 0);
-            resize_across(&flat, 0..flat.height, &across, columns.start)
+    let horizontal = taps(image.width, width, columns.clone(), width != image.width);
+    let vertical = taps(image.height, height, rows.clone(), height != image.height);
+    match (horizontal, vertical) {
+        (None, None) => copy_window(image, columns, rows),
+        (Some(horizontal), None) => horizontal_pass(image, rows, &horizontal, 0),
+        (None, Some(vertical)) => vertical_pass(image, columns, &vertical, 0),
+        (Some(horizontal), Some(vertical)) if vertical_first(image, width, height) => {
+            let columns = horizontal.span();
+            let first = vertical_pass(image, columns.clone(), &vertical, 0);
+            horizontal_pass(&first, 0..first.height, &horizontal, columns.start)
         }
-        (Some(across), Some(down)) => {
-            let rows = down.span();
-            let narrow = resize_across(image, rows.clone(), &across, 0);
-            resize_down(&narrow, 0..narrow.width, &down, rows.start)
+        (Some(horizontal), Some(vertical)) => {
+            let rows = vertical.span();
+            let first = horizontal_pass(image, rows.clone(), &horizontal, 0);
+            vertical_pass(&first, 0..first.width, &vertical, rows.start)
         }
     }
 }
 
-/// Whether Pillow 13 makes the vertical pass first: where it takes away rows, and more than twice as many as the
-/// horizontal pass takes away columns.
+/// Whether Pillow 13 runs the vertical pass first, which it does if that pass removes more than twice as many
+/// rows as the horizontal pass removes columns.
 fn vertical_first(image: &RgbImage, width: usize, height: usize) -> bool {
     image.height.saturating_sub(height) > 2 * image.width.saturating_sub(width)
 }
 
-/// The weights of consecutive output positions along one axis.
+/// The filter weights of consecutive output positions along one axis.
 struct Taps {
     /// First source position of each output.
     first: Vec<usize>,
@@ -81,12 +81,12 @@ impl Taps {
         let mut exact = vec![0.0; stride];
         for (index, row) in window.zip(taps.weights.chunks_exact_mut(stride)) {
             let center = (index as f64 + 0.5) * scale;
-            // `as` truncates and saturates at zero, which is Pillow's conversion and clamp in one.
+            // `as` truncates and saturates at zero, which combines Pillow's conversion and clamp.
             let first = (center - support + 0.5) as usize;
             let count = ((center + support + 0.5) as usize).min(from) - first;
             for (tap, weight) in exact[..count].iter_mut().enumerate() {
                 let distance = (tap as f64 + first as f64 - center + 0.5) * (1.0 / widened);
-                *weight = kernel(filter, distance);
+                *weight = filter_value(filter, distance);
             }
             let sum: f64 = exact[..count].iter().sum();
             for (fixed, weight) in row.iter_mut().zip(&exact[..count]) {
@@ -108,7 +108,7 @@ impl Taps {
         (self.first[index], &self.weights[start..start + self.count[index]])
     }
 
-    /// The source positions that any output reads.
+    /// The range of source positions that the outputs read.
     fn span(&self) -> Range<usize> {
         let first = self.first.first().copied().unwrap_or(0);
         let end = self.first.iter().zip(&self.count).map(|(first, count)| first + count).max();
@@ -116,7 +116,7 @@ impl Taps {
     }
 }
 
-/// Half-width of the filter at scale 1.
+/// Half of the filter's width, in source positions, when it is not widened.
 fn radius(filter: Filter) -> f64 {
     match filter {
         Filter::Bicubic => 2.0,
@@ -124,8 +124,8 @@ fn radius(filter: Filter) -> f64 {
     }
 }
 
-/// The filter at `x`: Keys' cubic with a = -0.5 (1981), or the triangle.
-fn kernel(filter: Filter, x: f64) -> f64 {
+/// The filter's value at distance `x`: Keys' cubic (1981) with a = -0.5, or the triangle.
+fn filter_value(filter: Filter, x: f64) -> f64 {
     const A: f64 = -0.5;
     let x = x.abs();
     match filter {
@@ -136,18 +136,19 @@ fn kernel(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// Rounds half away from zero to fixed point.
+/// Converts a weight to fixed point, rounding half away from zero.
 fn to_fixed(weight: f64) -> i32 {
     let half = if weight < 0.0 { -0.5 } else { 0.5 };
     (half + weight * f64::from(1 << PRECISION)) as i32
 }
 
+/// Converts a sum that started with [`HALF`] to a byte: rounded and clamped.
 fn to_byte(sum: i32) -> u8 {
     (sum >> PRECISION).clamp(0, 255) as u8
 }
 
-/// A copy of a window of `image`.
-pub(crate) fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage {
+/// Copies the window `columns` x `rows` of `image`.
+pub(crate) fn copy_window(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -> RgbImage {
     let (width, height) = (columns.len(), rows.len());
     let mut pixels = Vec::with_capacity(width * height * 3);
     for y in rows {
@@ -157,9 +158,9 @@ pub(crate) fn cut(image: &RgbImage, columns: Range<usize>, rows: Range<usize>) -
     RgbImage { width, height, pixels }
 }
 
-/// `image` with its top left corner at column `left` and row `top` of a black `width x height`, which it must not
-/// exceed.
-pub(crate) fn on_black(
+/// Places `image` on a black image of `width x height`, with its top left corner at column `left` and row `top`.
+/// The image must fit.
+pub(crate) fn place_on_black(
     image: RgbImage,
     (width, height): (usize, usize),
     (left, top): (usize, usize),
@@ -176,9 +177,9 @@ pub(crate) fn on_black(
     RgbImage { width, height, pixels }
 }
 
-/// The horizontal pass over the source rows `rows`; column 0 of `image` is column `origin` of the axis that `taps`
-/// index.
-fn resize_across(image: &RgbImage, rows: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
+/// The horizontal pass over the source rows `rows`. Column 0 of `image` is position `origin` of the axis that
+/// `taps` refers to.
+fn horizontal_pass(image: &RgbImage, rows: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
     let (width, height) = (taps.len(), rows.len());
     let mut pixels = vec![0; width * height * 3];
     if pixels.is_empty() {
@@ -203,9 +204,9 @@ fn resize_across(image: &RgbImage, rows: Range<usize>, taps: &Taps, origin: usiz
     RgbImage { width, height, pixels }
 }
 
-/// The vertical pass over the source columns `columns`; row 0 of `image` is row `origin` of the axis that `taps`
-/// index.
-fn resize_down(image: &RgbImage, columns: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
+/// The vertical pass over the source columns `columns`. Row 0 of `image` is position `origin` of the axis that
+/// `taps` refers to.
+fn vertical_pass(image: &RgbImage, columns: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
     let (width, height) = (columns.len(), taps.len());
     let mut pixels = vec![0; width * height * 3];
     if pixels.is_empty() {
@@ -243,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_equals_the_same_part_of_the_whole() {
+    fn a_window_equals_the_same_part_of_the_full_result() {
         let image = noise(61, 47);
         for (width, height) in [(29, 83), (60, 20), (61, 20), (100, 47), (61, 47), (7, 5)] {
             for filter in [Filter::Bicubic, Filter::Bilinear] {
                 let whole = resize_window(&image, (width, height), 0..width, 0..height, filter);
                 let (columns, rows) = (width / 3..width - 1, height / 4..height - 2);
                 let part = resize_window(&image, (width, height), columns.clone(), rows.clone(), filter);
-                assert_eq!(part, cut(&whole, columns, rows), "{width} x {height}");
+                assert_eq!(part, copy_window(&whole, columns, rows), "{width} x {height}");
                 assert!(whole.pixels.iter().any(|&byte| byte != whole.pixels[0]));
             }
         }

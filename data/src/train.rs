@@ -1,4 +1,4 @@
-//! Batches for training: every epoch in another random order, every sample varied at random.
+//! Batches for training: every epoch has its own random order, and every sample is augmented at random.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,81 +6,89 @@ use swinq_model::{Batch, BatchSource, BoxError, Draws, Transform};
 
 use crate::augment::Augment;
 use crate::dataset::Dataset;
-use crate::decoded::Decoded;
+use crate::decoded_cache::DecodedCache;
 use crate::error::DataError;
 use crate::loader::{LoaderOptions, check_index};
-use crate::prefetch::{Place, Prefetch, Source};
+use crate::prefetch::{BatchId, Prefetcher, Source};
 
-/// First words of the keys of random draws, which keep the order of an epoch apart from its samples.
-const ORDER: u64 = 1;
-const SAMPLE: u64 = 2;
+/// First word of the key that draws the order of an epoch.
+const ORDER_KEY: u64 = 1;
+/// First word of the key that draws the variation of a sample.
+const SAMPLE_KEY: u64 = 2;
 
-/// How a [`TrainLoader`] reads.
+/// Options of a [`TrainLoader`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainOptions {
-    /// Batch size, threads, batches ahead, corrupt images tolerated.
+    /// Batch size, threads, number of batches to prefetch, number of corrupt images to leave out.
     pub loader: LoaderOptions,
-    /// How samples vary.
+    /// Augmentation of the samples.
     pub augment: Augment,
-    /// Seed of the orders and of the variations.
+    /// Seed of the orders and of the augmentation.
     pub seed: u64,
-    /// Whether images that do not fill a batch are left out of their epoch (others in each).
+    /// Whether to leave out the last batch of an epoch if it is incomplete. Every epoch leaves out different images.
     pub drop_last: bool,
-    /// Whether a data set without labels is refused.
-    pub labels: bool,
-    /// Bytes of decoded images kept in memory, first come; 0 keeps none. It changes the speed, never a batch.
+    /// Whether to refuse a data set without labels.
+    pub require_labels: bool,
+    /// Maximum bytes of decoded images cached in memory; 0 disables the cache. It affects the speed, never a batch.
     pub cache_bytes: u64,
 }
 
 impl Default for TrainOptions {
-    /// Seed 0, whole batches, labels needed, nothing kept.
+    /// Seed 0, complete batches only, labels required, no cache.
     fn default() -> TrainOptions {
         TrainOptions {
             loader: LoaderOptions::default(),
             augment: Augment::default(),
             seed: 0,
             drop_last: true,
-            labels: true,
+            require_labels: true,
             cache_bytes: 0,
         }
     }
 }
 
-/// A [`BatchSource`] that gives the images of an epoch in random order, each once and each varied by [`Augment`].
+/// A [`BatchSource`] that returns the images of an epoch in random order, each of them once and augmented by
+/// [`Augment`].
 ///
-/// The order of epoch `e` is a function of (seed, `e`), and the variation of a sample of (seed, `e`, its position in
-/// the epoch's order); so batch `(e, i)` is the same whatever was read before, with any number of threads. Reading ahead
-/// goes on over the end of an epoch into the next.
+/// The order of epoch `e` depends only on the seed and `e`. The variation of a sample depends only on the
+/// settings, the image's size, the seed, `e` and the sample's position in the order. Hence batch `(e, i)` does
+/// not depend on earlier reads or on the number of threads. Prefetching continues from the end of an epoch into
+/// the next.
 ///
-/// A corrupt image within the tolerance is left out of its batch (pixels, label and id) and recorded, as in
-/// [`Loader`](crate::Loader): such a batch is shorter, even empty, and neither its other images nor any other batch
-/// change. The tolerance counts different images among the batches that this loader was asked for; after a seek it
-/// counts from there, so it is not part of what the seed decides: only whether reading goes on. Dropping the loader
-/// stops and joins its threads.
+/// Up to [`LoaderOptions::skip_corrupt`] corrupt images are left out of their batches and recorded, as in
+/// [`Loader`](crate::Loader). Such a batch is shorter and may be empty; its other images and the other batches do
+/// not change. The limit counts distinct images in the batches that were requested from this loader. It therefore
+/// depends on the batch at which reading began, but it decides only whether reading fails, never the content of a
+/// batch.
+///
+/// Dropping the loader stops and joins its threads.
 pub struct TrainLoader {
-    prefetch: Prefetch<Shuffled>,
+    prefetcher: Prefetcher<Shuffled>,
 }
 
-/// Seeded orders of some images, and their variations.
+/// The source of a [`TrainLoader`]: shuffles the images of every epoch and augments them.
 struct Shuffled {
-    images: Decoded,
+    cache: DecodedCache,
     ids: Vec<usize>,
     transform: Transform,
     options: TrainOptions,
-    /// The orders of the epochs read last, newest first: at an epoch's end, reading ahead takes turns with reading.
+    /// The orders of the last two epochs used, newest first. Near the end of an epoch, reads and prefetching
+    /// alternate between two epochs.
     orders: Mutex<Vec<(u64, Arc<Vec<usize>>)>>,
 }
 
 impl TrainLoader {
-    /// A loader over the images `ids` of `dataset`. Nothing is read before the first batch is asked for.
+    /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first batch is
+    /// requested.
     ///
     /// # Errors
-    /// [`DataError::Setting`] that names the setting for a batch size of zero or, with `drop_last`, greater than the
-    /// number of images; no images; an input size of zero; or what [`Augment::validate`] refuses.
-    /// [`DataError::NoLabels`] where they are needed.
+    /// - [`DataError::Setting`], naming the setting: if the batch size is zero or, with `drop_last`, greater than the
+    ///   number of images; if there is no image; if the input size is zero; if [`Augment::validate`] refuses the
+    ///   augmentation.
+    /// - [`DataError::NoLabels`] if labels are required and the data set has none.
     ///
     /// # Panics
-    /// Where an id is beyond the data set, or the system refuses a thread.
+    /// If an id is beyond the data set, or the system cannot start a thread.
     pub fn new(
         dataset: Dataset,
         ids: Vec<usize>,
@@ -89,29 +97,29 @@ impl TrainLoader {
     ) -> Result<TrainLoader, DataError> {
         assert!(ids.iter().all(|&id| id < dataset.len()), "an id is beyond the data set's {}", dataset.len());
         options.augment.validate()?;
-        check(&options, ids.len(), transform.size)?;
-        if options.labels && !dataset.has_labels() {
+        check_options(&options, ids.len(), transform.size)?;
+        if options.require_labels && !dataset.has_labels() {
             return Err(DataError::NoLabels { data: dataset.describe() });
         }
         let loader = options.loader;
-        let images = Decoded::new(dataset, options.cache_bytes);
-        let source = Shuffled { images, ids, transform, options, orders: Mutex::default() };
-        Ok(TrainLoader { prefetch: Prefetch::new(source, &loader) })
+        let cache = DecodedCache::new(dataset, options.cache_bytes);
+        let source = Shuffled { cache, ids, transform, options, orders: Mutex::default() };
+        Ok(TrainLoader { prefetcher: Prefetcher::new(source, &loader) })
     }
 
-    /// Messages of the corrupt images left out so far, in the order their batches were asked for.
+    /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
     pub fn skipped(&self) -> &[String] {
-        self.prefetch.skipped()
+        self.prefetcher.skipped()
     }
 
-    /// Bytes of decoded images kept in memory.
+    /// Bytes of decoded images in the cache.
     pub fn cached_bytes(&self) -> u64 {
-        self.prefetch.source().images.used()
+        self.prefetcher.source().cache.used()
     }
 }
 
-/// Refuses settings under which there is no batch.
-fn check(options: &TrainOptions, images: usize, size: usize) -> Result<(), DataError> {
+/// Refuses options that leave no batch to read.
+fn check_options(options: &TrainOptions, images: usize, size: usize) -> Result<(), DataError> {
     let batch_size = options.loader.batch_size;
     if batch_size == 0 {
         return Err(DataError::setting("batch_size", "must not be 0"));
@@ -123,30 +131,30 @@ fn check(options: &TrainOptions, images: usize, size: usize) -> Result<(), DataE
         return Err(DataError::setting("ids", "there is no image to train on"));
     }
     if options.drop_last && batch_size > images {
-        let problem = format!("{batch_size} is more than the {images} images, so there is no whole batch");
+        let problem = format!("{batch_size} is more than the {images} images, so there is no complete batch");
         return Err(DataError::setting("batch_size", problem));
     }
     Ok(())
 }
 
 impl BatchSource for TrainLoader {
-    /// Number of batches in an epoch; the last is shorter only without `drop_last`.
+    /// Number of batches in an epoch. The last one may be shorter, but only without `drop_last`.
     fn batches(&self) -> usize {
-        self.prefetch.source().batches()
+        self.prefetcher.source().batches()
     }
 
-    /// Number of images in an epoch: with `drop_last`, those in whole batches.
+    /// Number of images in an epoch; with `drop_last`, only those in complete batches.
     fn images(&self) -> usize {
-        self.prefetch.source().used()
+        self.prefetcher.source().epoch_images()
     }
 
-    /// Batch `index` of `epoch`; work goes on with the batches after it.
+    /// Returns batch `index` of `epoch`. The batches after it are then prefetched.
     ///
     /// # Errors
-    /// An unreadable image, a corrupt one beyond the tolerance, or an index beyond the epoch.
+    /// If an image cannot be read, more images are corrupt than allowed, or `index` is beyond the epoch.
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
         check_index(index, self.batches())?;
-        Ok(self.prefetch.batch(Place { epoch, batch: index })?)
+        Ok(self.prefetcher.batch(BatchId { epoch, index })?)
     }
 }
 
@@ -160,8 +168,8 @@ impl Shuffled {
         if self.options.drop_last { images / size } else { images.div_ceil(size) }
     }
 
-    /// Images in an epoch.
-    fn used(&self) -> usize {
+    /// Number of images in an epoch.
+    fn epoch_images(&self) -> usize {
         self.ids.len().min(self.batches().saturating_mul(self.batch_size()))
     }
 
@@ -172,7 +180,7 @@ impl Shuffled {
             return Arc::clone(order);
         }
         let mut order = self.ids.clone();
-        Draws::keyed(&[ORDER, self.options.seed, epoch]).shuffle(&mut order);
+        Draws::keyed(&[ORDER_KEY, self.options.seed, epoch]).shuffle(&mut order);
         let order = Arc::new(order);
         orders.insert(0, (epoch, Arc::clone(&order)));
         orders.truncate(2);
@@ -181,30 +189,30 @@ impl Shuffled {
 }
 
 impl Source for Shuffled {
-    fn size(&self) -> usize {
+    fn image_size(&self) -> usize {
         self.transform.size
     }
 
-    fn ids(&self, place: Place) -> Vec<usize> {
-        let start = place.batch * self.batch_size();
-        self.order(place.epoch)[start..self.used().min(start + self.batch_size())].to_vec()
+    fn image_ids(&self, batch: BatchId) -> Vec<usize> {
+        let start = batch.index * self.batch_size();
+        self.order(batch.epoch)[start..self.epoch_images().min(start + self.batch_size())].to_vec()
     }
 
-    fn after(&self, Place { epoch, batch }: Place) -> Option<Place> {
-        if batch + 1 < self.batches() {
-            return Some(Place { epoch, batch: batch + 1 });
+    fn following(&self, BatchId { epoch, index }: BatchId) -> Option<BatchId> {
+        if index + 1 < self.batches() {
+            return Some(BatchId { epoch, index: index + 1 });
         }
-        epoch.checked_add(1).map(|epoch| Place { epoch, batch: 0 })
+        epoch.checked_add(1).map(|epoch| BatchId { epoch, index: 0 })
     }
 
     fn label(&self, id: usize) -> Option<u32> {
-        self.images.dataset().label(id)
+        self.cache.dataset().label(id)
     }
 
-    fn image(&self, place: Place, slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
-        let position = place.batch * self.batch_size() + slot;
-        let image = self.images.image(id)?;
-        let key = [SAMPLE, self.options.seed, place.epoch, position as u64];
+    fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
+        let position = batch.index * self.batch_size() + slot;
+        let image = self.cache.image(id)?;
+        let key = [SAMPLE_KEY, self.options.seed, batch.epoch, position as u64];
         let variation = self.options.augment.draw((image.width, image.height), &key);
         Ok(variation.apply(&image, &self.transform))
     }
@@ -218,24 +226,24 @@ mod tests {
 
     fn shuffled(batch_size: usize, drop_last: bool) -> Shuffled {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../samples/cifar10");
-        let images = Decoded::new(Dataset::open(&root, Split::Train).unwrap(), 0);
+        let cache = DecodedCache::new(Dataset::open(&root, Split::Train).unwrap(), 0);
         let loader = LoaderOptions { batch_size, ..LoaderOptions::default() };
         let options = TrainOptions { loader, drop_last, ..TrainOptions::default() };
         let transform = Transform::microsoft(16, true);
-        Shuffled { images, ids: (0..10).collect(), transform, options, orders: Mutex::default() }
+        Shuffled { cache, ids: (0..10).collect(), transform, options, orders: Mutex::default() }
     }
 
     #[test]
-    fn an_epoch_follows_the_other() {
+    fn the_next_epoch_follows_the_last_batch() {
         let source = shuffled(4, true);
-        let place = |epoch, batch| Place { epoch, batch };
-        assert_eq!(source.after(place(0, 0)), Some(place(0, 1)));
-        assert_eq!(source.after(place(0, 1)), Some(place(1, 0)));
-        assert_eq!(source.after(place(u64::MAX, 1)), None);
-        assert_eq!((source.batches(), source.used()), (2, 8));
-        let whole = shuffled(4, false);
-        assert_eq!((whole.batches(), whole.used(), whole.ids(place(0, 2)).len()), (3, 10, 2));
-        assert_eq!(shuffled(usize::MAX, false).used(), 10);
+        let batch = |epoch, index| BatchId { epoch, index };
+        assert_eq!(source.following(batch(0, 0)), Some(batch(0, 1)));
+        assert_eq!(source.following(batch(0, 1)), Some(batch(1, 0)));
+        assert_eq!(source.following(batch(u64::MAX, 1)), None);
+        assert_eq!((source.batches(), source.epoch_images()), (2, 8));
+        let all = shuffled(4, false);
+        assert_eq!((all.batches(), all.epoch_images(), all.image_ids(batch(0, 2)).len()), (3, 10, 2));
+        assert_eq!(shuffled(usize::MAX, false).epoch_images(), 10);
     }
 
     #[test]
@@ -248,6 +256,7 @@ mod tests {
         assert_eq!(source.orders.lock().unwrap().len(), 2);
     }
 
-    /// Orders of the first two epochs of seed 0: a run begun by one version is resumed by another.
+    /// The orders of the first two epochs of seed 0. They must not change, because a later version may resume a
+    /// training run.
     const ORDERS: [[usize; 10]; 2] = [[2, 3, 5, 7, 4, 6, 0, 9, 1, 8], [0, 8, 5, 2, 1, 3, 9, 7, 4, 6]];
 }

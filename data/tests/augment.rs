@@ -1,5 +1,5 @@
-//! Parity of crops, flips and colour adjustments with torchvision, on the tables of `make_augment_fixtures.py`; and the
-//! statistics of what is drawn.
+//! Parity of crops, flips and colour adjustments with torchvision, on the tables of `make_augment_fixtures.py`,
+//! and the statistics of the draws.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn transform(size: usize, filter: Filter) -> Transform {
 }
 
 #[test]
-fn variations_are_torchvisions() {
+fn variations_equal_torchvisions() {
     let rows = table("augmented.tsv");
     for row in &rows {
         let image = decode_image(&fs::read(fixtures().join(&row[0])).unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn every_colour_is_adjusted_as_in_pillow() {
 }
 
 #[test]
-fn nothing_varied_is_the_evaluation_preprocessing() {
+fn no_augmentation_is_the_evaluation_preprocessing() {
     for name in ["rgb.png", "rgb420.jpg", "thin.png"] {
         let image = decode_image(&fs::read(fixtures().join(name)).unwrap()).unwrap();
         let variation = Augment::none().draw((image.width, image.height), &[3]);
@@ -82,7 +82,8 @@ fn nothing_varied_is_the_evaluation_preprocessing() {
 
 #[test]
 fn the_draw_is_fixed_across_versions() {
-    // From another implementation of the generator: a run begun by one version is resumed by another.
+    // The expected values come from another implementation of the generator. They must not change, because a
+    // later version may resume a training run.
     let drawn = Augment::default().draw((500, 375), &[2, 0, 3, 17]);
     let crop = CropBox { left: 16, top: 50, width: 308, height: 323 };
     assert_eq!(drawn, Variation { crop: Some(crop), flip: true, adjustments: Vec::new() });
@@ -91,7 +92,7 @@ fn the_draw_is_fixed_across_versions() {
 #[test]
 fn flips_have_their_probability() {
     for (flip, range) in [(0.0, 0..=0), (1.0, 4000..=4000), (0.25, 863..=1137)] {
-        // 1000 expected of 4000 at 0.25, deviation 27.4; five of them.
+        // At 0.25 the expected count is 1000 with a standard deviation of 27.4, and the bound is five of them.
         let augment = Augment { flip, ..Augment::default() };
         let count = (0..4000).filter(|&i| augment.draw((32, 32), &[9, i]).flip).count();
         assert!(range.contains(&count), "{flip}: {count}");
@@ -99,7 +100,7 @@ fn flips_have_their_probability() {
 }
 
 #[test]
-fn jitter_keeps_its_ranges_and_comes_in_every_order() {
+fn jitter_covers_its_ranges_and_every_order() {
     let augment = Augment { brightness: 0.4, contrast: 1.5, saturation: 0.2, hue: 0.1, ..Augment::default() };
     let mut ranges = [(f64::MAX, f64::MIN); 4];
     let mut orders = std::collections::BTreeMap::new();
@@ -126,13 +127,14 @@ fn jitter_keeps_its_ranges_and_comes_in_every_order() {
         assert!((least..least + slack).contains(&low), "{low}");
         assert!((greatest - slack..=greatest).contains(&high), "{high}");
     }
-    // 200 expected of each of 24 orders, deviation 13.8; five of them.
+    // The expected count of each of the 24 orders is 200 with a standard deviation of 13.8, and the bound is five
+    // of them.
     assert_eq!(orders.len(), 24);
     assert!(orders.values().all(|count| (131..=269).contains(count)), "{orders:?}");
 }
 
 #[test]
-fn only_what_is_on_is_adjusted() {
+fn only_enabled_adjustments_are_drawn() {
     let augment = Augment { contrast: 0.3, crop: CropKind::None, ..Augment::none() };
     let drawn = augment.draw((10, 10), &[0]).adjustments;
     assert!(matches!(drawn[..], [Adjustment::Contrast(_)]), "{drawn:?}");

@@ -1,4 +1,4 @@
-//! Layouts on disk, their errors, and the loader.
+//! Layouts of data sets on disk, their errors, and the loader.
 
 use std::fs;
 use std::io::Write;
@@ -15,13 +15,14 @@ fn fixture(name: &str) -> Vec<u8> {
     fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// Writes a file below `root`.
 fn put(root: &Path, name: &str, bytes: &[u8]) {
     let path = root.join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, bytes).unwrap();
 }
 
-/// A folder with these files, all of them the same image.
+/// A folder with these files, each with the same image as content.
 fn folder(names: &[&str]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for name in names {
@@ -42,7 +43,7 @@ fn labels(dataset: &Dataset) -> Vec<Option<u32>> {
     (0..dataset.len()).map(|i| dataset.label(i)).collect()
 }
 
-/// The official layout: `val.zip` with the members given (odd ones deflated), and its map.
+/// The official layout: `val.zip` with these members, every second one deflated, and its map.
 fn zip_layout(members: &[(&str, Vec<u8>)], map: &str) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let mut zip = zip::ZipWriter::new(fs::File::create(root.path().join("val.zip")).unwrap());
@@ -111,15 +112,15 @@ fn lists_with_and_without_classes() {
 }
 
 #[test]
-fn missing_things_say_what_was_looked_for() {
+fn missing_parts_of_a_layout_are_named() {
     let empty = tempfile::tempdir().unwrap();
     assert!(message(open(empty.path(), Split::Val)).contains("looked for"));
     let only_train = folder(&["train/a/1.png"]);
     let text = message(open(only_train.path(), Split::Val));
     assert!(text.contains("split `val` is missing") && text.contains("val_map.txt"), "{text}");
-    let hollow = folder(&["val/a/1.png"]);
-    fs::create_dir(hollow.path().join("val/b")).unwrap();
-    let text = message(open(hollow.path(), Split::Val));
+    let with_empty_class = folder(&["val/a/1.png"]);
+    fs::create_dir(with_empty_class.path().join("val/b")).unwrap();
+    let text = message(open(with_empty_class.path(), Split::Val));
     assert!(text.contains("1 of 2 class folders") && text.contains(": b"), "{text}");
     let mixed = folder(&["1.png", "a/2.png"]);
     assert!(message(open(mixed.path(), Split::Val)).contains("1 images lie beside 1 folders"));
@@ -182,7 +183,7 @@ fn damaged_archives_and_members_are_located() {
         let text = message(open(root.path(), Split::Val));
         assert!(text.contains("val.zip") && text.contains("cut short"), "{length}: {text}");
     }
-    // A flipped byte inside the first, stored member: its checksum tells.
+    // The checksum reveals a flipped bit inside the first member, which is stored.
     let mut flipped = whole.clone();
     flipped[200] ^= 1;
     fs::write(&path, &flipped).unwrap();
@@ -190,7 +191,7 @@ fn damaged_archives_and_members_are_located() {
     assert!(matches!(&error, DataError::Member { offset: 0, member, .. } if member == "a.png"), "{error}");
 }
 
-/// Any byte of an archive changed: opening and reading it works or is refused, with memory bounded by its content.
+/// Opening and reading an archive with any byte changed succeeds or is refused.
 #[test]
 fn mutated_archives_never_panic() {
     let root = zip_layout(
@@ -218,7 +219,7 @@ fn small() -> Transform {
     Transform { size: 16, resize: Resize::Direct, ..Transform::microsoft(16, true) }
 }
 
-/// 23 images of two classes, images 5 and 11 damaged.
+/// 23 images of two classes; images 5 and 11 are damaged.
 fn damaged_folder() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for i in 0..23 {
@@ -240,7 +241,7 @@ fn loader(root: &TempDir, options: LoaderOptions) -> Loader {
 }
 
 #[test]
-fn batches_are_the_same_in_any_order_and_with_any_threads() {
+fn batches_do_not_depend_on_order_or_threads() {
     let root = damaged_folder();
     let mut reference = loader(&root, LoaderOptions { threads: 1, prefetch: 0, ..options(2) });
     assert_eq!((reference.batches(), reference.images()), (6, 23));
@@ -264,7 +265,7 @@ fn batches_are_the_same_in_any_order_and_with_any_threads() {
 }
 
 #[test]
-fn corrupt_images_beyond_the_tolerance_are_errors() {
+fn corrupt_images_beyond_the_limit_are_errors() {
     let root = damaged_folder();
     let error = loader(&root, options(0)).batch(0, 1).unwrap_err().to_string();
     assert!(error.contains("05.png") && error.contains("truncated"), "{error}");
@@ -286,7 +287,7 @@ fn a_file_that_vanishes_is_not_a_corrupt_image() {
 }
 
 #[test]
-fn dropping_a_loader_with_work_in_flight_returns() {
+fn dropping_a_loader_that_prefetches_returns() {
     let root = damaged_folder();
     for reads in [0, 1, 3] {
         let mut loader = loader(&root, LoaderOptions { prefetch: 100, ..options(9) });

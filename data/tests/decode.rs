@@ -1,4 +1,4 @@
-//! Damaged, hostile and mutated image files: an error or a whole image, never a panic.
+//! Damaged, hostile and mutated image files give an error or a complete image, never a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ fn fixtures() -> Vec<(String, Vec<u8>)> {
     paths.iter().map(|path| (name(path), fs::read(path).unwrap())).collect()
 }
 
-/// Where in `png` the header's width starts: signature, length and type of the first chunk come before.
+/// Offset of the width in a PNG file, after the signature and the first chunk's length and type.
 const IHDR: usize = 16;
 
-/// `png` with other sizes in its header, and the header's checksum made right.
+/// `png` with another size in its header, and the header's checksum corrected.
 fn claim_png(png: &[u8], width: u32, height: u32) -> Vec<u8> {
     let mut bytes = png.to_vec();
     bytes[IHDR..IHDR + 4].copy_from_slice(&width.to_be_bytes());
@@ -39,7 +39,8 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[test]
 fn every_truncation_is_an_error() {
     for (name, bytes) in fixtures() {
-        // A PNG is whole when its image data is; the 12 bytes of the end chunk and the data's checksum add nothing.
+        // A PNG decodes once its image data is complete, so a cut in the last checksums or in the end chunk is no
+        // error.
         let end = if name.ends_with(".png") { bytes.len() - 20 } else { bytes.len() };
         for length in 0..end {
             assert!(decode_image(&bytes[..length]).is_err(), "{name} cut to {length} of {}", bytes.len());
@@ -49,7 +50,7 @@ fn every_truncation_is_an_error() {
 }
 
 #[test]
-fn claims_beyond_the_limit_are_refused_unread() {
+fn headers_beyond_the_pixel_limit_are_refused() {
     let png = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rgb.png")).unwrap();
     for (width, height) in [(100_000, 100_000), (0x7fff_ffff, 0x7fff_ffff), (178_956_971, 1)] {
         let error = decode_image(&claim_png(&png, width, height)).unwrap_err();

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What torchvision makes of the images of `make_fixtures.py` with given crops, flips and colour adjustments.
+"""Applies torchvision's crops, flips and colour adjustments to the images of `make_fixtures.py`.
 
     make_augment_fixtures.py               writes tests/fixtures/{crops,augmented,colours}.tsv
 
-`crops.tsv` has rectangles of RandomResizedCrop: lines `s, width, height, part of the area, aspect ratio, 0, 0, w, h` for
-a crop of that part and ratio, and `c, width, height, least ratio, greatest ratio, left, top, w, h` for the central one.
+`crops.tsv` has rectangles of RandomResizedCrop: lines `s, width, height, fraction of the area, aspect ratio, 0, 0, w, h`
+for a crop of that fraction and ratio, and `c, width, height, minimum ratio, maximum ratio, left, top, w, h` for the
+central crop.
 `augmented.tsv` has lines `file, size, filter, left, top, w, h, flip, adjustments, sha256 of u8 [size, size, 3]`.
 `colours.tsv` has lines `adjustment, sha256 of every 24-bit colour adjusted`: a 4096 x 4096 image, red slowest.
 """
@@ -44,7 +45,7 @@ def crops(rng):
             part, ratio = round(float(part), 4), round(float(ratio), 4)
             top, left, h, w = transforms.RandomResizedCrop.get_params(image, [part, part], [ratio, ratio])
             area = width * height * part
-            # Otherwise it did not fit and this is the central one.
+            # If the rectangle does not fit, torchvision returns the central crop instead.
             if 1 <= round((area * ratio) ** 0.5) <= width and 1 <= round((area / ratio) ** 0.5) <= height:
                 yield line("s", width, height, part, ratio, 0, 0, w, h)
         for low, high in [(0.75, 4 / 3), (1, 1), (0.01, 0.02), (0.3, 0.6), (1.7, 1.7), (2, 9)]:
@@ -63,7 +64,7 @@ def augmented(rng):
         size, name = int(rng.choice([16, 33, 48])), ["bicubic", "bilinear"][index // 8 % 2]
         w, h = (int(rng.integers(1, side + 1)) for side in image.size)
         left, top = int(rng.integers(0, image.width - w + 1)), int(rng.integers(0, image.height - h + 1))
-        if index % 3 == 0:  # the whole image, moved within a border
+        if index % 3 == 0:  # the whole image, shifted within a border
             (w, h), (left, top) = image.size, (int(rng.integers(-4, 5)) for _ in range(2))
         flip = int(rng.integers(0, 2))
         result = F.resize(F.crop(image, top, left, h, w), [size, size], FILTERS[name])

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Makes the images of `tests/pillow.rs` and what Pillow, torchvision and timm make of them.
+"""Makes the images of `tests/pillow.rs` and the results of Pillow, torchvision and timm on them.
 
     make_fixtures.py                       the committed fixtures, in tests/fixtures
-    make_fixtures.py --large FOLDER        200 images of odd sizes and every mode; run the test on them with
+    make_fixtures.py --large FOLDER        200 images of random sizes and every mode; run the test on them with
                                            SWINQ_PARITY=FOLDER
-    make_fixtures.py --pillow SRC DST      every JPEG of SRC as Pillow decodes it, as PNG in DST (for
+    make_fixtures.py --pillow SRC DST      decodes every JPEG of SRC with Pillow and writes it as PNG to DST (for
                                            examples/jpeg_difference.rs)
 
 A folder of fixtures holds the images; `pixels.tsv`, lines `file<TAB>width<TAB>height<TAB>sha256 of convert("RGB")`
 for every PNG; `inputs.tsv`, lines `file<TAB>size<TAB>shorter side or "direct"<TAB>filter<TAB>sha256 of the input`;
-and for every JPEG the file `<name>.png` with Pillow's pixels, since decoders may differ there.
+and for every JPEG the file `<name>.png` with Pillow's pixels, because JPEG decoders may differ.
 """
 import argparse
 import hashlib
@@ -27,8 +27,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 FILTERS = {"bicubic": InterpolationMode.BICUBIC, "bilinear": InterpolationMode.BILINEAR}
-# size, shorter side (None: direct), filter; Microsoft, timm, torchvision (V1 tiny, V2 base), Hugging Face, and three
-# that no family uses: bilinear, a crop larger than the resized image, and one small enough to shrink the fixtures.
+# Size, shorter side (None: direct), filter. The first five are those of Microsoft, timm, torchvision (V1 tiny, V2 base)
+# and Hugging Face. The others test the bilinear filter, a crop larger than the resized image, and a small direct resize.
 TRANSFORMS = [
     (224, 256, "bicubic"),
     (224, 248, "bicubic"),
@@ -46,13 +46,13 @@ def sha(array):
 
 
 def network_input(image, size, shorter, name):
-    """u8 [size, size, 3], by the library whose convention it is."""
+    """u8 [size, size, 3], made by the library that defines the transform."""
     if shorter is None:
         return np.asarray(image.resize((size, size), Image.Resampling[name.upper()]))
     if (size, shorter) == (224, 248):
-        chain = timm.data.create_transform(size, interpolation=name, crop_pct=0.9)
-        assert type(chain.transforms[0]).__name__ == "Resize" and chain.transforms[0].size == 248, chain
-        return np.asarray(chain.transforms[1](chain.transforms[0](image)))
+        steps = timm.data.create_transform(size, interpolation=name, crop_pct=0.9)
+        assert type(steps.transforms[0]).__name__ == "Resize" and steps.transforms[0].size == 248, steps
+        return np.asarray(steps.transforms[1](steps.transforms[0](image)))
     image = F.center_crop(transforms.Resize(shorter, FILTERS[name])(image), [size, size])
     return np.asarray(image)
 
@@ -62,7 +62,7 @@ def chunk(kind, data):
 
 
 def adam7(rows, width, height, bits):
-    """Filter-less interlaced scan lines of `rows` (a list of lists of pixels, each an int of `bits` bits)."""
+    """Interlaced scan lines without filters of `rows` (lists of pixels, each an int of `bits` bits)."""
     out = b""
     for x0, y0, dx, dy in [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]:
         for y in range(y0, height, dy):
@@ -75,7 +75,7 @@ def adam7(rows, width, height, bits):
 
 
 def raw_png(rng, width, height, depth, color, interlaced=False, palette=0, transparent=b""):
-    """A PNG of random pixels of any colour type and depth, written by hand: Pillow cannot write them all."""
+    """A PNG of random pixels of any colour type and depth, written directly because Pillow cannot write them all."""
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     bits = depth * channels
     limit = palette if color == 3 else 1 << bits
@@ -96,7 +96,7 @@ def raw_png(rng, width, height, depth, color, interlaced=False, palette=0, trans
 
 
 def picture(rng, width, height, channels):
-    """Smooth gradients and blobs with some noise: what JPEG and resampling filters are made for."""
+    """Smooth waves and an edge with some noise, which resemble the content of photographs."""
     y, x = np.mgrid[0:height, 0:width]
     planes = []
     for _ in range(channels):
@@ -135,7 +135,7 @@ def jpeg(rng, width, height, channels, **options):
     out = io.BytesIO()
     image.save(out, "JPEG", **{"quality": 90, **options})
     data = out.getvalue()
-    if ycck:  # The same samples declared as YCCK by the Adobe segment's transform byte.
+    if ycck:  # The transform byte of the Adobe segment declares the same samples as YCCK.
         at = data.index(b"Adobe") + 11
         data = data[:at] + b"\2" + data[at + 1 :]
     return data

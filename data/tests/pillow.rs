@@ -1,5 +1,5 @@
-//! Parity with Pillow, torchvision and timm on the files of `make_fixtures.py`: PNG pixels and every resize and crop
-//! bit for bit, JPEG pixels within the decoders' difference. `SWINQ_PARITY=FOLDER` adds a larger set of files.
+//! Parity with Pillow, torchvision and timm on the files of `make_fixtures.py`: PNG pixels and every resize and
+//! crop are equal bit for bit, JPEG pixels are close. `SWINQ_PARITY=FOLDER` adds a larger set of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,9 @@ use sha2::{Digest, Sha256};
 use swinq_data::{RgbImage, decode_image, preprocess, presets};
 use swinq_model::{Filter, Resize, Transform};
 
-/// The largest and the mean difference of any sample of one JPEG between zune-jpeg and Pillow's libjpeg-turbo.
+/// Bound of the maximum difference between the samples of zune-jpeg and of Pillow's libjpeg-turbo for one JPEG.
 const JPEG_MAX: u8 = 12;
+/// Bound of the mean difference.
 const JPEG_MEAN: f64 = 1.0;
 
 fn folders() -> Vec<PathBuf> {
@@ -40,8 +41,9 @@ fn sha(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The image whose pixels Pillow saw: a PNG itself, or beside a JPEG the PNG of Pillow's pixels.
-fn as_pillow_saw(folder: &Path, name: &str) -> RgbImage {
+/// The image with the pixels that Pillow decoded: of a PNG the file itself, of a JPEG the PNG of Pillow's pixels
+/// beside it.
+fn pillows_pixels(folder: &Path, name: &str) -> RgbImage {
     let name = if name.ends_with(".jpg") { format!("{name}.png") } else { name.to_owned() };
     decode(&folder.join(name))
 }
@@ -61,7 +63,7 @@ fn transform(size: &str, resize: &str, filter: &str) -> Transform {
 }
 
 #[test]
-fn png_pixels_are_pillows() {
+fn png_pixels_equal_pillows() {
     for folder in folders() {
         for row in table(&folder, "pixels.tsv") {
             let image = decode(&folder.join(&row[0]));
@@ -72,11 +74,11 @@ fn png_pixels_are_pillows() {
 }
 
 #[test]
-fn inputs_are_bit_equal() {
+fn network_inputs_equal_pillows() {
     for folder in folders() {
         let rows = table(&folder, "inputs.tsv");
         for row in &rows {
-            let image = as_pillow_saw(&folder, &row[0]);
+            let image = pillows_pixels(&folder, &row[0]);
             let input = preprocess(&image, &transform(&row[1], &row[2], &row[3]));
             assert_eq!(sha(&input), row[4], "{row:?}");
         }
@@ -85,14 +87,14 @@ fn inputs_are_bit_equal() {
 }
 
 #[test]
-fn jpeg_pixels_are_close() {
+fn jpeg_pixels_are_close_to_pillows() {
     for folder in folders() {
         let mut names: Vec<String> =
             table(&folder, "inputs.tsv").into_iter().map(|mut row| row.remove(0)).collect();
         names.dedup();
         let (mut count, mut largest, mut worst_mean) = (0, 0, 0.0_f64);
         for name in names.iter().filter(|name| name.ends_with(".jpg")) {
-            let (ours, theirs) = (decode(&folder.join(name)), as_pillow_saw(&folder, name));
+            let (ours, theirs) = (decode(&folder.join(name)), pillows_pixels(&folder, name));
             assert_eq!((ours.width, ours.height), (theirs.width, theirs.height), "{name}");
             let differences = ours.pixels.iter().zip(&theirs.pixels).map(|(a, b)| a.abs_diff(*b));
             let max = differences.clone().max().unwrap();
@@ -109,7 +111,7 @@ fn jpeg_pixels_are_close() {
 }
 
 #[test]
-fn the_families_are_among_the_transforms_tested() {
+fn the_tested_transforms_include_every_preset() {
     let folder = &folders()[0];
     let tested: Vec<Transform> =
         table(folder, "inputs.tsv").iter().map(|row| transform(&row[1], &row[2], &row[3])).collect();

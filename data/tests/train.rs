@@ -1,4 +1,4 @@
-//! The training loader: what decides its batches, and what must not.
+//! The training loader: what its batches depend on, and what they must not depend on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,7 @@ fn augment() -> Augment {
     Augment { brightness: 0.4, hue: 0.1, ..Augment::default() }
 }
 
-/// Batches of 24: 256 images are ten and a part.
+/// Batches of 24: 256 images make ten batches and an incomplete one.
 fn options() -> TrainOptions {
     let loader = LoaderOptions { batch_size: 24, threads: 2, prefetch: 2, skip_corrupt: 0 };
     TrainOptions { loader, augment: augment(), seed: 5, ..TrainOptions::default() }
@@ -66,7 +66,7 @@ fn threads_seeks_and_the_cache_change_nothing() {
         assert!(loader.cached_bytes() <= cache_bytes);
         cached.insert(loader.cached_bytes() / 3072);
     }
-    // Nothing kept; 32 images of 3072 bytes in 100,000; and as many as were read.
+    // Without a cache none, with 100,000 bytes 32 images of 3072 bytes, and without a limit all that were read.
     assert!(cached.contains(&0) && cached.contains(&32) && cached.last() > Some(&100), "{cached:?}");
 }
 
@@ -79,9 +79,9 @@ fn an_epoch_has_every_image_once() {
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..256));
     }
-    let whole = epochs(options(), 2);
+    let complete = epochs(options(), 2);
     assert_eq!(loader(options()).images(), 240);
-    for (epoch, all) in whole.iter().zip(&all) {
+    for (epoch, all) in complete.iter().zip(&all) {
         assert_eq!((epoch.len(), ids(epoch).len()), (10, 240));
         // Leaving out the last batch does not change the others.
         assert_eq!(epoch[..], all[..10]);
@@ -90,11 +90,11 @@ fn an_epoch_has_every_image_once() {
         let seen: BTreeSet<usize> = ids(epoch).into_iter().collect();
         (0..256).filter(|id| !seen.contains(id)).collect::<Vec<_>>()
     };
-    assert_ne!(left_out(&whole[0]), left_out(&whole[1]));
+    assert_ne!(left_out(&complete[0]), left_out(&complete[1]));
 }
 
 #[test]
-fn batches_belong_to_their_images() {
+fn pixels_and_labels_belong_to_their_ids() {
     let dataset = cifar();
     for batch in epochs(TrainOptions { augment: Augment::none(), ..options() }, 1).concat() {
         assert_eq!((batch.size, batch.pixels.len()), (SIZE, batch.len() * SIZE * SIZE * 3));
@@ -114,7 +114,8 @@ fn epochs_and_seeds_differ() {
     let orders: BTreeSet<Vec<usize>> =
         [&first[0], &first[1], &second[0], &second[1]].map(|epoch| ids(epoch)).into();
     assert_eq!(orders.len(), 4);
-    // No position favours an id: the mean of 240 differences of random positions is about 0, deviation 6.8.
+    // Positions do not depend on ids: the mean of the 240 differences is about 0 with a standard deviation of
+    // 6.8, and the bound is five of them.
     let sum: i64 = ids(&first[0]).iter().enumerate().map(|(at, &id)| at as i64 - id as i64).sum();
     assert!((sum / 240).abs() < 34, "{sum}");
     let pixels = |epoch: &[Batch], id: usize| {
@@ -124,11 +125,11 @@ fn epochs_and_seeds_differ() {
     };
     let both = ids(&first[0]).into_iter().filter(|id| ids(&first[1]).contains(id));
     let same = both.clone().filter(|&id| pixels(&first[0], id) == pixels(&first[1], id)).count();
-    assert!(both.count() > 200 && same == 0, "{same} images are varied alike in two epochs");
+    assert!(both.count() > 200 && same == 0, "{same} images have the same variation in two epochs");
 }
 
 #[test]
-fn a_part_of_the_data_set_is_no_more_than_that() {
+fn a_loader_over_some_images_reads_only_those() {
     let dataset = cifar();
     let part = dataset.sample(Some(50), 3);
     let mut loader = TrainLoader::new(dataset, part.clone(), transform(), options()).unwrap();
@@ -162,7 +163,7 @@ fn fixture(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
 }
 
-/// 23 images in one folder, without labels; images 5 and 11 damaged.
+/// 23 images in one folder, without labels; images 5 and 11 are damaged.
 fn damaged_folder() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for i in 0..23 {
@@ -178,12 +179,12 @@ fn without_labels(root: &TempDir, skip_corrupt: usize, threads: usize) -> TrainL
     let ids = dataset.sample(None, 0);
     let loader = LoaderOptions { batch_size: 4, threads, prefetch: 3, skip_corrupt };
     let options =
-        TrainOptions { loader, labels: false, drop_last: false, cache_bytes: u64::MAX, ..options() };
+        TrainOptions { loader, require_labels: false, drop_last: false, cache_bytes: u64::MAX, ..options() };
     TrainLoader::new(dataset, ids, transform(), options).unwrap()
 }
 
 #[test]
-fn labels_are_needed_where_asked_for() {
+fn missing_labels_are_refused_if_required() {
     let root = damaged_folder();
     let dataset = Dataset::open(root.path(), Split::Train).unwrap();
     let error = TrainLoader::new(dataset, vec![0; 30], transform(), options()).err().unwrap();
@@ -226,11 +227,12 @@ fn a_file_that_vanishes_is_named() {
     assert!(error.contains("22.png"), "{error}");
 }
 
-/// The whole training split: prefetching over the end of an epoch, the cache at its full size.
+/// Images of the real training split: prefetching continues past the end of an epoch, and the cache holds every
+/// image.
 #[test]
-fn cifar10_is_kept_in_memory() {
+fn cifar10_is_cached() {
     let Some(data) = std::env::var_os("SWINQ_DATA").map(PathBuf::from) else {
-        eprintln!("SKIPPED: cifar10_is_kept_in_memory; set SWINQ_DATA to the folder that holds data/cifar10");
+        eprintln!("SKIPPED: cifar10_is_cached; set SWINQ_DATA to the folder that holds data/cifar10");
         return;
     };
     let dataset = Dataset::open(&data.join("data/cifar10"), Split::Train).unwrap();

@@ -1,24 +1,24 @@
-//! Colour adjustments of 8-bit RGB, bit for bit as torchvision makes them on a Pillow image.
+//! Colour adjustments of 8-bit RGB images. The results equal torchvision's on a Pillow image, bit for bit.
 //!
-//! Brightness, contrast and saturation are a blend of the image with a degenerate one: black, its mean grey, its own
-//! greys (Pillow's `ImageEnhance`, after Haeberli and Voorhies, "Image Processing by Interpolation and
-//! Extrapolation"). Hue is a rotation in Pillow's 8-bit HSV.
+//! Brightness, contrast and saturation blend the image with black, with its mean grey level and with its grey version
+//! respectively (Pillow's `ImageEnhance`, after Haeberli and Voorhies, "Image Processing by Interpolation and
+//! Extrapolation"). Hue rotates the hue channel of Pillow's 8-bit HSV.
 
-/// One adjustment with its strength.
+/// One colour adjustment and its strength.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Adjustment {
-    /// Blend with black: 0 is black, 1 the image, 2 twice as bright.
+    /// Blends with black: factor 0 gives black, 1 the image itself, 2 twice its brightness.
     Brightness(f64),
-    /// Blend with the mean of the image's greys: 0 is that grey everywhere, 1 the image.
+    /// Blends with the image's mean grey level: factor 0 gives that grey everywhere, 1 the image itself.
     Contrast(f64),
-    /// Blend with the image's greys: 0 is a grey image, 1 the image.
+    /// Blends with the grey version of the image: factor 0 gives the grey version, 1 the image itself.
     Saturation(f64),
-    /// Rotation of the hue by this part of a turn, in -0.5..=0.5; rounded to 1/255 towards zero.
+    /// Rotates the hue by this fraction of a full turn, in -0.5..=0.5, rounded towards zero to a multiple of 1/255.
     Hue(f64),
 }
 
 impl Adjustment {
-    /// Adjusts `pixels`, `u8` `[any, 3]`; bytes beyond the last whole pixel stay.
+    /// Adjusts `pixels` in place: `u8` `[pixels, 3]`. Bytes after the last complete pixel are left unchanged.
     pub fn apply(self, pixels: &mut [u8]) {
         let (pixels, _) = pixels.as_chunks_mut::<3>();
         match self {
@@ -31,7 +31,7 @@ impl Adjustment {
                 }
             }
             Adjustment::Hue(turn) => {
-                // Truncated and taken modulo 256, although a turn is 255 steps: torchvision's convention.
+                // torchvision's convention: the shift counts a full turn as 255, but wraps modulo 256.
                 let shift = (turn * 255.0) as i32 as u8;
                 for pixel in pixels {
                     let [hue, saturation, value] = to_hsv(*pixel);
@@ -42,7 +42,7 @@ impl Adjustment {
     }
 }
 
-/// Blends every byte with the same one.
+/// Blends every byte with the constant `from`.
 fn blend_all(pixels: &mut [[u8; 3]], from: u8, factor: f32) {
     let table: [u8; 256] = std::array::from_fn(|byte| blend(from, byte as u8, factor));
     for byte in pixels.as_flattened_mut() {
@@ -50,7 +50,7 @@ fn blend_all(pixels: &mut [[u8; 3]], from: u8, factor: f32) {
     }
 }
 
-/// `from` at factor 0, `to` at 1, in f32, truncated and clamped.
+/// Linear blend of `from` (factor 0) and `to` (factor 1), computed in f32, truncated and clamped to 0..=255.
 fn blend(from: u8, to: u8, factor: f32) -> u8 {
     let difference = f32::from(i16::from(to) - i16::from(from));
     (f32::from(from) + factor * difference) as u8
@@ -62,35 +62,35 @@ fn grey([red, green, blue]: [u8; 3]) -> u8 {
     ((sum + 0x8000) >> 16) as u8
 }
 
-/// The mean of the greys, rounded half up; 0 of no pixels.
+/// The mean grey level of the pixels, rounded half up; 0 if there are none.
 fn mean_grey(pixels: &[[u8; 3]]) -> u8 {
     let sum: u64 = pixels.iter().map(|&pixel| u64::from(grey(pixel))).sum();
     (sum as f64 / pixels.len().max(1) as f64 + 0.5) as u8
 }
 
-/// Pillow's 8-bit hue, saturation and value: f32 with single steps in f64, truncated.
+/// Pillow's 8-bit hue, saturation and value, truncated. As in Pillow, most operations are in f32 and some in f64.
 fn to_hsv([red, green, blue]: [u8; 3]) -> [u8; 3] {
     let (max, min) = (red.max(green).max(blue), red.min(green).min(blue));
     if max == min {
         return [0, 0, max];
     }
     let range = f32::from(max - min);
-    let below = |channel: u8| f32::from(max - channel) / range;
+    let distance = |channel: u8| f32::from(max - channel) / range;
     let sector = if red == max {
-        below(blue) - below(green)
+        distance(blue) - distance(green)
     } else if green == max {
-        (2.0 + f64::from(below(red)) - f64::from(below(blue))) as f32
+        (2.0 + f64::from(distance(red)) - f64::from(distance(blue))) as f32
     } else {
-        (4.0 + f64::from(below(green)) - f64::from(below(red))) as f32
+        (4.0 + f64::from(distance(green)) - f64::from(distance(red))) as f32
     };
-    // Modulo 1: the sector is in -1..=5.
+    // The sector is in -1..=5, so this reduces the turn modulo 1.
     let turn = f64::from(sector) / 6.0 + 1.0;
     let turn = (if turn >= 1.0 { turn - 1.0 } else { turn }) as f32;
     let saturation = range / f32::from(max);
     [(f64::from(turn) * 255.0) as u8, (f64::from(saturation) * 255.0) as u8, max]
 }
 
-/// The inverse of [`to_hsv`] but for rounding, which is half away from zero here.
+/// The inverse of [`to_hsv`], up to rounding: this function rounds half away from zero, as Pillow's does.
 fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
     if saturation == 0 {
         return [value; 3];
@@ -111,7 +111,8 @@ fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
     }
 }
 
-/// `value`, in 0..=255, rounded half away from zero; the comparison is exact, where adding a half would not be.
+/// Rounds `value`, in 0..=255, half away from zero. It compares the fraction with 0.5 because that is exact, whereas
+/// adding 0.5 would round.
 fn round(value: f64) -> u8 {
     let floor = value as u8;
     floor + u8::from(value - f64::from(floor) >= 0.5)
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ends_of_a_blend_are_its_images() {
+    fn factors_0_and_1_return_the_blended_values() {
         for from in 0..=255 {
             for to in 0..=255 {
                 assert_eq!((blend(from, to, 0.0), blend(from, to, 1.0)), (from, to));
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_to_no_pixels() {
+    fn adjusting_no_pixels_does_nothing() {
         for adjustment in [Adjustment::Brightness(0.3), Adjustment::Contrast(0.3), Adjustment::Hue(0.1)] {
             adjustment.apply(&mut []);
         }

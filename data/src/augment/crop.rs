@@ -3,12 +3,12 @@
 use swinq_model::Draws;
 
 use crate::decode::RgbImage;
-use crate::resize::{cut, on_black};
+use crate::resize::{copy_window, place_on_black};
 
-/// Attempts at a crop that fits before the central one is taken.
+/// Number of random crops tried before the central crop is used.
 const ATTEMPTS: usize = 10;
 
-/// A rectangle in pixels of a source image; it may reach beyond the image, where it is black.
+/// A rectangle in pixels of a source image. It may reach beyond the image; pixels outside the image are black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CropBox {
     /// Column of its left edge.
@@ -22,15 +22,16 @@ pub struct CropBox {
 }
 
 impl CropBox {
-    /// The pixels inside.
-    pub(super) fn of(self, image: &RgbImage) -> RgbImage {
-        let (columns, before) = overlap(self.left, self.width, image.width);
-        let (rows, above) = overlap(self.top, self.height, image.height);
-        on_black(cut(image, columns, rows), (self.width, self.height), (before, above))
+    /// Copies the pixels of `image` inside the rectangle.
+    pub(super) fn extract(self, image: &RgbImage) -> RgbImage {
+        let (columns, left_padding) = overlap(self.left, self.width, image.width);
+        let (rows, top_padding) = overlap(self.top, self.height, image.height);
+        let inside = copy_window(image, columns, rows);
+        place_on_black(inside, (self.width, self.height), (left_padding, top_padding))
     }
 }
 
-/// The part of `start..start + length` that lies in `0..limit`, and how much of it lies before.
+/// The part of `start..start + length` inside `0..limit`, and the number of its positions below 0.
 fn overlap(start: isize, length: usize, limit: usize) -> (std::ops::Range<usize>, usize) {
     let before = start.min(0).unsigned_abs().min(length);
     let first = start.max(0).unsigned_abs().min(limit);
@@ -38,9 +39,11 @@ fn overlap(start: isize, length: usize, limit: usize) -> (std::ops::Range<usize>
     (first..end.max(first), before)
 }
 
-/// A rectangle of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2015; torchvision's
-/// `RandomResizedCrop`): its area a part of the image's uniform in `scale`, width over height log-uniform in `ratio`,
-/// its place uniform. After ten that do not fit, [`central`].
+/// A rectangle of random area and aspect ratio, as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
+/// deeper with convolutions", 2015).
+///
+/// Its fraction of the image's area is uniform in `scale`, its width / height is log-uniform in `ratio`, and its
+/// position is uniform. If none of [`ATTEMPTS`] rectangles fits into the image, the result is [`central`].
 pub(super) fn random_resized(
     draws: &mut Draws,
     (width, height): (usize, usize),
@@ -48,10 +51,10 @@ pub(super) fn random_resized(
     ratio: [f64; 2],
 ) -> CropBox {
     for _ in 0..ATTEMPTS {
-        let part = draws.between(scale);
-        // libm's, because the system's logarithm is not the same everywhere.
+        let area_fraction = draws.between(scale);
+        // libm's functions, because the system's give different results on different platforms.
         let aspect = libm::exp(draws.between(ratio.map(libm::log)));
-        let (w, h) = sides((width, height), part, aspect);
+        let (w, h) = sides((width, height), area_fraction, aspect);
         if (1..=width).contains(&w) && (1..=height).contains(&h) {
             let top = draws.below(height - h + 1) as isize;
             let left = draws.below(width - w + 1) as isize;
@@ -61,20 +64,21 @@ pub(super) fn random_resized(
     central((width, height), ratio)
 }
 
-/// Width and height of the rectangle of this part of the image's area and this aspect ratio, rounded half to even.
-fn sides((width, height): (usize, usize), part: f64, aspect: f64) -> (usize, usize) {
-    let area = (width * height) as f64 * part;
+/// Width and height, each rounded half to even, of the rectangle with `area_fraction` of the image's area and the
+/// aspect ratio (width / height) `aspect`.
+fn sides((width, height): (usize, usize), area_fraction: f64, aspect: f64) -> (usize, usize) {
+    let area = (width * height) as f64 * area_fraction;
     let round = |side: f64| side.sqrt().round_ties_even() as usize;
     (round(area * aspect), round(area / aspect))
 }
 
-/// The largest central rectangle whose aspect ratio lies within `ratio`.
+/// The largest central rectangle whose width / height lies within the range given.
 fn central((width, height): (usize, usize), [low, high]: [f64; 2]) -> CropBox {
-    let of_image = width as f64 / height as f64;
+    let aspect = width as f64 / height as f64;
     let round = |side: f64| (side.round_ties_even() as usize).max(1);
-    let (w, h) = if of_image < low {
+    let (w, h) = if aspect < low {
         (width, round(width as f64 / low))
-    } else if of_image > high {
+    } else if aspect > high {
         (round(height as f64 * high), height)
     } else {
         (width, height)
@@ -82,8 +86,8 @@ fn central((width, height): (usize, usize), [low, high]: [f64; 2]) -> CropBox {
     CropBox { left: ((width - w) / 2) as isize, top: ((height - h) / 2) as isize, width: w, height: h }
 }
 
-/// A rectangle of the image's own size, moved by up to `padding` either way on both axes (torchvision's `RandomCrop`
-/// with padding).
+/// A rectangle of the image's own size, shifted along each axis by a uniform offset in `-padding..=padding`
+/// (torchvision's `RandomCrop` with padding).
 pub(super) fn padded(draws: &mut Draws, (width, height): (usize, usize), padding: usize) -> CropBox {
     let mut shift = || draws.below(2 * padding + 1) as isize - padding as isize;
     let top = shift();
@@ -105,17 +109,18 @@ mod tests {
     }
 
     #[test]
-    fn outside_is_black() {
+    fn pixels_outside_the_image_are_black() {
         let image = RgbImage::new(2, 2, (1..=12).collect());
-        let moved = CropBox { left: -1, top: 1, width: 2, height: 2 }.of(&image);
+        let moved = CropBox { left: -1, top: 1, width: 2, height: 2 }.extract(&image);
         assert_eq!(moved.pixels, [0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 0, 0]);
-        let gone = CropBox { left: 5, top: -9, width: 2, height: 1 }.of(&image);
+        let gone = CropBox { left: 5, top: -9, width: 2, height: 1 }.extract(&image);
         assert_eq!(gone, RgbImage::new(2, 1, vec![0; 6]));
     }
 
-    /// Lines of the table: `s` or `c` for [`sides`] and [`central`], the image, two parameters, the box.
+    /// A line of the table holds `s` ([`sides`]) or `c` ([`central`]), the image's size, two parameters and the
+    /// expected rectangle.
     #[test]
-    fn rectangles_are_torchvisions() {
+    fn rectangles_equal_torchvisions() {
         let table = include_str!("../../tests/fixtures/crops.tsv");
         for line in table.lines() {
             let fields: Vec<&str> = line.split('\t').collect();
@@ -123,27 +128,24 @@ mod tests {
             let size = (number(1) as usize, number(2) as usize);
             let (a, b) = (number(3), number(4));
             let found = match fields[0] {
-                "s" => sides(size, a, b).into(),
+                "s" => {
+                    let (width, height) = sides(size, a, b);
+                    CropBox { left: 0, top: 0, width, height }
+                }
                 _ => central(size, [a, b]),
             };
-            let wanted: Vec<isize> = fields[5..].iter().map(|field| field.parse().unwrap()).collect();
+            let expected: Vec<isize> = fields[5..].iter().map(|field| field.parse().unwrap()).collect();
             assert_eq!(
                 [found.left, found.top, found.width as isize, found.height as isize],
-                wanted[..],
+                expected[..],
                 "{line}"
             );
         }
         assert!(table.lines().count() > 100);
     }
 
-    impl From<(usize, usize)> for CropBox {
-        fn from((width, height): (usize, usize)) -> CropBox {
-            CropBox { left: 0, top: 0, width, height }
-        }
-    }
-
     #[test]
-    fn random_rectangles_keep_their_ranges_and_cover_them() {
+    fn random_rectangles_cover_their_ranges_and_stay_inside() {
         let (size, scale, ratio) = ((400, 300), [0.08, 1.0], [0.75, 4.0 / 3.0]);
         let (mut areas, mut aspects, mut lefts) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..4000 {
@@ -162,24 +164,24 @@ mod tests {
         assert!((0.078..0.09).contains(&low) && (0.95..=1.0).contains(&high), "{low} {high}");
         let limit = (4.0_f64 / 3.0).ln();
         let (low, high) = range(&aspects);
-        // Sides are rounded to pixels: less than 1 % of the smallest.
+        // Rounding the sides to whole pixels changes the ratio by less than 1 %.
         assert!((-limit - 0.01..-limit + 0.01).contains(&low), "{low}");
         assert!((limit - 0.01..limit + 0.01).contains(&high), "{high}");
-        // Uniform in 0..1: deviation of the mean 0.0046; five of them.
+        // The position is uniform in 0..1: the mean's standard deviation is 0.0046, and the bound is five of them.
         assert!((mean(&lefts) - 0.5).abs() < 0.023, "{}", mean(&lefts));
     }
 
     #[test]
-    fn padded_rectangles_take_every_place_equally_often() {
+    fn padded_rectangles_take_every_position_equally_often() {
         let mut counts = [[0_u32; 5]; 5];
         for index in 0..5000 {
             let b = padded(&mut Draws::keyed(&[2, index]), (8, 6), 2);
             assert_eq!((b.width, b.height), (8, 6));
             counts[(b.left + 2) as usize][(b.top + 2) as usize] += 1;
         }
-        // 200 expected, deviation 13.9; five of them.
+        // The expected count is 200 with a standard deviation of 13.9, and the bound is five of them.
         assert!(counts.as_flattened().iter().all(|count| (130..=270).contains(count)), "{counts:?}");
-        let still = padded(&mut Draws::new(0), (8, 6), 0);
-        assert_eq!(still, CropBox { left: 0, top: 0, width: 8, height: 6 });
+        let unmoved = padded(&mut Draws::new(0), (8, 6), 0);
+        assert_eq!(unmoved, CropBox { left: 0, top: 0, width: 8, height: 6 });
     }
 }

@@ -1,8 +1,9 @@
-//! Random variations of training images: crop, horizontal flip, colour jitter.
+//! Random augmentation of training images: crop, horizontal flip, colour jitter.
 //!
-//! [`Augment`] says what may vary, [`Augment::draw`] draws the variation of one sample, and [`Variation::apply`] makes the
-//! network's input from the decoded image. The draws are a function of the sample's key alone, and the pixels are those
-//! that torchvision's transforms give on a Pillow image for the same drawn numbers.
+//! [`Augment`] holds the settings, [`Augment::draw`] draws the [`Variation`] of one sample, and
+//! [`Variation::apply`] turns the decoded image into the network's input. The drawn numbers depend only on the
+//! settings, the image's size and the sample's key. For the same numbers, the pixels equal those of torchvision's
+//! transforms on a Pillow image.
 
 mod color;
 mod crop;
@@ -21,19 +22,20 @@ pub use settings::{Augment, CropKind};
 /// The variation drawn for one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variation {
-    /// The part of the image that is resized directly to the input size; `None` is the evaluation preprocessing.
+    /// The part of the image that is resized to the input size. `None` selects the evaluation preprocessing instead.
     pub crop: Option<CropBox>,
-    /// Whether left and right are exchanged.
+    /// Whether the image is mirrored horizontally.
     pub flip: bool,
-    /// Colour adjustments, in the order they are made.
+    /// Colour adjustments, in the order in which they are applied.
     pub adjustments: Vec<Adjustment>,
 }
 
 impl Augment {
-    /// The variation of an image of `width x height` pixels, a function of the settings, the size and `key` alone.
+    /// Draws the variation of an image of `width x height` pixels. It depends only on the settings, the size and
+    /// `key`.
     ///
     /// # Panics
-    /// Where a side is zero, or settings that [`Augment::validate`] refuses let a range be empty.
+    /// If a side is zero, or if settings that [`Augment::validate`] refuses make a range empty.
     pub fn draw(&self, (width, height): (usize, usize), key: &[u64]) -> Variation {
         assert!(width > 0 && height > 0, "sizes must not be zero");
         let mut draws = Draws::keyed(key);
@@ -48,7 +50,7 @@ impl Augment {
         Variation { crop, flip, adjustments: self.adjustments(&mut draws) }
     }
 
-    /// Every adjustment that is on, in random order.
+    /// The enabled adjustments, in random order.
     fn adjustments(&self, draws: &mut Draws) -> Vec<Adjustment> {
         let mut factor = |strength: f64| draws.between([(1.0 - strength).max(0.0), 1.0 + strength]);
         let mut all = [
@@ -63,17 +65,19 @@ impl Augment {
 }
 
 impl Variation {
-    /// The network's input before normalisation, `u8` `[size, size, 3]`: the crop resized directly with the
-    /// transform's filter, or [`preprocess`]; then the flip; then the adjustments.
+    /// Applies the variation to `image`: the crop and its resize with the transform's filter ([`preprocess`]
+    /// without a crop), then the flip, then the colour adjustments.
+    ///
+    /// Returns the network's input before normalisation, `u8` `[size, size, 3]`.
     ///
     /// # Panics
-    /// Where `transform.size`, a side of `image` or a side of the crop is zero.
+    /// If `transform.size`, a side of `image` or a side of the crop is zero.
     pub fn apply(&self, image: &RgbImage, transform: &Transform) -> Vec<u8> {
         let size = transform.size;
         let mut pixels = match self.crop {
             None => preprocess(image, transform),
             Some(crop) => {
-                resize_window(&crop.of(image), (size, size), 0..size, 0..size, transform.filter).pixels
+                resize_window(&crop.extract(image), (size, size), 0..size, 0..size, transform.filter).pixels
             }
         };
         if self.flip {
@@ -86,7 +90,7 @@ impl Variation {
     }
 }
 
-/// Exchanges left and right of `pixels`, `[any, width, 3]`.
+/// Reverses every row of `pixels`, `[rows, width, 3]`.
 fn mirror(pixels: &mut [u8], width: usize) {
     let (pixels, _) = pixels.as_chunks_mut::<3>();
     for row in pixels.chunks_exact_mut(width) {

@@ -1,10 +1,10 @@
-//! What may vary, as a job file has it.
+//! Augmentation settings, as a job file spells them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
 
-/// The largest [`Augment::padding`]: no image that is cropped this way is larger.
+/// Maximum of [`Augment::padding`]. No image that is cropped this way is larger, so a larger value is a mistake.
 const MAX_PADDING: usize = 1 << 16;
 
 /// Which part of an image becomes the network's input.
@@ -16,34 +16,36 @@ pub enum CropKind {
     /// A random rectangle, resized to the input size: for photographs.
     #[default]
     RandomResized,
-    /// The whole image moved at random within a black border, resized to the input size: for small images such as
-    /// CIFAR's.
+    /// The whole image, shifted at random within a black border and resized to the input size: for small images
+    /// such as CIFAR's.
     Padded,
 }
 
-/// How training images vary. Keys left out have their defaults, which are those of fine-tuning: a random resized crop
-/// and a flip, colours as they are.
+/// How training images are augmented. Omitted keys take their defaults, which suit fine-tuning: a random resized crop
+/// and a horizontal flip, no colour adjustments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Augment {
     /// `random_resized`, `padded`, or `none` (the evaluation preprocessing).
     pub crop: CropKind,
-    /// With `random_resized`: least and greatest area of the rectangle, as parts of the image's; 0 < least <= greatest
-    /// <= 1. Fine-tuning for a few epochs often does better with a least area well above the default 0.08.
+    /// With `random_resized`: minimum and maximum area of the rectangle as fractions of the image's area; 0 <
+    /// minimum <= maximum <= 1. Fine-tuning for a few epochs often does better with a minimum well above the
+    /// default 0.08.
     pub scale: [f64; 2],
-    /// With `random_resized`: least and greatest width over height of the rectangle, greater than 0.
+    /// With `random_resized`: minimum and maximum width / height of the rectangle, greater than 0.
     pub ratio: [f64; 2],
-    /// With `padded`: the border in pixels of the source image, and so how far it moves at most.
+    /// With `padded`: width of the black border in pixels of the source image, which is also the largest shift.
     pub padding: usize,
-    /// Probability of exchanging left and right, in 0..=1.
+    /// Probability of a horizontal flip, in 0..=1.
     pub flip: f64,
-    /// Brightness is multiplied by a factor uniform in `max(0, 1 - x)..1 + x`; 0 is off.
+    /// Strength `x` of the brightness adjustment, whose factor is uniform in `max(0, 1 - x)..1 + x`; 0 disables it.
     pub brightness: f64,
-    /// Contrast, likewise.
+    /// Strength of the contrast adjustment, defined in the same way.
     pub contrast: f64,
-    /// Saturation, likewise.
+    /// Strength of the saturation adjustment, defined in the same way.
     pub saturation: f64,
-    /// Hue is turned by a part of a turn uniform in `-x..x`, x in 0..=0.5; 0 is off.
+    /// Strength `x`, in 0..=0.5, of the hue rotation, whose fraction of a full turn is uniform in `-x..x`; 0
+    /// disables it.
     pub hue: f64,
 }
 
@@ -64,44 +66,44 @@ impl Default for Augment {
 }
 
 impl Augment {
-    /// No variation: the evaluation preprocessing.
+    /// No augmentation: the evaluation preprocessing.
     pub fn none() -> Augment {
         Augment { crop: CropKind::None, flip: 0.0, ..Augment::default() }
     }
 
-    /// Refuses values that mean nothing, also of fields that the crop does not use.
+    /// Refuses values outside their documented ranges, including those of fields that the chosen crop does not use.
     ///
     /// # Errors
     /// [`DataError::Setting`] with the field's name.
     pub fn validate(&self) -> Result<(), DataError> {
-        range("scale", self.scale, 1.0)?;
-        range("ratio", self.ratio, f64::MAX)?;
+        check_range("scale", self.scale, 1.0)?;
+        check_range("ratio", self.ratio, f64::MAX)?;
         if self.padding > MAX_PADDING {
             let problem = format!("{} is more than {MAX_PADDING} pixels", self.padding);
             return Err(DataError::setting("padding", problem));
         }
-        strength("flip", self.flip, 1.0)?;
-        strength("brightness", self.brightness, f64::MAX)?;
-        strength("contrast", self.contrast, f64::MAX)?;
-        strength("saturation", self.saturation, f64::MAX)?;
-        strength("hue", self.hue, 0.5)
+        check_limit("flip", self.flip, 1.0)?;
+        check_limit("brightness", self.brightness, f64::MAX)?;
+        check_limit("contrast", self.contrast, f64::MAX)?;
+        check_limit("saturation", self.saturation, f64::MAX)?;
+        check_limit("hue", self.hue, 0.5)
     }
 }
 
-/// Refuses a range that is empty, reversed, not positive or beyond `limit`.
-fn range(field: &'static str, [low, high]: [f64; 2], limit: f64) -> Result<(), DataError> {
+/// Refuses a range unless 0 < minimum <= maximum <= `limit`.
+fn check_range(field: &'static str, [low, high]: [f64; 2], limit: f64) -> Result<(), DataError> {
     if low > 0.0 && low <= high && high <= limit {
         return Ok(());
     }
     let bound = if limit < f64::MAX { format!(" <= {limit}") } else { String::new() };
     Err(DataError::setting(
         field,
-        format!("[{low}, {high}] must be [least, greatest], 0 < least <= greatest{bound}"),
+        format!("[{low}, {high}] must be [minimum, maximum] with 0 < minimum <= maximum{bound}"),
     ))
 }
 
 /// Refuses a number outside `0..=limit`.
-fn strength(field: &'static str, value: f64, limit: f64) -> Result<(), DataError> {
+fn check_limit(field: &'static str, value: f64, limit: f64) -> Result<(), DataError> {
     if (0.0..=limit).contains(&value) {
         return Ok(());
     }
@@ -120,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn keys_left_out_have_their_defaults() {
+    fn omitted_keys_take_their_defaults() {
         assert_eq!(parse("{}"), Ok(Augment::default()));
         let cifar = parse(r#"{"crop": "padded", "padding": 3, "hue": 0.5}"#).unwrap();
-        let wanted = Augment { crop: CropKind::Padded, padding: 3, hue: 0.5, ..Augment::default() };
-        assert_eq!(cifar, wanted);
+        let expected = Augment { crop: CropKind::Padded, padding: 3, hue: 0.5, ..Augment::default() };
+        assert_eq!(cifar, expected);
         assert_eq!(parse(r#"{"crop": "none", "flip": 0}"#), Ok(Augment::none()));
         assert_eq!(parse(&serde_json::to_string(&cifar).unwrap()), Ok(cifar));
     }

@@ -1,4 +1,4 @@
-//! A zip archive whose central directory is parsed once and whose members many threads read at once.
+//! A zip archive that many threads can read at once. Its central directory is parsed only once.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,12 +9,13 @@ use zip::ZipArchive;
 use super::cursor::Cursor;
 use crate::error::DataError;
 
-/// The largest member that is read: no image file is larger, and a header may lie.
+/// Maximum unpacked size of a member in bytes. No image file is larger, so a header that claims more is wrong.
 const MAX_MEMBER: u64 = 1 << 30;
-/// The most memory reserved on a header's word alone.
+/// Maximum number of bytes reserved for a member before any of it is unpacked, because its header may be wrong.
 const MAX_RESERVE: u64 = 1 << 24;
 
-/// An open archive. Reading takes `&self`: each read clones the cursor, never the directory.
+/// An open archive. Reads take `&self`, so that threads can share it: each read clones the cursor and shares the
+/// directory.
 #[derive(Debug)]
 pub(super) struct Archive {
     path: PathBuf,
@@ -29,15 +30,15 @@ impl Archive {
         let length = cursor.length();
         let zip = ZipArchive::new(cursor).map_err(|error| {
             let problem = format!(
-                "not a readable zip archive ({error}); its {length} bytes may be cut short: compare its size with \
-                 the original's and copy it again"
+                "not a readable zip archive ({error}); the file ({length} bytes) may be cut short: compare its size \
+                 with the original's and copy it again"
             );
             DataError::archive(path, problem)
         })?;
         if zip.has_duplicate_names() {
             return Err(DataError::archive(
                 path,
-                "several members have the same name; repack it with unique names",
+                "several members have the same name; repack the archive with unique names",
             ));
         }
         Ok(Archive { path: path.to_owned(), zip })
@@ -52,12 +53,12 @@ impl Archive {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Index of the member of this name.
+    /// Index of the member named `name`.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.zip.index_for_name_raw(name.as_bytes())
     }
 
-    /// Names of members that are files, in archive order.
+    /// Names of the members that are files, in archive order. Names that are not UTF-8 are left out.
     pub(super) fn file_names(&self) -> impl Iterator<Item = &str> {
         self.zip
             .file_names_raw()
@@ -70,20 +71,22 @@ impl Archive {
         self.zip.by_index_data(member).ok().map(|entry| entry.header_start())
     }
 
-    /// A member's unpacked bytes; its checksum is verified.
+    /// Unpacks a member and verifies its checksum.
     pub(super) fn read(&self, member: usize) -> Result<Vec<u8>, DataError> {
         let mut zip = self.zip.clone();
         let mut file = zip.by_index(member).map_err(|error| self.bad_member(member, error.to_string()))?;
         let claimed = file.size();
         if claimed > MAX_MEMBER {
-            return Err(self.bad_member(member, format!("it claims {claimed} bytes, more than an image has")));
+            let problem = format!("its header claims {claimed} bytes, more than the limit of {MAX_MEMBER}");
+            return Err(self.bad_member(member, problem));
         }
         let mut bytes = Vec::with_capacity(claimed.min(MAX_RESERVE) as usize);
         let read = file.by_ref().take(claimed + 1).read_to_end(&mut bytes);
         read.map_err(|error| self.bad_member(member, error.to_string()))?;
         if bytes.len() as u64 != claimed {
-            let problem =
-                format!("it unpacks to {} bytes or more where its header claims {claimed}", bytes.len());
+            let problem = format!(
+                "its header claims {claimed} bytes, but it unpacks to another length; copy the archive again"
+            );
             return Err(self.bad_member(member, problem));
         }
         Ok(bytes)

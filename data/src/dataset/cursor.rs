@@ -1,14 +1,14 @@
-//! A seekable, buffered view of a file that many threads can hold at once.
+//! A seekable, buffered reader of a file that many threads share.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
-/// Bytes read ahead at a time.
+/// Size of the buffer in bytes.
 const BUFFER: usize = 1 << 16;
 
-/// A position in a shared file. Reads name their offset to the system, so clones do not disturb each other; a clone
-/// starts where the original is, with a buffer of its own.
+/// A read position in a shared file. Each read passes its own offset to the system, so clones do not affect each
+/// other. A clone starts at the original's position with an empty buffer.
 #[derive(Debug)]
 pub(super) struct Cursor {
     file: Arc<File>,
@@ -37,6 +37,7 @@ impl Cursor {
         skip.and_then(|skip| self.buffer.get(skip..)).unwrap_or_default()
     }
 
+    /// Refills the buffer from the current position on.
     fn fill(&mut self) -> io::Result<()> {
         self.buffer.resize(BUFFER, 0);
         let count = read_at(&self.file, &mut self.buffer, self.position);
@@ -78,17 +79,19 @@ impl Seek for Cursor {
             SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
         };
         self.position = target.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "seek to an offset outside of a file's range")
+            io::Error::new(io::ErrorKind::InvalidInput, "the offset to seek to is negative or too large")
         })?;
         Ok(self.position)
     }
 }
 
+/// Reads from `offset` on, independent of the file's own position.
 #[cfg(unix)]
 fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, out, offset)
 }
 
+/// Reads from `offset` on.
 #[cfg(windows)]
 fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)

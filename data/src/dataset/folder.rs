@@ -1,4 +1,4 @@
-//! Folders of images, with a folder per class or without.
+//! Folders of images, with or without a subfolder per class.
 
 use std::path::Path;
 
@@ -6,31 +6,32 @@ use rayon::prelude::*;
 
 use crate::error::DataError;
 
-/// Extensions of image files, as torchvision's `ImageFolder` knows them. Those that cannot be decoded are listed
-/// too, so that their presence is an error and not a smaller data set.
+/// Extensions of image files: those of torchvision's `ImageFolder`. Formats that this crate cannot decode are
+/// included, so that such a file causes an error instead of being left out silently.
 const EXTENSIONS: [&str; 9] = ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"];
 
-/// What is directly in a folder, in sorted order, hidden entries left out.
+/// The direct entries of a folder in sorted order, without hidden ones.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     pub(super) folders: Vec<String>,
     pub(super) images: Vec<String>,
+    /// Number of files that are not images.
     pub(super) other_files: usize,
 }
 
-/// Whether a file name is an image's.
+/// Whether a file name has the extension of an image file.
 pub(super) fn is_image_name(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// Lists `folder`; links are followed.
+/// Lists `folder`. Symbolic links are followed.
 pub(super) fn entries(folder: &Path) -> Result<Entries, DataError> {
     let mut entries = Entries::default();
     for entry in std::fs::read_dir(folder).map_err(|error| DataError::io(folder, error))? {
         let entry = entry.map_err(|error| DataError::io(folder, error))?;
         let name = entry.file_name().into_string().map_err(|name| {
-            DataError::layout(folder, format!("{} is not a UTF-8 name; rename it", name.display()))
+            DataError::layout(folder, format!("the name {} is not UTF-8; rename it", name.display()))
         })?;
         if name.starts_with('.') {
             continue;
@@ -48,9 +49,11 @@ pub(super) fn entries(folder: &Path) -> Result<Entries, DataError> {
     Ok(entries)
 }
 
-/// The images of every class folder of `root`, class by class, as paths with `prefix` before the class, and
-/// their labels. Folders inside a class belong to it.
-pub(super) fn classes(
+/// Lists the images in the folders `classes` of `root`, class by class. Images in subfolders of a class folder belong
+/// to that class.
+///
+/// Returns the images' paths relative to `root`, with `prefix` before them, and their labels.
+pub(super) fn class_images(
     root: &Path,
     prefix: &str,
     classes: &[String],
@@ -59,7 +62,7 @@ pub(super) fn classes(
         .par_iter()
         .map(|class| {
             let mut names = Vec::new();
-            collect(&root.join(class), &format!("{prefix}{class}/"), 0, &mut names)?;
+            append_images(&root.join(class), &format!("{prefix}{class}/"), 0, &mut names)?;
             Ok(names)
         })
         .collect::<Result<_, DataError>>()?;
@@ -74,8 +77,8 @@ pub(super) fn classes(
         return Err(DataError::layout(
             root,
             format!(
-                "{} of {} class folders hold no image ({}): {shown}; fill or remove them (classes are numbered \
-                 by folder)",
+                "{} of {} class folders contain no image ({}): {shown}; add images or remove these folders (each \
+                 folder takes a class number)",
                 empty.len(),
                 classes.len(),
                 extensions()
@@ -87,25 +90,31 @@ pub(super) fn classes(
     Ok((per_class.into_iter().flatten().collect(), labels))
 }
 
-/// Folders nested deeper than this are taken for a cycle of links.
+/// Maximum nesting of folders inside a class. Deeper nesting is taken for a cycle of symbolic links.
 const MAX_DEPTH: usize = 32;
 
-fn collect(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) -> Result<(), DataError> {
+/// Appends the images in `folder` and its subfolders to `names`, with `prefix` before each relative path.
+fn append_images(
+    folder: &Path,
+    prefix: &str,
+    depth: usize,
+    names: &mut Vec<String>,
+) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         return Err(DataError::layout(
             folder,
-            format!("nested deeper than {MAX_DEPTH} folders; a cycle of links?"),
+            format!("folders are nested deeper than {MAX_DEPTH} levels; remove a cycle of symbolic links"),
         ));
     }
     let Entries { folders, images, .. } = entries(folder)?;
     names.extend(images.into_iter().map(|image| format!("{prefix}{image}")));
     for inner in folders {
-        collect(&folder.join(&inner), &format!("{prefix}{inner}/"), depth + 1, names)?;
+        append_images(&folder.join(&inner), &format!("{prefix}{inner}/"), depth + 1, names)?;
     }
     Ok(())
 }
 
-/// The extensions, for messages.
+/// The extensions of image files, listed for messages.
 pub(super) fn extensions() -> String {
     EXTENSIONS.join(", ")
 }

@@ -1,11 +1,11 @@
-//! Text files of a data set: lists of images with classes, and names of classes.
+//! Text files of a data set: lists of images with their classes, and class names.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use crate::error::DataError;
 
-/// What a list holds: one name per image, and one label per image or none at all.
+/// The contents of a list: one name per image, and either one label per image or no labels at all.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Listing {
     pub(super) names: Vec<String>,
@@ -18,8 +18,8 @@ pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
     parse(&bytes, path)
 }
 
-/// Parses lines `path<TAB>class`, `path<spaces>class` or `path`; all lines have a class or none has. Blank lines
-/// are passed over; a path listed twice is an error.
+/// Parses lines `path<TAB>class`, `path<spaces>class` or `path`. Either all lines have a class or none has. Blank
+/// lines are skipped. A path that is listed twice is an error.
 pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Listing, DataError> {
     let mut listing = Listing { names: Vec::new(), labels: Vec::new() };
     let mut seen: HashMap<&str, usize> = HashMap::new();
@@ -27,13 +27,15 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Listing, DataError> {
         let problem = |problem: String| DataError::List { path: path.to_owned(), line, problem };
         let (name, label) = split_line(text).map_err(problem)?;
         if let Some(first) = seen.insert(name, line) {
-            return Err(problem(format!("`{name}` is listed already in line {first}; remove one of them")));
+            return Err(problem(format!(
+                "`{name}` is already listed in line {first}; remove one of the two lines"
+            )));
         }
         if label.is_some() != (listing.labels.len() == listing.names.len()) && !listing.names.is_empty() {
             let (this, others) =
                 if label.is_some() { ("has a class", "have none") } else { ("has no class", "have one") };
             return Err(problem(format!(
-                "`{text}` {this} but the lines before {others}; write path<TAB>class in every line, or in none"
+                "`{text}` {this}, but the lines before it {others}; write a class in every line or in none"
             )));
         }
         listing.names.push(name.to_owned());
@@ -45,7 +47,8 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Listing, DataError> {
     Ok(listing)
 }
 
-/// Non-blank lines with their numbers from 1, without line ends, outer spaces or a byte order mark.
+/// Non-blank lines with their numbers, counted from 1. Line ends, surrounding whitespace and a byte order mark are
+/// removed.
 fn lines<'a>(bytes: &'a [u8], path: &Path) -> Result<Vec<(usize, &'a str)>, DataError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut lines = Vec::new();
@@ -63,8 +66,8 @@ fn lines<'a>(bytes: &'a [u8], path: &Path) -> Result<Vec<(usize, &'a str)>, Data
     Ok(lines)
 }
 
-/// Path and class of one line. After a tab the class must be a number; after spaces, what is no number is taken for
-/// a part of the path.
+/// Splits a line into path and class. Text after a tab must be a class number. Text after a space that is not a
+/// number belongs to the path.
 fn split_line(text: &str) -> Result<(&str, Option<u32>), String> {
     let (name, class, tab) = match (text.rsplit_once('\t'), text.rsplit_once(' ')) {
         (Some((name, class)), _) => (name, class, true),
@@ -73,15 +76,17 @@ fn split_line(text: &str) -> Result<(&str, Option<u32>), String> {
     };
     match class.trim().parse::<u32>() {
         Ok(label) if label < MAX_CLASSES => Ok((name.trim_end(), Some(label))),
-        Ok(label) => Err(format!("class {label} is beyond the limit of {MAX_CLASSES}")),
+        Ok(label) => {
+            Err(format!("class {label} is not below the limit of {MAX_CLASSES}; write path<TAB>class"))
+        }
         Err(_) if tab || looks_like_a_number(class) => {
-            Err(format!("class `{class}` is not a number from 0; write path<TAB>class"))
+            Err(format!("class `{class}` is not a whole number from 0 up; write path<TAB>class"))
         }
         Err(_) => Ok((text, None)),
     }
 }
 
-/// More classes than any data set has: a larger number is a mistake that would size buffers.
+/// Limit of class numbers. A larger number is a mistake, and buffers would be sized by it.
 const MAX_CLASSES: u32 = 1 << 24;
 
 fn looks_like_a_number(text: &str) -> bool {
@@ -89,7 +94,8 @@ fn looks_like_a_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
-/// The class names in `classes.txt` of `folder`, where there is one: line n is class n.
+/// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names
+/// class n.
 pub(super) fn class_names(folder: &Path, labels: &[u32]) -> Result<Option<Vec<String>>, DataError> {
     let path = folder.join("classes.txt");
     if !path.is_file() {
@@ -99,8 +105,11 @@ pub(super) fn class_names(folder: &Path, labels: &[u32]) -> Result<Option<Vec<St
     let names: Vec<String> = lines(&bytes, &path)?.into_iter().map(|(_, text)| text.to_owned()).collect();
     let needed = labels.iter().max().map_or(0, |&label| label as usize + 1);
     if names.len() < needed {
-        let problem =
-            format!("{} class names, but the labels go up to {}; add the others", names.len(), needed - 1);
+        let problem = format!(
+            "{} class names, but the labels go up to {}; add the missing names",
+            names.len(),
+            needed - 1
+        );
         return Err(DataError::List { path, line: names.len(), problem });
     }
     Ok(Some(names))
@@ -153,7 +162,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(
+        fn a_written_list_is_read_back(
             entries in proptest::collection::btree_map("[a-z/._-]{1,12}[a-z]", 0_u32..1000, 1..30)
         ) {
             let text: String = entries.iter().map(|(name, label)| format!("{name}\t{label}\n")).collect();

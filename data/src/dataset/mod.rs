@@ -1,4 +1,4 @@
-//! Data sets: an ordered list of images, with labels where the layout has them.
+//! Data sets: ordered lists of images, with labels if the layout provides them.
 
 mod archive;
 mod cursor;
@@ -16,7 +16,7 @@ use crate::decode::{RgbImage, decode_image};
 use crate::error::DataError;
 use archive::Archive;
 
-/// Which part of a data set.
+/// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Split {
     /// `train`
@@ -41,7 +41,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// A text that names no split.
+/// The error for a text that is not the name of a split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a split; write `train` or `val`")]
 pub struct ParseSplitError(String);
@@ -61,7 +61,7 @@ impl FromStr for Split {
 /// How a data set is laid out on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// The official Swin layout: an archive per split and a map of its members to classes.
+    /// The official Swin layout: a zip archive per split, and a map of its members to classes.
     Zip,
     /// A folder per class; classes are numbered in the sorted order of their names.
     ImageFolder,
@@ -85,7 +85,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// An opened data set. Cloning it shares the list and the open archive; it can be read from many threads.
+/// An opened data set. Clones share its list and its open archive. Many threads can read it at once.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     inner: Arc<Inner>,
@@ -94,53 +94,52 @@ pub struct Dataset {
 #[derive(Debug)]
 struct Inner {
     layout: Layout,
-    /// What was opened, for descriptions.
+    /// The path that was opened, for [`Dataset::describe`].
     root: PathBuf,
     source: Source,
-    /// Name of each image: a path relative to the source's folder, or a member of its archive.
+    /// Name of each image: a path relative to the source's folder, a path as given, or a member of the archive.
     names: Vec<String>,
-    /// Class of each image; empty where there are none.
+    /// Class of each image; empty if the data set has no labels.
     labels: Vec<u32>,
     class_names: Option<Vec<String>>,
     num_classes: Option<usize>,
 }
 
-/// Where the images' bytes are.
+/// The place from which the images' bytes are read.
 #[derive(Debug)]
 enum Source {
     /// Files below this folder.
     Folder(PathBuf),
-    /// Files wherever they are, named by their paths.
+    /// Individual files, by path.
     Paths(Vec<PathBuf>),
     /// Members of an archive, by index.
     Archive { archive: Archive, members: Vec<usize> },
 }
 
 impl Dataset {
-    /// Opens the data set at `path`, whichever layout it has:
+    /// Opens the data set at `path` and detects its layout:
     ///
-    /// - a folder with `{split}.zip` and `{split}_map.txt` (lines `path<TAB>class`), the official Swin layout;
-    /// - a folder with `{split}/<class>/…` or `<class>/…`, the classes numbered in sorted order (folders whose
-    ///   names start with a dot are no classes);
-    /// - a folder of images, or `{split}/` with images in it: no labels;
-    /// - a `.txt` list, lines `path<TAB or spaces>class` or `path`, paths relative to the list's folder; beside a
-    ///   `.zip` of the same stem less `_map`, paths inside that archive;
-    /// - one image file.
+    /// - a folder with `{split}.zip` and `{split}_map.txt` (lines `path<TAB>class`): the official Swin layout;
+    /// - `NAME.zip` with `NAME_map.txt` beside it, or that map: the same, for one archive;
+    /// - a folder with `{split}/<class>/…` or `<class>/…`: the classes are numbered in sorted order, and folders
+    ///   whose names start with a dot are ignored;
+    /// - a folder with images in it or in `{split}/`: no labels;
+    /// - a `.txt` list with lines `path<TAB or spaces>class` or `path`: the paths are relative to the list's folder;
+    /// - an image file: no labels.
     ///
-    /// A `classes.txt` beside a map or a list, one class per line, names the classes; a folder per class names its
-    /// own.
+    /// Class names come from a `classes.txt` beside the map or list, one per line, or from the class folders.
     ///
     /// # Errors
-    /// No layout recognised, the split missing, a malformed list, listed images missing, a damaged archive; each
-    /// says what was looked for.
+    /// [`DataError`] if no layout is recognised, the split or a listed image is missing, a list is malformed, or an
+    /// archive is damaged.
     pub fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
         open::open(path, split)
     }
 
-    /// The image files `paths`, in this order, without labels.
+    /// Opens image files as a data set in this order, without labels.
     ///
     /// # Errors
-    /// A path that is not a readable file, or no path at all.
+    /// If `paths` is empty, or if one of them is not a readable image file.
     pub fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
         open::from_files(paths)
     }
@@ -154,21 +153,21 @@ impl Dataset {
         self.inner.names.len()
     }
 
-    /// Whether there is no image; an opened data set has at least one.
+    /// Whether the data set has no image. Never true, because opening an empty data set is an error.
     pub fn is_empty(&self) -> bool {
         self.inner.names.is_empty()
     }
 
-    /// How the data set is laid out.
+    /// The data set's layout.
     pub fn layout(&self) -> Layout {
         self.inner.layout
     }
 
-    /// Name of image `i`, the same on every machine: relative to the path opened, or `archive.zip@/member`. Images
-    /// of [`Dataset::from_files`] have the paths given.
+    /// Name of image `i`: its path relative to the opened folder, or `archive.zip@/member`. It does not depend on
+    /// where the data set is stored, except that images of [`Dataset::from_files`] keep the paths given.
     ///
     /// # Panics
-    /// Where `i` is not below [`Dataset::len`]; so do the other methods that take a position.
+    /// If `i` is not below [`Dataset::len`]. The same holds for the other methods that take a position.
     pub fn name(&self, i: usize) -> String {
         match &self.inner.source {
             Source::Archive { archive, .. } => format!("{}@/{}", archive.file_name(), self.inner.names[i]),
@@ -176,17 +175,18 @@ impl Dataset {
         }
     }
 
-    /// Class of image `i`, where the data set has labels.
+    /// Class of image `i`, or `None` if the data set has no labels.
     pub fn label(&self, i: usize) -> Option<u32> {
         self.has_labels().then(|| self.inner.labels[i])
     }
 
-    /// Whether the images have labels: all of them have, or none.
+    /// Whether the images have labels. Either all of them have one or none has.
     pub fn has_labels(&self) -> bool {
         !self.inner.labels.is_empty()
     }
 
-    /// Number of classes: of the class names where there are any, else the largest label and one.
+    /// Number of classes: the number of class names if they are known, else the largest label plus one. `None` if the
+    /// data set has no labels.
     pub fn num_classes(&self) -> Option<usize> {
         self.inner.num_classes
     }
@@ -196,7 +196,7 @@ impl Dataset {
         self.inner.class_names.as_deref()
     }
 
-    /// One line for a log: path, layout, images, classes.
+    /// A one-line description for logs: path, layout, number of images, number of classes.
     pub fn describe(&self) -> String {
         let classes = match self.num_classes() {
             Some(classes) => format!("{classes} classes"),
@@ -206,50 +206,49 @@ impl Dataset {
         format!("{} ({layout}): {} images, {classes}", root.display(), self.len())
     }
 
-    /// The bytes of image `i`'s file.
+    /// Reads the file or archive member of image `i`, not decoded.
     ///
     /// # Errors
-    /// The file or archive member cannot be read, with its name and, in an archive, its offset.
+    /// If the file or archive member cannot be read. The error names it and, in an archive, its offset.
     pub fn read(&self, i: usize) -> Result<Vec<u8>, DataError> {
+        let read = |path: PathBuf| std::fs::read(&path).map_err(|error| DataError::io(path, error));
         match &self.inner.source {
+            Source::Folder(root) => read(root.join(&self.inner.names[i])),
+            Source::Paths(paths) => read(paths[i].clone()),
             Source::Archive { archive, members } => archive.read(members[i]),
-            Source::Folder(_) | Source::Paths(_) => {
-                let path = self.path(i);
-                std::fs::read(&path).map_err(|error| DataError::io(path, error))
-            }
         }
     }
 
-    /// The pixels of image `i`.
+    /// Reads and decodes image `i`.
     ///
     /// # Errors
-    /// As [`Dataset::read`] and [`decode_image`], naming the file, or the archive member and its offset.
+    /// Those of [`Dataset::read`] and [`decode_image`], with the name of the file, or with the name and offset of the
+    /// archive member.
     pub fn decode(&self, i: usize) -> Result<RgbImage, DataError> {
-        decode_image(&self.read(i)?).map_err(|source| match &self.inner.source {
-            Source::Archive { archive, members } => DataError::Image {
-                name: format!("{}@/{}", archive.path().display(), self.inner.names[i]),
-                offset: archive.offset(members[i]),
-                source,
-            },
-            Source::Folder(_) | Source::Paths(_) => {
-                DataError::Image { name: self.path(i).display().to_string(), offset: None, source }
-            }
+        decode_image(&self.read(i)?).map_err(|source| {
+            let (name, offset) = self.location(i);
+            DataError::Image { name, offset, source }
         })
     }
 
-    fn path(&self, i: usize) -> PathBuf {
+    /// Full name of image `i` for error messages and, in an archive, the offset of its local header.
+    fn location(&self, i: usize) -> (String, Option<u64>) {
+        let name = &self.inner.names[i];
         match &self.inner.source {
-            Source::Folder(root) => root.join(&self.inner.names[i]),
-            Source::Paths(paths) => paths[i].clone(),
-            Source::Archive { archive, .. } => archive.path().join(&self.inner.names[i]),
+            Source::Folder(root) => (root.join(name).display().to_string(), None),
+            Source::Paths(paths) => (paths[i].display().to_string(), None),
+            Source::Archive { archive, members } => {
+                (format!("{}@/{name}", archive.path().display()), archive.offset(members[i]))
+            }
         }
     }
 
-    /// A sample of `limit` positions without replacement across the whole list, the same for the same seed.
+    /// Draws `limit` positions from the whole list without replacement. Equal seeds give equal samples.
     ///
-    /// Every class gives the same number of images as far as it has them, the remainder falls on classes drawn at
-    /// random, and the result is shuffled; without labels the draw is uniform. A limit beyond the data set gives
-    /// every image, shuffled. `None` is every position in list order.
+    /// The sample is stratified: every class contributes the same number of images, or all of them if it has
+    /// fewer, and classes drawn at random contribute one more to reach `limit`. Without labels the draw is
+    /// uniform. The result is shuffled. A limit beyond the data set gives every position, shuffled; `None` gives
+    /// every position in list order.
     pub fn sample(&self, limit: Option<usize>, seed: u64) -> Vec<usize> {
         match limit {
             Some(limit) => sample::stratified(&self.inner.labels, self.len(), limit, seed),

@@ -1,4 +1,4 @@
-//! Which layout is at a path.
+//! Detection of a data set's layout, and opening it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::{Dataset, Inner, Layout, Source, Split};
 use crate::decode::sniff;
 use crate::error::DataError;
 
-/// Opens whatever data set is at `path`.
+/// Opens the data set at `path`; see [`Dataset::open`].
 pub(super) fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
     let kind = std::fs::metadata(path).map_err(|error| DataError::io(path, error))?;
     if kind.is_dir() {
@@ -31,6 +31,7 @@ fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// The folder of `path`; the current folder if `path` names none.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -38,13 +39,17 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
+/// Opens a folder: the split's archive in it, the split's folder in it, or the images directly in it.
 fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
     let (zip, map) = (root.join(format!("{split}.zip")), root.join(format!("{split}_map.txt")));
     if zip.is_file() {
         return open_zip(root, &zip, &map);
     }
     if map.is_file() {
-        return Err(DataError::layout(root, format!("{split}_map.txt is there but {split}.zip is not")));
+        return Err(DataError::layout(
+            root,
+            format!("found {split}_map.txt but no {split}.zip; put the archive beside its map"),
+        ));
     }
     let inside = root.join(split.as_str());
     if inside.is_dir() {
@@ -63,7 +68,7 @@ fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
     open_images(root, root, "")
 }
 
-/// A folder of class folders, or of images.
+/// Opens a folder of class folders or of images. `prefix` is the path from `root` to `folder`.
 fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, DataError> {
     let Entries { folders, images, other_files } = folder::entries(folder)?;
     let mut inner = Inner {
@@ -76,7 +81,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         num_classes: None,
     };
     if !folders.is_empty() && images.is_empty() {
-        (inner.names, inner.labels) = folder::classes(folder, prefix, &folders)?;
+        (inner.names, inner.labels) = folder::class_images(folder, prefix, &folders)?;
         inner.num_classes = Some(folders.len());
         inner.class_names = Some(folders);
     } else if folders.is_empty() && !images.is_empty() {
@@ -87,7 +92,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
             folder,
             format!(
                 "looked for train.zip or val.zip with its map, folders train/ or val/, a folder per class, and \
-                 images ({}); it holds {} files of other kinds and no folder",
+                 images ({}); found {} files of other kinds and no folder",
                 folder::extensions(),
                 other_files
             ),
@@ -96,8 +101,8 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         return Err(DataError::layout(
             folder,
             format!(
-                "{} images lie beside {} folders, so it is neither a folder per class nor a folder of images; \
-                 move the images or the folders away",
+                "{} images lie beside {} folders, so this is neither a folder of class folders nor a folder of \
+                 images; move the images or the folders away",
                 images.len(),
                 folders.len()
             ),
@@ -106,11 +111,11 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
     Ok(Dataset::new(inner))
 }
 
-/// An archive and the map of its members. `root` is what the user named.
+/// Opens an archive with the map of its members. `root` is the path that the user gave.
 fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
     if !map.is_file() {
         let problem = format!(
-            "{} is there but its map is not: looked for {} (lines path<TAB>class)",
+            "found {} but not its map {}; write the map, with lines path<TAB>class",
             zip.display(),
             map.display()
         );
@@ -138,7 +143,7 @@ fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
     from_listing(root, parent(map), Layout::Zip, Source::Archive { archive, members }, listing)
 }
 
-/// A list of files, or the map of an archive beside it.
+/// Opens a list of files, or the archive whose map `path` is.
 fn open_text(path: &Path) -> Result<Dataset, DataError> {
     if let Some(stem) = stem(path).strip_suffix("_map") {
         let zip = path.with_file_name(format!("{stem}.zip"));
@@ -176,10 +181,10 @@ fn from_listing(
     Ok(Dataset::new(Inner { layout, root: root.to_owned(), source, names, labels, class_names, num_classes }))
 }
 
-/// Image files one by one.
+/// Opens individual image files; see [`Dataset::from_files`].
 pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
     let Some(first) = paths.first() else {
-        return Err(DataError::layout("", "no image file was given"));
+        return Err(DataError::layout("", "no image file was given; give at least one"));
     };
     for path in paths {
         check_is_image(path)?;
@@ -196,7 +201,7 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
     }))
 }
 
-/// A file that does not start like an image and is not named like one is refused before any work is done.
+/// Refuses a file that neither starts nor is named like an image, so that a wrong path is reported at once.
 fn check_is_image(path: &Path) -> Result<(), DataError> {
     use std::io::Read;
     let mut head = Vec::new();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use swinq_model::Draws;
 
-/// `limit` of the positions `0..len` without replacement, as evenly over the values of `labels` as their counts
-/// allow, in random order. Empty `labels` are one class.
+/// Draws `limit` of the positions `0..len` without replacement, in random order and as evenly over the classes as
+/// their sizes allow. Empty `labels` count as one class.
 pub(super) fn stratified(labels: &[u32], len: usize, limit: usize, seed: u64) -> Vec<usize> {
     let mut draws = Draws::new(seed);
     let mut classes = by_class(labels, len);
@@ -19,6 +19,7 @@ pub(super) fn stratified(labels: &[u32], len: usize, limit: usize, seed: u64) ->
     sample
 }
 
+/// The positions of each class.
 fn by_class(labels: &[u32], len: usize) -> Vec<Vec<usize>> {
     if labels.is_empty() {
         return vec![(0..len).collect()];
@@ -30,20 +31,20 @@ fn by_class(labels: &[u32], len: usize) -> Vec<Vec<usize>> {
     classes.into_values().collect()
 }
 
-/// How many images each class gives: the same number, except that small classes give all they have and that
-/// classes drawn at random give one more until `total` is reached.
+/// Number of images to draw from each class, `total` in all: the same number from each class, or all of a smaller
+/// class, and one more from classes drawn at random.
 fn quotas(classes: &[Vec<usize>], total: usize, draws: &mut Draws) -> Vec<usize> {
-    let given = |level: usize| classes.iter().map(|class| class.len().min(level)).sum::<usize>();
+    let drawn_at = |level: usize| classes.iter().map(|class| class.len().min(level)).sum::<usize>();
     let largest = classes.iter().map(Vec::len).max().unwrap_or(0);
-    // The highest common level that does not exceed the total; levels are monotone, so bisect.
+    // Bisect for the highest level (images per class) that does not exceed the total, which grows with the level.
     let (mut level, mut above) = (0, largest + 1);
     while above - level > 1 {
         let middle = level + (above - level) / 2;
-        if given(middle) <= total { level = middle } else { above = middle }
+        if drawn_at(middle) <= total { level = middle } else { above = middle }
     }
     let mut quotas: Vec<usize> = classes.iter().map(|class| class.len().min(level)).collect();
     let mut larger: Vec<usize> = (0..classes.len()).filter(|&c| classes[c].len() > level).collect();
-    let rest = total - given(level);
+    let rest = total - drawn_at(level);
     draws.shuffle_front(&mut larger, rest);
     for &class in &larger[..rest] {
         quotas[class] += 1;
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_draw_is_fixed_across_versions() {
-        // A draw that reports may have recorded.
+        // Reports record draws, so an equal seed must give an equal draw in later versions.
         assert_eq!(stratified(&[], 10, 5, 0), [5, 9, 0, 1, 7]);
         assert_eq!(stratified(&[0; 10], 10, 5, 0), [5, 9, 0, 1, 7]);
     }
@@ -108,7 +109,8 @@ mod tests {
                 counts[position] += 1;
             }
         }
-        // 1500 expected, standard deviation sqrt(5000 * 0.3 * 0.7) = 32; five of them.
+        // The expected count is 1500 with a standard deviation of sqrt(5000 * 0.3 * 0.7) = 32; the bound is five
+        // of them.
         assert!(counts.iter().all(|count| (1340..=1660).contains(count)), "{counts:?}");
     }
 }

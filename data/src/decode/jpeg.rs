@@ -1,4 +1,4 @@
-//! JPEG by zune-jpeg, with Pillow's colour conversions.
+//! Decoding of JPEG files, by zune-jpeg and with Pillow's colour conversions.
 
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
@@ -9,12 +9,12 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 use super::{RgbImage, check_size};
 use crate::error::DecodeError;
 
-/// JPEG's own limit on a side.
+/// The largest width and height that the format can express.
 const MAX_SIDE: usize = 65_535;
 
-/// Decodes a JPEG file, strictly: no part of a damaged image is made up.
+/// Decodes a JPEG file in the decoder's strict mode, in which detected damage is an error.
 pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
-    find_end(bytes)?;
+    check_end_marker(bytes)?;
     let options =
         DecoderOptions::default().set_strict_mode(true).set_max_width(MAX_SIDE).set_max_height(MAX_SIDE);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
@@ -25,13 +25,17 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let output = match input {
         ColorSpace::Luma | ColorSpace::CMYK | ColorSpace::YCCK => input,
         ColorSpace::YCbCr | ColorSpace::RGB => ColorSpace::RGB,
-        other => return Err(DecodeError::Corrupt(format!("JPEG colour space {other:?} is not a picture's"))),
+        other => {
+            return Err(DecodeError::Corrupt(format!("JPEG: {other:?} is not a colour space of images")));
+        }
     };
     decoder.set_options(options.jpeg_set_out_colorspace(output));
     let samples = decoder.decode().map_err(corrupt)?;
     let pixels = to_rgb(samples, output);
     if pixels.len() != width * height * 3 {
-        return Err(DecodeError::Corrupt("the decoder returned fewer samples than the frame has".to_owned()));
+        return Err(DecodeError::Corrupt(
+            "JPEG: the decoder returned fewer pixels than the header claims".to_owned(),
+        ));
     }
     Ok(RgbImage { width, height, pixels })
 }
@@ -41,9 +45,10 @@ fn corrupt(error: DecodeErrors) -> DecodeError {
 }
 
 fn no_frame(what: &str) -> DecodeError {
-    DecodeError::Corrupt(format!("JPEG: no frame header gives a {what}"))
+    DecodeError::Corrupt(format!("JPEG: no frame header with a {what}"))
 }
 
+/// Converts decoded samples of colour space `space` to RGB.
 fn to_rgb(samples: Vec<u8>, space: ColorSpace) -> Vec<u8> {
     match space {
         ColorSpace::Luma => samples.iter().flat_map(|&grey| [grey; 3]).collect(),
@@ -58,8 +63,9 @@ fn to_rgb(samples: Vec<u8>, space: ColorSpace) -> Vec<u8> {
     }
 }
 
-/// Pillow's CMYK to RGB of Adobe's inverted inks (255 is no ink): with the ink `c = 255 - stored` and
-/// `k = 255 - stored`, `(255 - k) - c * (255 - k) / 255`, the division rounded.
+/// Pillow's conversion of CMYK to RGB, from inks stored inverted as Adobe does (255 is no ink). With the inks `c
+/// = 255 - stored` and `k = 255 - stored_black`, a channel is `(255 - k) - c * (255 - k) / 255`, where the
+/// division rounds to the nearest integer.
 fn inks_to_rgb(stored: [u8; 3], stored_black: u8) -> [u8; 3] {
     let light = u32::from(stored_black);
     stored.map(|ink| {
@@ -68,7 +74,8 @@ fn inks_to_rgb(stored: [u8; 3], stored_black: u8) -> [u8; 3] {
     })
 }
 
-/// libjpeg's YCCK to CMYK: the inks are `255 - RGB` of the YCbCr part (JFIF's equations in 16-bit fixed point).
+/// libjpeg's conversion of YCCK to CMYK: an ink is 255 minus the RGB value of the YCbCr part (JFIF's equations in
+/// 16-bit fixed point).
 fn ycc_to_inks(y: u8, cb: u8, cr: u8) -> [u8; 3] {
     const HALF: i32 = 1 << 15;
     let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
@@ -80,10 +87,13 @@ fn ycc_to_inks(y: u8, cb: u8, cr: u8) -> [u8; 3] {
 
 /// Walks the marker segments (ITU-T T.81, annex B) to the end-of-image marker.
 ///
-/// A decoder may fill in what a truncated file lacks; this check is what makes truncation an error.
-fn find_end(bytes: &[u8]) -> Result<(), DecodeError> {
+/// The decoder may fill in the missing part of a truncated file; this check makes truncation an error.
+fn check_end_marker(bytes: &[u8]) -> Result<(), DecodeError> {
     let truncated = |what: &str| {
-        DecodeError::Truncated(format!("the JPEG's {} bytes end {what}, before its end marker", bytes.len()))
+        DecodeError::Truncated(format!(
+            "the JPEG ends {what}, after {} bytes and without an end marker",
+            bytes.len()
+        ))
     };
     let mut at = 2;
     loop {
@@ -91,7 +101,7 @@ fn find_end(bytes: &[u8]) -> Result<(), DecodeError> {
         let marker = bytes[at - 1];
         match marker {
             0xd9 => return Ok(()),
-            // Restart markers and TEM stand alone; so does a second start of image.
+            // Restart markers, TEM and a second start of image have no segment.
             0x01 | 0xd0..=0xd8 => {}
             _ => {
                 let length = bytes.get(at..at + 2).ok_or_else(|| truncated("inside a segment header"))?;
@@ -104,7 +114,7 @@ fn find_end(bytes: &[u8]) -> Result<(), DecodeError> {
     }
 }
 
-/// Position just after the next marker at or after `from`: stuffed zeros and fill bytes are no markers.
+/// Position just after the next marker that starts at or after `from`. Stuffed zeros and fill bytes are not markers.
 fn next_marker(bytes: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     loop {
@@ -122,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inks_match_pillow() {
+    fn inks_become_pillows_rgb() {
         // Image.new("CMYK", (1, 1), ...).convert("RGB"), with the inks inverted as Adobe stores them.
         for (cmyk, rgb) in [
             ([0, 0, 0, 0], [255, 255, 255]),
@@ -137,11 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_must_be_there() {
-        let whole = [0xff, 0xd8, 0xff, 0xda, 0, 2, 1, 0xff, 0, 2, 0xff, 0xd0, 3, 0xff, 0xff, 0xd9];
-        assert_eq!(find_end(&whole), Ok(()));
-        for length in 2..whole.len() {
-            assert!(matches!(find_end(&whole[..length]), Err(DecodeError::Truncated(_))), "{length}");
+    fn a_missing_end_marker_is_an_error() {
+        let complete = [0xff, 0xd8, 0xff, 0xda, 0, 2, 1, 0xff, 0, 2, 0xff, 0xd0, 3, 0xff, 0xff, 0xd9];
+        assert_eq!(check_end_marker(&complete), Ok(()));
+        for length in 2..complete.len() {
+            assert!(
+                matches!(check_end_marker(&complete[..length]), Err(DecodeError::Truncated(_))),
+                "{length}"
+            );
         }
     }
 }

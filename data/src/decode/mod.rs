@@ -1,14 +1,14 @@
-//! From a file's bytes to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` would give them.
+//! Decoding of image files to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` does it.
 //!
-//! The format is told by the first bytes, never by the file's name. EXIF orientation and colour profiles are not
-//! applied, as in `ImageFolder`. Detected damage is an error: no part of an image is returned on its own.
+//! The first bytes decide the format, not the file's name. EXIF orientation and colour profiles are not applied,
+//! as in torchvision's `ImageFolder`. Detected damage is an error: an incomplete image is never returned.
 
 mod jpeg;
 mod png;
 
 use crate::error::DecodeError;
 
-/// The most pixels an image may claim: the limit at which Pillow refuses a "decompression bomb".
+/// Maximum number of pixels of an image: the limit above which Pillow refuses a "decompression bomb".
 pub const MAX_PIXELS: u64 = 178_956_970;
 
 /// A decoded image: 8-bit RGB, `[height, width, 3]`, row-major.
@@ -23,25 +23,26 @@ pub struct RgbImage {
 }
 
 impl RgbImage {
-    /// An image of these pixels.
+    /// Makes an image of row-major RGB pixels.
     ///
     /// # Panics
-    /// Where `pixels` does not hold `width * height * 3` bytes.
+    /// If `pixels` does not hold `width * height * 3` bytes.
     pub fn new(width: usize, height: usize, pixels: Vec<u8>) -> RgbImage {
         assert_eq!(pixels.len(), width * height * 3, "{width} x {height} RGB pixels");
         RgbImage { width, height, pixels }
     }
 }
 
-/// Format of an image file, told by its first bytes.
+/// Format of an image file, detected by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Jpeg,
     Png,
+    /// A format that this crate does not decode, by name.
     Other(&'static str),
 }
 
-/// The format that `bytes` start like, if any is known.
+/// Detects the format of an image file by its first bytes; `None` if they are of no known format.
 pub(crate) fn sniff(bytes: &[u8]) -> Option<Format> {
     let starts = |magic: &[u8]| bytes.starts_with(magic);
     let at = |offset: usize, magic: &[u8]| bytes.get(offset..).is_some_and(|rest| rest.starts_with(magic));
@@ -73,10 +74,14 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 /// other 16-bit samples keep their high byte, as in Pillow.
 ///
 /// # Errors
-/// A format that is not decoded (named), a header that claims more than [`MAX_PIXELS`], and truncated or corrupt
-/// data. A JPEG without its end marker is an error even where every pixel could be guessed. A JPEG with an end marker
-/// but too short a scan cannot be told from a whole one without a second entropy decoder: as in Pillow, its missing
-/// coefficients are zero.
+/// - [`DecodeError::Unsupported`] for a known format that is not decoded, [`DecodeError::Unknown`] for an unknown
+///   one.
+/// - [`DecodeError::TooLarge`] if the header claims more than [`MAX_PIXELS`].
+/// - [`DecodeError::Truncated`] and [`DecodeError::Corrupt`] for damaged data. A JPEG without an end marker counts as
+///   truncated even if all its pixels are there.
+///
+/// A JPEG that has an end marker but too short a scan is not detected, because that would take a second entropy
+/// decoder. Its missing coefficients are zero, as in Pillow.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     match sniff(bytes) {
         Some(Format::Jpeg) => jpeg::decode(bytes),
@@ -86,6 +91,7 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     }
 }
 
+/// The error for bytes of no known format.
 fn unknown(bytes: &[u8]) -> DecodeError {
     if bytes.is_empty() {
         return DecodeError::Unknown("the file is empty".to_owned());
@@ -94,7 +100,7 @@ fn unknown(bytes: &[u8]) -> DecodeError {
     DecodeError::Unknown(format!("it starts with bytes {}", head.join(" ")))
 }
 
-/// Refuses sizes that no allocation should be made for.
+/// Refuses an image without pixels or with too many, before memory is allocated for it.
 fn check_size(width: u64, height: u64) -> Result<(), DecodeError> {
     if width == 0 || height == 0 {
         return Err(DecodeError::Corrupt(format!("the header claims {width} x {height} pixels")));
@@ -129,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_says_so() {
+    fn bytes_that_are_no_image_are_refused() {
         assert!(decode_image(b"").unwrap_err().to_string().contains("empty"));
         assert!(decode_image(b"hello").unwrap_err().to_string().contains("68 65 6c 6c 6f"));
         assert!(matches!(decode_image(b"P"), Err(DecodeError::Unknown(_))));
     }
 
     #[test]
-    fn the_pixel_limit_is_pillows() {
+    fn the_pixel_limit_equals_pillows() {
         assert!(check_size(178_956_970, 1).is_ok());
         assert!(matches!(check_size(178_956_971, 1), Err(DecodeError::TooLarge { .. })));
         assert!(matches!(check_size(u64::MAX, 2), Err(DecodeError::TooLarge { .. })));

@@ -1,4 +1,4 @@
-//! PNG by the png crate, unpacked to RGB as Pillow does it.
+//! Decoding of PNG files, by the png crate and with Pillow's conversions to RGB.
 
 use std::io::Cursor;
 
@@ -7,23 +7,23 @@ use ::png::{BitDepth, ColorType, Decoder, DecodingError, Limits};
 use super::{RgbImage, check_size};
 use crate::error::DecodeError;
 
-/// Bytes the decoder may allocate beside the image itself: a row of the widest image allowed, and slack.
-const SIDE_ALLOCATIONS: usize = 256 << 20;
+/// Bytes that the decoder may allocate in addition to the image: more than a row of the widest image allowed.
+const MAX_DECODER_BYTES: usize = 256 << 20;
 
 /// Decodes a PNG file.
 pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
-    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: SIDE_ALLOCATIONS });
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_DECODER_BYTES });
     decoder.set_transformations(::png::Transformations::IDENTITY);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
-    let header = decoder.read_header_info().map_err(failure)?;
+    let header = decoder.read_header_info().map_err(decode_error)?;
     check_size(u64::from(header.width), u64::from(header.height))?;
-    let mut reader = decoder.read_info().map_err(failure)?;
+    let mut reader = decoder.read_info().map_err(decode_error)?;
     let size = reader
         .output_buffer_size()
-        .ok_or_else(|| DecodeError::Corrupt("PNG: the rows do not fit in memory".to_owned()))?;
+        .ok_or_else(|| DecodeError::Corrupt("PNG: the image does not fit in memory".to_owned()))?;
     let mut raw = vec![0; size];
-    let frame = reader.next_frame(&mut raw).map_err(failure)?;
+    let frame = reader.next_frame(&mut raw).map_err(decode_error)?;
     let (width, height) = (frame.width as usize, frame.height as usize);
     let palette = reader.info().palette.as_deref().unwrap_or_default();
     let mut pixels = Vec::with_capacity(width * height * 3);
@@ -32,16 +32,16 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     }
     if pixels.len() != width * height * 3 {
         return Err(DecodeError::Corrupt(
-            "PNG: the decoder returned fewer rows than the image has".to_owned(),
+            "PNG: the decoder returned fewer rows than the header claims".to_owned(),
         ));
     }
     Ok(RgbImage { width, height, pixels })
 }
 
-fn failure(error: DecodingError) -> DecodeError {
+fn decode_error(error: DecodingError) -> DecodeError {
     match error {
         DecodingError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            DecodeError::Truncated("the PNG ends before its image data does".to_owned())
+            DecodeError::Truncated("the PNG ends inside its image data".to_owned())
         }
         other => DecodeError::Corrupt(format!("PNG: {other}")),
     }
@@ -56,37 +56,38 @@ fn unpack_row(
     palette: &[u8],
     out: &mut Vec<u8>,
 ) {
-    let wide = depth == BitDepth::Sixteen;
+    let sixteen_bit = depth == BitDepth::Sixteen;
     match color {
-        ColorType::Grayscale if wide => {
+        ColorType::Grayscale if sixteen_bit => {
             out.extend(pairs(row).flat_map(|(high, low)| [if high != 0 { 255 } else { low }; 3]))
         }
         ColorType::Grayscale => {
-            // Depths 1, 2, 4 and 8 spread over 0..=255 by exact factors 255, 85, 17 and 1.
+            // The factors 255, 85, 17 and 1 scale samples of 1, 2, 4 and 8 bits to 0..=255 exactly.
             let factor = 255 / ((1_u32 << depth as u32) - 1);
             out.extend(samples(row, depth, width).flat_map(|value| [(u32::from(value) * factor) as u8; 3]));
         }
         ColorType::Indexed => {
             out.extend(samples(row, depth, width).flat_map(|index| palette_entry(palette, index)));
         }
-        ColorType::GrayscaleAlpha if wide => {
+        ColorType::GrayscaleAlpha if sixteen_bit => {
             out.extend(row.chunks_exact(4).flat_map(|pixel| [pixel[0]; 3]));
         }
         ColorType::GrayscaleAlpha => out.extend(row.chunks_exact(2).flat_map(|pixel| [pixel[0]; 3])),
-        ColorType::Rgb if wide => out.extend(pairs(row).map(|(high, _)| high)),
+        ColorType::Rgb if sixteen_bit => out.extend(pairs(row).map(|(high, _)| high)),
         ColorType::Rgb => out.extend_from_slice(&row[..width * 3]),
-        ColorType::Rgba if wide => {
+        ColorType::Rgba if sixteen_bit => {
             out.extend(row.chunks_exact(8).flat_map(|pixel| [pixel[0], pixel[2], pixel[4]]));
         }
         ColorType::Rgba => out.extend(row.chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]])),
     }
 }
 
+/// The high and low bytes of 16-bit samples.
 fn pairs(row: &[u8]) -> impl Iterator<Item = (u8, u8)> {
     row.chunks_exact(2).map(|pair| (pair[0], pair[1]))
 }
 
-/// The first `width` samples of a row packed at up to 8 bits each, most significant first.
+/// The first `width` samples of a row of samples of at most 8 bits, packed with the most significant bits first.
 fn samples(row: &[u8], depth: BitDepth, width: usize) -> impl Iterator<Item = u8> {
     let bits = (depth as usize).min(8);
     let (per_byte, mask) = (8 / bits, (0xff_u16 >> (8 - bits)) as u8);
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_samples_come_most_significant_first() {
+    fn packed_samples_are_read_most_significant_bits_first() {
         let unpack = |row: &[u8], depth, width| samples(row, depth, width).collect::<Vec<_>>();
         assert_eq!(unpack(&[0b1010_0000, 0b1000_0000], BitDepth::One, 9), [1, 0, 1, 0, 0, 0, 0, 0, 1]);
         assert_eq!(unpack(&[0b0001_1011], BitDepth::Two, 3), [0, 1, 2]);
