@@ -93,7 +93,7 @@ impl Target {
         Ok(match self {
             Target::Cpu(options) => {
                 let threads = swinq_kernels::Pool::new(options.threads).threads();
-                format!("kernels {}, {threads} threads", options.cpu.isa())
+                format!("kernels {}, {threads} threads", options.cpu)
             }
             Target::Cuda(options) => {
                 let device = Device::open(options.device)?;

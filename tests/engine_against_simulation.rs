@@ -13,7 +13,7 @@ use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Engine, EngineOptions};
-use swinq_kernels::{Cpu, Isa};
+use swinq_kernels::Cpu;
 use swinq_model::quantized::FloatModel;
 use swinq_model::site::all_sites;
 use swinq_model::{Classifier, Granularity, Kind, QuantizedModel, Recipe, Rule, Site};
@@ -36,24 +36,23 @@ fn run(classifier: &mut dyn Classifier, model: &FloatModel, images: usize) -> Co
     collect(classifier, &mut loader(model, Split::Val, images), &mut progress).unwrap()
 }
 
-fn engine(model: &QuantizedModel, isa: Isa) -> Engine {
-    let cpu = Cpu::with(isa).unwrap();
+fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
     Engine::new(model, EngineOptions { threads: 2, max_batch: 4, cpu }).unwrap()
 }
 
 #[test]
 fn shipped_recipes_on_every_instruction_set() {
     let float = float_model();
-    let isas: Vec<Isa> = Cpu::available().into_iter().map(Cpu::isa).collect();
-    eprintln!("instruction sets: {isas:?}");
+    let available = Cpu::available();
+    eprintln!("implementations: {available:?}");
     let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 80);
     for name in ["default", "mode1", "mode2"] {
         let model = quantized(&float, &Recipe::shipped(name).unwrap());
         let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 80);
         let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
         assert!((20.0..60.0).contains(&noise), "{name} quantizes: {noise} dB against float");
-        for &isa in &isas {
-            assert_eq!(run(&mut engine(&model, isa), &float, 80).logits, simulated.logits, "{name} on {isa}");
+        for &cpu in &available {
+            assert_eq!(run(&mut engine(&model, cpu), &float, 80).logits, simulated.logits, "{name} on {cpu}");
         }
     }
 }
@@ -64,8 +63,8 @@ fn float_on_every_instruction_set() {
     let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
     let model = QuantizedModel::from_float(&float).unwrap();
     for cpu in Cpu::available() {
-        let found = fidelity(&expected, &run(&mut engine(&model, cpu.isa()), &float, 64)).unwrap();
-        assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu.isa());
+        let found = fidelity(&expected, &run(&mut engine(&model, cpu), &float, 64)).unwrap();
+        assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu);
     }
 }
 
@@ -73,14 +72,14 @@ fn float_on_every_instruction_set() {
 fn batches_of_any_size_give_the_same_logits() {
     let float = float_model();
     let model = quantized(&float, &Recipe::shipped("default").unwrap());
-    let whole = run(&mut engine(&model, Isa::Scalar), &float, 33);
+    let whole = run(&mut engine(&model, Cpu::scalar()), &float, 33);
     for max_batch in [1, 3, 8] {
         for cpu in Cpu::available() {
             let mut one = Engine::new(&model, EngineOptions { threads: 1, max_batch: 33, cpu }).unwrap();
             let mut split = Engine::new(&model, EngineOptions { threads: 3, max_batch, cpu }).unwrap();
             let (one, split) = (run(&mut one, &float, 33), run(&mut split, &float, 33));
-            assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu.isa());
-            assert_eq!(one.logits, whole.logits, "{} against the reference", cpu.isa());
+            assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
+            assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);
         }
     }
 }
@@ -115,8 +114,8 @@ proptest! {
         let model = quantized(&float, &recipe);
         let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
         for cpu in Cpu::available() {
-            let engine = run(&mut engine(&model, cpu.isa()), &float, 24);
-            prop_assert_eq!(&engine.logits, &simulated.logits, "{}", cpu.isa());
+            let engine = run(&mut engine(&model, cpu), &float, 24);
+            prop_assert_eq!(&engine.logits, &simulated.logits, "{}", cpu);
         }
     }
 }

@@ -145,7 +145,7 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
         for cpu in Cpu::available() {
             let found = run(&mut engine(&QuantizedModel::from_float(&float).unwrap(), cpu), size);
             let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
-            assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu.isa());
+            assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
         for recipe in ["default", "mode1"] {
             // A model of one stage has no reduction; no shipped rule is about reductions alone.
@@ -154,7 +154,7 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
             assert!(simulated.logits != expected.logits, "{name}: {recipe} changed nothing");
             for cpu in Cpu::available() {
                 let found = run(&mut engine(&quantized, cpu), size);
-                assert_eq!(found.logits, simulated.logits, "{name}, {recipe} on {}", cpu.isa());
+                assert_eq!(found.logits, simulated.logits, "{name}, {recipe} on {}", cpu);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What can go wrong between a model and its logits.
 
-use swinq_kernels::IsaError;
+use swinq_kernels::CpuError;
 use swinq_kernels::cuda::CudaError;
 use swinq_model::ModelError;
 
@@ -13,7 +13,7 @@ pub enum RuntimeError {
     Model(#[from] ModelError),
     /// The instruction set asked for cannot be had.
     #[error(transparent)]
-    Isa(#[from] IsaError),
+    Isa(#[from] CpuError),
     /// A batch of the wrong image size.
     #[error("images of {got} x {got} pixels given to a model for {expected} x {expected}")]
     ImageSize {

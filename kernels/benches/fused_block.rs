@@ -189,7 +189,7 @@ fn main() {
         for (i, stage) in
             STAGES.into_iter().enumerate().filter(|(i, _)| only.is_none_or(|only| only == i + 1))
         {
-            let (isa, threads) = (cpu.isa(), pool.threads());
+            let (isa, threads) = (cpu, pool.threads());
             println!("stage {}, batch {images}, {threads} threads, {isa}: op by op, fused", i + 1);
             bench(cpu, &mut pool, stage, images);
         }

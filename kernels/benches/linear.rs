@@ -177,7 +177,7 @@ fn main() {
         .without_plots()
         .configure_from_args();
     for batch in [1, 8] {
-        let title = format!("{}, {} threads, batch {batch}", cpu.isa(), pool.threads());
+        let title = format!("{}, {} threads, batch {batch}", cpu, pool.threads());
         let mut group = criterion.benchmark_group(format!("{title}, INT8"));
         int8(&mut group, cpu, &mut pool, batch);
         group.finish();

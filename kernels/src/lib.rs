@@ -11,6 +11,7 @@
 
 pub mod attention;
 pub mod buffer;
+pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod fused_block;
@@ -29,8 +30,9 @@ pub mod types;
 
 pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;
+pub use cpu::{Cpu, CpuError};
 pub use fused_block::{BlockOp, FusedBlock};
-pub use isa::{Cpu, Isa, IsaError};
+pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 pub use patches::{Patches, add_table};

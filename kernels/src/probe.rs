@@ -1,5 +1,5 @@
-//! What the processor can do at best: the rate of the multiply-add instructions alone, from and to registers. Benchmarks
-//! quote a kernel's rate as a share of it.
+//! The processor's peak rate: how many multiply-add instructions it executes when they only access registers. Benchmarks
+//! report a kernel's rate as a share of it.
 
 #[cfg(target_arch = "x86_64")]
 use std::hint::black_box;
@@ -8,63 +8,64 @@ use std::time::Instant;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use crate::isa::{Cpu, Isa};
+use crate::cpu::Cpu;
+use crate::linear::kernel::f32_kernel;
 use crate::pool::Pool;
 
-/// Steps of a thread's loop: some 100 microseconds, so that starting the threads does not count.
-const STEPS: usize = 24_000;
+/// Iterations of a thread's loop: about 100 microseconds, so that starting the threads does not distort the measurement.
+const ITERATIONS: usize = 24_000;
 
 /// Accumulators, enough to hide the latency of the instructions.
 const WIDE: usize = 24;
-/// As [`WIDE`], where there are 16 registers.
+/// As [`WIDE`], for 16 registers.
 const NARROW: usize = 12;
 
-/// INT8 multiply-accumulates per second that all threads of `pool` reach together, by the instructions that `cpu`'s
-/// products use: one measurement of 0.1 ms or more. `None` for the scalar reference and on AArch64.
+/// A loop of multiply-add instructions, from and to registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Peak {
+    /// Multiply-accumulates of one iteration.
+    macs: usize,
+    /// Runs [`ITERATIONS`] iterations. Calling it is sound if the processor can run the kernel that names this loop.
+    run: unsafe fn(),
+}
+
+/// `vpdpbusd` on 512-bit registers.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const INT8_AVX512: Peak = Peak { macs: WIDE * 64, run: int8_avx512 };
+
+/// `vpdpbusd` on 256-bit registers.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const INT8_AVX_VNNI: Peak = Peak { macs: NARROW * 32, run: int8_avxvnni };
+
+/// `vpmaddwd` and a separate addition on 256-bit registers.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const INT8_AVX2: Peak = Peak { macs: NARROW * 16, run: int8_avx2 };
+
+/// Fused multiply-adds on 512-bit registers.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const F32_AVX512: Peak = Peak { macs: WIDE * 16, run: f32_avx512 };
+
+/// Fused multiply-adds on 256-bit registers.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const F32_AVX2: Peak = Peak { macs: NARROW * 8, run: f32_avx2 };
+
+/// INT8 multiply-accumulates per second that all threads of `pool` reach together with the multiply-add instruction of
+/// `cpu`'s kernel, in one measurement of 0.1 ms or more. `None` if the kernel has no such loop.
 pub fn int8_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
-    let each = match cpu.isa() {
-        Isa::Scalar | Isa::NeonDotprod => return None,
-        Isa::Avx2 => NARROW * 16,
-        Isa::AvxVnni => NARROW * 32,
-        Isa::Avx512Vnni => WIDE * 64,
-    };
-    Some(rate(pool, each, || match cpu.isa() {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the token proves the features.
-        Isa::Avx512Vnni => unsafe { int8_avx512() },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the token proves the features.
-        Isa::AvxVnni => unsafe { int8_avxvnni() },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the token proves the features.
-        Isa::Avx2 => unsafe { int8_avx2() },
-        _ => unreachable!("refused above, or not of this architecture"),
-    }))
+    cpu.kernel().peak.map(|peak| rate(pool, peak))
 }
 
-/// As [`int8_peak`], in f32.
+/// As [`int8_peak`], for f32.
 pub fn f32_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
-    let each = match cpu.isa() {
-        Isa::Scalar | Isa::NeonDotprod => return None,
-        Isa::Avx2 | Isa::AvxVnni => NARROW * 8,
-        Isa::Avx512Vnni => WIDE * 16,
-    };
-    Some(rate(pool, each, || match cpu.isa() {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the token proves the features.
-        Isa::Avx512Vnni => unsafe { f32_avx512() },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the token proves the features.
-        Isa::Avx2 | Isa::AvxVnni => unsafe { f32_avx2() },
-        _ => unreachable!("refused above, or not of this architecture"),
-    }))
+    f32_kernel(cpu.isa()).peak.map(|peak| rate(pool, peak))
 }
 
-/// Multiply-accumulates per second of `steps` on every thread, each step of which has `each`.
-fn rate(pool: &mut Pool, each: usize, steps: impl Fn() + Sync) -> f64 {
-    let macs = (STEPS * each * pool.threads()) as f64;
+/// Multiply-accumulates per second when every thread runs the loop once.
+fn rate(pool: &mut Pool, peak: Peak) -> f64 {
+    let macs = (ITERATIONS * peak.macs * pool.threads()) as f64;
     let start = Instant::now();
-    pool.run(pool.threads(), &|_, _| steps());
+    // SAFETY: a `Cpu` exists only if the processor can run its kernels, whose descriptors name the loop.
+    pool.run(pool.threads(), &|_, _| unsafe { (peak.run)() });
     macs / start.elapsed().as_secs_f64()
 }
 
@@ -72,9 +73,9 @@ fn rate(pool: &mut Pool, each: usize, steps: impl Fn() + Sync) -> f64 {
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn int8_avx512() {
     let (a, b) = (black_box(_mm512_set1_epi32(0x0102_0304)), black_box(_mm512_set1_epi32(1)));
-    // Unequal, or the compiler keeps one for all.
+    // Distinct values, because the compiler would merge equal accumulators.
     let mut acc: [__m512i; WIDE] = std::array::from_fn(|i| _mm512_set1_epi32(black_box(i as i32)));
-    for _ in 0..STEPS {
+    for _ in 0..ITERATIONS {
         for acc in &mut acc {
             *acc = _mm512_dpbusd_epi32(*acc, a, b);
         }
@@ -87,7 +88,7 @@ fn int8_avx512() {
 fn int8_avxvnni() {
     let (a, b) = (black_box(_mm256_set1_epi32(0x0102_0304)), black_box(_mm256_set1_epi32(1)));
     let mut acc: [__m256i; NARROW] = std::array::from_fn(|i| _mm256_set1_epi32(black_box(i as i32)));
-    for _ in 0..STEPS {
+    for _ in 0..ITERATIONS {
         for acc in &mut acc {
             *acc = _mm256_dpbusd_avx_epi32(*acc, a, b);
         }
@@ -95,13 +96,12 @@ fn int8_avxvnni() {
     black_box(acc);
 }
 
-/// `vpmaddwd` and the addition that AVX2 has to do apart.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn int8_avx2() {
     let mut acc: [__m256i; NARROW] = std::array::from_fn(|i| _mm256_set1_epi32(black_box(i as i32)));
-    for _ in 0..STEPS {
-        // Unequal operands that are new in every step, or products are computed once.
+    for _ in 0..ITERATIONS {
+        // Distinct operands that change in every iteration, because the compiler would compute equal products once.
         let a = black_box([_mm256_set1_epi32(1), _mm256_set1_epi32(2), _mm256_set1_epi32(3)]);
         let b = black_box([
             _mm256_set1_epi32(4),
@@ -121,7 +121,7 @@ fn int8_avx2() {
 fn f32_avx512() {
     let (a, b) = (black_box(_mm512_set1_ps(0.5)), black_box(_mm512_set1_ps(0.25)));
     let mut acc: [__m512; WIDE] = std::array::from_fn(|i| _mm512_set1_ps(black_box(i as f32)));
-    for _ in 0..STEPS {
+    for _ in 0..ITERATIONS {
         for acc in &mut acc {
             *acc = _mm512_fmadd_ps(a, b, *acc);
         }
@@ -134,7 +134,7 @@ fn f32_avx512() {
 fn f32_avx2() {
     let (a, b) = (black_box(_mm256_set1_ps(0.5)), black_box(_mm256_set1_ps(0.25)));
     let mut acc: [__m256; NARROW] = std::array::from_fn(|i| _mm256_set1_ps(black_box(i as f32)));
-    for _ in 0..STEPS {
+    for _ in 0..ITERATIONS {
         for acc in &mut acc {
             *acc = _mm256_fmadd_ps(a, b, *acc);
         }

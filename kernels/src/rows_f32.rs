@@ -2,7 +2,7 @@
 //! the bits of this crate's ops. Each call takes many rows; all instruction sets give the same results.
 
 use crate::attention::softmax;
-use crate::isa::Cpu;
+use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::layer_norm::{Affine, normalise};
 use crate::pool::Parts;

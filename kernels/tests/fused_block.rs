@@ -220,7 +220,7 @@ fn a_fused_block_equals_its_ops_one_after_the_other() {
                     one_by_one(&ops, &map, images, &mut want);
                     let block_ops = ops.iter().map(|(op, _)| op.clone()).collect();
                     let block = FusedBlock::new(block_ops, Arc::clone(&map), c, rows);
-                    let what = format!("{} case {case}, kind {kind:#x}, {images} images", cpu.isa());
+                    let what = format!("{} case {case}, kind {kind:#x}, {images} images", cpu);
                     let mut pool = Pool::new(threads);
                     block.run(&mut pool, images, &mut stream);
                     assert_same(&stream, &want, &what);

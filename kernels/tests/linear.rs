@@ -162,7 +162,7 @@ fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
                 for float in [false, true] {
                     let dtype = if float { "f32" } else { "INT8" };
                     let shape = (case.rows, case.n, case.k);
-                    let what = format!("{} {dtype} {shape:?}, {threads} threads", cpu.isa());
+                    let what = format!("{} {dtype} {shape:?}, {threads} threads", cpu);
                     check(cpu, &mut pool, case, float, &what);
                 }
             }
@@ -289,7 +289,7 @@ fn codes_of_gelu_with_one_step_are_equal() {
                 let mut got = vec![77u8; want.len()];
                 let op = LinearI8::new(cpu, spec, &codes, &multiplier);
                 op.run(&mut Pool::new(2), rows, &input, LinearOut::Codes(&mut got));
-                assert_eq!(got, want, "{} ({rows}, {n}, {k}), reciprocal step {recip}", cpu.isa());
+                assert_eq!(got, want, "{} ({rows}, {n}, {k}), reciprocal step {recip}", cpu);
             });
         }
     }
@@ -312,7 +312,7 @@ fn f32_products_of_arbitrary_values_are_equal() {
                 for threads in [1, 2, 3] {
                     let mut got = vec![f32::NAN; rows * n];
                     op.run(&mut Pool::new(threads), rows, &input, LinearOut::F32(&mut got));
-                    assert_same(&got, &want, &format!("{} ({rows}, {n}, {k}), GELU {gelu}", cpu.isa()));
+                    assert_same(&got, &want, &format!("{} ({rows}, {n}, {k}), GELU {gelu}", cpu));
                 }
             });
         }

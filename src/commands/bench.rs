@@ -33,7 +33,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         }
     }
     let threads = swinq_kernels::Pool::new(args.threads).threads();
-    let isa = EngineOptions::detect()?.cpu.isa().name();
+    let isa = EngineOptions::detect()?.cpu.name();
     let mut results = Results::new(Environment::detect(Some(isa), threads, Default::default()));
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
     say!("\n{}", swinq_eval::table(&results));

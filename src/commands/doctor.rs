@@ -15,10 +15,10 @@ pub fn run() -> anyhow::Result<()> {
     say!("system     {} {}", std::env::consts::OS, std::env::consts::ARCH);
     say!("processor  {}", environment.cpu.as_deref().unwrap_or("unknown"));
     say!("cores      {}", std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let available: Vec<String> = Cpu::available().iter().map(|cpu| cpu.isa().to_string()).collect();
+    let available: Vec<String> = Cpu::available().iter().map(ToString::to_string).collect();
     say!("kernels    {}", available.join(", "));
     match Cpu::detect() {
-        Ok(cpu) => say!("in use     {} (SWINQ_ISA chooses another)", cpu.isa()),
+        Ok(cpu) => say!("in use     {} (SWINQ_ISA chooses another)", cpu),
         Err(error) => say!("in use     none: {error}"),
     }
     say!("\nGPU");

@@ -8,7 +8,7 @@ use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Engine, EngineOptions};
-use swinq_kernels::{Cpu, Isa};
+use swinq_kernels::Cpu;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
 use crate::args::{EvalArgs, Simulate, Usage};
@@ -52,7 +52,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
     let threads = swinq_kernels::Pool::new(args.threads).threads();
     let mut results =
-        Results::new(Environment::detect(Some(options.cpu.isa().name()), threads, Default::default()));
+        Results::new(Environment::detect(Some(options.cpu.name()), threads, Default::default()));
     let mut baseline: Option<Collected> = None;
     for subject in &mut subjects {
         let collected = collect(subject, &sample, args)?;
@@ -161,7 +161,7 @@ fn simulated(
         }
         Simulate::Exact => {
             result.backend = "scalar reference".to_owned();
-            let cpu = Cpu::with(Isa::Scalar)?;
+            let cpu = Cpu::scalar();
             Runnable::Cpu(Box::new(Engine::new(model, EngineOptions { cpu, ..options })?))
         }
     };

@@ -41,7 +41,7 @@ impl Program {
         threads: usize,
     ) -> Program {
         let launches = lower(model, plan, cpu);
-        let sections = sections(&launches, threads);
+        let sections = sections(&launches, threads, cpu);
         let mut most = vec![images; plan.tensors.len()];
         for section in &sections {
             section.inner(&launches).for_each(|tensor| most[tensor.0] = section.most_apart(images));

@@ -3,17 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::{FusedBlock, PAD, RowMap};
+use swinq_kernels::{Cpu, FusedBlock, PAD, RowMap};
 
 use super::launch::{Kernel, Launch};
 use crate::plan::TensorId;
-
-/// Rows of a group, about: four windows of 7 x 7, of which 14 tiles of a product are made. Half as many are up to 4 % slower,
-/// for all weights are read for each group; twice as many do not always stay in a second-level cache of 2 MiB.
-const GROUP_ROWS: usize = 196;
-
-/// Rows that each thread has at least where it reads all weights for itself.
-const LEAST_ROWS: usize = 42;
 
 /// Consecutive launches.
 pub(super) struct Section {
@@ -25,13 +18,18 @@ pub(super) struct Section {
 struct Tiled {
     chain: FusedBlock,
     threads: usize,
+    cpu: Cpu,
 }
 
 impl Tiled {
-    fn new(launches: &[Launch], map: &Arc<RowMap>, threads: usize) -> Tiled {
+    fn new(launches: &[Launch], map: &Arc<RowMap>, threads: usize, cpu: Cpu) -> Tiled {
         let links = launches.iter().map(Launch::link).collect();
         let columns = launches[0].output.spec.columns;
-        Tiled { chain: FusedBlock::new(links, Arc::clone(map), columns, GROUP_ROWS), threads }
+        Tiled {
+            chain: FusedBlock::new(links, Arc::clone(map), columns, cpu.fused_block_rows()),
+            threads,
+            cpu,
+        }
     }
 
     /// Whether it is the faster way for `images` images: all threads are busy for most of the time, and each multiplies
@@ -39,7 +37,8 @@ impl Tiled {
     fn suits(&self, images: usize) -> bool {
         let units = self.chain.units(images);
         let most = units.div_ceil(self.threads);
-        8 * most * self.threads <= 9 * units && most * self.chain.unit_rows() >= LEAST_ROWS
+        8 * most * self.threads <= 9 * units
+            && most * self.chain.unit_rows() >= self.cpu.min_rows_per_thread()
     }
 }
 
@@ -62,14 +61,14 @@ impl Section {
     }
 }
 
-/// All `launches` in sections, for `threads` threads: each block is one, and each launch outside of blocks.
-pub(super) fn sections(launches: &[Launch], threads: usize) -> Vec<Section> {
+/// All `launches` in sections, for `threads` threads of `cpu`: each block is one, and each launch outside of blocks.
+pub(super) fn sections(launches: &[Launch], threads: usize, cpu: Cpu) -> Vec<Section> {
     let mut sections = Vec::new();
     let mut next = 0;
     for (range, map) in blocks(launches) {
         sections.extend((next..range.start).map(|i| Section { launches: i..i + 1, tiled: None }));
         next = range.end;
-        let tiled = Some(Tiled::new(&launches[range.clone()], map, threads));
+        let tiled = Some(Tiled::new(&launches[range.clone()], map, threads, cpu));
         sections.push(Section { launches: range, tiled });
     }
     sections.extend((next..launches.len()).map(|i| Section { launches: i..i + 1, tiled: None }));

@@ -48,10 +48,10 @@ pub fn aligned_codes(count: usize) -> AlignedBuf {
 
 /// Calls `bench` for each vector instruction set with one thread and with all, and a name for both.
 pub fn for_each(mut bench: impl FnMut(Cpu, &mut Pool, &str)) {
-    for cpu in Cpu::available().into_iter().filter(|cpu| cpu.isa().name() != "scalar") {
+    for cpu in Cpu::available().into_iter().filter(|cpu| cpu.name() != "scalar") {
         for threads in [1, 0] {
             let mut pool = Pool::new(threads);
-            let name = format!("{}/{} threads", cpu.isa().name(), pool.threads());
+            let name = format!("{}/{} threads", cpu.name(), pool.threads());
             bench(cpu, &mut pool, &name);
         }
     }

@@ -18,7 +18,7 @@ mod work;
 use std::ops::Range;
 
 use crate::buffer::AlignedBuf;
-use crate::isa::Cpu;
+use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
 use crate::reference::{AttentionQuant, Probs};

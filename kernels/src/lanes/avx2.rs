@@ -5,9 +5,18 @@ use std::arch::x86_64::*;
 use super::{Kernel, Lanes};
 use crate::simd_math::avx2 as math;
 
-/// Proof of AVX2 and FMA, and of AVX-VNNI if `VNNI`: only [`run`] and [`run_vnni`] make one.
+/// Proof of AVX2 and FMA, and of AVX-VNNI if `VNNI`.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2<const VNNI: bool>(());
+pub(crate) struct Avx2<const VNNI: bool>(());
+
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// # Safety
+    /// The processor has AVX2 and FMA, and AVX-VNNI if `VNNI`.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Avx2<VNNI> {
+        Avx2(())
+    }
+}
 
 /// # Safety
 /// The processor has AVX2 and FMA.

@@ -6,9 +6,18 @@ use super::{Kernel, Lanes};
 use crate::reference::RowNorm;
 use crate::simd_math::avx512 as math;
 
-/// Proof of AVX-512 F, BW, DQ, VL and VNNI: only [`run`] makes one.
+/// Proof of AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(());
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The processor has AVX-512 F, BW, DQ, VL and VNNI.
+    #[inline(always)]
+    pub(crate) unsafe fn assume() -> Avx512 {
+        Avx512(())
+    }
+}
 
 /// # Safety
 /// The processor has AVX-512 F, BW, DQ, VL and VNNI.

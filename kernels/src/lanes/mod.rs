@@ -9,7 +9,12 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use crate::isa::Cpu;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+
+use crate::cpu::Cpu;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 use crate::reference::RowNorm;
@@ -23,22 +28,21 @@ pub(crate) trait Kernel {
     fn vector<L: Lanes>(self, lanes: L);
 }
 
-/// Runs `kernel` with the instruction set of `cpu`.
+/// Runs `kernel` with the vector registers of `cpu`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn dispatch(cpu: Cpu, kernel: impl Kernel) {
     match cpu.isa() {
         Isa::Scalar => kernel.scalar(),
-        // SAFETY: a `Cpu` of this instruction set proves AVX2 and FMA.
+        // SAFETY: a `Cpu` of this `Isa` proves AVX2 and FMA.
         Isa::Avx2 => unsafe { avx2::run(kernel) },
-        // SAFETY: a `Cpu` of this instruction set proves AVX2, FMA and AVX-VNNI.
-        Isa::AvxVnni => unsafe { avx2::run_vnni(kernel) },
-        // SAFETY: a `Cpu` of this instruction set proves AVX-512 F, BW, DQ, VL and VNNI.
+        // SAFETY: a `Cpu` of this `Isa` proves AVX2, FMA and AVX-VNNI.
+        Isa::Avx2Vnni => unsafe { avx2::run_vnni(kernel) },
+        // SAFETY: a `Cpu` of this `Isa` proves AVX-512 F, BW, DQ, VL and VNNI.
         Isa::Avx512Vnni => unsafe { avx512::run(kernel) },
-        Isa::NeonDotprod => unreachable!("not of this architecture"),
     }
 }
 
-/// Runs `kernel` by the reference: no registers of this architecture are behind [`Lanes`].
+/// Runs `kernel` by the reference, because [`Lanes`] has no registers of this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn dispatch(_: Cpu, kernel: impl Kernel) {
     kernel.scalar();
@@ -263,7 +267,7 @@ mod tests {
     #[test]
     fn moments_are_the_references() {
         let available = Cpu::available();
-        eprintln!("implementations: {:?}", available.iter().map(|cpu| cpu.isa().name()).collect::<Vec<_>>());
+        eprintln!("implementations: {:?}", available.iter().map(|cpu| cpu.name()).collect::<Vec<_>>());
         for len in [0, 1, 3, 4, 7, 8, 12, 15, 16, 17, 31, 33, 49, 96, 1023] {
             // Magnitudes from 2^-20 to 2^20, so that sums in f64 are rounded too.
             let value =

@@ -10,7 +10,7 @@ mod vector;
 
 pub use ops::{LayerNorm, MergeNorm, PooledNorm};
 
-use crate::isa::Cpu;
+use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference;
 use crate::rows::Segment;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Affine, normalise};
 use crate::buffer::AlignedBuf;
-use crate::isa::Cpu;
+use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
 use crate::rows::{RowSink, Segment, units_per_task};

@@ -11,13 +11,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod avxvnni;
+mod avx_vnni;
 mod dest;
 mod epilogue;
+mod finish;
 mod float;
 mod int8;
+pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+mod neon_dotprod;
 mod pack;
 mod scalar;
 mod spec;
@@ -30,8 +32,6 @@ pub use float::LinearF32;
 pub use int8::{LinearI8, MAX_INT8_K};
 pub use spec::{LinearOut, LinearSpec, Store};
 
-use crate::isa::{Cpu, Isa};
-
 /// Bytes of weights that row tile after row tile is multiplied with (one panel may exceed it).
 const GROUP_BYTES: usize = 256 << 10;
 
@@ -40,6 +40,8 @@ struct Block<'a, X, W> {
     input: &'a [X],
     /// Elements from one row of the input to the next.
     stride: usize,
+    /// Inputs of a column.
+    k: usize,
     weight: &'a [W],
     /// Elements of a panel.
     panel_len: usize,
@@ -62,18 +64,5 @@ impl<X, W> Block<'_, X, W> {
         let each = if all { (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1) } else { 1 };
         let end = self.panels.end;
         self.panels.clone().step_by(each).map(move |first| first..end.min(first + each))
-    }
-}
-
-/// Rows of the tiles of `cpu`'s kernels at most.
-fn tile_rows(cpu: Cpu) -> usize {
-    match cpu.isa() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => avx512::ROWS,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::AvxVnni => avx2::ROWS,
-        #[cfg(target_arch = "aarch64")]
-        Isa::NeonDotprod => neon::ROWS,
-        _ => scalar::ROWS,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::buffer::AlignedBuf;
 
-/// The shape of a panel: `columns` columns side by side, the inputs of each in groups of `group`.
+/// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups of `group`.
 ///
 /// ```text
 /// packed[panel][k / group][column in panel][k % group] = weight[column][k], zero beyond n and k
@@ -11,6 +11,8 @@ use crate::buffer::AlignedBuf;
 pub(super) struct Layout {
     pub(super) columns: usize,
     pub(super) group: usize,
+    /// Inputs are padded to a multiple of this: `group`, unless the kernel's instructions take several groups at once.
+    pub(super) k_block: usize,
 }
 
 impl Layout {
@@ -18,8 +20,9 @@ impl Layout {
         n.div_ceil(self.columns)
     }
 
+    /// Groups of inputs of a column, with those of the padding.
     pub(super) fn groups(self, k: usize) -> usize {
-        k.div_ceil(self.group)
+        k.next_multiple_of(self.k_block) / self.group
     }
 
     /// Elements of one panel.
@@ -52,10 +55,10 @@ impl Layout {
     }
 }
 
-/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the accumulator that undoes the +128 of
-/// the input's codes.
+/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the initial accumulator that compensates for
+/// the +128 of the input's bytes.
 ///
-/// The product of the offset codes has at most 255 * 128 * k in magnitude, which an i32 holds for k up to 65793.
+/// The sum of products with the bytes is at most 255 * 128 * k in magnitude, which fits an i32 for k up to 65793.
 pub(super) fn compensation(k: usize, weight: &[i8], padded: usize) -> Vec<i32> {
     let sum = |row: &[i8]| -128 * row.iter().map(|&w| i32::from(w)).sum::<i32>();
     let mut sums: Vec<i32> = if k == 0 { Vec::new() } else { weight.chunks(k).map(sum).collect() };
@@ -71,7 +74,7 @@ mod tests {
     fn every_weight_has_its_place_and_the_rest_is_zero() {
         let (n, k) = (5, 7);
         let weight: Vec<i8> = (0..n * k).map(|i| i as i8 + 1).collect();
-        let layout = Layout { columns: 4, group: 4 };
+        let layout = Layout { columns: 4, group: 4, k_block: 4 };
         let packed = layout.pack_i8(n, k, &weight);
         let at = |c: usize, i: usize| {
             packed.as_u8()[c / 4 * layout.panel_len(k) + i / 4 * 16 + c % 4 * 4 + i % 4] as i8

@@ -1,33 +1,52 @@
-//! The reference, value by value.
+//! The scalar reference, value by value.
 
 use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
+use super::kernel::{F32Kernel, Int8Kernel};
 use super::pack::Layout;
 use super::spec::Store;
 use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
 use crate::reference;
 use crate::types::Quantizer;
 
-/// Rows of a tile.
-pub(super) const ROWS: usize = 1;
-
-/// Columns of a panel of f32: those whose sums are taken side by side.
+/// Columns of a panel of f32, whose sums are computed side by side.
 const COLUMNS: usize = 8;
 
-/// INT8 weights stay `[n, k]`.
-pub(super) const INT8: Layout = Layout { columns: 1, group: 1 };
+/// The kernel of the scalar reference.
+pub(super) static KERNEL: Int8Kernel = Int8Kernel {
+    name: "scalar",
+    isa: Isa::Scalar,
+    supported: || true,
+    tile_rows: 1,
+    // Weights stay `[n, k]`.
+    layout: Layout { columns: 1, group: 1, k_block: 1 },
+    unsigned_input: false,
+    prepare_gelu: None,
+    block: block_i8,
+    fused_block_rows: 196,
+    min_rows_per_thread: 42,
+    peak: None,
+};
 
-pub(super) const F32: Layout = Layout { columns: COLUMNS, group: 1 };
+/// The f32 kernel of the scalar reference.
+pub(super) static F32_KERNEL: F32Kernel = F32Kernel {
+    tile_rows: 1,
+    layout: Layout { columns: COLUMNS, group: 1, k_block: 1 },
+    block: block_f32,
+    peak: None,
+};
 
-/// One block of an INT8 product. `scratch` takes the codes of a row.
-pub(super) fn block_i8(
+/// One block of an INT8 product. `scratch` holds the codes of a row.
+fn block_i8(
     block: &Block<'_, u8, i8>,
-    k: usize,
+    _: &[i32],
     epilogue: &Epilogue,
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
 ) {
+    let k = block.k;
     scratch.reserve(k);
     for row in block.rows.clone() {
         for (code, &byte) in scratch.as_u8_mut()[..k].iter_mut().zip(block.input_from(row)) {
@@ -43,9 +62,9 @@ pub(super) fn block_i8(
     }
 }
 
-/// One block of a product in f32: the same code compiled for FMA where there is one, for without it each fused
-/// multiply-add is a call.
-pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+/// One block of a product in f32. The same code is also compiled for processors with FMA, because without the instruction
+/// each fused multiply-add is a function call.
+fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("fma") {
         // SAFETY: FMA was detected above.
@@ -94,6 +113,6 @@ fn store(epilogue: &Epilogue, value: f32, row: usize, column: usize, dest: &Dest
             let place = unsafe { &mut stream.get(at, 1)[0] };
             *place = fake(shortcut, *place) + fake(branch, value);
         }
-        _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+        _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
     }
 }

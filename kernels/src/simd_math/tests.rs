@@ -1,57 +1,40 @@
 //! The reference against f64 truth, with the error of a naive f32 implementation as the measure; vectors against the
 //! reference, bit for bit.
 
-use std::arch::x86_64::*;
-
-use crate::isa::{Cpu, Isa};
+use crate::cpu::Cpu;
+use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference;
 
-/// `f` of every value, by the vector functions of `cpu`; `None` when it has none.
-fn vector(cpu: Cpu, gelu: bool, x: &[f32]) -> Option<Vec<f32>> {
-    #[target_feature(enable = "avx512f")]
-    fn avx512(gelu: bool, x: &[f32]) -> Vec<f32> {
-        let lanes = |x: &[f32]| {
-            let mut lanes = [0.0f32; 16];
-            lanes[..x.len()].copy_from_slice(x);
-            // SAFETY: both arrays hold 16 f32.
-            unsafe {
-                let x = _mm512_loadu_ps(lanes.as_ptr());
-                let y = if gelu { super::avx512::gelu(x) } else { super::avx512::exp(x) };
-                _mm512_storeu_ps(lanes.as_mut_ptr(), y);
-            }
-            lanes.into_iter().take(x.len())
-        };
-        x.chunks(16).flat_map(lanes).collect()
+/// GELU or exp of every value, in place.
+struct Function<'a> {
+    gelu: bool,
+    x: &'a mut [f32],
+}
+
+impl Kernel for Function<'_> {
+    fn scalar(self) {
+        let f = if self.gelu { reference::gelu } else { reference::exp };
+        self.x.iter_mut().for_each(|x| *x = f(*x));
     }
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2(gelu: bool, x: &[f32]) -> Vec<f32> {
-        let lanes = |x: &[f32]| {
-            let mut lanes = [0.0f32; 8];
-            lanes[..x.len()].copy_from_slice(x);
-            // SAFETY: both arrays hold 8 f32.
-            unsafe {
-                let x = _mm256_loadu_ps(lanes.as_ptr());
-                let y = if gelu { super::avx2::gelu(x) } else { super::avx2::exp(x) };
-                _mm256_storeu_ps(lanes.as_mut_ptr(), y);
-            }
-            lanes.into_iter().take(x.len())
-        };
-        x.chunks(8).flat_map(lanes).collect()
-    }
-    match cpu.isa() {
-        Isa::Scalar | Isa::NeonDotprod => None,
-        // SAFETY: the token proves AVX2 and FMA.
-        Isa::Avx2 | Isa::AvxVnni => Some(unsafe { avx2(gelu, x) }),
-        // SAFETY: the token proves AVX-512 F.
-        Isa::Avx512Vnni => Some(unsafe { avx512(gelu, x) }),
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for x in self.x.chunks_mut(L::N) {
+            let value = lanes.load_part(x);
+            lanes.store_part(x, if self.gelu { lanes.gelu(value) } else { lanes.exp(value) });
+        }
     }
 }
 
-fn implementations(gelu: bool, x: &[f32]) -> Vec<(Isa, Vec<f32>)> {
-    let all: Vec<_> =
-        Cpu::available().into_iter().filter_map(|cpu| Some((cpu.isa(), vector(cpu, gelu, x)?))).collect();
-    eprintln!("implementations: {:?}", all.iter().map(|(isa, _)| isa.name()).collect::<Vec<_>>());
-    all
+fn implementations(gelu: bool, x: &[f32]) -> Vec<(Cpu, Vec<f32>)> {
+    let available = Cpu::available();
+    eprintln!("implementations: {available:?}");
+    let run = |cpu| {
+        let mut y = x.to_vec();
+        dispatch(cpu, Function { gelu, x: &mut y });
+        (cpu, y)
+    };
+    available.into_iter().map(run).collect()
 }
 
 fn grid(low: f32, high: f32, points: usize) -> Vec<f32> {
@@ -73,12 +56,12 @@ fn vectors_give_the_bits_of_the_reference() {
     for (name, gelu, reference) in
         [("gelu", true, reference::gelu as fn(f32) -> f32), ("exp", false, reference::exp)]
     {
-        for (isa, y) in implementations(gelu, &x) {
+        for (cpu, y) in implementations(gelu, &x) {
             assert_eq!(y.len(), x.len());
             for (&x, &y) in x.iter().zip(&y) {
                 let want = reference(x);
                 let same = y.to_bits() == want.to_bits() || (y.is_nan() && want.is_nan());
-                assert!(same, "{isa}: {name}({x:e}) = {y:e}, not {want:e}");
+                assert!(same, "{cpu}: {name}({x:e}) = {y:e}, not {want:e}");
             }
         }
     }

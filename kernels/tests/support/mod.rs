@@ -11,7 +11,7 @@ const OTHERS: [&str; 3] = ["cuda", "host_kernels", "nvrtc"];
 /// with commas between) asks for and that is absent is a failure.
 pub fn for_each_cpu(check: impl Fn(Cpu)) {
     let available = Cpu::available();
-    let names: Vec<&str> = available.iter().map(|cpu| cpu.isa().name()).collect();
+    let names: Vec<&str> = available.iter().map(|cpu| cpu.name()).collect();
     eprintln!("implementations: {}", names.join(" "));
     let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
     for name in required.split(',').filter(|name| !name.is_empty() && !OTHERS.contains(name)) {

@@ -81,7 +81,7 @@ fn on_cpu(
     product.run(&mut machine.pool, &mut out);
     let check = Check::against(&out, expected, 0.0).and(rows_check);
     let clock = || clock::on_cpu(seconds, || product.run(&mut machine.pool, &mut out));
-    measure::on_cpu(Some(check), clock, format!("{}, {threads} threads", machine.cpu.isa()))
+    measure::on_cpu(Some(check), clock, format!("{}, {threads} threads", machine.cpu))
 }
 
 fn on_gpu(

@@ -56,7 +56,7 @@ impl Machine {
 
     /// What it is, a line for each part.
     pub fn describe(&self) -> String {
-        let cpu = format!("CPU: kernels {}, {} threads", self.cpu.isa(), self.pool.threads());
+        let cpu = format!("CPU: kernels {}, {} threads", self.cpu, self.pool.threads());
         match (&self.gpu, &self.no_gpu) {
             (Some(gpu), _) => format!("{cpu}\nGPU: {}", gpu.describe()),
             (None, reason) => {
@@ -68,7 +68,7 @@ impl Machine {
     /// The machine as results record it.
     pub fn environment(&self) -> Value {
         let mut environment =
-            Environment::detect(Some(self.cpu.isa().name()), self.pool.threads(), Default::default());
+            Environment::detect(Some(self.cpu.name()), self.pool.threads(), Default::default());
         if let Some(gpu) = &self.gpu {
             environment.gpu = Some(swinq_eval::Gpu {
                 name: gpu.device.name().to_owned(),

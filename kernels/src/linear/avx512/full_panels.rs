@@ -6,18 +6,19 @@ use std::arch::x86_64::*;
 
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
+use super::super::finish::Accumulator;
 use super::super::spec::Store;
-use super::finish::Lanes;
 use super::{COLUMNS, Tile};
+use crate::lanes::Avx512;
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
 
 /// The epilogue of `panel` if it is one of these; `false` if not, and then nothing is stored.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn finish<T: Lanes>(
+pub(super) fn finish<A: Accumulator>(
     epilogue: &Epilogue,
-    tile: &Tile<T>,
+    tile: &Tile<A>,
     starts: &[usize],
     panel: usize,
     dest: &Dest<'_>,
@@ -28,10 +29,10 @@ pub(super) fn finish<T: Lanes>(
     }
     match (dest, &epilogue.store, epilogue.gelu) {
         (Dest::Codes(out), Store::Codes(recip), false) if epilogue.skips_range_checks => {
-            codes::<T, false>(epilogue, recip, first, tile, starts, out);
+            codes::<A, false>(epilogue, recip, first, tile, starts, out);
         }
         (Dest::Codes(out), Store::Codes(recip), true) if epilogue.skips_range_checks => {
-            codes::<T, true>(epilogue, recip, first, tile, starts, out);
+            codes::<A, true>(epilogue, recip, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
         (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, false) => {
@@ -61,9 +62,10 @@ impl Columns {
     /// The values of a row of accumulators.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn values<T: Lanes>(&self, row: &[T; COLUMNS]) -> [__m512; 2] {
-        // SAFETY: a row holds twice 16 accumulators; the processor has this function's features.
-        let [low, high] = unsafe { [T::load(row.as_ptr()), T::load(row[16..].as_ptr())] };
+    fn values<A: Accumulator>(&self, row: &[A; COLUMNS]) -> [__m512; 2] {
+        // SAFETY: this function has the features.
+        let lanes = unsafe { Avx512::assume() };
+        let [low, high] = [A::load(lanes, row), A::load(lanes, &row[16..])];
         [
             _mm512_fmadd_ps(low, self.factor[0], self.bias[0]),
             _mm512_fmadd_ps(high, self.factor[1], self.bias[1]),
@@ -73,7 +75,11 @@ impl Columns {
     /// The codes of two rows, as bytes `code + 128`, one row after the other.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn pair<T: Lanes, const GELU: bool>(&self, rows: [&[T; COLUMNS]; 2], recip: [__m512; 2]) -> __m512i {
+    fn pair<A: Accumulator, const GELU: bool>(
+        &self,
+        rows: [&[A; COLUMNS]; 2],
+        recip: [__m512; 2],
+    ) -> __m512i {
         // Not by a closure: it would not be inlined into a `map` that knows no such instructions.
         let mut words = [_mm512_setzero_si512(); 2];
         for (words, row) in words.iter_mut().zip(rows) {
@@ -105,7 +111,13 @@ fn both(values: &[f32; COLUMNS]) -> [__m512; 2] {
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn f32<T: Lanes>(epilogue: &Epilogue, first: usize, tile: &Tile<T>, starts: &[usize], out: &Parts<'_, f32>) {
+fn f32<A: Accumulator>(
+    epilogue: &Epilogue,
+    first: usize,
+    tile: &Tile<A>,
+    starts: &[usize],
+    out: &Parts<'_, f32>,
+) {
     let columns = Columns::new(epilogue, first);
     for (row, &start) in tile.0.iter().zip(starts) {
         let [low, high] = columns.values(row);
@@ -120,10 +132,10 @@ fn f32<T: Lanes>(epilogue: &Epilogue, first: usize, tile: &Tile<T>, starts: &[us
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn residual<T: Lanes>(
+fn residual<A: Accumulator>(
     epilogue: &Epilogue,
     first: usize,
-    tile: &Tile<T>,
+    tile: &Tile<A>,
     starts: &[usize],
     stream: &Parts<'_, f32>,
 ) {
@@ -145,11 +157,11 @@ fn residual<T: Lanes>(
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn codes<T: Lanes, const GELU: bool>(
+fn codes<A: Accumulator, const GELU: bool>(
     epilogue: &Epilogue,
     recip: &[f32],
     first: usize,
-    tile: &Tile<T>,
+    tile: &Tile<A>,
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
@@ -157,7 +169,7 @@ fn codes<T: Lanes, const GELU: bool>(
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         // The last row of an odd number is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
-        store(columns.pair::<T, GELU>(rows, recip), starts, first, out);
+        store(columns.pair::<A, GELU>(rows, recip), starts, first, out);
     }
 }
 

@@ -1,6 +1,5 @@
 //! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
 
-mod finish;
 mod full_panels;
 mod prefetch;
 pub(super) mod quick;
@@ -8,42 +7,80 @@ pub(super) mod quick;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
+use super::finish::Accumulator;
+use super::kernel::{F32Kernel, Int8Kernel, with_rows};
 use super::pack::Layout;
 use super::split::row_tiles;
+use super::{Block, finish};
+use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
+use crate::lanes::Avx512;
+use crate::probe;
 
-use finish::Lanes;
 use prefetch::Prefetch;
 use quick::Late;
 
-/// Rows of a tile at most.
-pub(super) const ROWS: usize = 14;
+/// The most rows of a tile.
+const ROWS: usize = 14;
 
 /// Columns of a tile: two registers of 16.
 const COLUMNS: usize = 32;
 
-pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
+/// The kernel `avx512_vnni`.
+pub(super) static KERNEL: Int8Kernel = Int8Kernel {
+    name: "avx512_vnni",
+    isa: Isa::Avx512Vnni,
+    supported: || true,
+    tile_rows: ROWS,
+    layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
+    unsigned_input: true,
+    prepare_gelu: Some(prepare_gelu),
+    block: block_i8,
+    fused_block_rows: 14 * ROWS,
+    min_rows_per_thread: 3 * ROWS,
+    peak: Some(probe::INT8_AVX512),
+};
 
-pub(super) const F32: Layout = Layout { columns: COLUMNS, group: 1 };
+/// The f32 kernel of AVX-512.
+pub(super) static F32_KERNEL: F32Kernel = F32Kernel {
+    tile_rows: ROWS,
+    layout: Layout { columns: COLUMNS, group: 1, k_block: 1 },
+    block: block_f32,
+    peak: Some(probe::F32_AVX512),
+};
+
+/// Lets the epilogue compute codes of GELU by cubics where these are provably exact.
+fn prepare_gelu(epilogue: &mut Epilogue, initial: &mut [i32], reach: &dyn Fn(usize) -> i64) {
+    let Some(plan) = quick::Plan::new(epilogue, reach) else { return };
+    initial.iter_mut().zip(plan.offset()).for_each(|(initial, offset)| *initial += offset);
+    epilogue.quick = Some(Box::new(plan));
+}
 
 /// Accumulators of a tile, `[ROWS][COLUMNS]`, between the product and the epilogue.
 #[repr(C, align(64))]
 struct Tile<T>([[T; COLUMNS]; ROWS]);
 
-/// One block of an INT8 product; `start` holds the initial accumulator of each column.
+/// One block of an INT8 product.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
+fn block_i8(
+    block: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    _: &mut AlignedBuf,
+) {
+    let layout = KERNEL.layout;
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let multiply = |at: &At<'_>, prefetch: &Prefetch<'_, i8>, tile: &mut Tile<i32>| {
-        let start = start[at.panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+        let initial = initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels");
         let weights = Panel { weight: block.panel(at.panel), prefetch };
-        rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, start, tile);
+        rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, initial, tile);
     };
     if let (Some(plan), Dest::Codes(out)) = (&epilogue.quick, dest) {
         let mut late = Late::new(plan, epilogue, out);
-        each_tile(block, INT8, dest, &starts, |at, prefetch| {
+        each_tile(block, layout, dest, &starts, |at, prefetch| {
             multiply(at, prefetch, late.tile());
             if late.suits(at.panel) {
                 late.finish(at.starts, at.panel);
@@ -54,7 +91,7 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
         return late.settle();
     }
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    each_tile(block, INT8, dest, &starts, |at, prefetch| {
+    each_tile(block, layout, dest, &starts, |at, prefetch| {
         multiply(at, prefetch, &mut tile);
         finish(epilogue, &tile, at, dest);
     });
@@ -62,10 +99,10 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epil
 
 /// One block of a product in f32.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
+fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
-    each_tile(block, F32, dest, &starts, |at, prefetch| {
+    each_tile(block, F32_KERNEL.layout, dest, &starts, |at, prefetch| {
         let weights = Panel { weight: block.panel(at.panel), prefetch };
         rows_f32(at.starts.len(), block.input_from(at.row), block.stride, weights, &mut tile);
         finish(epilogue, &tile, at, dest);
@@ -79,10 +116,10 @@ struct At<'a> {
     panel: usize,
 }
 
-/// Calls `tile` with each tile of a block, whose rows are stored at `starts`, and with what is to be brought nearer meanwhile.
+/// Calls `tile` with each tile of a block, whose rows are stored at `starts`, and with what to prefetch meanwhile.
 ///
-/// While a group of panels is multiplied, the next one comes into the second-level cache, a slice of it with each row
-/// tile: at small batches every weight is read once, from beyond that cache.
+/// While a group of panels is multiplied, the next group is prefetched into the second-level cache, a slice of it with each
+/// row tile, because at small batches every weight is read only once, from outside of that cache.
 #[inline(always)]
 fn each_tile<'a, X, W>(
     block: &Block<'_, X, W>,
@@ -127,60 +164,39 @@ fn rows_i8(
     input: &[u8],
     stride: usize,
     panel: Panel<'_, i8>,
-    start: &[i32; COLUMNS],
+    initial: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
-    match rows {
-        1 => tile_i8::<1>(input, stride, panel, start, tile),
-        2 => tile_i8::<2>(input, stride, panel, start, tile),
-        3 => tile_i8::<3>(input, stride, panel, start, tile),
-        4 => tile_i8::<4>(input, stride, panel, start, tile),
-        5 => tile_i8::<5>(input, stride, panel, start, tile),
-        6 => tile_i8::<6>(input, stride, panel, start, tile),
-        7 => tile_i8::<7>(input, stride, panel, start, tile),
-        8 => tile_i8::<8>(input, stride, panel, start, tile),
-        9 => tile_i8::<9>(input, stride, panel, start, tile),
-        10 => tile_i8::<10>(input, stride, panel, start, tile),
-        11 => tile_i8::<11>(input, stride, panel, start, tile),
-        12 => tile_i8::<12>(input, stride, panel, start, tile),
-        13 => tile_i8::<13>(input, stride, panel, start, tile),
-        _ => tile_i8::<14>(input, stride, panel, start, tile),
-    }
+    with_rows!(rows, tile_i8(input, stride, panel, initial, tile), [1 2 3 4 5 6 7 8 9 10 11 12 13] 14);
 }
 
 /// [`tile_f32`] of `rows` rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
-    match rows {
-        1 => tile_f32::<1>(input, stride, panel, tile),
-        2 => tile_f32::<2>(input, stride, panel, tile),
-        3 => tile_f32::<3>(input, stride, panel, tile),
-        4 => tile_f32::<4>(input, stride, panel, tile),
-        5 => tile_f32::<5>(input, stride, panel, tile),
-        6 => tile_f32::<6>(input, stride, panel, tile),
-        7 => tile_f32::<7>(input, stride, panel, tile),
-        8 => tile_f32::<8>(input, stride, panel, tile),
-        9 => tile_f32::<9>(input, stride, panel, tile),
-        10 => tile_f32::<10>(input, stride, panel, tile),
-        11 => tile_f32::<11>(input, stride, panel, tile),
-        12 => tile_f32::<12>(input, stride, panel, tile),
-        13 => tile_f32::<13>(input, stride, panel, tile),
-        _ => tile_f32::<14>(input, stride, panel, tile),
-    }
+    with_rows!(rows, tile_f32(input, stride, panel, tile), [1 2 3 4 5 6 7 8 9 10 11 12 13] 14);
 }
 
-/// The epilogue of a tile.
+/// Stores the results of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn finish<T: Lanes>(epilogue: &Epilogue, tile: &Tile<T>, at: &At<'_>, dest: &Dest<'_>) {
+fn finish<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, dest: &Dest<'_>) {
     if !full_panels::finish(epilogue, tile, at.starts, at.panel, dest) {
-        finish::finish(epilogue, tile, at.starts, at.panel, dest);
+        finish_any(epilogue, tile, at, dest);
     }
 }
 
-/// Four products per column of one row, added to its accumulators: as assembly, because the compiler would collect the
-/// broadcasts of all rows before their use and run out of registers.
+/// [`finish`] for the stores and columns that have no faster epilogue.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn finish_any<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, dest: &Dest<'_>) {
+    // SAFETY: this function has the features.
+    let lanes = unsafe { Avx512::assume() };
+    finish::finish(lanes, epilogue, &tile.0, at.starts, at.panel, dest);
+}
+
+/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would hoist the
+/// broadcasts of all rows and run out of registers.
 macro_rules! row_i8 {
     ($acc:expr, $b:expr, $address:literal, $x:expr $(, $stride:expr)?) => {{
         let _broadcast: __m512i;
@@ -207,19 +223,19 @@ fn tile_i8<const R: usize>(
     input: &[u8],
     stride: usize,
     panel: Panel<'_, i8>,
-    start: &[i32; COLUMNS],
+    initial: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
     let Panel { weight, prefetch } = panel;
     let groups = weight.len() / (4 * COLUMNS);
-    assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
-    // SAFETY: `start` holds two registers.
-    let start = unsafe {
-        [_mm512_loadu_si512(start.as_ptr().cast()), _mm512_loadu_si512(start[16..].as_ptr().cast())]
+    assert!(input.len() >= (R - 1) * stride + 4 * groups, "the input holds all rows of a tile");
+    // SAFETY: `initial` holds two registers.
+    let initial = unsafe {
+        [_mm512_loadu_si512(initial.as_ptr().cast()), _mm512_loadu_si512(initial[16..].as_ptr().cast())]
     };
-    let mut acc = [start; R];
+    let mut acc = [initial; R];
     let mut w = weight.as_ptr();
-    // Rows 0, 3, 6, 9 and 12; those between are one or two strides further. Never read where there is no row.
+    // Rows 0, 3, 6, 9 and 12; the rows between are one or two strides further. An address without a row is never read.
     let mut x = [0, 3, 6, 9, 12].map(|r| input.as_ptr().wrapping_add(r * stride));
     for group in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
@@ -289,7 +305,7 @@ fn tile_i8<const R: usize>(
 fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>, tile: &mut Tile<f32>) {
     let Panel { weight, prefetch } = panel;
     let k = weight.len() / COLUMNS;
-    assert!(input.len() >= (R - 1) * stride + k, "a tile's rows are whole");
+    assert!(input.len() >= (R - 1) * stride + k, "the input holds all rows of a tile");
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
     let (mut w, mut x) = (weight.as_ptr(), input.as_ptr());
     for i in 0..k {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::isa::{Cpu, Isa};
+use crate::isa::Isa;
 use crate::simd_math::avx512::gelu;
 
 /// Wrong codes and uncertain ones.
@@ -75,7 +75,7 @@ fn of_a_step(recip: f32) -> Count {
 
 #[test]
 fn codes_that_are_certain_are_the_references_for_every_f32() {
-    if Cpu::with(Isa::Avx512Vnni).is_err() {
+    if !Isa::Avx512Vnni.is_available() {
         return;
     }
     // Far and near ones, without and with a code of -1, up to codes of -126.
@@ -83,7 +83,7 @@ fn codes_that_are_certain_are_the_references_for_every_f32() {
         for recips in [[2.0, 2.9, 9.0], [3.0, 30.0, 740.0]] {
             scope.spawn(move || {
                 for recip in recips {
-                    // SAFETY: the token proves the features.
+                    // SAFETY: the processor has the features, as just checked.
                     let count = unsafe { of_every_f32(recip) };
                     assert_eq!(count.wrong, 0, "reciprocal step {recip}");
                     assert!(count.uncertain > 1000, "reciprocal step {recip}: {count:?}");
@@ -97,9 +97,9 @@ fn codes_that_are_certain_are_the_references_for_every_f32() {
 fn every_step_of_a_layer_has_cubics_and_they_hold() {
     let steps = || (0..).map(|i| 1.007f32.powi(i)).take_while(|&recip| recip < 740.0);
     assert!(steps().map(|recip| fit(recip, GREATEST_ERROR)).all(|fit| fit.is_some()));
-    if Cpu::with(Isa::Avx512Vnni).is_ok() {
+    if Isa::Avx512Vnni.is_available() {
         for recip in steps() {
-            // SAFETY: the token proves the features.
+            // SAFETY: the processor has the features, as just checked.
             assert_eq!(unsafe { of_a_step(recip) }.wrong, 0, "reciprocal step {recip}");
         }
     }

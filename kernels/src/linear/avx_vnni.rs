@@ -7,35 +7,51 @@ use super::Block;
 use super::avx2::{COLUMNS, ROWS, Tile, finish};
 use super::dest::Dest;
 use super::epilogue::Epilogue;
+use super::kernel::{Int8Kernel, with_rows};
 use super::pack::Layout;
 use super::split::row_tiles;
+use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
+use crate::probe;
 
-pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
+/// The kernel `avx_vnni`.
+pub(super) static KERNEL: Int8Kernel = Int8Kernel {
+    name: "avx_vnni",
+    isa: Isa::Avx2Vnni,
+    supported: || true,
+    tile_rows: ROWS,
+    layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
+    unsigned_input: true,
+    prepare_gelu: None,
+    block: block_i8,
+    fused_block_rows: 196,
+    min_rows_per_thread: 42,
+    peak: Some(probe::INT8_AVX_VNNI),
+};
 
-/// One block of an INT8 product; `start` holds the initial accumulator of each column.
+/// One block of an INT8 product.
 #[target_feature(enable = "avx2,fma,avxvnni")]
-pub(super) fn block_i8(block: &Block<'_, u8, i8>, start: &[i32], epilogue: &Epilogue, dest: &Dest<'_>) {
+fn block_i8(
+    block: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    _: &mut AlignedBuf,
+) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     for panel in block.panels.clone() {
-        let start = start[panel * COLUMNS..].first_chunk().expect("padded to whole panels");
+        let initial = initial[panel * COLUMNS..].first_chunk().expect("padded to full panels");
         for rows in row_tiles(block.rows.clone(), ROWS) {
             let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-            match rows.len() {
-                1 => tile_i8::<1>(input, block.stride, weight, start, &mut tile),
-                2 => tile_i8::<2>(input, block.stride, weight, start, &mut tile),
-                3 => tile_i8::<3>(input, block.stride, weight, start, &mut tile),
-                4 => tile_i8::<4>(input, block.stride, weight, start, &mut tile),
-                5 => tile_i8::<5>(input, block.stride, weight, start, &mut tile),
-                _ => tile_i8::<6>(input, block.stride, weight, start, &mut tile),
-            }
+            with_rows!(rows.len(), tile_i8(input, block.stride, weight, initial, &mut tile), [1 2 3 4 5] 6);
             finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
 }
 
-/// Four products per column of one row, added to its accumulators: as assembly, because the compiler would collect the
-/// broadcasts of all rows before their use and run out of registers.
+/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would hoist the
+/// broadcasts of all rows and run out of registers.
 macro_rules! row_i8 {
     ($acc:expr, $b:expr, $address:literal, $x:expr $(, $stride:expr)?) => {{
         let _broadcast: __m256i;
@@ -61,18 +77,18 @@ fn tile_i8<const R: usize>(
     input: &[u8],
     stride: usize,
     weight: &[i8],
-    start: &[i32; COLUMNS],
+    initial: &[i32; COLUMNS],
     tile: &mut Tile<i32>,
 ) {
     let groups = weight.len() / (4 * COLUMNS);
-    assert!(input.len() >= (R - 1) * stride + 4 * groups, "a tile's rows are whole");
-    // SAFETY: `start` holds two registers.
-    let start = unsafe {
-        [_mm256_loadu_si256(start.as_ptr().cast()), _mm256_loadu_si256(start[8..].as_ptr().cast())]
+    assert!(input.len() >= (R - 1) * stride + 4 * groups, "the input holds all rows of a tile");
+    // SAFETY: `initial` holds two registers.
+    let initial = unsafe {
+        [_mm256_loadu_si256(initial.as_ptr().cast()), _mm256_loadu_si256(initial[8..].as_ptr().cast())]
     };
-    let mut acc = [start; R];
+    let mut acc = [initial; R];
     let mut w = weight.as_ptr();
-    // Rows 0 and 3; those between are one or two strides further. Never read where there is no row.
+    // Rows 0 and 3; the rows between are one or two strides further. An address without a row is never read.
     let mut x = [0, 3].map(|r| input.as_ptr().wrapping_add(r * stride));
     for _ in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.

@@ -1,22 +1,25 @@
 //! AArch64: INT8 by `sdot`, 8 rows by 8 columns of accumulators in 16 registers.
 //!
-//! `sdot` multiplies signed by signed: the +128 of the input's bytes is taken off in registers, and accumulators start
-//! from 0.
+//! `sdot` multiplies signed by signed: the kernel subtracts the +128 of the input's bytes in registers, and
+//! accumulators start from 0.
 
 use std::arch::aarch64::*;
-use std::arch::asm;
+use std::arch::{asm, is_aarch64_feature_detected};
 
 use super::Block;
 use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
+use super::kernel::{Int8Kernel, with_rows};
 use super::pack::Layout;
 use super::spec::Store;
 use super::split::row_tiles;
+use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
 use crate::reference;
 use crate::types::Quantizer;
 
-/// Rows of a tile at most.
-pub(super) const ROWS: usize = 8;
+/// The most rows of a tile.
+const ROWS: usize = 8;
 
 /// Columns of a tile: two registers of 4.
 const COLUMNS: usize = 8;
@@ -24,7 +27,20 @@ const COLUMNS: usize = 8;
 /// Bytes of weights that four inputs are multiplied with.
 const GROUP: usize = 4 * COLUMNS;
 
-pub(super) const INT8: Layout = Layout { columns: COLUMNS, group: 4 };
+/// The kernel `neon_dotprod`. All other ops run the scalar reference.
+pub(super) static KERNEL: Int8Kernel = Int8Kernel {
+    name: "neon_dotprod",
+    isa: Isa::Scalar,
+    supported: || is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod"),
+    tile_rows: ROWS,
+    layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
+    unsigned_input: false,
+    prepare_gelu: None,
+    block: block_i8,
+    fused_block_rows: 196,
+    min_rows_per_thread: 42,
+    peak: None,
+};
 
 /// Accumulators of a tile between the product and the epilogue.
 type Tile = [[i32; COLUMNS]; ROWS];
@@ -34,7 +50,7 @@ type Accumulators = [int32x4_t; 2];
 
 /// One block of an INT8 product.
 #[target_feature(enable = "neon,dotprod")]
-pub(super) fn block_i8(block: &Block<'_, u8, i8>, epilogue: &Epilogue, dest: &Dest<'_>) {
+fn block_i8(block: &Block<'_, u8, i8>, _: &[i32], epilogue: &Epilogue, dest: &Dest<'_>, _: &mut AlignedBuf) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = [[0; COLUMNS]; ROWS];
     for panels in block.panel_groups() {
@@ -42,26 +58,10 @@ pub(super) fn block_i8(block: &Block<'_, u8, i8>, epilogue: &Epilogue, dest: &De
             let starts = &starts[rows.start - block.rows.start..][..rows.len()];
             for panel in panels.clone() {
                 let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-                rows_i8(rows.len(), input, block.stride, weight, &mut tile);
+                with_rows!(rows.len(), tile_i8(input, block.stride, weight, &mut tile), [1 2 3 4 5 6 7] 8);
                 Columns::new(epilogue, panel * COLUMNS).finish(&tile, starts, dest);
             }
         }
-    }
-}
-
-/// [`tile_i8`] of `rows` rows.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn rows_i8(rows: usize, input: &[u8], stride: usize, weight: &[i8], tile: &mut Tile) {
-    match rows {
-        1 => tile_i8::<1>(input, stride, weight, tile),
-        2 => tile_i8::<2>(input, stride, weight, tile),
-        3 => tile_i8::<3>(input, stride, weight, tile),
-        4 => tile_i8::<4>(input, stride, weight, tile),
-        5 => tile_i8::<5>(input, stride, weight, tile),
-        6 => tile_i8::<6>(input, stride, weight, tile),
-        7 => tile_i8::<7>(input, stride, weight, tile),
-        _ => tile_i8::<8>(input, stride, weight, tile),
     }
 }
 
@@ -70,7 +70,7 @@ fn rows_i8(rows: usize, input: &[u8], stride: usize, weight: &[i8], tile: &mut T
 #[target_feature(enable = "neon,dotprod")]
 fn tile_i8<const R: usize>(input: &[u8], stride: usize, weight: &[i8], tile: &mut Tile) {
     let (groups, _) = weight.as_chunks::<GROUP>();
-    assert!(input.len() >= (R - 1) * stride + 4 * groups.len(), "a tile's rows are whole");
+    assert!(input.len() >= (R - 1) * stride + 4 * groups.len(), "the input holds all rows of a tile");
     let mut acc = [[vdupq_n_s32(0); 2]; R];
     let mut x = input.as_ptr();
     let (fours, rest) = groups.as_chunks::<4>();
@@ -241,7 +241,7 @@ impl<'a> Columns<'a> {
 #[inline]
 #[target_feature(enable = "neon")]
 fn load(values: &[f32]) -> Values {
-    let values: &[f32; COLUMNS] = values.first_chunk().expect("padded to whole panels");
+    let values: &[f32; COLUMNS] = values.first_chunk().expect("padded to full panels");
     // SAFETY: 8 values, two registers.
     unsafe { [vld1q_f32(values.as_ptr()), vld1q_f32(values[4..].as_ptr())] }
 }
@@ -262,7 +262,7 @@ fn array(values: Values) -> [f32; COLUMNS] {
 #[inline(always)]
 fn put<T: Copy>(values: &[T; COLUMNS], place: &mut [T]) {
     match place.first_chunk_mut() {
-        Some(whole) => *whole = *values,
+        Some(all) => *all = *values,
         None => place.copy_from_slice(&values[..place.len()]),
     }
 }

@@ -1,0 +1,227 @@
+//! The epilogue of a tile over vector registers: from accumulators to stored values, for every store and any number of
+//! columns.
+
+use super::dest::{DROPPED, Dest};
+use super::epilogue::Epilogue;
+use super::spec::Store;
+use crate::lanes::Lanes;
+use crate::pool::Parts;
+use crate::types::Quantizer;
+
+/// An accumulator type.
+pub(super) trait Accumulator: Copy {
+    /// A register of accumulators as f32.
+    ///
+    /// # Panics
+    /// If `from` holds less than a register.
+    fn load<L: Lanes>(lanes: L, from: &[Self]) -> L::F;
+}
+
+impl Accumulator for i32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[i32]) -> L::F {
+        assert!(from.len() >= L::N);
+        // SAFETY: in bounds by the assertion.
+        lanes.float(unsafe { lanes.read_i(from.as_ptr().cast()) })
+    }
+}
+
+impl Accumulator for f32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, from: &[f32]) -> L::F {
+        lanes.load(from)
+    }
+}
+
+/// Stores the rows of panel `panel` that start at `starts` in `dest`, from their accumulators in `tile`.
+#[inline(always)]
+pub(super) fn finish<L: Lanes, A: Accumulator, const COLUMNS: usize>(
+    lanes: L,
+    epilogue: &Epilogue,
+    tile: &[[A; COLUMNS]],
+    starts: &[usize],
+    panel: usize,
+    dest: &Dest<'_>,
+) {
+    match (epilogue.output.is_some(), epilogue.gelu) {
+        (false, false) => {
+            panel_columns::<L, A, COLUMNS, false, false>(lanes, epilogue, tile, starts, panel, dest)
+        }
+        (false, true) => {
+            panel_columns::<L, A, COLUMNS, false, true>(lanes, epilogue, tile, starts, panel, dest)
+        }
+        (true, false) => {
+            panel_columns::<L, A, COLUMNS, true, false>(lanes, epilogue, tile, starts, panel, dest)
+        }
+        (true, true) => {
+            panel_columns::<L, A, COLUMNS, true, true>(lanes, epilogue, tile, starts, panel, dest)
+        }
+    }
+}
+
+/// [`finish`], one register of columns after the other. `OUTPUT`: the linear has a quantizer before its bias.
+#[inline(always)]
+fn panel_columns<L: Lanes, A: Accumulator, const COLUMNS: usize, const OUTPUT: bool, const GELU: bool>(
+    lanes: L,
+    epilogue: &Epilogue,
+    tile: &[[A; COLUMNS]],
+    starts: &[usize],
+    panel: usize,
+    dest: &Dest<'_>,
+) {
+    let first = panel * COLUMNS;
+    for column in (first..epilogue.n.min(first + COLUMNS)).step_by(L::N) {
+        let columns = Columns::<L, OUTPUT, GELU>::new(lanes, epilogue, first, column);
+        columns.finish(lanes, epilogue, tile, starts, dest);
+    }
+}
+
+/// One register of columns of a panel, with their part of the epilogue in registers.
+struct Columns<L: Lanes, const OUTPUT: bool, const GELU: bool> {
+    /// The first column.
+    first: usize,
+    /// The same, counted from the panel's first column.
+    in_panel: usize,
+    /// Columns that exist: less than a register at the end of the result.
+    count: usize,
+    factor: L::F,
+    bias: L::F,
+    /// Scale of the quantizer before the bias; unused without one.
+    scale: L::F,
+}
+
+impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
+    #[inline(always)]
+    fn new(lanes: L, epilogue: &Epilogue, panel_first: usize, first: usize) -> Self {
+        Columns {
+            first,
+            in_panel: first - panel_first,
+            count: (epilogue.n - first).min(L::N),
+            factor: lanes.load(&epilogue.factor[first..]),
+            bias: lanes.load(&epilogue.bias[first..]),
+            scale: lanes.splat(epilogue.output.map_or(1.0, Quantizer::scale)),
+        }
+    }
+
+    /// Stores all rows.
+    #[inline(always)]
+    fn finish<A: Accumulator, const COLUMNS: usize>(
+        &self,
+        lanes: L,
+        epilogue: &Epilogue,
+        tile: &[[A; COLUMNS]],
+        starts: &[usize],
+        dest: &Dest<'_>,
+    ) {
+        match (dest, &epilogue.store) {
+            (Dest::F32(out), &Store::Fake(quantizer)) => {
+                self.rows(lanes, tile, starts, PutFake { out, quantizer });
+            }
+            (Dest::F32(out), _) => self.rows(lanes, tile, starts, PutF32 { out }),
+            (Dest::Codes(out), Store::Codes(recip)) => {
+                self.rows(lanes, tile, starts, PutCodes { out, recip: lanes.load(&recip[self.first..]) });
+            }
+            (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+                self.rows(lanes, tile, starts, AddToStream { stream, branch, shortcut });
+            }
+            _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
+        }
+    }
+
+    /// Stores each row by `put`.
+    #[inline(always)]
+    fn rows<A: Accumulator, P: Put<L>, const COLUMNS: usize>(
+        &self,
+        lanes: L,
+        tile: &[[A; COLUMNS]],
+        starts: &[usize],
+        put: P,
+    ) {
+        for (row, &start) in tile.iter().zip(starts) {
+            if start != DROPPED {
+                let value = self.value(lanes, A::load(lanes, &row[self.in_panel..]));
+                put.put(lanes, start + self.first, self.count, value);
+            }
+        }
+    }
+
+    /// From accumulators to values after bias and GELU.
+    #[inline(always)]
+    fn value(&self, lanes: L, acc: L::F) -> L::F {
+        let value = if OUTPUT {
+            let code = lanes.round(lanes.clamp(lanes.mul(acc, self.factor)));
+            lanes.fma(lanes.float(code), self.scale, self.bias)
+        } else {
+            lanes.fma(acc, self.factor, self.bias)
+        };
+        if GELU { lanes.gelu(value) } else { value }
+    }
+}
+
+/// How one kind of store puts values in their place, known where the loop over rows is compiled.
+trait Put<L: Lanes> {
+    /// Stores the first `count` lanes of `value` at element `at` of the destination.
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F);
+}
+
+struct PutF32<'a> {
+    out: &'a Parts<'a, f32>,
+}
+
+impl<L: Lanes> Put<L> for PutF32<'_> {
+    #[inline(always)]
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
+        // SAFETY: tasks write disjoint rows and columns, and `Dest` maps each to its own place.
+        lanes.store(unsafe { self.out.get(at, count) }, value);
+    }
+}
+
+struct PutFake<'a> {
+    out: &'a Parts<'a, f32>,
+    quantizer: Quantizer,
+}
+
+impl<L: Lanes> Put<L> for PutFake<'_> {
+    #[inline(always)]
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
+        PutF32 { out: self.out }.put(lanes, at, count, lanes.fake(value, self.quantizer));
+    }
+}
+
+struct PutCodes<'a, L: Lanes> {
+    out: &'a Parts<'a, u8>,
+    recip: L::F,
+}
+
+impl<L: Lanes> Put<L> for PutCodes<'_, L> {
+    #[inline(always)]
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
+        // SAFETY: as in `PutF32`.
+        lanes.store_codes(unsafe { self.out.get(at, count) }, lanes.mul(value, self.recip));
+    }
+}
+
+struct AddToStream<'a> {
+    stream: &'a Parts<'a, f32>,
+    branch: Option<Quantizer>,
+    shortcut: Option<Quantizer>,
+}
+
+impl<L: Lanes> Put<L> for AddToStream<'_> {
+    #[inline(always)]
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
+        // SAFETY: as in `PutF32`.
+        let place = unsafe { self.stream.get(at, count) };
+        let held = if count == L::N { lanes.load(place) } else { lanes.load_part(place) };
+        lanes.store(place, lanes.add(fake(lanes, self.shortcut, held), fake(lanes, self.branch, value)));
+    }
+}
+
+/// Quantizes and dequantizes, if there is a quantizer.
+#[inline(always)]
+fn fake<L: Lanes>(lanes: L, quantizer: Option<Quantizer>, x: L::F) -> L::F {
+    match quantizer {
+        None => x,
+        Some(quantizer) => lanes.fake(x, quantizer),
+    }
+}

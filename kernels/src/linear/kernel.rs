@@ -1,0 +1,114 @@
+//! The descriptors of product kernels, and the list of all INT8 kernels.
+//!
+//! To add an INT8 kernel, write one file with a `KERNEL` like the others', declare it in `linear/mod.rs` and add it to
+//! [`KERNELS`]. Nothing else names a kernel.
+
+use super::dest::Dest;
+use super::epilogue::Epilogue;
+#[cfg(target_arch = "aarch64")]
+use super::neon_dotprod;
+use super::pack::Layout;
+use super::{Block, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx_vnni, avx2, avx512};
+use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
+use crate::probe::Peak;
+
+/// All INT8 kernels for this type of processor, plainest first: the last that the processor can run is the default.
+pub(crate) static KERNELS: &[&Int8Kernel] = &[
+    &scalar::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx2::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx_vnni::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx512::KERNEL,
+    #[cfg(target_arch = "aarch64")]
+    &neon_dotprod::KERNEL,
+];
+
+/// A kernel for INT8 products.
+pub(crate) struct Int8Kernel {
+    /// Name, as `SWINQ_ISA` takes it.
+    pub(crate) name: &'static str,
+    /// Vector registers that all other ops use beside this kernel.
+    pub(crate) isa: Isa,
+    /// Whether the processor has the instructions that the kernel needs beyond `isa`, and the operating system permits
+    /// their use.
+    pub(super) supported: fn() -> bool,
+    /// The most rows of a tile.
+    pub(super) tile_rows: usize,
+    /// The order of packed weights. A panel has as many columns as a tile.
+    pub(super) layout: Layout,
+    /// Whether the kernel multiplies the input's bytes as they are, `code + 128`. Accumulators then start from
+    /// [`compensation`](super::pack::compensation), else from 0.
+    pub(super) unsigned_input: bool,
+    /// Prepares the kernel's faster epilogue for GELU followed by codes, if it has one.
+    pub(super) prepare_gelu: Option<PrepareGelu>,
+    /// Computes one block.
+    pub(super) block: BlockI8,
+    /// See [`Cpu::fused_block_rows`](crate::Cpu::fused_block_rows).
+    pub(crate) fused_block_rows: usize,
+    /// See [`Cpu::min_rows_per_thread`](crate::Cpu::min_rows_per_thread).
+    pub(crate) min_rows_per_thread: usize,
+    /// A loop that runs at the peak rate of the kernel's multiply-add instruction, for benchmarks.
+    pub(crate) peak: Option<Peak>,
+}
+
+/// Computes the results of a block from the initial accumulator of each column (padded to full panels; empty unless
+/// `unsigned_input`) and stores them through the epilogue. The last argument is the thread's scratch memory, which the kernel
+/// grows to what it needs.
+///
+/// Calling it is sound if [`Int8Kernel::is_available`].
+pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest<'_>, &mut AlignedBuf);
+
+/// Sets [`Epilogue`]'s fast path where it applies, and adjusts the initial accumulators to it. The last argument bounds the
+/// magnitude of the accumulators of each column.
+pub(super) type PrepareGelu = fn(&mut Epilogue, &mut [i32], &dyn Fn(usize) -> i64);
+
+impl Int8Kernel {
+    /// Whether this processor can run the kernel, and the other ops with the kernel's `isa`.
+    pub(crate) fn is_available(&self) -> bool {
+        self.isa.is_available() && (self.supported)()
+    }
+}
+
+/// A kernel for f32 products. [`Isa`] determines it.
+pub(crate) struct F32Kernel {
+    /// The most rows of a tile.
+    pub(super) tile_rows: usize,
+    /// The order of packed weights.
+    pub(super) layout: Layout,
+    /// Computes one block. Calling it is sound if the kernel's [`Isa`] is available.
+    pub(super) block: unsafe fn(&Block<'_, f32, f32>, &Epilogue, &Dest<'_>),
+    /// As [`Int8Kernel::peak`].
+    pub(crate) peak: Option<Peak>,
+}
+
+/// The kernel for f32 products with the registers of `isa`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn f32_kernel(isa: Isa) -> &'static F32Kernel {
+    match isa {
+        Isa::Scalar => &scalar::F32_KERNEL,
+        Isa::Avx2 | Isa::Avx2Vnni => &avx2::F32_KERNEL,
+        Isa::Avx512Vnni => &avx512::F32_KERNEL,
+    }
+}
+
+/// The kernel for f32 products: only the scalar reference, because no other registers are used on this architecture.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn f32_kernel(_: Isa) -> &'static F32Kernel {
+    &scalar::F32_KERNEL
+}
+
+/// Calls `$tile::<R>` with `R` equal to `$rows`, one of the listed numbers of rows; the last serves as the default.
+macro_rules! with_rows {
+    ($rows:expr, $tile:ident $args:tt, [$($r:literal)*] $last:literal) => {
+        match $rows {
+            $($r => $tile::<$r> $args,)*
+            _ => $tile::<$last> $args,
+        }
+    };
+}
+pub(super) use with_rows;
