@@ -1,0 +1,319 @@
+"""The engine of docs/inference.md in numpy: logits of a quantized checkpoint, bit for bit those of the CPU engine.
+
+    python engine.py model.safetensors pixels.safetensors logits.safetensors
+
+`pixels` holds the tensor `pixels`, u8 [images, size, size, 3], RGB after resize and crop. `logits` receives the tensor
+`logits`, f32 [images, classes]. Section numbers refer to docs/inference.md.
+"""
+
+import json
+import sys
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+f32, f64 = np.float32, np.float64
+
+
+# 2. Scalar functions
+
+
+def fma(a, b, c):
+    """a * b + c in f32, rounded once."""
+    product = np.multiply(a, b, dtype=f64)  # exact: two f32 have 48 significant bits together
+    c = np.asarray(c, dtype=f64)
+    total = product + c
+    # Knuth's two-sum: `error` is what the rounding of `total` left out, exactly.
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    # Round to odd: of the two f64 around the exact sum take the one whose last bit is 1. Rounding that to f32 gives the
+    # correctly rounded result, because f64 has more than two bits more than f32.
+    bits = total.view(np.int64)
+    even = (error != 0) & (bits & 1 == 0)
+    return np.where(even, bits + np.where((error > 0) == (total > 0), 1, -1), bits).view(f64).astype(f32)
+
+
+def code(scaled):
+    """Codes, as f32, of values that are already multiplied by the reciprocal of the scale."""
+    return np.rint(np.clip(scaled, f32(-128), f32(127)))
+
+
+EXP = np.array([1.0, 1.0, 0.4999999, 0.1666642, 0.04166823, 0.008374857, 0.0013836792], f32)
+
+
+def exp(x):
+    x = np.clip(x, f32(-104), f32(89))
+    n = np.rint(x * f32(1.4426950408889634))
+    r = fma(-n, f32(-0.00021219444), fma(-n, f32(0.6933594), x))
+    p = np.full_like(x, EXP[6])
+    for c in EXP[5::-1]:
+        p = fma(p, r, c)
+    half = n.astype(np.int32) >> 1
+    return np.ldexp(np.ldexp(p, half), n.astype(np.int32) - half)
+
+
+TAIL = np.array([
+    [0.5, 0.34967172, 0.2199347, 0.12330542, 0.061193984, 0.026739392, 0.010245292, 0.003431206,
+     0.0010019452, 2.5460735e-04, 5.6215587e-05, 1.0771176e-05, 1.7891792e-06, 2.5743756e-07, 3.206436e-08, 0.0],
+    [-0.15407425, -0.14300174, -0.114333905, -0.07874649, -0.046720758, -0.023878718, -0.010513192, -0.0039873165,
+     -0.0013027145, -3.666404e-04, -8.88902e-05, -1.856479e-05, -3.3400177e-06, -5.1764283e-07, -6.910897e-08, 0.0],
+    [-5.627412e-08, 0.010664456, 0.017053215, 0.01761811, 0.013937436, 0.008904283, 0.0047044107, 0.0020815807,
+     7.7721174e-04, 2.4606797e-04, 6.627968e-05, 1.5224412e-05, 2.9873802e-06, 5.014201e-07, 7.206368e-08, 0.0],
+    [0.0038306334, 0.0030246568, 0.0011465198, -6.702422e-04, -0.0016103124, -0.0016198957, -0.0011420117,
+     -6.253324e-04, -2.7676e-04, -1.01001664e-04, -3.0748597e-05, -7.866936e-06, -1.7000258e-06, -3.1141298e-07,
+     -4.848494e-08, 0.0],
+    [-1.5792099e-06, -3.7457835e-04, -5.05747e-04, -3.616156e-04, -1.0729597e-04, 7.89475e-05, 1.3748322e-04,
+     1.1124969e-04, 6.3428706e-05, 2.8007264e-05, 9.954137e-06, 2.905338e-06, 7.0477614e-07, 1.4320635e-07,
+     2.4506914e-08, 0.0],
+    [-8.356974e-05, -5.609569e-05, 4.554972e-06, 4.707939e-05, 4.847387e-05, 2.4232442e-05, 8.821978e-07,
+     -9.192569e-06, -8.873173e-06, -5.2074897e-06, -2.2548954e-06, -7.6691845e-07, -2.1098029e-07, -4.7730254e-08,
+     -8.973034e-09, 0.0],
+], f32)
+
+
+def gelu(x):
+    a = np.minimum(np.abs(x), f32(5.7931037))
+    scaled = fma(a, f32(2.5892856), f32(2**23))
+    u = fma(a, f32(2.5892856), -(scaled - f32(2**23)))
+    column = scaled.view(np.int32) & 15
+    h = TAIL[5][column]
+    for row in TAIL[4::-1]:
+        h = fma(h, u, row[column])
+    return fma(-a, h, np.where(f32(0) > x, f32(0), x))
+
+
+# 3. Rows: sums, LayerNorm
+
+
+def partial_sums(x):
+    """Sums over the last axis as section 3 orders them: sixteen partial sums, then halves added to halves."""
+    rest = -x.shape[-1] % 16
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], rest), x.dtype)], axis=-1)
+    sums = np.zeros((*x.shape[:-1], 16), x.dtype)
+    for first in range(0, x.shape[-1], 16):
+        sums = sums + x[..., first : first + 16]
+    for half in (8, 4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    return sums
+
+
+def layer_norm(x, gamma, beta, eps):
+    wide, count = x.astype(f64), x.shape[-1]
+    mean = partial_sums(wide) / count
+    variance = np.maximum(partial_sums(wide * wide) / count - mean * mean, 0)
+    inverse = 1 / np.sqrt(variance + f64(f32(eps)))
+    shift = ((mean.astype(f32) - mean) * inverse).astype(f32)
+    return fma(fma(x - mean.astype(f32), inverse.astype(f32), shift), gamma, beta)
+
+
+class Quantizer:
+    """A scale and its reciprocal, both f32."""
+
+    def __init__(self, scale):
+        self.scale, self.reciprocal = f32(scale), f32(1) / f32(scale)
+
+    def code(self, x):
+        return code(x * self.reciprocal)
+
+    def fake(self, x):
+        """What the code of `x` stands for."""
+        return self.code(x) * self.scale
+
+
+def fake(quantizer, x):
+    return quantizer.fake(x) if quantizer else x
+
+
+def float_product(a, b):
+    """a [..., m, k] times b [..., n, k] transposed, in f32: multiply-adds in the order of k, from 0."""
+    total = np.zeros((*a.shape[:-1], b.shape[-2]), f32)
+    for k in range(a.shape[-1]):
+        total = fma(a[..., :, None, k], b[..., None, :, k], total)
+    return total
+
+
+def code_product(a, b):
+    """The same product over codes. Sums of integers below 2^53 are exact in f64; then one rounding to f32."""
+    return (a.astype(f64) @ np.swapaxes(b, -1, -2).astype(f64)).astype(f32)
+
+
+class Engine:
+    def __init__(self, path):
+        with safe_open(path, framework="numpy") as file:
+            self.document = json.loads(file.metadata()["swinq"])
+        self.tensors = load_file(path)
+        self.config = self.document["architecture"]
+
+    def quantizer(self, site):
+        """The quantizer of an activation site; None where the site is off or of kind u8."""
+        scale = self.tensors.get(f"{site}.scale")
+        return None if scale is None else Quantizer(scale)
+
+    def parameter(self, name):
+        return self.tensors[name].astype(f32)
+
+    # 4. Linear layers
+
+    def linear(self, name, x):
+        """[..., k] to [..., n]: product, output site and bias."""
+        weight = self.tensors[f"{name}.weight"]
+        weight = weight.reshape(weight.shape[0], -1)
+        scales = self.tensors.get(f"{name}.weight.scale")
+        source, output = self.quantizer(f"{name}.input"), self.quantizer(f"{name}.output")
+        bias = self.parameter(f"{name}.bias") if f"{name}.bias" in self.tensors else np.zeros(len(weight), f32)
+        rows = x.reshape(-1, x.shape[-1])
+        if source and scales is not None:
+            total = code_product(source.code(rows), weight)
+            multiplier = source.scale * scales
+            if output:
+                y = fma(code(total * (multiplier * output.reciprocal)), output.scale, bias)
+            else:
+                y = fma(total, multiplier, bias)
+        else:
+            weight = weight.astype(f32)
+            if scales is not None:
+                weight = weight * scales[:, None]
+            total = float_product(fake(source, rows), weight)
+            y = fma(output.code(total), output.scale, bias) if output else total + bias
+        return y.reshape(*x.shape[:-1], -1)
+
+    def norm(self, name, x):
+        gamma, beta = self.parameter(f"{name}.weight"), self.parameter(f"{name}.bias")
+        return layer_norm(x, gamma, beta, self.config["norm_eps"])
+
+    # 6. Window attention
+
+    def attention(self, block, qkv, heads, bias):
+        """qkv [images, windows, n, 3 * c] and bias [windows, heads, n, n] to [images, windows, n, c]."""
+        images, windows, n, c = (*qkv.shape[:3], qkv.shape[3] // 3)
+        d = c // heads
+        q, k, v = np.moveaxis(qkv.reshape(images, windows, n, 3, heads, d), (3, 4), (0, 3))
+        on_q, on_k, on_v, on_scores = (self.quantizer(f"{block}.attn.{site}") for site in ("q", "k", "v", "scores"))
+        scale = f32(d**-0.5 if self.config["qk_scale"] is None else self.config["qk_scale"])
+        if on_q and on_k:
+            total, factor = code_product(on_q.code(q), on_k.code(k)), on_q.scale * on_k.scale
+            if on_scores:
+                logits = fma(on_scores.fake(total * factor), scale, bias)
+            else:
+                logits = fma(total, factor * scale, bias)
+        else:
+            logits = fma(fake(on_scores, float_product(fake(on_q, q), fake(on_k, k))), scale, bias)
+        weights, divisor, factor = self.probabilities(f"{block}.attn.probs", logits)
+        v_transposed = np.swapaxes(v, -1, -2)
+        if on_v and self.document["sites"][f"{block}.attn.probs"]["enabled"]:
+            total = code_product(weights, on_v.code(v_transposed))
+            y = total * (factor * on_v.scale if factor else on_v.scale / divisor)
+        else:
+            total = float_product(weights, fake(on_v, v_transposed))
+            y = total * (factor if factor else f32(1) / divisor)
+        return np.moveaxis(y, 2, 3).reshape(images, windows, n, c)
+
+    def probabilities(self, site, logits):
+        """The weights of the values, and either what divides their product or what multiplies it."""
+        exps = exp(np.maximum(logits - logits.max(axis=-1, keepdims=True), f32(-60)))
+        entry = self.document["sites"][site]
+        if entry["enabled"] and entry["kind"] == "u8":
+            codes = np.rint(f32(255) * exps)
+            return codes, codes.sum(axis=-1, keepdims=True, dtype=f64).astype(f32), None
+        total = partial_sums(exps)
+        if entry["enabled"]:
+            quantizer = self.quantizer(site)
+            return quantizer.code(exps * (f32(1) / total)), None, quantizer.scale
+        return exps, total, None
+
+    # 5. Windows
+
+    def stage(self, index, grid):
+        """Window, shift of the odd blocks, and padded grid of a stage."""
+        size, policy = self.config["window_size"], self.config["window_policy"]
+        window = size if policy == "pad" else min(size, grid)
+        return window, 0 if grid <= size else size // 2, -(-grid // window) * window
+
+    def bias(self, block, heads, window, shift, padded):
+        """Relative position bias plus mask: [windows, heads, n, n]."""
+        table = self.parameter(f"{block}.attn.relative_position_bias_table")
+        y, x = np.divmod(np.arange(window * window), window)
+        dy, dx = (p[:, None] - p[None, :] + window - 1 for p in (y, x))
+        bias = np.moveaxis(table[dy * (2 * window - 1) + dx], -1, 0)[None]
+        if shift == 0:
+            return bias
+        band = np.searchsorted([padded - window, padded - shift], np.arange(padded), side="right")
+        regions = partition((band[:, None] * 3 + band[None, :])[None, :, :, None], window)[0, :, :, 0]
+        masked = np.where(regions[:, :, None] == regions[:, None, :], f32(0), f32(-100))
+        return bias + masked[:, None]
+
+    def block(self, name, stream, heads, geometry, shift):
+        """One block of a stage: stream [images, grid, grid, c] to the same."""
+        window, _, padded = geometry
+        images, grid, _, c = stream.shape
+        x = np.zeros((images, padded, padded, c), f32)
+        x[:, :grid, :grid] = self.norm(f"{name}.norm1", stream)
+        x = partition(np.roll(x, (-shift, -shift), axis=(1, 2)), window)
+        qkv = self.linear(f"{name}.attn.qkv", x)
+        x = self.attention(name, qkv, heads, self.bias(name, heads, window, shift, padded))
+        x = reverse(self.linear(f"{name}.attn.proj", x), window, padded)
+        stream = self.add(f"{name}.attn.add", stream, np.roll(x, (shift, shift), axis=(1, 2))[:, :grid, :grid])
+        x = gelu(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", stream)))
+        return self.add(f"{name}.mlp.add", stream, self.linear(f"{name}.mlp.fc2", x))
+
+    def add(self, name, shortcut, branch):
+        return fake(self.quantizer(f"{name}.shortcut"), shortcut) + fake(self.quantizer(f"{name}.branch"), branch)
+
+    # 7. Patch embedding, merging, head
+
+    def embed(self, pixels):
+        transform, patch = self.document["transform"], self.config["patch_size"]
+        mean, std = np.array(transform["mean"], f32), np.array(transform["std"], f32)
+        x = (pixels.astype(f32) / f32(255) - mean) / std
+        images, grid = len(x), x.shape[1] // patch
+        x = x.reshape(images, grid, patch, grid, patch, 3).transpose(0, 1, 3, 5, 2, 4)
+        x = self.linear("patch_embed.proj", x.reshape(images, grid, grid, 3 * patch * patch))
+        if self.config["patch_norm"]:
+            x = self.norm("patch_embed.norm", x)
+        if self.config["ape"]:
+            x = x + self.parameter("absolute_pos_embed").reshape(1, grid, grid, -1)
+        return x
+
+    def merge(self, name, stream):
+        odd = stream.shape[1] % 2
+        x = np.pad(stream, ((0, 0), (0, odd), (0, odd), (0, 0)))
+        x = np.concatenate([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], axis=-1)
+        return self.linear(f"{name}.reduction", self.norm(f"{name}.norm", x))
+
+    def head(self, stream):
+        x = self.norm("norm", stream).reshape(len(stream), -1, stream.shape[-1])
+        total = np.zeros_like(x[:, 0])
+        for token in range(x.shape[1]):
+            total = total + x[:, token]
+        return self.linear("head", total / f32(x.shape[1]))
+
+    def logits(self, pixels):
+        stream = self.embed(pixels)
+        for stage, (depth, heads) in enumerate(zip(self.config["depths"], self.config["num_heads"])):
+            geometry = self.stage(stage, stream.shape[1])
+            for block in range(depth):
+                shift = geometry[1] if block % 2 else 0
+                stream = self.block(f"layers.{stage}.blocks.{block}", stream, heads, geometry, shift)
+            if stage + 1 < len(self.config["depths"]):
+                stream = self.merge(f"layers.{stage}.downsample", stream)
+        return self.head(stream)
+
+
+def partition(x, window):
+    """[images, side, side, c] to [images, windows, window^2, c]."""
+    images, side, _, c = x.shape
+    x = x.reshape(images, side // window, window, side // window, window, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, -1, window * window, c)
+
+
+def reverse(x, window, side):
+    """The inverse of `partition`."""
+    images, per_side, c = len(x), side // window, x.shape[-1]
+    x = x.reshape(images, per_side, per_side, window, window, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, side, side, c)
+
+
+if __name__ == "__main__":
+    model, pixels, logits = sys.argv[1:]
+    save_file({"logits": Engine(model).logits(load_file(pixels)["pixels"])}, logits)

@@ -1,0 +1,250 @@
+//! The documents against the program: `docs/examples/engine.py`, written from `docs/inference.md` in numpy, gives every bit of
+//! the logits of `swinq predict`.
+//!
+//! Python is `SWINQ_PYTHON`, or `python3`, with numpy and safetensors. Without it the tests say SKIPPED, unless
+//! `REQUIRE_IMPL` names `numpy`.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use candle_core::Device;
+use common::{calibrate as calibrate_sample, root, swinq};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_model::checkpoint::random_model;
+use swinq_model::config::LoadedConfig;
+use swinq_model::{Batch, BatchSource, BoxError, Recipe, SwinConfig, Transform, WindowPolicy};
+
+/// Images per comparison.
+const IMAGES: usize = 3;
+
+/// Python with numpy and safetensors; `None` after saying that `test` is skipped.
+fn python(test: &str) -> Option<PathBuf> {
+    let python = PathBuf::from(std::env::var_os("SWINQ_PYTHON").unwrap_or_else(|| "python3".into()));
+    let found = Command::new(&python).args(["-c", "import numpy, safetensors"]).output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name == "numpy"),
+        "REQUIRE_IMPL names numpy, but {} has no numpy and safetensors",
+        python.display()
+    );
+    eprintln!("SKIPPED {test}: {} has no numpy and safetensors", python.display());
+    None
+}
+
+/// Smooth noise, so that a network's activations differ from place to place: u8 `[images, size, size, 3]`.
+fn pixels(size: usize, images: usize, seed: usize) -> Vec<u8> {
+    let mut state = 0x1234_5678_9abc_u64 + seed as u64 * 0x9e37_79b9;
+    let mut noise = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as usize % 96
+    };
+    let mut pixels = Vec::with_capacity(images * size * size * 3);
+    for i in 0..images * size * size * 3 {
+        let (channel, x, y) = (i % 3, i / 3 % size, i / 3 / size % size);
+        let slope = (x * (channel + 1) + y * (3 - channel)) * 160 / (4 * size);
+        pixels.push((slope + noise()) as u8);
+    }
+    pixels
+}
+
+/// A source of such images.
+struct Noise(usize);
+
+impl BatchSource for Noise {
+    fn batches(&self) -> usize {
+        2
+    }
+
+    fn images(&self) -> usize {
+        4
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let ids = vec![2 * index, 2 * index + 1];
+        Ok(Batch { pixels: pixels(self.0, 2, index + 1), size: self.0, labels: Vec::new(), ids })
+    }
+}
+
+/// Writes images as PNG files; returns their paths.
+fn write_images(folder: &Path, size: usize, pixels: &[u8]) -> Vec<PathBuf> {
+    let write = |(index, image): (usize, &[u8])| {
+        let path = folder.join(format!("{index}.png"));
+        let mut encoder =
+            png::Encoder::new(std::fs::File::create(&path).unwrap(), size as u32, size as u32);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.write_header().unwrap().write_image_data(image).unwrap();
+        path
+    };
+    pixels.chunks_exact(size * size * 3).enumerate().map(write).collect()
+}
+
+/// The bits of the tensor `logits` of a file.
+fn logits(path: &Path) -> Vec<u32> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (values, _) = file.tensor("logits").unwrap().data().as_chunks::<4>();
+    values.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
+}
+
+fn succeeded(output: Output) -> Output {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Asserts that the numpy engine gives the bits of `swinq predict` on the quantized checkpoint `model` in `folder`.
+fn compare(python: &Path, folder: &Path, model: &Path, size: usize, what: &str) {
+    let [own, numpy, input] = ["own", "numpy", "input"].map(|n| folder.join(format!("{n}.safetensors")));
+    let pixels = pixels(size, IMAGES, 0);
+    let images = write_images(folder, size, &pixels);
+    let mut predict = swinq(["predict", "--backend", "cpu", "--logits"]);
+    predict.arg(&own).arg(model).args(images).assert().success();
+    let view = TensorView::new(Dtype::U8, vec![IMAGES, size, size, 3], &pixels).unwrap();
+    std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
+    let script = root().join("docs/examples/engine.py");
+    let output = Command::new(python).arg(script).args([model, &input, &numpy]).output().unwrap();
+    succeeded(output);
+    let (own, numpy) = (logits(&own), logits(&numpy));
+    assert!(own.iter().any(|bits| *bits != own[0]), "{what}: constant logits");
+    assert_eq!(own, numpy, "{what}");
+}
+
+/// 4-bit weights, and sites of residual additions.
+const W4_ADD: &str = "
+  - {match: '**', enable: true, calibrator: {percentile: 99.99}}
+  - {match: '**.weight', bits: 4, calibrator: mse}
+  - {match: '{patch_embed,head}.**', enable: false}
+  - {match: '**.{scores,output}', enable: false}
+";
+
+/// Every site on; probabilities of both kinds.
+const ALL: &str = "
+  - {match: '**', enable: true, calibrator: entropy}
+  - {match: '**.weight', calibrator: max, granularity: tensor}
+  - {match: 'layers.0.**.probs', kind: s8, calibrator: max}
+";
+
+/// Every combination of one operand of a product on and the other off.
+const MIXED: &str = "
+  - {match: '**', enable: true, calibrator: mse}
+  - {match: '**.weight', calibrator: max}
+  - {match: 'layers.*.blocks.0.**.{fc1,proj}.input', enable: false}
+  - {match: 'layers.*.blocks.1.**.{fc1,proj}.weight', enable: false}
+  - {match: 'layers.0.blocks.0.attn.q', enable: false}
+  - {match: 'layers.0.blocks.1.attn.{k,v}', enable: false}
+  - {match: 'layers.1.blocks.0.attn.v', enable: false}
+  - {match: 'layers.1.blocks.0.attn.probs', kind: s8}
+  - {match: 'layers.1.blocks.1.attn.{q,probs}', enable: false}
+  - {match: 'head.weight', enable: false}
+";
+
+fn yaml(rules: &str) -> String {
+    format!("name: test\nrules:{rules}")
+}
+
+#[test]
+fn the_numpy_engine_gives_the_bits_of_the_sample() {
+    let Some(python) = python("the_numpy_engine_gives_the_bits_of_the_sample") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("q.safetensors");
+    for (name, rules) in [("default", ""), ("mode1", ""), ("w4", W4_ADD), ("all", ALL), ("mixed", MIXED)] {
+        let file = folder.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, yaml(rules)).unwrap();
+        let recipe = if rules.is_empty() { name } else { file.to_str().unwrap() };
+        calibrate_sample(&model, &["--recipe", recipe, "--batches", "2"]).success();
+        compare(&python, folder.path(), &model, 56, name);
+    }
+}
+
+fn odd_shapes() -> [SwinConfig; 3] {
+    let small = SwinConfig {
+        num_classes: 7,
+        embed_dim: 24,
+        depths: vec![2, 2],
+        num_heads: vec![2, 3],
+        window_size: 4,
+        image_size: 44,
+        ..SwinConfig::default()
+    };
+    [
+        SwinConfig {
+            name: "padded windows, odd merge, no norm of patches".to_owned(),
+            window_policy: WindowPolicy::ShrinkAndPad,
+            patch_norm: false,
+            ..small.clone()
+        },
+        SwinConfig {
+            name: "windows larger than the grid, odd widths".to_owned(),
+            window_policy: WindowPolicy::Pad,
+            image_size: 10,
+            patch_size: 2,
+            embed_dim: 18,
+            num_heads: vec![3, 2],
+            mlp_ratio: 2.5,
+            ..small.clone()
+        },
+        SwinConfig {
+            name: "position embedding, no QKV bias, own scale".to_owned(),
+            image_size: 32,
+            ape: true,
+            qkv_bias: false,
+            qk_scale: Some(0.37),
+            ..small
+        },
+    ]
+}
+
+#[test]
+fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
+    let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
+    for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
+        config.validate().unwrap();
+        let (name, size) = (config.name.clone(), config.image_size);
+        let transform = Transform::microsoft(size, false);
+        let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
+        let mut progress = |_, _| ControlFlow::Continue(());
+        let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+        let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
+        let model = calibrate(&random_model(&loaded, 5), &recipe, &mut Noise(size), options).unwrap().model;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("q.safetensors");
+        model.save(&file).unwrap();
+        compare(&python, folder.path(), &file, size, &name);
+    }
+}
+
+#[test]
+fn the_example_that_reads_a_checkpoint_runs() {
+    let Some(python) = python("the_example_that_reads_a_checkpoint_runs") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    calibrate_sample(&folder.path().join("model.safetensors"), &["--batches", "1"]).success();
+    let page = std::fs::read_to_string(root().join("docs/quantized-checkpoint.md")).unwrap();
+    let (_, example) = page.split_once("```python\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let output = Command::new(python).current_dir(folder.path()).args(["-c", example]).output().unwrap();
+    let text = String::from_utf8(succeeded(output).stdout).unwrap();
+    assert!(text.contains("layers.0.blocks.0.mlp.fc1.input {'percentile': 99.99}"), "{text}");
+}
+
+/// The table of GELU's coefficients is written twice: on the page and in the program.
+#[test]
+fn the_page_and_the_program_have_the_same_coefficients() {
+    let read = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();
+    let (page, program) = (read("inference.md"), read("examples/engine.py"));
+    let rows = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 6);
+    let numbers = rows.flat_map(|row| row.trim_matches(['|', ' ']).split(" | ").skip(1));
+    let numbers: Vec<&str> = numbers.filter(|cell| cell.parse::<f32>().is_ok()).collect();
+    assert_eq!(numbers.len(), 16 * 6);
+    for number in numbers {
+        assert!(program.contains(number), "{number}");
+    }
+}
