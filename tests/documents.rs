@@ -79,8 +79,7 @@ impl BatchSource for Noise {
 fn write_images(folder: &Path, size: usize, pixels: &[u8]) -> Vec<PathBuf> {
     let write = |(index, image): (usize, &[u8])| {
         let path = folder.join(format!("{index}.png"));
-        let mut encoder =
-            png::Encoder::new(std::fs::File::create(&path).unwrap(), size as u32, size as u32);
+        let mut encoder = png::Encoder::new(std::fs::File::create(&path).unwrap(), size as u32, size as u32);
         encoder.set_color(png::ColorType::Rgb);
         encoder.write_header().unwrap().write_image_data(image).unwrap();
         path
