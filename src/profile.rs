@@ -12,23 +12,18 @@ use crate::runner::{self, Subject};
 const RUNS: usize = 20;
 
 /// Prints the profile of `subject` at one batch size.
-pub fn print(subject: &mut Subject, batch_size: usize) -> anyhow::Result<()> {
+pub fn print(subject: &Subject, batch_size: usize) -> anyhow::Result<()> {
     let label = subject.result.label();
-    match &mut subject.classifier {
-        Runnable::Cpu(engine) => {
-            let batch = runner::noise(subject.config.image_size, batch_size);
-            engine.profile(&batch.pixels, 3)?;
-            let launches = engine.profile(&batch.pixels, RUNS)?;
-            let images = batch_size.min(engine.max_batch());
-            say!("\n{label}, batch {images}: {}", cpu_table(&launches));
-        }
-        Runnable::Cuda(engine) => {
-            let launches = engine.profile(batch_size)?;
-            let roofline = Roofline::of(engine.device());
-            say!("\n{label}, batch {batch_size}: {}", cuda_table(&launches, &roofline));
-        }
-        Runnable::Other(_) => {}
-    }
+    let Runnable::Engine(engine) = &subject.classifier else { return Ok(()) };
+    let batch = runner::noise(subject.config.image_size, batch_size);
+    let images = batch_size.min(engine.max_batch());
+    engine.profile(&batch.pixels, 3)?;
+    let launches = engine.profile(&batch.pixels, RUNS)?;
+    let table = match engine.device() {
+        None => cpu_table(&launches),
+        Some(device) => cuda_table(&launches, &Roofline::of(device)),
+    };
+    say!("\n{label}, batch {images}: {table}");
     Ok(())
 }
 

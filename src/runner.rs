@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use swinq_eval::{Latency, LatencyOptions, ModelResult, SiteResult, Step, measure_interleaved};
-use swinq_int8_runtime::cuda::CudaEngine;
+use swinq_int8_runtime::Engine;
 use swinq_model::site::all_sites;
 use swinq_model::{Batch, Classifier, QuantizedModel, SwinConfig, Transform};
 
@@ -84,8 +84,10 @@ pub fn measure(
         eprintln!("latency at batch {batch_size}: {:.1} s", start.elapsed().as_secs_f64());
         for (subject, latency) in subjects.iter_mut().zip(&latencies) {
             subject.result.set_latency(batch_size, latency);
-            if let Runnable::Cuda(engine) = &mut subject.classifier {
-                subject.result.set_compute(batch_size, &compute_times(engine, batch_size)?);
+            if let Runnable::Engine(engine) = &subject.classifier
+                && let Some(times) = compute_times(engine, batch_size)?
+            {
+                subject.result.set_compute(batch_size, &times);
             }
             each(subject, batch_size, latency);
         }
@@ -99,11 +101,14 @@ pub fn measure(
 /// Forwards timed on the GPU alone.
 const COMPUTE_RUNS: usize = 200;
 
-/// Times of forwards whose images are on the GPU already.
-fn compute_times(engine: &mut CudaEngine, batch_size: usize) -> anyhow::Result<Latency> {
+/// Times of forwards whose images are on the GPU already; `None` on the CPU.
+fn compute_times(engine: &Engine, batch_size: usize) -> anyhow::Result<Option<Latency>> {
+    if engine.device().is_none() {
+        return Ok(None);
+    }
     engine.compute_times(batch_size, COMPUTE_RUNS / 4)?;
-    let times = engine.compute_times(batch_size, COMPUTE_RUNS)?;
-    Ok(Latency::from_samples(times.iter().map(|time| 1e3 * time.as_secs_f64()).collect())?)
+    let Some(times) = engine.compute_times(batch_size, COMPUTE_RUNS)? else { return Ok(None) };
+    Ok(Some(Latency::from_samples(times.iter().map(|time| 1e3 * time.as_secs_f64()).collect())?))
 }
 
 /// Images of deterministic noise: the time of a forward does not depend on the pixels.

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use candle_core::Device;
 use common::gpu;
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
-use swinq_int8_runtime::{Engine, EngineOptions, Traced, TracedValues};
+use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, Traced, TracedValues};
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
@@ -118,7 +118,7 @@ fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
 }
 
 fn cpu(model: &QuantizedModel) -> Engine {
-    Engine::new(model, EngineOptions { max_batch: 8, ..EngineOptions::detect().unwrap() }).unwrap()
+    Engine::new(model, Backend::Cpu(CpuOptions { max_batch: 8, ..CpuOptions::detect().unwrap() })).unwrap()
 }
 
 fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
@@ -186,8 +186,8 @@ fn an_f32_stream_gives_the_bits_of_the_cpu() {
             let expected = cpu(&model).trace(&pixels).unwrap();
             for gemm in [Gemm::Own, Gemm::CublasLt] {
                 let what = format!("{}, {recipe}, --gemm {gemm}", float.config.name);
-                match CudaEngine::new(&model, options(StreamType::F32, gemm)) {
-                    Ok(mut engine) => assert_same(&expected, &engine.trace(&pixels).unwrap(), &what),
+                match Engine::new(&model, Backend::Cuda(options(StreamType::F32, gemm))) {
+                    Ok(engine) => assert_same(&expected, &engine.trace(&pixels).unwrap(), &what),
                     Err(error) => panic!("{what}: {error}"),
                 }
             }
@@ -209,7 +209,7 @@ fn half_precision_is_close() {
             cpu(&model).infer_into(&pixels, &mut expected).unwrap();
             for gemm in [Gemm::Own, Gemm::CublasLt] {
                 let mut got = vec![0.0; expected.len()];
-                let mut engine = CudaEngine::new(&model, options(StreamType::F16, gemm)).unwrap();
+                let engine = Engine::new(&model, Backend::Cuda(options(StreamType::F16, gemm))).unwrap();
                 engine.infer_into(&pixels, &mut got).unwrap();
                 let db = sqnr_db(&expected, &got);
                 eprintln!("{}, {recipe}, --gemm {gemm}: {db:.1} dB", float.config.name);
@@ -228,7 +228,7 @@ fn batches_are_split_and_replays_repeat() {
     let pixels = images(&model, 11);
     let mut expected = vec![0.0; 11 * 10];
     cpu(&model).infer_into(&pixels, &mut expected).unwrap();
-    let mut engine = CudaEngine::new(&model, options(StreamType::F32, Gemm::Own)).unwrap();
+    let engine = Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap();
     for count in [1, 4, 11, 3, 8, 11] {
         let mut got = vec![0.0; count * 10];
         engine.infer_into(&pixels[..count * 56 * 56 * 3], &mut got).unwrap();
@@ -246,8 +246,8 @@ fn marks_for_a_profiler_change_no_score() {
     let marked = CudaOptions { nvtx: true, ..options(StreamType::F16, Gemm::Own) };
     let mut scores = Vec::new();
     for options in [CudaOptions { nvtx: false, ..marked }, marked] {
-        match CudaEngine::new(&model, options) {
-            Ok(mut engine) => {
+        match Engine::new(&model, Backend::Cuda(options)) {
+            Ok(engine) => {
                 let mut got = vec![0.0; 50];
                 engine.infer_into(&pixels, &mut got).unwrap();
                 scores.push(got);
@@ -271,7 +271,8 @@ fn engines_share_a_device() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let mut engine = CudaEngine::new(&model, options(StreamType::F32, Gemm::Auto)).unwrap();
+                let engine =
+                    Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Auto))).unwrap();
                 for _ in 0..20 {
                     let mut got = vec![0.0; 60];
                     engine.infer_into(&pixels, &mut got).unwrap();

@@ -10,8 +10,8 @@ use common::{float_model, gpu, large_data, sample_data};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
-use swinq_int8_runtime::cuda::{Autotune, CudaEngine, CudaOptions, Gemm, StreamType};
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Classifier, QuantizedModel, Recipe};
 
@@ -50,7 +50,8 @@ fn logits_are_those_of_the_cpu_engine() {
     }
     let float = float_model();
     let model = calibrated(&float);
-    let expected = run(&mut Engine::new(&model, EngineOptions::detect().unwrap()).unwrap(), &model);
+    let expected =
+        run(&mut Engine::new(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap(), &model);
     let images = expected.logits.rows().count();
     for (residual, least_db, least_agreement) in
         [(StreamType::F32, 45.0, 0.998), (StreamType::F16, 38.0, 0.992)]
@@ -58,7 +59,7 @@ fn logits_are_those_of_the_cpu_engine() {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };
             let options = CudaOptions { max_batch: 64, residual, gemm, autotune, ..CudaOptions::default() };
-            let got = run(&mut CudaEngine::new(&model, options).unwrap(), &model);
+            let got = run(&mut Engine::new(&model, Backend::Cuda(options)).unwrap(), &model);
             let found = fidelity(&expected, &got).unwrap();
             eprintln!(
                 "{images} images, {residual:?} residual, --gemm {gemm}: {:.1} dB, {:.2} % agreement",

@@ -12,7 +12,7 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_kernels::Cpu;
 use swinq_model::quantized::FloatModel;
 use swinq_model::site::all_sites;
@@ -37,7 +37,7 @@ fn run(classifier: &mut dyn Classifier, model: &FloatModel, images: usize) -> Co
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
-    Engine::new(model, EngineOptions { threads: 2, max_batch: 4, cpu }).unwrap()
+    Engine::new(model, Backend::Cpu(CpuOptions { threads: 2, max_batch: 4, cpu })).unwrap()
 }
 
 #[test]
@@ -75,8 +75,10 @@ fn batches_of_any_size_give_the_same_logits() {
     let whole = run(&mut engine(&model, Cpu::scalar()), &float, 33);
     for max_batch in [1, 3, 8] {
         for cpu in Cpu::available() {
-            let mut one = Engine::new(&model, EngineOptions { threads: 1, max_batch: 33, cpu }).unwrap();
-            let mut split = Engine::new(&model, EngineOptions { threads: 3, max_batch, cpu }).unwrap();
+            let mut one =
+                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 1, max_batch: 33, cpu })).unwrap();
+            let mut split =
+                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 3, max_batch, cpu })).unwrap();
             let (one, split) = (run(&mut one, &float, 33), run(&mut split, &float, 33));
             assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
             assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);

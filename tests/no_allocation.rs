@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_model::QuantizedModel;
 
 #[global_allocator]
@@ -14,8 +14,8 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 const IMAGES: usize = 3;
 
 fn blocks_of_100_inferences(model: &QuantizedModel) -> u64 {
-    let options = EngineOptions { threads: 2, max_batch: 2, ..EngineOptions::detect().unwrap() };
-    let mut engine = Engine::new(model, options).unwrap();
+    let options = CpuOptions { threads: 2, max_batch: 2, ..CpuOptions::detect().unwrap() };
+    let engine = Engine::new(model, Backend::Cpu(options)).unwrap();
     let size = model.config.image_size;
     let pixels: Vec<u8> = (0..IMAGES * size * size * 3).map(|i| (i * 37 % 251) as u8).collect();
     let mut logits = vec![0.0; IMAGES * model.config.num_classes];

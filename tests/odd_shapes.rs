@@ -7,7 +7,7 @@ use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
-use swinq_int8_runtime::{Engine, EngineOptions, TracedValues};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, TracedValues};
 use swinq_kernels::Cpu;
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
@@ -129,7 +129,7 @@ fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
-    Engine::new(model, EngineOptions { threads: 2, max_batch: 3, cpu }).unwrap()
+    Engine::new(model, Backend::Cpu(CpuOptions { threads: 2, max_batch: 3, cpu })).unwrap()
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
 
 #[test]
 fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
-    let (mut tiled, mut apart) = (0, 0);
+    let (mut fused, mut apart) = (0, 0);
     for config in configs() {
         let (name, size, classes) = (config.name.clone(), config.image_size, config.num_classes);
         let float = model(config);
@@ -180,7 +180,8 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
         for recipe in [None, Some("default"), Some("mode1"), Some("mode2")] {
             let model = quantized(&float, recipe);
             for (threads, cpu) in (1..=3).zip(Cpu::available().into_iter().rev().cycle()) {
-                let mut engine = Engine::new(&model, EngineOptions { threads, max_batch: 5, cpu }).unwrap();
+                let engine =
+                    Engine::new(&model, Backend::Cpu(CpuOptions { threads, max_batch: 5, cpu })).unwrap();
                 for images in 1..=5 {
                     let pixels = &pixels[..images * size * size * 3];
                     let trace = engine.trace(pixels).unwrap().pop().expect("a plan has launches");
@@ -189,11 +190,11 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
                     let what = format!("{name}, {recipe:?}, {images} images, {threads} threads");
                     assert_eq!(trace.values, TracedValues::Float(logits), "{what}");
                     let profile = engine.profile(pixels, 1).unwrap();
-                    let count = profile.iter().filter(|launch| launch.detail == "tiled").count();
-                    (tiled, apart) = (tiled + count, apart + profile.len() - count);
+                    let count = profile.iter().filter(|launch| launch.detail == "fused").count();
+                    (fused, apart) = (fused + count, apart + profile.len() - count);
                 }
             }
         }
     }
-    assert!(tiled > 1000 && apart > 1000, "{tiled} launches in groups, {apart} one by one");
+    assert!(fused > 1000 && apart > 1000, "{fused} launches in groups, {apart} one by one");
 }

@@ -13,7 +13,11 @@ pub(crate) struct Layout {
 impl Layout {
     /// Places the tensors of `plan`, each for as many images as `images` says.
     pub(crate) fn of_plan(plan: &Plan, images: impl Fn(TensorId) -> usize) -> Layout {
-        let bytes = plan.tensors.iter().enumerate().map(|(i, tensor)| images(TensorId(i)) * tensor.bytes());
+        let bytes = plan
+            .tensors
+            .iter()
+            .enumerate()
+            .map(|(i, tensor)| images(TensorId(i)).saturating_mul(tensor.bytes()));
         let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
         Layout::new(&uses, &bytes.collect::<Vec<_>>())
     }

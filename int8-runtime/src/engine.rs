@@ -1,182 +1,277 @@
 //! The engine: a model, ready to run.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use swinq_kernels::{Cpu, Pool};
+use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
-use crate::cpu::Program;
+use crate::backend::Backend;
+use crate::cpu;
+use crate::cuda;
 use crate::error::RuntimeError;
+use crate::packed::{Lowered, PackedModel};
 use crate::plan::Plan;
+use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
-/// How an engine runs.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineOptions {
-    /// Threads; 0 means one per core.
-    pub threads: usize,
-    /// Images run at a time; larger batches are split. Memory grows with it.
-    pub max_batch: usize,
-    /// Instruction set, by the token that proves it is there.
-    pub cpu: Cpu,
-}
-
-impl EngineOptions {
-    /// All cores, eight images at a time, the fastest instruction set (or `SWINQ_ISA`).
-    ///
-    /// # Errors
-    /// `SWINQ_ISA` names something that cannot be had.
-    pub fn detect() -> Result<EngineOptions, RuntimeError> {
-        Ok(EngineOptions { threads: 0, max_batch: 8, cpu: Cpu::detect()? })
-    }
-}
-
-/// Time of one launch, summed over the runs of a profile.
-#[derive(Clone, Debug)]
-pub struct LaunchProfile {
-    /// Module path of the launch.
-    pub name: String,
-    /// The kernel chosen for it, where there was a choice; on a CPU `tiled` where it runs in groups of rows with the others
-    /// of its block (its time is then its part of theirs).
-    pub detail: String,
-    /// Time per run.
-    pub time: Duration,
-    /// Multiply-accumulates per run.
-    pub macs: u64,
-    /// Bytes that a run must move, to memory or between caches: inputs, outputs and weights once, a residual stream twice.
-    pub bytes: u64,
-}
-
-/// A model lowered for the CPU: packed weights, an arena, a pool of threads.
+/// A model ready to run: shared packed weights, and an arena and threads of its own.
+///
+/// An engine may be called from many threads; the calls take turns. For calls that run at the same time, make an engine
+/// for each thread on the same weights ([`Engine::another`]).
 pub struct Engine {
-    program: Program,
-    pool: Pool,
-    plan: Plan,
-    cpu: Cpu,
-    image_size: usize,
-    classes: usize,
-    max_batch: usize,
+    packed: Arc<PackedModel>,
+    backend: Backend,
+    threads: usize,
+    runner: Mutex<Runner>,
+}
+
+/// What runs the launches.
+enum Runner {
+    Cpu(cpu::Runner),
+    Cuda(Box<cuda::Runner>),
 }
 
 impl Engine {
     /// Loads a quantized checkpoint.
     ///
     /// # Errors
-    /// The file cannot be read, or holds something the engine cannot run; the message names it.
-    pub fn load(path: &Path, options: EngineOptions) -> Result<Engine, RuntimeError> {
-        Engine::new(&QuantizedModel::load(path)?, options)
+    /// The file cannot be read, or as [`Engine::new`].
+    pub fn load(path: &Path, backend: Backend) -> Result<Engine, RuntimeError> {
+        backend.check()?;
+        Engine::new(&QuantizedModel::load(path)?, backend)
     }
 
-    /// Prepares `model`: plans, packs its weights, places its buffers.
+    /// Prepares `model`: plans it, packs its weights, places its buffers. The engine keeps nothing of `model`.
     ///
     /// # Errors
-    /// The model does not pass [`QuantizedModel::validate`].
-    pub fn new(model: &QuantizedModel, options: EngineOptions) -> Result<Engine, RuntimeError> {
-        let plan = Plan::new(model)?;
-        let max_batch = options.max_batch.max(1);
-        let pool = Pool::new(options.threads);
-        Ok(Engine {
-            program: Program::new(model, &plan, options.cpu, max_batch, pool.threads()),
-            pool,
-            plan,
-            cpu: options.cpu,
-            image_size: model.config.image_size,
-            classes: model.config.num_classes,
-            max_batch,
-        })
+    /// As [`PackedModel::new`] and [`Engine::from_packed`].
+    pub fn new(model: &QuantizedModel, backend: Backend) -> Result<Engine, RuntimeError> {
+        backend.check()?;
+        Engine::from_packed(&Arc::new(PackedModel::new(model, backend)?), backend)
     }
 
-    /// What runs, in order.
+    /// An engine on weights that are packed already, with an arena and threads of its own.
+    ///
+    /// # Errors
+    /// The options of `backend` are out of bounds, `packed` was made for another backend, the system refuses memory or
+    /// threads, or the GPU fails.
+    pub fn from_packed(packed: &Arc<PackedModel>, backend: Backend) -> Result<Engine, RuntimeError> {
+        backend.check()?;
+        packed.check_suits(&backend)?;
+        let (runner, threads) = match (&packed.lowered, &backend) {
+            (Lowered::Cpu(lowered), Backend::Cpu(options)) => {
+                let runner = cpu::Runner::new(lowered, options)?;
+                let threads = runner.threads();
+                (Runner::Cpu(runner), threads)
+            }
+            (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
+                let runner = cuda::Runner::new(lowered, *options, packed.image_size, packed.classes)?;
+                (Runner::Cuda(Box::new(runner)), 1)
+            }
+            _ => unreachable!("`check_suits` compares the backends"),
+        };
+        Ok(Engine { packed: Arc::clone(packed), backend, threads, runner: Mutex::new(runner) })
+    }
+
+    /// A second engine on the same weights, with an arena and threads of its own.
+    ///
+    /// # Errors
+    /// The system refuses memory or threads, or the GPU fails.
+    pub fn another(&self) -> Result<Engine, RuntimeError> {
+        Engine::from_packed(&self.packed, self.backend)
+    }
+
+    /// The weights, for more engines.
+    pub fn packed(&self) -> &Arc<PackedModel> {
+        &self.packed
+    }
+
+    /// The network as logical ops.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.packed.plan
     }
 
-    /// The instruction set in use.
-    pub fn cpu(&self) -> Cpu {
-        self.cpu
+    /// What runs the model, and how.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
     }
 
-    /// Images run at a time.
+    /// The GPU in use; `None` on the CPU.
+    pub fn device(&self) -> Option<&Device> {
+        match &self.packed.lowered {
+            Lowered::Cpu(_) => None,
+            Lowered::Cuda(packed) => Some(packed.device()),
+        }
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.packed.classes
+    }
+
+    /// Side of the input in pixels.
+    pub fn input_size(&self) -> usize {
+        self.packed.image_size
+    }
+
+    /// Images run at a time; larger batches are split.
     pub fn max_batch(&self) -> usize {
-        self.max_batch
+        self.backend.max_batch()
     }
 
-    /// Threads in use.
+    /// Threads in use, the caller's included; 1 on a GPU.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        self.threads
+    }
+
+    /// Scores of the images of `batch`.
+    ///
+    /// # Errors
+    /// Images of another size, pixels that are not the batch's images, or as [`Engine::infer_into`].
+    pub fn infer(&self, batch: &Batch) -> Result<Logits, RuntimeError> {
+        let (size, classes) = (self.input_size(), self.classes());
+        if batch.size != size {
+            return Err(RuntimeError::ImageSize { got: batch.size, expected: size });
+        }
+        self.check_pixels(&batch.pixels, batch.len())?;
+        let mut values = vec![0.0; batch.len() * classes];
+        self.infer_into(&batch.pixels, &mut values)?;
+        Ok(Logits { values, classes })
     }
 
     /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
-    /// `[images, classes]`. Allocates nothing once every batch size has been seen.
+    /// `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU the copies of one
+    /// part of a batch that is split overlap with the work on another (not with [`CudaOptions::nvtx`]).
+    ///
+    /// [`CudaOptions::nvtx`]: crate::CudaOptions::nvtx
     ///
     /// # Errors
-    /// `pixels` is not that many images, or a score is not finite.
-    pub fn infer_into(&mut self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
-        check_batch(pixels, logits, self.image_size, self.classes)?;
-        let image_bytes = self.image_size * self.image_size * 3;
-        let parts =
-            pixels.chunks(self.max_batch * image_bytes).zip(logits.chunks_mut(self.max_batch * self.classes));
-        for (pixels, logits) in parts {
-            let images = pixels.len() / image_bytes;
-            self.program.run(&mut self.pool, images, pixels);
-            logits.copy_from_slice(self.program.output(images));
+    /// `pixels` is not that many images, a score is not finite, or the GPU fails.
+    pub fn infer_into(&self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
+        let classes = self.classes();
+        let images = logits.len() / classes;
+        if images * classes != logits.len() {
+            return Err(RuntimeError::LogitCount { values: logits.len(), classes });
         }
-        check_finite(logits, self.classes)
+        self.check_pixels(pixels, images)?;
+        if images == 0 {
+            return Ok(());
+        }
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => {
+                let (each, image_bytes) = (self.max_batch(), self.image_bytes());
+                let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * classes));
+                parts.for_each(|(pixels, logits)| runner.infer(pixels.len() / image_bytes, pixels, logits));
+            }
+            Runner::Cuda(runner) => runner.infer(images, pixels, logits)?,
+        }
+        check_finite(logits, classes)
     }
 
-    /// Runs the first (at most `max_batch`) images of `pixels` `runs` times and times each launch.
+    /// Prepares for batches of `images` images: on a GPU chooses kernels and records the graph of this batch size, which
+    /// otherwise the first inference of the size does. On a CPU, and for a size that is prepared, it does nothing.
     ///
     /// # Errors
-    /// `pixels` holds no whole image.
-    pub fn profile(&mut self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+    /// `images` is not in `1..=max_batch`, a kernel does not compile, or the driver fails.
+    pub fn prepare(&self, images: usize) -> Result<(), RuntimeError> {
+        self.check_images(images)?;
+        match &mut *self.lock() {
+            Runner::Cpu(_) => Ok(()),
+            Runner::Cuda(runner) => runner.prepare(images),
+        }
+    }
+
+    /// The time of each launch in a forward of the first (at most `max_batch`) images of `pixels`: on a CPU the mean of
+    /// `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    ///
+    /// # Errors
+    /// `pixels` is not one or more whole images, or the GPU fails.
+    pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
         let (images, pixels) = self.first_batch(pixels)?;
-        let mut times = vec![Duration::ZERO; self.plan.steps.len()];
-        for _ in 0..runs.max(1) {
-            self.program.run_timed(&mut self.pool, images, pixels, &mut times);
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => {
+                let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
+                Ok(runner.profile(images, pixels, runs))
+            }
+            Runner::Cuda(runner) => runner.profile(images, pixels),
         }
-        let mut profiles = self.program.profiles(images, pixels.len());
-        for (profile, time) in profiles.iter_mut().zip(times) {
-            profile.time = time / runs.max(1) as u32;
-        }
-        Ok(profiles)
     }
 
     /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects what each wrote.
     ///
     /// # Errors
-    /// `pixels` holds no whole image.
-    pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+    /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
+    pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let (images, pixels) = self.first_batch(pixels)?;
-        Ok(self.program.trace(&self.plan, &mut self.pool, images, pixels))
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => runner.trace(images, pixels),
+            Runner::Cuda(runner) => runner.trace(images, pixels),
+        }
     }
 
-    /// How many images are run at once of those that `pixels` are, at most `max_batch`, and their pixels.
-    fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
-        let image_bytes = self.image_size * self.image_size * 3;
-        let images = (pixels.len() / image_bytes).min(self.max_batch);
-        if images == 0 {
-            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size: self.image_size });
+    /// What runs for batches of `images` images: a line for each launch, with the kernel chosen for it.
+    ///
+    /// # Errors
+    /// As [`Engine::prepare`].
+    pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
+        self.check_images(images)?;
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => Ok(runner.launches(images)),
+            Runner::Cuda(runner) => runner.launches(images),
         }
+    }
+
+    /// On a GPU, the time of each of `runs` forwards of `images` images that are on the GPU already: no copies. `None` on
+    /// the CPU, where there are no copies to leave out.
+    ///
+    /// # Errors
+    /// As [`Engine::prepare`].
+    pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
+        self.check_images(images)?;
+        match &mut *self.lock() {
+            Runner::Cpu(_) => Ok(None),
+            Runner::Cuda(runner) => runner.compute_times(images, runs).map(Some),
+        }
+    }
+
+    /// The runner, for one call. A panic in an earlier call leaves nothing behind that a later one reads: every tensor is
+    /// written before it is read.
+    fn lock(&self) -> MutexGuard<'_, Runner> {
+        self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn image_bytes(&self) -> usize {
+        3 * self.input_size().pow(2)
+    }
+
+    fn check_pixels(&self, pixels: &[u8], images: usize) -> Result<(), RuntimeError> {
+        if images.checked_mul(self.image_bytes()) == Some(pixels.len()) {
+            return Ok(());
+        }
+        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.input_size() })
+    }
+
+    fn check_images(&self, images: usize) -> Result<(), RuntimeError> {
+        let max_batch = self.max_batch();
+        if (1..=max_batch).contains(&images) {
+            return Ok(());
+        }
+        Err(RuntimeError::Images { images, max_batch })
+    }
+
+    /// The first images of `pixels`, at most `max_batch`: how many, and their pixels.
+    fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
+        let image_bytes = self.image_bytes();
+        let images = pixels.len() / image_bytes;
+        self.check_pixels(pixels, images.max(1))?;
+        let images = images.min(self.max_batch());
         Ok((images, &pixels[..images * image_bytes]))
     }
 }
 
-/// The number of images that `pixels` are and `logits` have room for.
-pub(crate) fn check_batch(
-    pixels: &[u8],
-    logits: &[f32],
-    size: usize,
-    classes: usize,
-) -> Result<usize, RuntimeError> {
-    let images = logits.len() / classes;
-    if pixels.len() != images * size * size * 3 || logits.len() != images * classes {
-        return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size });
-    }
-    Ok(images)
-}
-
-pub(crate) fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
+fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
     match logits.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
         Some(at) => {
@@ -185,32 +280,16 @@ pub(crate) fn check_finite(logits: &[f32], classes: usize) -> Result<(), Runtime
     }
 }
 
-/// The scores of `batch` by `infer_into` of an engine for images of `size` pixels and `classes` classes.
-pub(crate) fn infer_batch(
-    batch: &Batch,
-    size: usize,
-    classes: usize,
-    infer_into: impl FnOnce(&[u8], &mut [f32]) -> Result<(), RuntimeError>,
-) -> Result<Logits, BoxError> {
-    if batch.size != size {
-        return Err(RuntimeError::ImageSize { got: batch.size, expected: size }.into());
-    }
-    let mut values = vec![0.0; batch.len() * classes];
-    infer_into(&batch.pixels, &mut values)?;
-    Ok(Logits { values, classes })
-}
-
 impl Classifier for Engine {
     fn classes(&self) -> usize {
-        self.classes
+        Engine::classes(self)
     }
 
     fn input_size(&self) -> usize {
-        self.image_size
+        Engine::input_size(self)
     }
 
     fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
-        let (size, classes) = (self.image_size, self.classes);
-        infer_batch(batch, size, classes, |pixels, logits| self.infer_into(pixels, logits))
+        Ok(Engine::infer(self, batch)?)
     }
 }

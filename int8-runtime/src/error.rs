@@ -11,9 +11,57 @@ pub enum RuntimeError {
     /// The model cannot be run as it is.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The instruction set asked for cannot be had.
+    /// The instruction set asked for is unknown or not available.
     #[error(transparent)]
     Isa(#[from] CpuError),
+    /// More threads than an engine may have.
+    #[error("{threads} threads: an engine has at most {max} (0 means one per core)", max = crate::MAX_THREADS)]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+    },
+    /// A `max_batch` that no engine may have.
+    #[error("max_batch {max_batch} is outside 1..={max}; larger batches are split", max = crate::MAX_BATCH)]
+    MaxBatch {
+        /// Images asked for.
+        max_batch: usize,
+    },
+    /// The system does not start a thread.
+    #[error("the system refuses to start {threads} threads ({source}); choose fewer threads")]
+    StartThreads {
+        /// Threads asked for; 0 means one per core.
+        threads: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system has too little memory for the engine's buffers.
+    #[error(
+        "the system refuses {bytes} bytes for the buffers of batches of {images} images; choose a smaller max_batch"
+    )]
+    OutOfMemory {
+        /// Bytes of the buffer that was refused.
+        bytes: usize,
+        /// Images that it was for.
+        images: usize,
+    },
+    /// A number of images that the engine does not run at once.
+    #[error("{images} images: this engine runs 1 to {max_batch} at a time (max_batch)")]
+    Images {
+        /// Images given.
+        images: usize,
+        /// The most images at a time.
+        max_batch: usize,
+    },
+    /// Weights packed for another backend.
+    #[error(
+        "the weights are packed for {packed}, and the engine is for {asked}; pack the model for that backend"
+    )]
+    OtherPacking {
+        /// What they are packed for.
+        packed: String,
+        /// What was asked for.
+        asked: String,
+    },
     /// A batch of the wrong image size.
     #[error("images of {got} x {got} pixels given to a model for {expected} x {expected}")]
     ImageSize {
@@ -22,7 +70,7 @@ pub enum RuntimeError {
         /// Side of the model's input.
         expected: usize,
     },
-    /// A batch whose bytes are not its images.
+    /// Pixels that are not the images they are said to be.
     #[error("{bytes} bytes of pixels for {images} images of {size} x {size} x 3")]
     PixelCount {
         /// Bytes given.
@@ -32,7 +80,15 @@ pub enum RuntimeError {
         /// Side of the model's input.
         size: usize,
     },
-    /// A score that is no number.
+    /// Room for scores that is not a whole number of images.
+    #[error("room for {values} scores is not a whole number of images of {classes} classes")]
+    LogitCount {
+        /// Scores that there is room for.
+        values: usize,
+        /// Classes of the model.
+        classes: usize,
+    },
+    /// A score that is not finite.
     #[error(
         "image {image} of the batch: the score of class {class} is {value}; a weight or a scale of this model is \
          damaged (`swinq inspect` lists the scales)"
@@ -42,7 +98,7 @@ pub enum RuntimeError {
         image: usize,
         /// Class index.
         class: usize,
-        /// The value met.
+        /// The score.
         value: f32,
     },
     /// A GPU or its driver failed, or there is none.

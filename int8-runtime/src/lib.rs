@@ -1,20 +1,28 @@
-//! The swinq engine: runs a quantized (or float) Swin classifier.
+//! The swinq engine: runs a quantized (or float) Swin classifier on a CPU or on an NVIDIA GPU.
 //!
-//! Loading builds a device-independent [`Plan`] of logical ops from the model and its recipe; a backend lowers it to
-//! its own launches, packs the weights once and places every buffer in an arena ahead of time. An inference then
-//! allocates nothing. Knows neither calibration nor training: the quantized checkpoint is the only way in.
+//! Loading makes a device-independent [`Plan`] of logical ops from the model and its recipe. A backend lowers the plan to
+//! its own launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena in which every
+//! buffer has its place. An inference then allocates nothing. This crate knows neither calibration nor training: the
+//! quantized model is its only input.
 
 mod arena;
+mod backend;
 mod cpu;
 pub mod cuda;
 mod engine;
 mod error;
 mod expand;
+mod packed;
 pub mod plan;
+mod profile;
 mod trace;
 
-pub use cuda::{CudaEngine, CudaOptions};
-pub use engine::{Engine, EngineOptions, LaunchProfile};
+pub use backend::{Backend, MAX_BATCH, MAX_THREADS, usable_gpu};
+pub use cpu::CpuOptions;
+pub use cuda::CudaOptions;
+pub use engine::Engine;
 pub use error::RuntimeError;
+pub use packed::PackedModel;
 pub use plan::Plan;
+pub use profile::LaunchProfile;
 pub use trace::{Traced, TracedValues};

@@ -1,5 +1,7 @@
 //! Memory for activations, aligned for vector loads.
 
+use std::collections::TryReserveError;
+
 /// One cache line, zero-initialised.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -14,6 +16,17 @@ impl AlignedBuf {
     /// At least `bytes` zero bytes.
     pub fn new(bytes: usize) -> AlignedBuf {
         AlignedBuf { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
+    }
+
+    /// As [`AlignedBuf::new`], where the caller can do without the memory.
+    ///
+    /// # Errors
+    /// The system refuses the memory.
+    pub fn try_new(bytes: usize) -> Result<AlignedBuf, TryReserveError> {
+        let (count, mut lines) = (bytes.div_ceil(64), Vec::new());
+        lines.try_reserve_exact(count)?;
+        lines.resize(count, Line([0; 64]));
+        Ok(AlignedBuf { lines })
     }
 
     /// Bytes held.

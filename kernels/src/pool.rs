@@ -159,7 +159,18 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of `threads` threads, the caller counted; 0 means one per available core.
+    ///
+    /// # Panics
+    /// If the system refuses to start a thread.
     pub fn new(threads: usize) -> Pool {
+        Pool::try_new(threads).expect("the system can start a thread")
+    }
+
+    /// As [`Pool::new`], without a panic.
+    ///
+    /// # Errors
+    /// The system refuses to start a thread.
+    pub fn try_new(threads: usize) -> std::io::Result<Pool> {
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
             n => n,
@@ -178,13 +189,14 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let spawn = |index| {
-            let shared = Arc::clone(&shared);
+        // If a thread cannot be started, dropping the pool stops those that were.
+        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), scratch: Scratch::new() };
+        for index in 1..threads {
+            let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("swinq-{index}"));
-            builder.spawn(move || shared.worker(index)).expect("the system can start a thread")
-        };
-        let workers = (1..threads).map(spawn).collect();
-        Pool { shared, workers, scratch: Scratch::new() }
+            pool.workers.push(builder.spawn(move || shared.worker(index))?);
+        }
+        Ok(pool)
     }
 
     /// Threads, the caller of [`Pool::run`] counted.

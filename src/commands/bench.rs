@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use swinq_eval::{Environment, LatencyOptions, Results};
-use swinq_int8_runtime::EngineOptions;
+use swinq_int8_runtime::CpuOptions;
 use swinq_model::QuantizedModel;
 
 use crate::args::BenchArgs;
@@ -26,14 +26,14 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         say!("\n{}", swinq_eval::performance_summary(&subject.result.label(), batch, latency));
     })?;
     if args.profile {
-        for subject in &mut subjects {
+        for subject in &subjects {
             for &batch_size in &args.batch_size {
                 profile::print(subject, batch_size)?;
             }
         }
     }
     let threads = swinq_kernels::Pool::new(args.threads).threads();
-    let isa = EngineOptions::detect()?.cpu.name();
+    let isa = CpuOptions::detect()?.cpu.name();
     let mut results = Results::new(Environment::detect(Some(isa), threads, Default::default()));
     results.models = subjects.into_iter().map(|subject| subject.result).collect();
     say!("\n{}", swinq_eval::table(&results));

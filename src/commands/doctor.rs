@@ -4,9 +4,9 @@ use swinq_kernels::Cpu;
 use swinq_kernels::cuda::ops::head::DeviceLinearF32;
 use swinq_kernels::cuda::{CudaError, Device, Library, Lt, cache, compile, library};
 
-use crate::backend;
 use crate::float_device::{HAS_CUDA, REBUILD};
 use crate::out::say;
+use swinq_int8_runtime::usable_gpu;
 
 /// Runs the command.
 pub fn run() -> anyhow::Result<()> {
@@ -125,7 +125,7 @@ fn cache() {
 
 /// What `--backend auto` uses.
 fn in_use() {
-    match backend::usable_gpu(0) {
+    match usable_gpu(0) {
         Ok(device) => say!("  --backend auto  uses GPU 0, {} (--device chooses another)", device.name()),
         Err(CudaError::MissingLibrary { library, .. }) => {
             say!("  --backend auto  uses the CPU: {library} is missing");

@@ -7,7 +7,7 @@ use candle_core::Device;
 use swinq_eval::report::ReportExtras;
 use swinq_eval::{Collected, DataInfo, Environment, LatencyOptions, ModelResult, Precision, Results};
 use swinq_float::FloatClassifier;
-use swinq_int8_runtime::{Engine, EngineOptions};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_kernels::Cpu;
 use swinq_model::{BatchSource, Classifier, QuantizedModel, Transform};
 
@@ -49,7 +49,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     let mut subjects = subjects(args)?;
     let sample = Sample::open(&args.data.data_path, args.split, args.limit, args.seed)?;
     say!("{} of {}", images(sample.ids.len()), sample.dataset.describe());
-    let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+    let options = CpuOptions { threads: args.threads, ..CpuOptions::detect()? };
     let threads = swinq_kernels::Pool::new(args.threads).threads();
     let mut results =
         Results::new(Environment::detect(Some(options.cpu.name()), threads, Default::default()));
@@ -124,7 +124,7 @@ fn subjects(args: &EvalArgs) -> anyhow::Result<Vec<Subject>> {
             subjects.push(subject);
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
-            let options = EngineOptions { threads: args.threads, ..EngineOptions::detect()? };
+            let options = CpuOptions { threads: args.threads, ..CpuOptions::detect()? };
             let mut subject = simulated(path, &model, simulate, &device, options)?;
             if float_device != FloatDevice::Cpu {
                 subject.result.backend += &format!(" on {float_device}");
@@ -151,7 +151,7 @@ fn simulated(
     model: &QuantizedModel,
     simulate: Simulate,
     device: &Device,
-    options: EngineOptions,
+    options: CpuOptions,
 ) -> anyhow::Result<Subject> {
     let mut result = ModelResult::new(path.display().to_string(), Precision::Simulated, "");
     let classifier = match simulate {
@@ -162,7 +162,7 @@ fn simulated(
         Simulate::Exact => {
             result.backend = "scalar reference".to_owned();
             let cpu = Cpu::scalar();
-            Runnable::Cpu(Box::new(Engine::new(model, EngineOptions { cpu, ..options })?))
+            Runnable::Engine(Box::new(Engine::new(model, Backend::Cpu(CpuOptions { cpu, ..options }))?))
         }
     };
     result.recipe = Some(model.recipe.name.clone());

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use swinq_int8_runtime::Plan;
+use swinq_int8_runtime::{Backend, CudaOptions, Plan};
 use swinq_model::{QuantizedModel, params};
 
 use crate::args::InspectArgs;
@@ -28,20 +28,28 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         writeln!(out, "\n{}", site_table::sites(&model))?;
     }
     if args.plan {
-        match Target::one(&args.backend, 0, args.batch_size)? {
-            Target::Cpu(_) => {
+        let target = Target::one(&args.backend, 0, args.batch_size)?;
+        match target.0 {
+            Backend::Cpu(_) => {
                 writeln!(out, "\nwhat the CPU engine launches, per image:\n{}", Plan::new(&model)?)?;
             }
-            target => write_launches(&mut target.engine(&model)?, args.batch_size, &mut out)?,
+            Backend::Cuda(options) => {
+                write_launches(&target.engine(&model)?, &options, args.batch_size, &mut out)?;
+            }
         }
     }
     Ok(())
 }
 
 /// What the CUDA engine launches, with the kernel chosen for each product.
-fn write_launches(engine: &mut Runnable, images: usize, out: &mut impl Write) -> anyhow::Result<()> {
-    let Runnable::Cuda(engine) = engine else { return Ok(()) };
-    let (name, options) = (engine.device().name().to_owned(), *engine.options());
+fn write_launches(
+    engine: &Runnable,
+    options: &CudaOptions,
+    images: usize,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let Runnable::Engine(engine) = engine else { return Ok(()) };
+    let name = engine.device().map_or("", |device| device.name());
     let (gemm, autotune) = (options.gemm, options.autotune);
     writeln!(out, "\nwhat {name} launches for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
     for launch in engine.launches(images)? {

@@ -119,11 +119,34 @@ impl Launch {
         }
     }
 
-    /// The launch as an op of a chain.
+    /// A line for listings: the launch, its op, the elements that it reads and writes, and `detail`.
+    pub(super) fn describe(&self, detail: &str) -> String {
+        let op = match &self.kernel {
+            Kernel::Patches(_) => "patches",
+            Kernel::LinearI8(..) => "linear INT8",
+            Kernel::LinearF32(..) => "linear f32",
+            Kernel::Norm(..) | Kernel::NormInPlace(_) => "norm",
+            Kernel::AddTable(_) => "add table",
+            Kernel::Attention(_) => "attention",
+            Kernel::Merge(_) => "merge + norm",
+            Kernel::Pool(_) => "norm + mean",
+        };
+        let element = |element: Element| match element {
+            Element::Pixel => "u8",
+            Element::F32 => "f32",
+            Element::Code => "INT8",
+        };
+        let reads = element(self.input.map_or(Element::Pixel, |input| input.spec.element));
+        let writes = element(self.output.spec.element);
+        let line = format!("  {:<34} {op:<18} {reads:>5} -> {writes:<5} {detail}", self.name);
+        line.trim_end().to_owned()
+    }
+
+    /// The launch as an op of a fused block.
     ///
     /// # Panics
     /// If it is no part of a block.
-    pub(super) fn link(&self) -> BlockOp {
+    pub(super) fn block_op(&self) -> BlockOp {
         match &self.kernel {
             Kernel::LinearI8(op, _) => BlockOp::LinearI8(Arc::clone(op)),
             Kernel::LinearF32(op, _) => BlockOp::LinearF32(Arc::clone(op)),

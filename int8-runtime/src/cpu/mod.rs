@@ -1,121 +1,156 @@
-//! The CPU backend: each step of the plan is one launch of a prepared kernel, or blocks are one launch each.
+//! The CPU backend: each step of the plan is one launch of a prepared kernel, or a block's launches run as one.
 
+mod fused;
 mod launch;
 mod lower;
+mod options;
 mod place;
-mod tile;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use swinq_kernels::{Cpu, Pool};
 use swinq_model::QuantizedModel;
 
 use crate::arena::Layout;
-use crate::engine::LaunchProfile;
-use crate::plan::{Plan, Step};
+use crate::error::RuntimeError;
+use crate::plan::Plan;
+use crate::profile::LaunchProfile;
 use crate::trace::Traced;
+use fused::{Segment, segments};
 use launch::Launch;
 use lower::lower;
+pub use options::CpuOptions;
 use place::Arena;
-use tile::{Section, sections};
 
-/// The detail in a profile of launches that run with others of their block, group of rows by group of rows.
-const TILED: &str = "tiled";
+/// The detail in a profile of launches that run as one fused block.
+const FUSED: &str = "fused";
 
-/// A plan lowered for the CPU.
-pub(crate) struct Program {
-    /// One for each step.
+/// A model lowered for one kind of CPU: its launches with their packed weights.
+pub(crate) struct Packed {
+    plan: Arc<Plan>,
+    /// One launch for each step of the plan.
     launches: Vec<Launch>,
     /// All launches, in order.
-    sections: Vec<Section>,
+    segments: Vec<Segment>,
+}
+
+impl Packed {
+    /// `plan` of `model` for the instruction set of `cpu`.
+    pub(crate) fn new(model: &QuantizedModel, plan: &Arc<Plan>, cpu: Cpu) -> Packed {
+        let launches = lower(model, plan, cpu);
+        Packed { plan: Arc::clone(plan), segments: segments(&launches, cpu), launches }
+    }
+
+    /// Memory for batches of up to `images` images on `threads` threads. What a fused block keeps to itself needs memory
+    /// only for the batches that run launch by launch.
+    fn arena(&self, images: usize, threads: usize) -> Result<Arena, RuntimeError> {
+        let mut most = vec![images; self.plan.tensors.len()];
+        for segment in &self.segments {
+            segment
+                .inner(&self.launches)
+                .for_each(|tensor| most[tensor.0] = segment.most_unfused(images, threads));
+        }
+        Arena::new(Layout::of_plan(&self.plan, |tensor| most[tensor.0]), images)
+    }
+}
+
+/// What runs a packed model: threads, and memory for the tensors of a batch.
+pub(crate) struct Runner {
+    packed: Arc<Packed>,
+    pool: Pool,
     arena: Arena,
 }
 
-impl Program {
-    /// `plan` of `model` for at most `images` images at a time and `threads` threads.
-    pub(crate) fn new(
-        model: &QuantizedModel,
-        plan: &Plan,
-        cpu: Cpu,
-        images: usize,
-        threads: usize,
-    ) -> Program {
-        let launches = lower(model, plan, cpu);
-        let sections = sections(&launches, threads, cpu);
-        let mut most = vec![images; plan.tensors.len()];
-        for section in &sections {
-            section.inner(&launches).for_each(|tensor| most[tensor.0] = section.most_apart(images));
-        }
-        let arena = Arena::new(Layout::of_plan(plan, |tensor| most[tensor.0]));
-        Program { launches, sections, arena }
+impl Runner {
+    /// Runs `packed` as `options` say.
+    pub(crate) fn new(packed: &Arc<Packed>, options: &CpuOptions) -> Result<Runner, RuntimeError> {
+        let threads = options.threads;
+        let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
+        let arena = packed.arena(options.max_batch, pool.threads())?;
+        Ok(Runner { packed: Arc::clone(packed), pool, arena })
     }
 
-    /// Runs all over `images` images, at least one.
-    pub(crate) fn run(&mut self, pool: &mut Pool, images: usize, pixels: &[u8]) {
-        for section in &self.sections {
-            let launches = &self.launches[section.launches.clone()];
-            match section.chain(images) {
-                Some(chain) => chain.run(pool, images, launches[0].stream_mut(images, &mut self.arena)),
-                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, &mut self.arena)),
+    pub(crate) fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Scores of the `images` images `pixels`, at least one and at most `max_batch`.
+    pub(crate) fn infer(&mut self, images: usize, pixels: &[u8], logits: &mut [f32]) {
+        let Runner { packed, pool, arena } = self;
+        for segment in &packed.segments {
+            let launches = &packed.launches[segment.launches.clone()];
+            match segment.fused(images, pool.threads()) {
+                Some(block) => block.run(pool, images, launches[0].stream_mut(images, arena)),
+                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, arena)),
             }
         }
+        let output = &packed.launches.last().expect("a plan has steps").output;
+        logits.copy_from_slice(output.f32(images, arena.buffer(output)));
     }
 
-    /// As [`Program::run`], and adds the time of each launch to `times`.
-    pub(crate) fn run_timed(
-        &mut self,
-        pool: &mut Pool,
-        images: usize,
-        pixels: &[u8],
-        times: &mut [Duration],
-    ) {
-        for section in &self.sections {
-            let launches = &self.launches[section.launches.clone()];
-            let times = &mut times[section.launches.clone()];
-            if let Some(chain) = section.chain(images) {
-                let parts = chain.run_timed(pool, images, launches[0].stream_mut(images, &mut self.arena));
+    /// The mean time of each launch in `runs` forwards of `images` images, at least one.
+    pub(crate) fn profile(&mut self, images: usize, pixels: &[u8], runs: u32) -> Vec<LaunchProfile> {
+        let mut times = vec![Duration::ZERO; self.packed.launches.len()];
+        for _ in 0..runs {
+            self.run_timed(images, pixels, &mut times);
+        }
+        let mut profiles = Vec::with_capacity(times.len());
+        for segment in &self.packed.segments {
+            let fused = segment.fused(images, self.pool.threads()).is_some();
+            for index in segment.launches.clone() {
+                let launch = &self.packed.launches[index];
+                profiles.push(LaunchProfile {
+                    name: launch.name.clone(),
+                    detail: if fused { FUSED.to_owned() } else { String::new() },
+                    time: times[index] / runs,
+                    macs: launch.macs * images as u64,
+                    bytes: launch.bytes(images, pixels.len()),
+                });
+            }
+        }
+        profiles
+    }
+
+    /// Runs all launches and adds the time of each to `times`.
+    fn run_timed(&mut self, images: usize, pixels: &[u8], times: &mut [Duration]) {
+        let Runner { packed, pool, arena } = self;
+        for segment in &packed.segments {
+            let launches = &packed.launches[segment.launches.clone()];
+            let times = &mut times[segment.launches.clone()];
+            if let Some(block) = segment.fused(images, pool.threads()) {
+                let parts = block.run_timed(pool, images, launches[0].stream_mut(images, arena));
                 times.iter_mut().zip(parts).for_each(|(time, part)| *time += part);
                 continue;
             }
             for (launch, time) in launches.iter().zip(times) {
                 let start = Instant::now();
-                launch.run(pool, images, pixels, &mut self.arena);
+                launch.run(pool, images, pixels, arena);
                 *time += start.elapsed();
             }
         }
     }
 
-    /// Runs launch by launch, in memory of its own, and collects what each wrote.
-    pub(crate) fn trace(&self, plan: &Plan, pool: &mut Pool, images: usize, pixels: &[u8]) -> Vec<Traced> {
-        let mut arena = Arena::new(Layout::of_plan(plan, |_| images));
-        let trace = |(launch, step): (&Launch, &Step)| {
-            launch.run(pool, images, pixels, &mut arena);
+    /// Runs launch by launch, in memory of its own, and collects what each launch wrote.
+    pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+        let plan = &self.packed.plan;
+        let mut arena = Arena::new(Layout::of_plan(plan, |_| images), images)?;
+        let mut traced = Vec::with_capacity(plan.steps.len());
+        for (launch, step) in self.packed.launches.iter().zip(&plan.steps) {
+            launch.run(&mut self.pool, images, pixels, &mut arena);
             let values = launch.output.traced(images, &arena);
-            Traced { name: launch.name.clone(), tensor: step.output, values }
-        };
-        self.launches.iter().zip(&plan.steps).map(trace).collect()
+            traced.push(Traced { name: launch.name.clone(), tensor: step.output, values });
+        }
+        Ok(traced)
     }
 
-    /// What the last launch wrote, f32.
-    pub(crate) fn output(&self, images: usize) -> &[f32] {
-        let place = &self.launches.last().expect("a plan has steps").output;
-        place.f32(images, self.arena.buffer(place))
-    }
-
-    /// The launches, one for each step, without their times, over `images` images.
-    pub(crate) fn profiles(&self, images: usize, pixels: usize) -> Vec<LaunchProfile> {
-        let profile = |launch: &Launch, detail: &str| LaunchProfile {
-            name: launch.name.clone(),
-            detail: detail.to_owned(),
-            time: Duration::ZERO,
-            macs: launch.macs * images as u64,
-            bytes: launch.bytes(images, pixels),
+    /// A line for each launch over `images` images.
+    pub(crate) fn launches(&self, images: usize) -> Vec<String> {
+        let lines = |segment: &Segment| {
+            let fused = segment.fused(images, self.pool.threads()).is_some();
+            let launches = self.packed.launches[segment.launches.clone()].iter();
+            launches.map(|l| l.describe(if fused { FUSED } else { "" })).collect::<Vec<_>>()
         };
-        let section = |section: &Section| {
-            let detail = if section.chain(images).is_some() { TILED } else { "" };
-            let launches = &self.launches[section.launches.clone()];
-            launches.iter().map(move |launch| profile(launch, detail)).collect::<Vec<_>>()
-        };
-        self.sections.iter().flat_map(section).collect()
+        self.packed.segments.iter().flat_map(lines).collect()
     }
 }

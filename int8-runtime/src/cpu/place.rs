@@ -4,6 +4,7 @@ use swinq_kernels::linear::LinearOut;
 use swinq_kernels::{AlignedBuf, RowMap, RowOut};
 
 use crate::arena::Layout;
+use crate::error::RuntimeError;
 use crate::plan::{Element, TensorId, TensorSpec};
 use crate::trace::TracedValues;
 
@@ -14,9 +15,13 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Memory laid out as `layout` says, whose sizes are in bytes.
-    pub(super) fn new(layout: Layout) -> Arena {
-        Arena { slot: layout.slot, buffers: layout.bytes.into_iter().map(AlignedBuf::new).collect() }
+    /// Memory for batches of `images` images, laid out as `layout` says, whose sizes are in bytes.
+    pub(super) fn new(layout: Layout, images: usize) -> Result<Arena, RuntimeError> {
+        let buffer = |bytes: usize| {
+            AlignedBuf::try_new(bytes).map_err(|_| RuntimeError::OutOfMemory { bytes, images })
+        };
+        let buffers = layout.bytes.into_iter().map(buffer).collect::<Result<_, _>>()?;
+        Ok(Arena { slot: layout.slot, buffers })
     }
 
     fn slot(&self, place: &Place) -> usize {

@@ -1,28 +1,51 @@
 //! A model ready to run on a GPU.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use swinq_kernels::cuda::ops::linear::Target;
 use swinq_kernels::cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
-use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
+use swinq_model::QuantizedModel;
 
 use super::lower::lower;
 use super::memory::Memory;
 use super::options::CudaOptions;
-use super::step::{Choice, DeviceOp, DeviceStep};
+use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor};
 use super::tune::{Trial, Tuner, time_together};
-use crate::engine::{LaunchProfile, check_batch, check_finite, infer_batch};
 use crate::error::RuntimeError;
 use crate::plan::Plan;
+use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
-/// A model lowered for a GPU: packed weights, one arena, and one graph for each batch size that was seen.
-pub struct CudaEngine {
+/// A model lowered for a GPU: its steps with their weights on the device. Engines share it.
+pub(crate) struct Packed {
     device: Device,
-    plan: Plan,
+    plan: Arc<Plan>,
     steps: Vec<DeviceStep>,
+    tensors: Vec<DeviceTensor>,
+}
+
+impl Packed {
+    /// `plan` of `model` for the GPU and the residual stream of `options`: packs its weights and uploads them.
+    pub(crate) fn new(
+        model: &QuantizedModel,
+        plan: &Arc<Plan>,
+        options: &CudaOptions,
+    ) -> Result<Packed, RuntimeError> {
+        let device = Device::open(options.device)?;
+        let lowered = lower(&device, model, plan, options.residual)?;
+        Ok(Packed { device, plan: Arc::clone(plan), steps: lowered.steps, tensors: lowered.tensors })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// What runs a packed model on its GPU: one arena, and one graph for each batch size that was seen.
+pub(crate) struct Runner {
+    packed: Arc<Packed>,
     memory: Memory,
     tuner: Tuner,
     pipeline: Pipeline,
@@ -30,102 +53,65 @@ pub struct CudaEngine {
     options: CudaOptions,
     /// There if launches are marked.
     nvtx: Option<Nvtx>,
-    image_size: usize,
+    /// Bytes of one image.
+    image_bytes: usize,
     classes: usize,
 }
 
-impl CudaEngine {
-    /// Loads a quantized checkpoint.
-    ///
-    /// # Errors
-    /// The file cannot be read, or holds something that this backend cannot run; there is no GPU, or too little memory
-    /// on it.
-    pub fn load(path: &Path, options: CudaOptions) -> Result<CudaEngine, RuntimeError> {
-        CudaEngine::new(&QuantizedModel::load(path)?, options)
-    }
-
-    /// Prepares `model`: plans, packs its weights, places its buffers, compiles its kernels (or finds them on disk).
-    ///
-    /// # Errors
-    /// As [`CudaEngine::load`].
-    pub fn new(model: &QuantizedModel, options: CudaOptions) -> Result<CudaEngine, RuntimeError> {
-        let options = CudaOptions { max_batch: options.max_batch.max(1), ..options };
+impl Runner {
+    /// Places the buffers of `packed`, a model for images of `size` pixels and `classes` classes.
+    pub(crate) fn new(
+        packed: &Arc<Packed>,
+        options: CudaOptions,
+        size: usize,
+        classes: usize,
+    ) -> Result<Runner, RuntimeError> {
         let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
-        let device = Device::open(options.device)?;
-        let plan = Plan::new(model)?;
-        let lowered = lower(&device, model, &plan, options.residual)?;
-        let tuner = Tuner::new(&device, options.gemm, options.autotune)?;
-        let (steps, scratch) = (lowered.steps, tuner.uses_library());
-        let memory = Memory::new(&device, &steps, lowered.tensors, options.max_batch, scratch)?;
-        let (size, classes) = (model.config.image_size, model.config.num_classes);
-        let (input, output) = (options.max_batch * size * size * 3, options.max_batch * classes * 4);
-        Ok(CudaEngine {
-            pipeline: Pipeline::new(&device, input, output)?,
-            plan,
-            steps,
+        let device = &packed.device;
+        let tuner = Tuner::new(device, options.gemm, options.autotune)?;
+        let (tensors, scratch) = (packed.tensors.clone(), tuner.uses_library());
+        let memory = Memory::new(device, &packed.steps, tensors, options.max_batch, scratch)?;
+        let image_bytes = size * size * 3;
+        let (input, output) = (options.max_batch * image_bytes, options.max_batch * classes * 4);
+        Ok(Runner {
+            pipeline: Pipeline::new(device, input, output)?,
+            packed: Arc::clone(packed),
             memory,
             tuner,
             prepared: BTreeMap::new(),
             options,
             nvtx,
-            image_size: size,
+            image_bytes,
             classes,
-            device,
         })
     }
 
-    /// The network as logical ops.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// The GPU in use.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// How it runs.
-    pub fn options(&self) -> &CudaOptions {
-        &self.options
-    }
-
-    /// Chooses kernels for batches of `images` and records their graph, unless that was done. The first inference of a
-    /// batch size does it otherwise.
-    ///
-    /// # Errors
-    /// A kernel does not compile, or the driver fails.
-    ///
-    /// # Panics
-    /// For more images than the engine was made for.
-    pub fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
-        assert!(images <= self.options.max_batch, "an engine for {} images", self.options.max_batch);
+    /// Chooses kernels for batches of `images`, at most `max_batch`, and records their graph, if that was not done yet.
+    pub(crate) fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
         if self.pipeline.has(images) {
             return Ok(());
         }
-        let mut choices = Vec::with_capacity(self.steps.len());
-        for step in &self.steps {
+        let mut choices = Vec::with_capacity(self.packed.steps.len());
+        for step in &self.packed.steps {
             choices.push(choose(step, images, &self.memory, &mut self.tuner, &self.pipeline)?);
         }
         self.tuner.save();
-        let (steps, memory) = (&self.steps, &self.memory);
+        let (steps, memory) = (&self.packed.steps, &self.memory);
         self.pipeline
             .record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
         self.prepared.insert(images, choices);
         Ok(())
     }
 
-    /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
-    /// `[images, classes]`. Larger batches than the engine was made for are split; copies overlap with work (not with
-    /// [`CudaOptions::nvtx`]).
-    ///
-    /// # Errors
-    /// `pixels` is not that many images, a score is not finite, or the GPU fails.
-    pub fn infer_into(&mut self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
-        let images = check_batch(pixels, logits, self.image_size, self.classes)?;
-        if images == 0 {
-            return Ok(());
-        }
-        let (each, image_bytes) = (self.options.max_batch, self.image_size * self.image_size * 3);
+    /// Scores of the `images` images `pixels`, at least one. Larger batches than the engine was made for are split; copies overlap with
+    /// work (not with [`CudaOptions::nvtx`]).
+    pub(crate) fn infer(
+        &mut self,
+        images: usize,
+        pixels: &[u8],
+        logits: &mut [f32],
+    ) -> Result<(), RuntimeError> {
+        let (each, image_bytes) = (self.options.max_batch, self.image_bytes);
         self.prepare(images.min(each))?;
         if images > each && !images.is_multiple_of(each) {
             self.prepare(images % each)?;
@@ -134,14 +120,14 @@ impl CudaEngine {
         let parts = parts.map(|(pixels, logits)| (pixels.len() / image_bytes, pixels, logits));
         match self.nvtx {
             None => {
-                let output = self.memory.slice(self.plan.logits(), each, self.pipeline.input());
+                let output = self.memory.slice(self.packed.plan.logits(), each, self.pipeline.input());
                 self.pipeline.run(&output, parts)?;
             }
             Some(nvtx) => parts
                 .into_iter()
                 .try_for_each(|(images, pixels, logits)| self.infer_marked(nvtx, images, pixels, logits))?,
         }
-        check_finite(logits, self.classes)
+        Ok(())
     }
 
     /// Scores of a prepared number of images, launch by launch, with a range around each and one around all.
@@ -155,34 +141,37 @@ impl CudaEngine {
         let _inference = nvtx.range(&format!("inference of {images} images"));
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
-        run_all(&self.steps, &self.prepared[&images], &self.memory, on, input, images, Some(nvtx))?;
-        self.memory.slice(self.plan.logits(), images, input).copy_to(on, logits)?;
+        run_all(&self.packed.steps, &self.prepared[&images], &self.memory, on, input, images, Some(nvtx))?;
+        self.memory.slice(self.packed.plan.logits(), images, input).copy_to(on, logits)?;
         Ok(())
     }
 
     /// Time of each of `runs` forwards of `images` images that are on the GPU already: no copies.
-    ///
-    /// # Errors
-    /// The GPU fails.
-    pub fn compute_times(&mut self, images: usize, runs: usize) -> Result<Vec<Duration>, RuntimeError> {
+    pub(crate) fn compute_times(
+        &mut self,
+        images: usize,
+        runs: usize,
+    ) -> Result<Vec<Duration>, RuntimeError> {
         self.prepare(images)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
-        let times = self.pipeline.time(&self.device, images, runs)?;
+        let times = self.pipeline.time(&self.packed.device, images, runs)?;
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
 
-    /// Times each launch of a forward of `images` images by itself.
-    ///
-    /// # Errors
-    /// The GPU fails.
-    pub fn profile(&mut self, images: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+    /// Times each launch of a forward of the `images` images `pixels` by itself.
+    pub(crate) fn profile(
+        &mut self,
+        images: usize,
+        pixels: &[u8],
+    ) -> Result<Vec<LaunchProfile>, RuntimeError> {
         self.prepare(images)?;
-        let (on, pixels) = (self.pipeline.stream(), self.pipeline.input());
-        let mut profiles = Vec::with_capacity(self.steps.len());
-        for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
+        let (on, input) = (self.pipeline.stream(), self.pipeline.input());
+        input.slice(0, pixels.len()).copy_from(on, pixels)?;
+        let mut profiles = Vec::with_capacity(self.packed.steps.len());
+        for (step, choice) in self.packed.steps.iter().zip(&self.prepared[&images]) {
             let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
-            let ms = time_together(&self.device, on, || {
-                self.memory.run(step, choice.as_ref(), on, pixels, images)
+            let ms = time_together(&self.packed.device, on, || {
+                self.memory.run(step, choice.as_ref(), on, input, images)
             })?;
             profiles.push(LaunchProfile {
                 name: step.name.clone(),
@@ -196,10 +185,7 @@ impl CudaEngine {
     }
 
     /// What runs for batches of `images`: a line for each launch, with the kernel chosen for it and why.
-    ///
-    /// # Errors
-    /// As [`CudaEngine::prepare`].
-    pub fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
+    pub(crate) fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.prepare(images)?;
         let line = |(step, choice): (&DeviceStep, &Option<Choice>)| {
             let (reads, writes) = (self.memory.tensors[step.input.0], self.memory.tensors[step.output.0]);
@@ -207,24 +193,16 @@ impl CudaEngine {
             let kernel = choice.as_ref().map_or(String::new(), |choice| choice.to_string());
             format!("  {:<34} {:<18} {reads:>5} -> {writes:<5} {kernel}", step.name, step.op.name())
         };
-        Ok(self.steps.iter().zip(&self.prepared[&images]).map(line).collect())
+        Ok(self.packed.steps.iter().zip(&self.prepared[&images]).map(line).collect())
     }
 
-    /// Runs the steps one by one over the images of `pixels` and collects what each wrote.
-    ///
-    /// # Errors
-    /// The GPU fails, or `pixels` are not whole images, at least one and at most as many as the engine was made for.
-    pub fn trace(&mut self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let image_bytes = self.image_size * self.image_size * 3;
-        let images = pixels.len() / image_bytes;
-        if !pixels.len().is_multiple_of(image_bytes) || !(1..=self.options.max_batch).contains(&images) {
-            return Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.image_size });
-        }
+    /// Runs the steps one by one over the `images` images `pixels`, and collects what each wrote.
+    pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         self.prepare(images)?;
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
-        let mut all = Vec::with_capacity(self.steps.len());
-        for (step, choice) in self.steps.iter().zip(&self.prepared[&images]) {
+        let mut all = Vec::with_capacity(self.packed.steps.len());
+        for (step, choice) in self.packed.steps.iter().zip(&self.prepared[&images]) {
             self.memory.run(step, choice.as_ref(), on, input, images)?;
             let output = self.memory.slice(step.output, images, input);
             let mut bytes = vec![0u8; output.bytes()];
@@ -268,19 +246,4 @@ fn run_all(
         let run = memory.run(step, choice.as_ref(), on, pixels, images);
         run.map_err(|error| RuntimeError::on_device(&step.name, error))
     })
-}
-
-impl Classifier for CudaEngine {
-    fn classes(&self) -> usize {
-        self.classes
-    }
-
-    fn input_size(&self) -> usize {
-        self.image_size
-    }
-
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
-        let (size, classes) = (self.image_size, self.classes);
-        infer_batch(batch, size, classes, |pixels, logits| self.infer_into(pixels, logits))
-    }
 }

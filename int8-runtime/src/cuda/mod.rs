@@ -7,5 +7,5 @@ mod options;
 mod step;
 mod tune;
 
-pub use engine::CudaEngine;
+pub(crate) use engine::{Packed, Runner};
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};

@@ -28,12 +28,12 @@ pub enum Autotune {
     Full,
 }
 
-/// How a [`CudaEngine`](super::CudaEngine) runs.
+/// How an engine runs on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
     /// Ordinal of the GPU.
     pub device: usize,
-    /// Images run at a time; larger batches are split. Memory grows with it.
+    /// Images run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches are split. Memory grows with it.
     pub max_batch: usize,
     /// Elements of the residual stream.
     pub residual: StreamType,

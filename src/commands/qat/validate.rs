@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use swinq_eval::{Collected, accuracy, collect};
-use swinq_int8_runtime::EngineOptions;
+use swinq_int8_runtime::CpuOptions;
 use swinq_int8_runtime::cuda::{Autotune, Gemm};
 use swinq_model::{BoxError, Logits, QuantizedModel, Transform};
 use swinq_qat::Validation;
@@ -32,7 +32,10 @@ impl Validator {
     /// A validator of `job`.
     pub fn new(job: &Job, inputs: &Inputs) -> anyhow::Result<Validator> {
         let target = match job.device {
-            Device::Cpu => Target::Cpu(EngineOptions { threads: job.threads, ..EngineOptions::detect()? }),
+            Device::Cpu => {
+                let options = CpuOptions { threads: job.threads, ..CpuOptions::detect()? };
+                Target(swinq_int8_runtime::Backend::Cpu(options))
+            }
             Device::Cuda(device) => {
                 let args = BackendArgs {
                     backend: Backend::Auto,

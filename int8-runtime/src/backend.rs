@@ -1,0 +1,95 @@
+//! What runs a model.
+
+use swinq_kernels::cuda::{CudaError, Device, Library, library};
+
+use crate::cpu::CpuOptions;
+use crate::cuda::{CudaOptions, Gemm, StreamType};
+use crate::error::RuntimeError;
+
+/// The most threads that an engine may have.
+pub const MAX_THREADS: usize = 1024;
+
+/// The most images that an engine may run at a time.
+pub const MAX_BATCH: usize = 1 << 16;
+
+/// What runs a model, and how.
+#[derive(Clone, Copy, Debug)]
+pub enum Backend {
+    /// The CPU.
+    Cpu(CpuOptions),
+    /// An NVIDIA GPU.
+    Cuda(CudaOptions),
+}
+
+impl Backend {
+    /// `cuda` if its GPU is usable ([`usable_gpu`]), else `cpu`.
+    pub fn auto(cpu: CpuOptions, cuda: CudaOptions) -> Backend {
+        if usable_gpu(cuda.device).is_ok() { Backend::Cuda(cuda) } else { Backend::Cpu(cpu) }
+    }
+
+    /// The name of the backend in results: `cpu`, or `cuda` with the options that are not the defaults.
+    pub fn name(&self) -> String {
+        match self {
+            Backend::Cpu(_) => "cpu".to_owned(),
+            Backend::Cuda(CudaOptions { gemm: Gemm::Auto, residual: StreamType::F16, .. }) => {
+                "cuda".to_owned()
+            }
+            Backend::Cuda(CudaOptions { gemm, residual: StreamType::F16, .. }) => format!("cuda {gemm}"),
+            Backend::Cuda(CudaOptions { gemm, .. }) => format!("cuda {gemm}, f32 residual"),
+        }
+    }
+
+    /// Images run at a time.
+    pub fn max_batch(&self) -> usize {
+        match self {
+            Backend::Cpu(options) => options.max_batch,
+            Backend::Cuda(options) => options.max_batch,
+        }
+    }
+
+    /// Checks that the options are within their bounds.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Threads`] or [`RuntimeError::MaxBatch`].
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        if let Backend::Cpu(CpuOptions { threads, .. }) = *self
+            && threads > MAX_THREADS
+        {
+            return Err(RuntimeError::Threads { threads });
+        }
+        let max_batch = self.max_batch();
+        if !(1..=MAX_BATCH).contains(&max_batch) {
+            return Err(RuntimeError::MaxBatch { max_batch });
+        }
+        Ok(())
+    }
+
+    /// Whether weights packed for `self` suit `other`, too: the same CPU kernels, or the same GPU with the same
+    /// residual stream.
+    pub(crate) fn packs_like(&self, other: &Backend) -> bool {
+        match (self, other) {
+            (Backend::Cpu(a), Backend::Cpu(b)) => a.cpu.name() == b.cpu.name(),
+            (Backend::Cuda(a), Backend::Cuda(b)) => a.device == b.device && a.residual == b.residual,
+            _ => false,
+        }
+    }
+
+    /// What weights are packed for, in messages.
+    pub(crate) fn packing(&self) -> String {
+        match self {
+            Backend::Cpu(options) => format!("the CPU kernels {}", options.cpu),
+            Backend::Cuda(options) => format!("GPU {} with an {:?} stream", options.device, options.residual),
+        }
+    }
+}
+
+/// GPU `ordinal`, if an engine can run on it: the driver shows it and NVRTC is there to compile kernels. (cuBLASLt may be
+/// missing; the engine then uses its own kernels.)
+///
+/// # Errors
+/// The library that is missing, or why the GPU cannot be opened.
+pub fn usable_gpu(ordinal: usize) -> Result<Device, CudaError> {
+    let device = Device::open(ordinal)?;
+    library::require(Library::Nvrtc)?;
+    Ok(device)
+}

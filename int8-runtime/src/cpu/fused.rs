@@ -1,0 +1,96 @@
+//! Which launches run as one fused block: those of a block of the network, or of one half of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use swinq_kernels::{Cpu, FusedBlock, PAD, RowMap};
+
+use super::launch::{Kernel, Launch};
+use crate::plan::TensorId;
+
+/// Consecutive launches, which run one by one or as one fused block.
+pub(super) struct Segment {
+    pub(super) launches: Range<usize>,
+    fused: Option<FusedBlock>,
+    /// Minimum rows of each thread in a fused block, because every thread reads all weights.
+    min_rows: usize,
+}
+
+impl Segment {
+    /// One launch that is part of no fused block.
+    fn single(launch: usize) -> Segment {
+        Segment { launches: launch..launch + 1, fused: None, min_rows: 0 }
+    }
+
+    /// The launches `range` of `launches`, which can run as one fused block over rows in the order of `map`.
+    fn fused_block(launches: &[Launch], range: Range<usize>, map: &Arc<RowMap>, cpu: Cpu) -> Segment {
+        let ops = launches[range.clone()].iter().map(Launch::block_op).collect();
+        let columns = launches[range.start].output.spec.columns;
+        let fused = FusedBlock::new(ops, Arc::clone(map), columns, cpu.fused_block_rows());
+        Segment { launches: range, fused: Some(fused), min_rows: cpu.min_rows_per_thread() }
+    }
+
+    /// The fused block that runs instead of the launches over `images` images, if it is the faster way: it keeps all
+    /// `threads` threads busy, and each thread multiplies enough rows with the weights, all of which it reads.
+    pub(super) fn fused(&self, images: usize, threads: usize) -> Option<&FusedBlock> {
+        let block = self.fused.as_ref()?;
+        let units = block.units(images);
+        let most = units.div_ceil(threads);
+        let busy = 8 * most * threads <= 9 * units;
+        (busy && most * block.unit_rows() >= self.min_rows).then_some(block)
+    }
+
+    /// The largest batch, of at most `images` images, that runs launch by launch.
+    pub(super) fn most_unfused(&self, images: usize, threads: usize) -> usize {
+        (1..=images).rev().find(|&images| self.fused(images, threads).is_none()).unwrap_or(0)
+    }
+
+    /// The tensors that the launches write for each other, which a fused block keeps out of the arena.
+    pub(super) fn inner(&self, launches: &[Launch]) -> impl Iterator<Item = TensorId> {
+        let launches = &launches[self.launches.clone()];
+        let inner = launches.iter().filter(|launch| self.fused.is_some() && !launch.output.residual);
+        inner.map(|launch| launch.output.tensor)
+    }
+}
+
+/// All `launches`, for `cpu`, in segments: one for each block or half of one, and one for each launch outside of blocks.
+pub(super) fn segments(launches: &[Launch], cpu: Cpu) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    let mut next = 0;
+    for (range, map) in blocks(launches) {
+        segments.extend((next..range.start).map(Segment::single));
+        next = range.end;
+        segments.push(Segment::fused_block(launches, range, map, cpu));
+    }
+    segments.extend((next..launches.len()).map(Segment::single));
+    segments
+}
+
+/// The blocks among `launches`, or their halves, each with the order of its rows.
+fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
+    let mut found: Vec<(Range<usize>, &Arc<RowMap>)> = Vec::new();
+    for half in halves(launches) {
+        let attends = launches[half.clone()].iter().any(|l| matches!(l.kernel, Kernel::Attention(_)));
+        match found.last_mut() {
+            // The MLP takes rows in any order, so it continues in the order of the attention before it. Where that order
+            // has padding, the MLP is a block of its own: it would compute padding rows in vain.
+            Some((block, map)) if !attends && block.end == half.start && !map.rows().contains(&PAD) => {
+                block.end = half.end;
+            }
+            _ => {
+                let map = launches[half.start].map().expect("a norm has one");
+                found.push((half, map));
+            }
+        }
+    }
+    found
+}
+
+/// From each norm to the linear layer that adds to the stream which the norm read.
+fn halves(launches: &[Launch]) -> impl Iterator<Item = Range<usize>> {
+    let norms = (0..launches.len()).filter(|&i| matches!(launches[i].kernel, Kernel::Norm(..)));
+    norms.map(|first| {
+        let last = (first..launches.len()).find(|&i| launches[i].output.residual);
+        first..last.expect("a norm begins a half of a block") + 1
+    })
+}

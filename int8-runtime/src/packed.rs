@@ -1,0 +1,75 @@
+//! A model lowered for a backend, which engines share.
+
+use std::sync::Arc;
+
+use swinq_model::QuantizedModel;
+
+use crate::backend::Backend;
+use crate::cpu;
+use crate::cuda;
+use crate::error::RuntimeError;
+use crate::plan::Plan;
+
+/// A model lowered for a backend: its launches, with their weights packed for one instruction set or uploaded to one GPU.
+///
+/// It is made once and shared: any number of [`Engine`](crate::Engine)s run on one copy of the weights
+/// ([`Engine::from_packed`](crate::Engine::from_packed)). It holds all that an engine needs of the model.
+pub struct PackedModel {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) lowered: Lowered,
+    pub(crate) image_size: usize,
+    pub(crate) classes: usize,
+    backend: Backend,
+}
+
+/// The launches of a packed model.
+pub(crate) enum Lowered {
+    Cpu(Arc<cpu::Packed>),
+    Cuda(Arc<cuda::Packed>),
+}
+
+impl PackedModel {
+    /// Plans `model` and packs its weights. Of `backend` only what packing depends on matters: the instruction set, or the
+    /// GPU and the residual stream's type.
+    ///
+    /// # Errors
+    /// The model does not pass [`QuantizedModel::validate`], or holds something that the backend cannot run; there is no
+    /// GPU, or too little memory on it.
+    pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
+        let plan = Arc::new(Plan::new(model)?);
+        let lowered = match &backend {
+            Backend::Cpu(options) => Lowered::Cpu(Arc::new(cpu::Packed::new(model, &plan, options.cpu))),
+            Backend::Cuda(options) => Lowered::Cuda(Arc::new(cuda::Packed::new(model, &plan, options)?)),
+        };
+        let (image_size, classes) = (model.config.image_size, model.config.num_classes);
+        Ok(PackedModel { plan, lowered, image_size, classes, backend })
+    }
+
+    /// Whether an engine of `backend` can run on these weights.
+    pub fn suits(&self, backend: &Backend) -> bool {
+        self.backend.packs_like(backend)
+    }
+
+    /// The network as logical ops.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// Side of the input in pixels.
+    pub fn input_size(&self) -> usize {
+        self.image_size
+    }
+
+    /// Checks that [`PackedModel::suits`].
+    pub(crate) fn check_suits(&self, backend: &Backend) -> Result<(), RuntimeError> {
+        if self.suits(backend) {
+            return Ok(());
+        }
+        Err(RuntimeError::OtherPacking { packed: self.backend.packing(), asked: backend.packing() })
+    }
+}
