@@ -100,7 +100,7 @@ fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> anyhow::Result<TrainL
         loader,
         augment,
         seed: job.seed,
-        labels: job.loss.labels > 0.0,
+        require_labels: job.loss.labels > 0.0,
         cache_bytes: (job.data.cache_mb as u64) << 20,
         ..TrainOptions::default()
     };
