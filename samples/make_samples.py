@@ -2,7 +2,7 @@
 
     python samples/make_samples.py DATA      # DATA holds models/swin_micro_cifar10 and data/cifar10
 
-Images are spread evenly over the ten classes and over each class's list; the files are copied byte for byte.
+Images are spread evenly over the ten classes and over the list of each class. Files are copied byte for byte.
 """
 import pathlib
 import sys

@@ -1,9 +1,9 @@
-"""Times `swinq calibrate` of a Swin on 80 JPEG photographs, everything included, against PyTorch's bare f32 forward of
-80 ready tensors, in turn, same threads; prints medians and the ratio.
+"""Times `swinq calibrate` of a Swin on 80 JPEG photographs, everything included, against PyTorch's f32 forward alone of
+80 prepared tensors. Both use the same number of threads and take turns. Prints medians and the ratio.
 
     python benches/peers/calibration.py SWINQ PHOTOS [--model swin_tiny_patch4_window7_224] [--rounds 3]
 
-PHOTOS is a folder of JPEG files; where it holds fewer than 80, files are taken more than once. Needs torch and timm.
+PHOTOS is a folder of JPEG files. If it holds fewer than 80, files are used more than once. Needs torch and timm.
 """
 import argparse
 import pathlib

@@ -2,9 +2,9 @@
 
     python benches/peers/gpu_torch.py --models swin_tiny_patch4_window7_224 --batches 1 32 128 --json peers.json
 
-Times are medians of CUDA-event measurements of forwards whose input is on the GPU, replayed from CUDA graphs where
-torch.compile's max-autotune mode makes them (its default). That mode compiles for minutes: TORCHINDUCTOR_CACHE_DIR and
-TRITON_CACHE_DIR keep what it found for the next run.
+Times are medians over forwards whose input is on the GPU, measured with CUDA events. By default, torch.compile's
+max-autotune mode replays them from CUDA graphs. That mode compiles for minutes; TORCHINDUCTOR_CACHE_DIR and
+TRITON_CACHE_DIR keep its results for the next run.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python benches/peers/latency.py SWINQ [--model swin_tiny_patch4_window7_224] [--batches 1,8] [--cache DIR] [--json OUT]
 
-SWINQ is the release binary. Every engine gets the same weights (random, timm's layout) and its own tool's quantization of
-them, calibrated on the same images; all that is kept in --cache. In each round every engine warms up and then runs for
---seconds. Prints the median and the least of the rounds' medians (on a busy machine the rounds that were left alone), and
-their ratios to the fastest peer; --json writes them with versions and the machine. Needs torch, timm, onnx, onnxruntime, openvino, nncf, pillow and safetensors.
+SWINQ is the release binary. Every engine gets the same weights (random, timm's layout), quantized by its own tool and
+calibrated on the same images; --cache keeps all of these. In each round every engine warms up and then runs for --seconds.
+Prints the median and the minimum of the rounds' medians (on a busy machine the minimum is of undisturbed rounds), and their
+ratios to the fastest peer. --json also writes them, with versions and the machine. Needs torch, timm, onnx, onnxruntime,
+openvino, nncf, pillow and safetensors.
 """
 import argparse
 import importlib.metadata
@@ -148,7 +149,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     models = Models(args.model, args.cache, args.swinq)
-    for batch in args.batches:  # nothing is measured between two makings
+    for batch in args.batches:  # all models are made before anything is measured
         models.ort_int8(batch), models.nncf_int8(batch), models.swinq_int8()
     print(f"{args.model}, {args.threads} threads")
     print("| batch | engine | median ms | of the best peer | least ms | of the best peer |\n|" + " --- |" * 6)

@@ -1,7 +1,7 @@
-"""One timm Swin with random weights in every form that `latency.py` times, made once and kept in a folder.
+"""Makes one timm Swin with random weights in every form that `latency.py` times, and keeps the files in a folder.
 
     NAME/model.safetensors        the weights, which `swinq` and PyTorch share
-    NAME/images/*.png             what all calibrate on
+    NAME/images/*.png             the calibration images of all tools
     NAME/swinq.int8               by `swinq calibrate`, recipe `default`
     NAME/f32.BATCH.onnx           by PyTorch's exporter, static shapes
     NAME/ort_int8.BATCH.onnx      by ONNX Runtime: static, QDQ, u8 activations, s8 weights per channel
@@ -21,7 +21,7 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def make_once(path, make):
-    """`path`, made by `make` under another name first, so that what is there is whole."""
+    """Returns `path`. If it is absent, `make` writes it under another name first, so that it is never incomplete."""
     if not path.exists():
         print(f"making {path}", flush=True)
         part = path.with_name(f"part.{path.name}")

@@ -1,15 +1,16 @@
-"""Time of a training step in PyTorch with fake quantization, the peer of `swinq qat`: a timm Swin of the sample's shape or Swin-T,
-forward of a float teacher, cross-entropy and KL, backward, clipping, AdamW.
+"""Times a training iteration in PyTorch with fake quantization, the peer of `swinq qat`. The model is a timm Swin of the
+sample's shape, or Swin-T. An iteration is the forward of a float teacher and of the student, cross-entropy and KL, backward,
+clipping and AdamW.
 
     python benches/peers/qat_torch.py --batch 64 --threads 2 --steps 20 --json peer.json
     python benches/peers/qat_torch.py --device cuda --amp bf16 --model tiny
     python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # in turn
 
-Quantization is what torch.ao's FakeQuantize computes once its observers are off: the same operators, without the modules'
-own overhead. Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have fixed scales
-per tensor, set by one forward; weights have one per output channel, recomputed from the weight at each step.
+Quantization uses the operators of torch.ao's FakeQuantize with observers off, without the overhead of its modules.
+Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have fixed scales per
+tensor, set by one forward. Weights have one scale per output channel, recomputed from the weight at each iteration.
 
-Inputs are drawn once. Times are medians over the steps after a warmup, of the step and of each of its parts.
+Inputs are drawn once. Times are medians over the iterations after a warmup, of the iteration and of each of its parts.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class FakeQuant(nn.Module):
     def forward(self, x):
         if self.scale is None:
             self.scale = x.detach().abs().amax().item() / 127
-        # In f32 under autocast too: the operator does not know every reduced type.
+        # In f32 under autocast too, because the operator does not support every reduced type.
         return torch.fake_quantize_per_tensor_affine(x.float(), self.scale, 0, self.low, self.high).to(x.dtype)
 
 
@@ -145,7 +146,7 @@ class Training:
                     wanted = self.teacher(self.images).float()
             marks.append(self.now())
             logits = self.model(self.images).float()
-        # A tensor of inference mode cannot be kept for the backward; its copy can.
+        # The backward cannot use a tensor of inference mode, but it can use a copy.
         loss = self.loss(logits, None if wanted is None else wanted.clone())
         marks.append(self.now())
         self.scaler.scale(loss).backward()
