@@ -26,7 +26,7 @@ fn op(cpu: Cpu, stage: Stage, quant: AttentionQuant, store: RowStore) -> WindowA
         head_dim: HEAD,
         tokens: n,
         windows,
-        scale: 1.0 / (HEAD as f32).sqrt(),
+        scales: &vec![1.0 / (HEAD as f32).sqrt(); heads],
         bias: &bias,
         regions: Some(&regions),
         quant,

@@ -60,7 +60,7 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
         head_dim: channels / heads,
         tokens: WINDOW,
         windows: tokens / WINDOW,
-        scale: 0.18,
+        scales: &vec![0.18; heads],
         bias: &values(heads * WINDOW * WINDOW),
         regions: None,
         quant: AttentionQuant { q: site, k: site, v: site, scores: None, probs: Probs::U8 },
@@ -123,7 +123,7 @@ impl Block {
                     linear.run(pool, rows, input(inputs), LinearOut::Residual { stream, map });
                 }
                 BlockOp::LinearI8(linear) => linear.run(pool, rows, input(inputs), LinearOut::Codes(out)),
-                BlockOp::LinearF32(_) => unreachable!("all linears are INT8"),
+                _ => unreachable!("a Swin V1 block of INT8 linears"),
             }
             times.push(start.elapsed());
             memory.swap(0, 1);

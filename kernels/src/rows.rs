@@ -2,7 +2,7 @@
 
 use crate::lanes::Lanes;
 use crate::pool::Parts;
-use crate::types::{Quantizer, RowOut, RowStore, code_stride};
+use crate::types::{PAD, Quantizer, RowMap, RowOut, RowStore, code_stride};
 
 /// The output of an op, checked against the op's shape, that tasks write in disjoint segments.
 pub(crate) struct RowSink<'a> {
@@ -193,6 +193,71 @@ impl Cast for ToCodes {
         // SAFETY: `out` holds 4 N bytes.
         unsafe { lanes.write_codes4(out.as_mut_ptr(), scaled) };
     }
+}
+
+/// Adds to what the residual stream holds: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
+/// nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct AddToStream {
+    pub(crate) branch: Option<Quantizer>,
+    pub(crate) shortcut: Option<Quantizer>,
+}
+
+impl Cast for AddToStream {
+    type To = f32;
+
+    #[inline(always)]
+    fn store<L: Lanes>(self, lanes: L, out: &mut [f32], x: L::F) {
+        let held = if out.len() < L::N { lanes.load_part(out) } else { lanes.load(out) };
+        lanes.store(out, lanes.add(fake(lanes, self.shortcut, held), fake(lanes, self.branch, x)));
+    }
+}
+
+/// Quantizes and dequantizes, if there is a quantizer.
+#[inline(always)]
+fn fake<L: Lanes>(lanes: L, quantizer: Option<Quantizer>, x: L::F) -> L::F {
+    match quantizer {
+        None => x,
+        Some(quantizer) => lanes.fake(x, quantizer),
+    }
+}
+
+/// The tokens of consecutive rows of a map's order over all images.
+pub(crate) struct MapRows<'a> {
+    map: &'a RowMap,
+    /// The first row: its image, and its row in the map.
+    image: usize,
+    row: usize,
+}
+
+impl MapRows<'_> {
+    /// Rows of `map`'s order over all images, from row `first` on.
+    pub(crate) fn new(map: &RowMap, first: usize) -> MapRows<'_> {
+        let period = map.rows().len().max(1);
+        MapRows { map, image: first / period, row: first % period }
+    }
+
+    /// The token of the row after `i` more rows, counted over all images; `None` for padding.
+    #[inline(always)]
+    pub(crate) fn token(&self, i: usize) -> Option<usize> {
+        // Most calls stay in one image, and a division takes as long as a good part of a short row.
+        let (row, period) = (self.row + i, self.map.rows().len());
+        let (image, row) =
+            if row < period { (self.image, row) } else { (self.image + row / period, row % period) };
+        match self.map.rows()[row] {
+            PAD => None,
+            token => Some(image * self.map.tokens() + token as usize),
+        }
+    }
+}
+
+/// Checks the length of an op's slice against its shape.
+///
+/// # Panics
+/// Unless `len` is the product of `shape`.
+pub(crate) fn check_len(op: &str, what: &str, len: usize, shape: &[usize]) {
+    let want = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    assert!(want == Some(len), "{op}: {what} of {len} elements is not {shape:?}");
 }
 
 /// How many of `units` equal pieces of work one task takes: at least `least`, and a few tasks for each thread.

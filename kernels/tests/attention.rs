@@ -15,7 +15,7 @@ struct Case {
     n: usize,
     windows: usize,
     images: usize,
-    scale: f32,
+    scales: Vec<f32>,
     bias: Vec<f32>,
     regions: Option<Vec<u8>>,
     /// q, k, v as f32, `[rows, 3 * heads * d]`.
@@ -43,7 +43,8 @@ impl Case {
         });
         let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
         let bias = rng.floats(heads * n * n, 1.5);
-        Case { heads, d, n, windows, images, scale: 1.0 / (d as f32).sqrt(), bias, regions, x }
+        let scales = (0..heads).map(|head| (1.0 - 0.07 * head as f32) / (d as f32).sqrt()).collect();
+        Case { heads, d, n, windows, images, scales, bias, regions, x }
     }
 
     fn columns(&self) -> usize {
@@ -53,10 +54,10 @@ impl Case {
     fn op(&self, cpu: Cpu, quant: AttentionQuant, store: RowStore) -> WindowAttention {
         let (heads, head_dim, tokens, windows) = (self.heads, self.d, self.n, self.windows);
         let (bias, regions) = (&self.bias[..], self.regions.as_deref());
-        let scale = self.scale;
+        let scales = &self.scales[..];
         WindowAttention::new(
             cpu,
-            AttentionSpec { heads, head_dim, tokens, windows, scale, bias, regions, quant, store },
+            AttentionSpec { heads, head_dim, tokens, windows, scales, bias, regions, quant, store },
         )
     }
 
@@ -79,8 +80,8 @@ impl Case {
         out
     }
 
-    /// Calls `each` with the operands of every window and head, its bias with the mask, and the index of each output.
-    fn units(&self, mut each: impl FnMut([Vec<f32>; 3], Vec<f32>, &dyn Fn(usize, usize) -> usize)) {
+    /// Calls `each` with the operands and the scale of every window and head, its bias with the mask, and the index of each output.
+    fn units(&self, mut each: impl FnMut([Vec<f32>; 3], f32, Vec<f32>, &dyn Fn(usize, usize) -> usize)) {
         let (n, d, columns) = (self.n, self.d, self.columns());
         for (window, head) in
             (0..self.images * self.windows).flat_map(|w| (0..self.heads).map(move |h| (w, h)))
@@ -96,16 +97,16 @@ impl Case {
                     *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
                 }
             }
-            each(qkv, bias, &|i, c| (window * n + i) * columns + head * d + c);
+            each(qkv, self.scales[head], bias, &|i, c| (window * n + i) * columns + head * d + c);
         }
     }
 
     fn reference(&self, quant: &AttentionQuant) -> Vec<f32> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f32::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], bias, index| {
+        self.units(|[q, k, v], scale, bias, index| {
             let mut y = vec![0.0; n * d];
-            reference::attention_window(n, d, (&q, &k, &v), self.scale, &bias, quant, &mut y);
+            reference::attention_window(n, d, (&q, &k, &v), scale, &bias, quant, &mut y);
             y.iter().enumerate().for_each(|(i, y)| out[index(i / d, i % d)] = *y);
         });
         out
@@ -115,10 +116,10 @@ impl Case {
     fn plain(&self) -> Vec<f32> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f32::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], bias, index| {
+        self.units(|[q, k, v], scale, bias, index| {
             for i in 0..n {
                 let dot = |j: usize| -> f32 { (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum() };
-                let logits: Vec<f32> = (0..n).map(|j| dot(j) * self.scale + bias[i * n + j]).collect();
+                let logits: Vec<f32> = (0..n).map(|j| dot(j) * scale + bias[i * n + j]).collect();
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let exps: Vec<f32> = logits.iter().map(|x| libm::expf(x - max)).collect();
                 let total: f32 = exps.iter().sum();
@@ -134,12 +135,12 @@ impl Case {
     fn truth(&self) -> Vec<f64> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f64::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], bias, index| {
+        self.units(|[q, k, v], scale, bias, index| {
             for i in 0..n {
                 let dot = |j: usize| -> f64 {
                     (0..d).map(|c| f64::from(q[i * d + c]) * f64::from(k[j * d + c])).sum()
                 };
-                let logit = |j| dot(j) * f64::from(self.scale) + f64::from(bias[i * n + j]);
+                let logit = |j| dot(j) * f64::from(scale) + f64::from(bias[i * n + j]);
                 let logits: Vec<f64> = (0..n).map(logit).collect();
                 let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let exps: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
     AttentionIn, AttentionQuant, AttentionSpec, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8,
-    LinearOut, LinearSpec, Pool, Probs, RowMap, RowOut, RowStore, Store, WindowAttention, code_stride,
+    LinearOut, LinearSpec, Pool, Probs, QuantizeRows, ResidualNorm, RowMap, RowOut, RowStore, Store,
+    WindowAttention, code_stride,
 };
 
 /// Sizes of a block: heads, channels of a head, hidden channels.
@@ -101,7 +102,7 @@ impl Maker {
             head_dim: d,
             tokens,
             windows,
-            scale: 0.2,
+            scales: &self.rng.floats(heads, 0.2),
             bias: &self.rng.floats(heads * tokens * tokens, 1.0),
             regions: Some(&regions),
             quant,
@@ -115,6 +116,21 @@ impl Maker {
             self.linear((c, 3 * c), qkv, false, store),
             attention,
             self.linear((c, c), proj, false, residual),
+        ]
+    }
+
+    /// Quantization, linear, norm: a block whose norm comes last.
+    fn norm_last(&mut self, Shape(heads, d, _): Shape) -> Ops {
+        let (c, int8) = (heads * d, self.choice());
+        let quantize = QuantizeRows::new(self.cpu, c, self.row_store(int8));
+        let linear = self.linear((c, c), int8, false, Store::F32);
+        let (gamma, beta) = (self.rng.floats(c, 1.0), self.rng.floats(c, 0.5));
+        let [branch, shortcut] = [self.choice(), self.choice()].map(|on| on.then(|| step(0.04)));
+        let norm = ResidualNorm::new(self.cpu, &gamma, &beta, 1e-5, branch, shortcut);
+        vec![
+            (BlockOp::Quantize(Arc::new(quantize)), Some((c, int8))),
+            linear,
+            (BlockOp::ResidualNorm(Arc::new(norm)), None),
         ]
     }
 
@@ -179,6 +195,10 @@ fn one_by_one(ops: &Ops, map: &RowMap, images: usize, stream: &mut [f32]) {
             (BlockOp::Attention(attention), Rows::F32(x), Some(after)) => {
                 attention.run(pool, images, AttentionIn::F32(x), after.out());
             }
+            (BlockOp::Quantize(quantize), _, Some(after)) => {
+                quantize.run(pool, images, stream, map, after.out());
+            }
+            (BlockOp::ResidualNorm(norm), Rows::F32(x), None) => norm.run(pool, images, x, map, stream),
             (BlockOp::LinearI8(linear), Rows::Codes(x), after) => {
                 linear.run(pool, rows, x, linear_out(after, stream, map));
             }
@@ -195,9 +215,12 @@ fn linear_out<'a>(rows: &'a mut Option<Rows>, stream: &'a mut [f32], map: &'a Ro
     rows.as_mut().map_or(LinearOut::Residual { stream, map }, |rows| rows.out().into())
 }
 
-/// A block of `kind`: both its halves, or one of them.
+/// A block of `kind`: both its halves, one of them, or one whose norm comes last.
 fn ops(cpu: Cpu, kind: u32, shape: Shape, grid: Grid) -> Ops {
     let mut maker = Maker { cpu, kind, rng: Rng(u64::from(kind) + 1) };
+    if kind % 5 == 4 {
+        return maker.norm_last(shape);
+    }
     let mut ops = if kind % 3 == 1 { Vec::new() } else { maker.attention(shape, grid) };
     if kind % 3 != 2 {
         ops.extend(maker.mlp(shape));
@@ -211,7 +234,15 @@ fn a_fused_block_equals_its_ops_one_after_the_other() {
         let mut kinds = Rng(7);
         // The first kinds have everything in codes.
         for (case, (shape, grid)) in CASES.into_iter().enumerate() {
-            for kind in [!0, !0 << 8, kinds.next() as u32, kinds.next() as u32, kinds.next() as u32] {
+            for kind in [
+                !0,
+                !0 << 8,
+                0b1111_0100,
+                0b1111_1110,
+                kinds.next() as u32,
+                kinds.next() as u32,
+                kinds.next() as u32,
+            ] {
                 let (ops, map, c) = (ops(cpu, kind, shape, grid), map(grid), shape.0 * shape.1);
                 for (images, threads, rows) in [(1, 1, 1), (1, 2, 100), (2, 3, 20), (3, 2, 70)] {
                     let mut stream = Rng(case as u64).floats(images * map.tokens() * c, 2.0);

@@ -4,7 +4,8 @@ mod support;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, max_error, step};
 use swinq_kernels::{
-    LayerNorm, MergeNorm, Pool, PooledNorm, RowMap, RowOut, RowStore, code_stride, reference,
+    LayerNorm, MergeNorm, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowMap, RowOut, RowStore,
+    code_stride, reference,
 };
 
 const EPS: f32 = 1e-5;
@@ -104,9 +105,7 @@ fn errors_of_the_reference_are_within_twice_those_of_plain_f32() {
 
 #[test]
 fn rows_are_gathered_padded_and_quantized() {
-    // Two images of six tokens in windows of four rows, with padding.
-    let rows = [Some(5), None, Some(0), Some(3), Some(1), Some(2), None, Some(4)];
-    let map = RowMap::new(&rows, 6).unwrap();
+    let map = RowMap::new(&ORDER, 6).unwrap();
     for_each_cpu(|cpu| {
         for c in [5, 96, 200] {
             let (gamma, beta, x) = case(c, 12);
@@ -115,7 +114,7 @@ fn rows_are_gathered_padded_and_quantized() {
             let stride = code_stride(c);
             let mut want = vec![128; 16 * stride];
             for (row, want) in want.chunks_exact_mut(stride).enumerate() {
-                if let Some(token) = rows[row % 8] {
+                if let Some(token) = ORDER[row % 8] {
                     let normed = &normed[(row / 8 * 6 + token) * c..][..c];
                     want.iter_mut()
                         .zip(normed)
@@ -140,6 +139,106 @@ fn rows_are_gathered_padded_and_quantized() {
             }
         }
     });
+}
+
+/// The order of two windows of four rows over six tokens, with padding.
+const ORDER: [Option<usize>; 8] = [Some(5), None, Some(0), Some(3), Some(1), Some(2), None, Some(4)];
+
+#[test]
+fn residual_norms_are_added_to_their_tokens() {
+    let orders = [(ORDER.to_vec(), 6), ((0..6).rev().map(Some).collect(), 6), (vec![None, Some(0)], 1)];
+    for_each_cpu(|cpu| {
+        for c in CHANNELS.into_iter().filter(|&c| c > 1) {
+            for (rows, tokens) in &orders {
+                for (branch, shortcut) in
+                    [(None, None), (Some(step(0.02)), None), (Some(step(0.05)), Some(step(0.03)))]
+                {
+                    let map = RowMap::new(rows, *tokens).unwrap();
+                    let (gamma, beta, x) = case(c, 3 * rows.len());
+                    let before = Rng(c as u64).floats(3 * tokens * c, 2.0);
+                    let mut want = before.clone();
+                    for (i, x) in x.chunks_exact(c).enumerate() {
+                        if let Some(token) = rows[i % rows.len()] {
+                            let row = &mut want[(i / rows.len() * tokens + token) * c..][..c];
+                            reference::add_layer_norm_row(x, &gamma, &beta, EPS, [branch, shortcut], row);
+                        }
+                    }
+                    let op = ResidualNorm::new(cpu, &gamma, &beta, EPS, branch, shortcut);
+                    for threads in [1, 3] {
+                        let mut stream = before.clone();
+                        op.run(&mut Pool::new(threads), 3, &x, &map, &mut stream);
+                        assert_same(
+                            &stream,
+                            &want,
+                            &format!("{cpu:?} c {c}, {} rows, {branch:?}", rows.len()),
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_residual_norm_adds_what_layer_norm_stores() {
+    let (gamma, beta, x) = case(33, 1);
+    let (mut normed, mut stream) = (vec![0.0; 33], Rng(3).floats(33, 2.0));
+    reference::layer_norm_row(&x, &gamma, &beta, EPS, &mut normed);
+    let want: Vec<f32> = stream.iter().zip(&normed).map(|(held, normed)| held + normed).collect();
+    reference::add_layer_norm_row(&x, &gamma, &beta, EPS, [None, None], &mut stream);
+    assert_same(&stream, &want, "reference");
+}
+
+#[test]
+fn rows_are_gathered_and_quantized_without_a_norm() {
+    let map = RowMap::new(&ORDER, 6).unwrap();
+    for_each_cpu(|cpu| {
+        for c in CHANNELS {
+            let mut x = Rng(c as u64).floats(12 * c, 2.0);
+            x[c / 2] = f32::NAN;
+            let quantizer = step(1.4 / 127.0); // Small enough to clamp both ways.
+            let stride = code_stride(c);
+            let (mut codes, mut floats) = (vec![7; 16 * stride], vec![0.0; 16 * c]);
+            for (row, (codes, floats)) in
+                codes.chunks_exact_mut(stride).zip(floats.chunks_exact_mut(c)).enumerate()
+            {
+                codes[..c].fill(128);
+                if let Some(token) = ORDER[row % 8] {
+                    floats.copy_from_slice(&x[(row / 8 * 6 + token) * c..][..c]);
+                    let code = |x: &f32| quantizer.code(*x).cast_unsigned() ^ 0x80;
+                    codes.iter_mut().zip(&*floats).for_each(|(to, x)| *to = code(x));
+                }
+            }
+            let fake: Vec<f32> = floats.iter().map(|&x| quantizer.fake(x)).collect();
+            for threads in [1, 3] {
+                let mut pool = Pool::new(threads);
+                let mut got = vec![7; codes.len()];
+                let op = QuantizeRows::new(cpu, c, RowStore::Codes(quantizer));
+                op.run(&mut pool, 2, &x, &map, RowOut::Codes(&mut got));
+                assert_eq!(got, codes, "{cpu:?} c {c}");
+                for (store, want) in [(RowStore::F32, &floats), (RowStore::Fake(quantizer), &fake)] {
+                    let mut got = vec![f32::NAN; want.len()];
+                    QuantizeRows::new(cpu, c, store).run(&mut pool, 2, &x, &map, RowOut::F32(&mut got));
+                    assert_same(&got, want, &format!("{cpu:?} c {c}, {store:?}"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "ResidualNorm: stream of 8 elements is not [2, 1, 8]")]
+fn a_stream_of_the_wrong_size_is_refused() {
+    let cpu = swinq_kernels::Cpu::available()[0];
+    let op = ResidualNorm::new(cpu, &[1.0; 8], &[0.0; 8], EPS, None, None);
+    op.run(&mut Pool::new(1), 2, &[0.0; 16], &RowMap::identity(1), &mut [0.0; 8]);
+}
+
+#[test]
+#[should_panic(expected = "QuantizeRows: input of 0 elements is not")]
+fn sizes_that_overflow_are_refused() {
+    let op = QuantizeRows::new(swinq_kernels::Cpu::available()[0], 8, RowStore::F32);
+    op.run(&mut Pool::new(1), usize::MAX / 4, &[], &RowMap::identity(4), RowOut::F32(&mut []));
 }
 
 #[test]
@@ -215,6 +314,11 @@ fn nothing_is_a_batch_too() {
         let op = LayerNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
         op.run(&mut pool, 0, &[], &RowMap::identity(4), RowOut::F32(&mut []));
         op.run_in_place(&mut pool, &mut []);
+        let map = RowMap::identity(4);
+        QuantizeRows::new(cpu, 16, RowStore::F32).run(&mut pool, 0, &[], &map, RowOut::F32(&mut []));
+        ResidualNorm::new(cpu, &gamma, &beta, EPS, None, None).run(&mut pool, 0, &[], &map, &mut []);
+        let map = RowMap::new(&[], 0).unwrap();
+        ResidualNorm::new(cpu, &gamma, &beta, EPS, None, None).run(&mut pool, 3, &[], &map, &mut []);
         PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, 4).run(
             &mut pool,
             0,

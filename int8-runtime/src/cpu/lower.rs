@@ -145,7 +145,7 @@ impl Lowering<'_> {
             head_dim: stage.head_dim(),
             tokens: stage.window_tokens(),
             windows: stage.windows(),
-            scale: self.model.config.attention_scale(stage),
+            scales: &vec![self.model.config.attention_scale(stage); stage.heads],
             bias: &expand_bias(stage, &table),
             regions: regions.as_deref(),
             quant,

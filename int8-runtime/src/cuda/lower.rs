@@ -305,7 +305,7 @@ impl<'a> Lowering<'a> {
             head_dim: stage.head_dim(),
             tokens: stage.window_tokens(),
             windows: stage.windows(),
-            scale: self.model.config.attention_scale(stage),
+            scales: &vec![self.model.config.attention_scale(stage); stage.heads],
             bias: &bias,
             regions: regions.as_deref(),
             quant,

@@ -38,8 +38,8 @@ pub struct AttentionSpec<'a> {
     pub tokens: usize,
     /// Windows of one image.
     pub windows: usize,
-    /// What `QK^T` is multiplied by.
-    pub scale: f32,
+    /// Factor of `QK^T`, for each head.
+    pub scales: &'a [f32],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
     /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different regions.
@@ -65,11 +65,12 @@ pub struct WindowAttention {
     cpu: Cpu,
     shape: Shape,
     windows: usize,
-    scale: f32,
+    scales: Vec<f32>,
     quant: AttentionQuant,
     store: RowStore,
     tables: Tables,
-    finish: Finish,
+    /// For each head.
+    finish: Vec<Finish>,
     layout: Layout,
 }
 
@@ -87,16 +88,18 @@ impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, or `bias` or `regions` is not as long as its shape says.
+    /// If a size is 0, or the length of `scales`, `bias` or `regions` does not match its shape.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
         let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens };
         let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
+        assert_eq!(spec.scales.len(), spec.heads, "WindowAttention: there is not one scale for each head");
         let tables = Tables::new(shape, spec.windows, spec.bias, spec.regions);
-        let finish = vector::finish(&spec);
+        let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
-        let AttentionSpec { windows, scale, quant, store, .. } = spec;
-        WindowAttention { cpu, shape, windows, scale, quant, store, tables, finish, layout }
+        let AttentionSpec { windows, scales, quant, store, .. } = spec;
+        let scales = scales.to_vec();
+        WindowAttention { cpu, shape, windows, scales, quant, store, tables, finish, layout }
     }
 
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.

@@ -33,7 +33,7 @@ pub(super) fn unit(
     }
     let (q, kv) = qkv.split_at(n * d);
     let (k, v) = kv.split_at(n * d);
-    reference::attention_window(n, d, (q, k, v), op.scale, bias, &op.quant, out);
+    reference::attention_window(n, d, (q, k, v), op.scales[unit.head], bias, &op.quant, out);
     for (token, out) in out.chunks_exact(d).enumerate() {
         // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns.
         unsafe { sink.segment(unit.row + token, unit.head * d, d) }.put_all(out);

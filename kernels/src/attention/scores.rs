@@ -1,5 +1,6 @@
 //! Logits of a few queries against all keys of the window.
 
+use super::AttentionSpec;
 use super::operands::Rows;
 use crate::buffer::bytes;
 use crate::lanes::Lanes;
@@ -15,6 +16,15 @@ pub(super) struct Finish {
 }
 
 impl Finish {
+    /// For each head of `spec`.
+    pub(super) fn of_heads(spec: &AttentionSpec<'_>) -> Vec<Finish> {
+        let step = match (spec.quant.q, spec.quant.k) {
+            (Some(q), Some(k)) => q.scale() * k.scale(),
+            _ => 1.0,
+        };
+        spec.scales.iter().map(|&scale| Finish { step, scale, site: spec.quant.scores }).collect()
+    }
+
     /// `INTEGER`: the product was of codes.
     #[inline(always)]
     pub(super) fn logit<L: Lanes, const INTEGER: bool>(self, lanes: L, product: L::F, bias: L::F) -> L::F {

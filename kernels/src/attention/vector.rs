@@ -1,13 +1,11 @@
 //! One window and head by vectors: operands packed, then logits, weights and results of a few queries at a time.
 
 use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
-use super::scores::{self, Finish, Logits};
+use super::scores::{self, Logits};
 use super::softmax;
 use super::values::{self, Results};
 use super::work::{ROWS, Work};
-use super::{
-    AttentionIn, AttentionSpec, Shape, Unit, WindowAttention, integer, integer_scores, integer_values,
-};
+use super::{AttentionIn, Shape, Unit, WindowAttention, integer, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
@@ -118,8 +116,8 @@ impl Window<'_> {
             bias[r] = tables.bias(unit.head, from + r);
             mask[r] = tables.mask(unit.window, from + r);
         }
-        let mut logits =
-            Logits { bias, mask, finish: self.op.finish, out, n_padded: self.op.layout.n_padded };
+        let finish = self.op.finish[unit.head];
+        let mut logits = Logits { bias, mask, finish, out, n_padded: self.op.layout.n_padded };
         match self.queries {
             Queries::Codes(Rows { data, stride }) => {
                 let queries = Rows { data: &data[from * stride..], stride };
@@ -172,13 +170,4 @@ impl Window<'_> {
         }
         factor
     }
-}
-
-/// What turns products into logits.
-pub(super) fn finish(spec: &AttentionSpec<'_>) -> Finish {
-    let step = match (spec.quant.q, spec.quant.k) {
-        (Some(q), Some(k)) => q.scale() * k.scale(),
-        _ => 1.0,
-    };
-    Finish { step, scale: spec.scale, site: spec.quant.scores }
 }

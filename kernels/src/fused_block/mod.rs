@@ -34,8 +34,8 @@ pub struct FusedBlock {
 
 impl FusedBlock {
     /// Prepares `ops` over rows of a stream of `columns` columns in the order of `map`, in tasks of about `task_rows` rows.
-    /// A norm reads the stream; every other op reads the result of the op before it. Linears that store
-    /// [`Store::Residual`](crate::Store::Residual) add to the stream.
+    /// [`BlockOp`] says which ops read the stream and which read the result of the op before them. Linears that store
+    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the stream.
     ///
     /// # Panics
     /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if the windows of an

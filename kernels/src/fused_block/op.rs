@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::attention::{AttentionIn, WindowAttention};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
-use crate::layer_norm::LayerNorm;
+use crate::layer_norm::{LayerNorm, ResidualNorm};
 use crate::linear::{Dest, LinearF32, LinearI8, Store};
 use crate::pool::Parts;
+use crate::quantize::QuantizeRows;
 use crate::types::{RowMap, RowOut, RowStore, code_stride};
 
 /// An op of a [`FusedBlock`](super::FusedBlock).
@@ -15,6 +16,10 @@ use crate::types::{RowMap, RowOut, RowStore, code_stride};
 pub enum BlockOp {
     /// Reads the stream.
     Norm(Arc<LayerNorm>),
+    /// Reads the stream.
+    Quantize(Arc<QuantizeRows>),
+    /// Reads the f32 that the op before it wrote, adds to the stream.
+    ResidualNorm(Arc<ResidualNorm>),
     /// Reads the result of the op before it.
     Attention(Arc<WindowAttention>),
     /// Reads the codes that the op before it wrote.
@@ -111,6 +116,15 @@ impl BlockOp {
                 assert_eq!(channels, columns, "FusedBlock: a norm of {channels} channels");
                 (None, Some(row_result(channels, store)))
             }
+            BlockOp::Quantize(op) => {
+                let (channels, store) = op.shape();
+                assert_eq!(channels, columns, "FusedBlock: {channels} columns are quantized");
+                (None, Some(row_result(channels, store)))
+            }
+            BlockOp::ResidualNorm(op) => {
+                assert_eq!(op.channels(), columns, "FusedBlock: a norm of {} channels", op.channels());
+                (Some(Intermediate { columns, codes: false }), None)
+            }
             BlockOp::Attention(op) => {
                 let (.., channels, store) = op.sizes();
                 let codes = previous.is_some_and(|previous| previous.codes);
@@ -142,6 +156,14 @@ impl BlockOp {
             (BlockOp::Norm(op), OpInput::Stream, Some(out)) => {
                 // SAFETY: only this task accesses its rows of the stream, and this op does not write them.
                 unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, task.map, out, scratch) };
+            }
+            (BlockOp::Quantize(op), OpInput::Stream, Some(out)) => {
+                // SAFETY: as above.
+                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, task.map, out) };
+            }
+            (BlockOp::ResidualNorm(op), OpInput::F32(x), None) => {
+                // SAFETY: only this task accesses its rows of the stream.
+                unsafe { op.run_on_this_thread(task.rows.clone(), x, task.stream, task.map, scratch) };
             }
             (BlockOp::Attention(op), OpInput::Codes(x), Some(out)) => {
                 op.run_on_this_thread(task.windows(op.sizes().0), AttentionIn::Codes(x), out, scratch);

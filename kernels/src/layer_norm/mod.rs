@@ -6,14 +6,20 @@
 //! The definition is [`crate::reference::layer_norm_row`], which every instruction set equals bit for bit.
 
 mod ops;
+mod residual;
 mod vector;
 
 pub use ops::{LayerNorm, MergeNorm, PooledNorm};
+pub use residual::ResidualNorm;
 
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
-use crate::reference;
-use crate::rows::Segment;
+use crate::reference::{self, RowNorm};
+use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
+use crate::types::Quantizer;
+
+/// f32 values that a task takes at least, so that sharing out work costs little beside it.
+const MIN_VALUES: usize = 4096;
 
 /// Scale, shift and epsilon of one normalisation.
 #[derive(Clone, Copy)]
@@ -23,14 +29,70 @@ pub(crate) struct Affine<'a> {
     pub(crate) eps: f32,
 }
 
-/// Normalises `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`. `buffer` holds one row,
-/// which the scalar reference needs unless it stores f32.
-pub(crate) fn normalise<'x, 's>(
+/// Where a normalised row goes.
+pub(crate) trait Target {
+    /// Normalises `x` into the target by the reference; `None` is a row without a source. `buffer` holds one row.
+    fn put_scalar(self, affine: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]);
+    /// As [`Target::put_scalar`], by vectors, with the norm of the row.
+    fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>);
+}
+
+/// Stores the row; zeros without a source.
+impl Target for Segment<'_> {
+    fn put_scalar(self, Affine { gamma, beta, eps }: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]) {
+        match (x, self) {
+            (None, mut out) => out.clear(),
+            (Some(x), Segment::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
+            (Some(x), mut out) => {
+                reference::layer_norm_row(x, gamma, beta, eps, buffer);
+                out.put_all(buffer);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn put_vector<L: Lanes>(mut self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>) {
+        let Some(x) = x else { return self.clear() };
+        match self {
+            Segment::F32(out) => vector::apply(lanes, affine, norm, x, out, ToF32),
+            Segment::Fake(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToFake(quantizer)),
+            Segment::Codes(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToCodes(quantizer)),
+        }
+    }
+}
+
+/// A row of the residual stream, to which the normalised row is added.
+struct StreamRow<'s> {
+    /// `None` drops the row.
+    row: Option<&'s mut [f32]>,
+    branch: Option<Quantizer>,
+    shortcut: Option<Quantizer>,
+}
+
+impl Target for StreamRow<'_> {
+    fn put_scalar(self, Affine { gamma, beta, eps }: Affine<'_>, x: Option<&[f32]>, _: &mut [f32]) {
+        if let (Some(x), Some(row)) = (x, self.row) {
+            reference::add_layer_norm_row(x, gamma, beta, eps, [self.branch, self.shortcut], row);
+        }
+    }
+
+    #[inline(always)]
+    fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>) {
+        let StreamRow { row, branch, shortcut } = self;
+        if let (Some(x), Some(row)) = (x, row) {
+            vector::apply(lanes, affine, norm, x, row, AddToStream { branch, shortcut });
+        }
+    }
+}
+
+/// Normalises `count` rows: row `i` is `source(i)`, or has no source for `None`, and goes to `out(i)`. `buffer` holds one
+/// row, which the scalar reference needs unless it stores f32.
+pub(crate) fn normalise<'x, T: Target>(
     cpu: Cpu,
     affine: Affine<'_>,
     count: usize,
     source: impl Fn(usize) -> Option<&'x [f32]>,
-    out: impl Fn(usize) -> Segment<'s>,
+    out: impl Fn(usize) -> T,
     buffer: &mut [f32],
 ) {
     dispatch(cpu, Rows { affine, count, source, out, buffer });
@@ -45,18 +107,10 @@ struct Rows<'a, S, O> {
     buffer: &'a mut [f32],
 }
 
-impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Kernel for Rows<'_, S, O> {
+impl<'x, T: Target, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> T> Kernel for Rows<'_, S, O> {
     fn scalar(self) {
-        let Affine { gamma, beta, eps } = self.affine;
         for i in 0..self.count {
-            match ((self.source)(i), (self.out)(i)) {
-                (None, mut out) => out.clear(),
-                (Some(x), Segment::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
-                (Some(x), mut out) => {
-                    reference::layer_norm_row(x, gamma, beta, eps, self.buffer);
-                    out.put_all(self.buffer);
-                }
-            }
+            (self.out)(i).put_scalar(self.affine, (self.source)(i), self.buffer);
         }
     }
 

@@ -2,22 +2,19 @@
 
 use std::ops::Range;
 
-use super::{Affine, normalise};
+use super::{Affine, MIN_VALUES, Target, normalise};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
-use crate::rows::{RowSink, Segment, units_per_task};
+use crate::rows::{MapRows, RowSink, Segment, units_per_task};
 use crate::types::{PAD, RowMap, RowOut, RowStore};
-
-/// f32 values that a task takes at least, so that sharing out costs little beside the work.
-const LEAST_VALUES: usize = 4096;
 
 /// Rows that are normalised together where they are copied first.
 const TOGETHER: usize = 8;
 
 /// An instruction set and an [`Affine`].
-struct Owned {
+pub(super) struct Owned {
     cpu: Cpu,
     gamma: Vec<f32>,
     beta: Vec<f32>,
@@ -25,23 +22,23 @@ struct Owned {
 }
 
 impl Owned {
-    fn new(op: &str, cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32) -> Owned {
+    pub(super) fn new(op: &str, cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32) -> Owned {
         assert!(!gamma.is_empty(), "{op}: no channels");
         assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
         assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
         Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps }
     }
 
-    fn channels(&self) -> usize {
+    pub(super) fn channels(&self) -> usize {
         self.gamma.len()
     }
 
     /// [`normalise`] with these.
-    fn rows<'x, 's>(
+    pub(super) fn rows<'x, T: Target>(
         &self,
         count: usize,
         source: impl Fn(usize) -> Option<&'x [f32]>,
-        out: impl Fn(usize) -> Segment<'s>,
+        out: impl Fn(usize) -> T,
         buffer: &mut [f32],
     ) {
         let affine = Affine { gamma: &self.gamma, beta: &self.beta, eps: self.eps };
@@ -75,7 +72,7 @@ impl LayerNorm {
         assert_eq!(x.len(), tokens * c, "LayerNorm: input is not [{tokens}, {c}]");
         let rows = images * n;
         let sink = RowSink::new("LayerNorm", self.store, out, rows, c);
-        let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
+        let each = units_per_task(rows, pool.threads(), MIN_VALUES / c + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
             let rows = task * each..rows.min((task + 1) * each);
             let source = |row: usize| &x[row * c..][..c];
@@ -119,18 +116,10 @@ impl LayerNorm {
         out: impl Fn(usize) -> Segment<'s>,
         scratch: &mut AlignedBuf,
     ) {
-        let (c, n, from) = (self.affine.channels(), map.rows().len(), rows.start);
+        let (c, from) = (self.affine.channels(), rows.start);
         scratch.reserve(c * size_of::<f32>());
-        let (image, first) = (from / n, from % n);
-        let source = |i: usize| {
-            // Mostly all rows are of one image, and dividing takes as long as a good part of a short row.
-            let row = first + i;
-            let (image, row) = if row < n { (image, row) } else { (image + row / n, row % n) };
-            match map.rows()[row] {
-                PAD => None,
-                token => Some(source(image * map.tokens() + token as usize)),
-            }
-        };
+        let map_rows = MapRows::new(map, from);
+        let source = |i: usize| map_rows.token(i).map(&source);
         self.affine.rows(rows.len(), source, |i| out(from + i), &mut scratch.as_f32_mut()[..c]);
     }
 
@@ -148,7 +137,7 @@ impl LayerNorm {
         assert_eq!(self.store, RowStore::F32, "LayerNorm: only f32 is stored in place");
         assert!(x.len().is_multiple_of(c), "LayerNorm: {c} channels do not divide {}", x.len());
         let rows = x.len() / c;
-        let each = units_per_task(rows, pool.threads(), LEAST_VALUES / c + 1);
+        let each = units_per_task(rows, pool.threads(), MIN_VALUES / c + 1);
         let parts = Parts::new(x);
         pool.run(rows.div_ceil(each), &|task, scratch| {
             scratch.op.reserve((TOGETHER + 1) * c * size_of::<f32>());
@@ -219,7 +208,7 @@ impl MergeNorm {
         );
         let rows = images * n;
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
-        let each = units_per_task(rows, pool.threads(), LEAST_VALUES / wide + 1);
+        let each = units_per_task(rows, pool.threads(), MIN_VALUES / wide + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
             scratch.op.reserve((TOGETHER + 1) * wide * size_of::<f32>());
             let (buffer, merged) = scratch.op.as_f32_mut()[..(TOGETHER + 1) * wide].split_at_mut(wide);

@@ -1,25 +1,25 @@
-//! Rows by vectors, a few at a time: first the norms of all, whose long chains of dependent operations then overlap, then
-//! the rows themselves, which are in the first cache still.
+//! LayerNorm by vectors, a few rows at a time: first the norms of all these rows, so that their long chains of dependent
+//! operations overlap, then the rows themselves, which are still in the first-level cache.
 
-use super::Affine;
+use super::{Affine, Target};
 use crate::lanes::Lanes;
 use crate::reference::RowNorm;
-use crate::rows::{Cast, Segment, ToCodes, ToF32, ToFake};
+use crate::rows::Cast;
 
-/// Rows taken together at most.
+/// The most rows taken together.
 const ROWS: usize = 8;
 
-/// f32 values of rows taken together at most: half a first cache of 48 KiB.
+/// The most f32 values of rows taken together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;
 
-/// Normalises `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`.
+/// Normalises `count` rows: row `i` is `source(i)`, or has no source for `None`, and goes to `out(i)`.
 #[inline(always)]
-pub(super) fn rows<'x, 's, L: Lanes>(
+pub(super) fn rows<'x, L: Lanes, T: Target>(
     lanes: L,
     affine: Affine<'_>,
     count: usize,
     source: impl Fn(usize) -> Option<&'x [f32]>,
-    out: impl Fn(usize) -> Segment<'s>,
+    out: impl Fn(usize) -> T,
 ) {
     let together = (VALUES / affine.gamma.len()).clamp(1, ROWS);
     let mut from = 0;
@@ -31,16 +31,13 @@ pub(super) fn rows<'x, 's, L: Lanes>(
         }
         let norms = norms(lanes, affine.eps, sources);
         for (i, (source, norm)) in sources[..rows].iter().zip(norms).enumerate() {
-            match source {
-                None => out(from + i).clear(),
-                Some(x) => row(lanes, affine, norm, x, out(from + i)),
-            }
+            out(from + i).put_vector(lanes, affine, norm, *source);
         }
         from += rows;
     }
 }
 
-/// The norm of each row; what is no row has any.
+/// The norm of each row; meaningless for `None`.
 #[inline(always)]
 fn norms<L: Lanes>(lanes: L, eps: f32, rows: [Option<&[f32]>; ROWS]) -> [RowNorm; ROWS] {
     if let [Some(a), Some(b), Some(c), Some(d), Some(e), Some(f), Some(g), Some(h)] = rows {
@@ -55,19 +52,9 @@ fn norms<L: Lanes>(lanes: L, eps: f32, rows: [Option<&[f32]>; ROWS]) -> [RowNorm
     norms
 }
 
-/// Puts the row `x`, normalised, into `out`.
-#[inline(always)]
-fn row<L: Lanes>(lanes: L, affine: Affine<'_>, norm: RowNorm, x: &[f32], out: Segment<'_>) {
-    match out {
-        Segment::F32(out) => apply(lanes, affine, norm, x, out, ToF32),
-        Segment::Fake(out, quantizer) => apply(lanes, affine, norm, x, out, ToFake(quantizer)),
-        Segment::Codes(out, quantizer) => apply(lanes, affine, norm, x, out, ToCodes(quantizer)),
-    }
-}
-
 /// [`RowNorm::apply`] to each element.
 #[inline(always)]
-fn apply<L: Lanes, C: Cast>(
+pub(super) fn apply<L: Lanes, C: Cast>(
     lanes: L,
     affine: Affine<'_>,
     norm: RowNorm,

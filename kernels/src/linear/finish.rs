@@ -6,6 +6,7 @@ use super::epilogue::Epilogue;
 use super::spec::Store;
 use crate::lanes::Lanes;
 use crate::pool::Parts;
+use crate::rows::{AddToStream, Cast, ToF32, ToFake};
 use crate::types::Quantizer;
 
 /// An accumulator type.
@@ -115,14 +116,15 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
     ) {
         match (dest, &epilogue.store) {
             (Dest::F32(out), &Store::Fake(quantizer)) => {
-                self.rows(lanes, tile, starts, PutFake { out, quantizer });
+                self.rows(lanes, tile, starts, PutCast { out, cast: ToFake(quantizer) });
             }
-            (Dest::F32(out), _) => self.rows(lanes, tile, starts, PutF32 { out }),
+            (Dest::F32(out), _) => self.rows(lanes, tile, starts, PutCast { out, cast: ToF32 }),
             (Dest::Codes(out), Store::Codes(recip)) => {
                 self.rows(lanes, tile, starts, PutCodes { out, recip: lanes.load(&recip[self.first..]) });
             }
             (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                self.rows(lanes, tile, starts, AddToStream { stream, branch, shortcut });
+                let cast = AddToStream { branch, shortcut };
+                self.rows(lanes, tile, starts, PutCast { out: stream, cast });
             }
             _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
         }
@@ -164,30 +166,21 @@ trait Put<L: Lanes> {
     fn put(&self, lanes: L, at: usize, count: usize, value: L::F);
 }
 
-struct PutF32<'a> {
-    out: &'a Parts<'a, f32>,
+/// Stores values as `cast` does.
+struct PutCast<'a, C: Cast> {
+    out: &'a Parts<'a, C::To>,
+    cast: C,
 }
 
-impl<L: Lanes> Put<L> for PutF32<'_> {
+impl<L: Lanes, C: Cast> Put<L> for PutCast<'_, C> {
     #[inline(always)]
     fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
         // SAFETY: tasks write disjoint rows and columns, and `Dest` maps each to its own place.
-        lanes.store(unsafe { self.out.get(at, count) }, value);
+        self.cast.store(lanes, unsafe { self.out.get(at, count) }, value);
     }
 }
 
-struct PutFake<'a> {
-    out: &'a Parts<'a, f32>,
-    quantizer: Quantizer,
-}
-
-impl<L: Lanes> Put<L> for PutFake<'_> {
-    #[inline(always)]
-    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
-        PutF32 { out: self.out }.put(lanes, at, count, lanes.fake(value, self.quantizer));
-    }
-}
-
+/// Stores codes with the reciprocal scale of each column.
 struct PutCodes<'a, L: Lanes> {
     out: &'a Parts<'a, u8>,
     recip: L::F,
@@ -196,32 +189,7 @@ struct PutCodes<'a, L: Lanes> {
 impl<L: Lanes> Put<L> for PutCodes<'_, L> {
     #[inline(always)]
     fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
-        // SAFETY: as in `PutF32`.
+        // SAFETY: as in `PutCast`.
         lanes.store_codes(unsafe { self.out.get(at, count) }, lanes.mul(value, self.recip));
-    }
-}
-
-struct AddToStream<'a> {
-    stream: &'a Parts<'a, f32>,
-    branch: Option<Quantizer>,
-    shortcut: Option<Quantizer>,
-}
-
-impl<L: Lanes> Put<L> for AddToStream<'_> {
-    #[inline(always)]
-    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
-        // SAFETY: as in `PutF32`.
-        let place = unsafe { self.stream.get(at, count) };
-        let held = if count == L::N { lanes.load(place) } else { lanes.load_part(place) };
-        lanes.store(place, lanes.add(fake(lanes, self.shortcut, held), fake(lanes, self.branch, value)));
-    }
-}
-
-/// Quantizes and dequantizes, if there is a quantizer.
-#[inline(always)]
-fn fake<L: Lanes>(lanes: L, quantizer: Option<Quantizer>, x: L::F) -> L::F {
-    match quantizer {
-        None => x,
-        Some(quantizer) => lanes.fake(x, quantizer),
     }
 }

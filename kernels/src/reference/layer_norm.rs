@@ -1,5 +1,7 @@
 //! Layer normalisation (Ba et al., 2016).
 
+use crate::types::Quantizer;
+
 /// What normalises one row: three numbers, from its sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowNorm {
@@ -69,6 +71,23 @@ pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mu
     let norm = RowNorm::new(moments(x), x.len(), eps);
     for (((o, &x), &gamma), &beta) in out.iter_mut().zip(x).zip(gamma).zip(beta) {
         *o = norm.apply(x, gamma, beta);
+    }
+}
+
+/// `stream = shortcut.fake(stream) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`] defines
+/// `layer_norm` and a quantizer that is `None` changes nothing.
+pub fn add_layer_norm_row(
+    x: &[f32],
+    gamma: &[f32],
+    beta: &[f32],
+    eps: f32,
+    [branch, shortcut]: [Option<Quantizer>; 2],
+    stream: &mut [f32],
+) {
+    let fake = |quantizer: Option<Quantizer>, x: f32| quantizer.map_or(x, |quantizer| quantizer.fake(x));
+    let norm = RowNorm::new(moments(x), x.len(), eps);
+    for (((held, &x), &gamma), &beta) in stream.iter_mut().zip(x).zip(gamma).zip(beta) {
+        *held = fake(shortcut, *held) + fake(branch, norm.apply(x, gamma, beta));
     }
 }
 

@@ -11,6 +11,7 @@ mod scores;
 mod weights;
 
 use super::operands::{Part, Rows, Source};
+use super::scores::Finish;
 use super::work::words_mut;
 use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
@@ -132,7 +133,8 @@ pub(super) fn unit<L: Lanes>(
     operands::order::<L>(sizes, work.order);
     operands::pack_values(lanes, sizes, values, &mut work);
     for from in (0..sizes.n).step_by(CHUNK) {
-        let chunk = Chunk { op, unit, sizes, from, count: CHUNK.min(sizes.n - from) };
+        let finish = op.finish[unit.head];
+        let chunk = Chunk { op, unit, sizes, finish, from, count: CHUNK.min(sizes.n - from) };
         chunk.run(lanes, queries, keys, &mut work, sink);
     }
 }
@@ -143,6 +145,7 @@ struct Chunk<'a> {
     op: &'a WindowAttention,
     unit: Unit,
     sizes: Sizes,
+    finish: Finish,
     /// The first query.
     from: usize,
     count: usize,

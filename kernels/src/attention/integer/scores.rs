@@ -67,7 +67,7 @@ impl Chunk<'_> {
         max: &mut [L::F; R],
     ) -> usize {
         let sums = self.products::<L, R, T>(lanes, row, block, queries, work);
-        match self.op.finish.site {
+        match self.finish.site {
             None => self.put::<L, R, T, false>(lanes, row, block, sums, work.logits, max),
             Some(_) => self.put::<L, R, T, true>(lanes, row, block, sums, work.logits, max),
         }
@@ -86,7 +86,7 @@ impl Chunk<'_> {
         max: &mut [L::F; R],
     ) {
         let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
-        let finish = if SITE { self.op.finish } else { Finish { site: None, ..self.op.finish } };
+        let finish = if SITE { self.finish } else { Finish { site: None, ..self.finish } };
         for (r, sums) in sums.into_iter().enumerate() {
             let query = self.from + row + r;
             let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
@@ -158,7 +158,7 @@ impl Chunk<'_> {
             if let Some(mask) = mask {
                 bias = lanes.add(bias, lanes.load_part(&mask[first..]));
             }
-            let logit = self.op.finish.logit::<L, true>(lanes, lanes.float(product), bias);
+            let logit = self.finish.logit::<L, true>(lanes, lanes.float(product), bias);
             let span = first..CHUNK.min(first + L::N);
             // The second operand is returned when the first is a NaN.
             let max = lanes.max(logit, lanes.load(&largest[span.clone()]));

@@ -244,6 +244,12 @@ impl DeviceAttention {
 /// The kernels' choice for `spec`.
 fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
+    if spec.scales.iter().any(|scale| *scale != spec.scales[0]) {
+        return Err(CudaError::Unsupported(
+            "attention with a scale for each head: the CUDA kernels take one scale for all heads; the CPU backend runs it"
+                .to_owned(),
+        ));
+    }
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
             "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
@@ -268,14 +274,15 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
 fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     let quant = &spec.quant;
     let unit = config.logit_unit();
+    let scale = spec.scales.first().copied().unwrap_or(1.0);
     let (Some(q), Some(k), Some(v)) = (quant.q, quant.k, quant.v) else {
-        return Scales { logit: spec.scale * unit, value: 1.0, probs: (1.0, 1.0) };
+        return Scales { logit: scale * unit, value: 1.0, probs: (1.0, 1.0) };
     };
     let probs = match quant.probs {
         Probs::S8(probs) => (probs.scale(), probs.recip()),
         Probs::U8 | Probs::Float => (1.0, 1.0),
     };
-    Scales { logit: q.scale() * k.scale() * spec.scale * unit, value: v.scale(), probs }
+    Scales { logit: q.scale() * k.scale() * scale * unit, value: v.scale(), probs }
 }
 
 /// The bias `[heads, n, n]` as `[heads, padded, padded]`: -inf for keys that pad, zeros for queries that do.

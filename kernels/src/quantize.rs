@@ -1,0 +1,133 @@
+//! Rows of f32 gathered in the order of a map and quantized, without a norm: the input of a block whose norm comes last.
+
+use std::ops::Range;
+
+use crate::cpu::Cpu;
+use crate::lanes::{Kernel, Lanes, dispatch};
+use crate::pool::{Parts, Pool};
+use crate::rows::{Cast, MapRows, RowSink, Segment, ToCodes, ToF32, ToFake, check_len, units_per_task};
+use crate::types::{RowMap, RowOut, RowStore};
+
+/// f32 values that a task takes at least, so that sharing out work costs little beside it.
+const MIN_VALUES: usize = 4096;
+
+/// Gathers rows in the order of a [`RowMap`] and stores them: quantized, or as f32 where the site is off. The cyclic shift,
+/// padding and window partition happen in its reads, as in [`LayerNorm`](crate::LayerNorm).
+pub struct QuantizeRows {
+    cpu: Cpu,
+    columns: usize,
+    store: RowStore,
+}
+
+impl QuantizeRows {
+    /// The op over rows of `columns` values.
+    ///
+    /// # Panics
+    /// If `columns` is 0.
+    pub fn new(cpu: Cpu, columns: usize, store: RowStore) -> QuantizeRows {
+        assert!(columns > 0, "QuantizeRows: no columns");
+        QuantizeRows { cpu, columns, store }
+    }
+
+    /// Row `(b, i)` of `out` is row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for [`PAD`](crate::PAD). `x`
+    /// is f32 `[images, map.tokens(), columns]`, `out` is `[images, map.rows().len(), columns]`.
+    ///
+    /// # Panics
+    /// If a length or the variant of `out` does not match.
+    pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
+        check_len("QuantizeRows", "input", x.len(), &[images, map.tokens(), self.columns]);
+        let rows = images * map.rows().len();
+        let sink = RowSink::new("QuantizeRows", self.store, out, rows, self.columns);
+        let each = units_per_task(rows, pool.threads(), MIN_VALUES / self.columns + 1);
+        let source = |row: usize| &x[row * self.columns..][..self.columns];
+        pool.run(rows.div_ceil(each), &|task, _| {
+            let rows = task * each..rows.min((task + 1) * each);
+            // SAFETY: rows are distinct, and each is written once, by the task that holds it.
+            let out = |row| unsafe { sink.row(row) };
+            self.gather(rows, map, source, out);
+        });
+    }
+
+    /// Rows `rows` of `map`'s order over all images into `out`, which holds only these rows, on the caller's thread. `x` is
+    /// as in [`QuantizeRows::run`].
+    ///
+    /// # Panics
+    /// As [`QuantizeRows::run`].
+    ///
+    /// # Safety
+    /// Nobody writes these rows of `x` meanwhile.
+    pub(crate) unsafe fn run_on_this_thread(
+        &self,
+        rows: Range<usize>,
+        x: Parts<'_, f32>,
+        map: &RowMap,
+        out: RowOut<'_>,
+    ) {
+        let first = rows.start;
+        let sink = RowSink::new("QuantizeRows", self.store, out, rows.len(), self.columns);
+        // SAFETY: the caller's promise.
+        let source = |row| unsafe { x.read(row * self.columns, self.columns) };
+        // SAFETY: rows are distinct, and each is written once, here.
+        let out = |row| unsafe { sink.row(row - first) };
+        self.gather(rows, map, source, out);
+    }
+
+    /// Stores rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of the order.
+    fn gather<'x, 's>(
+        &self,
+        rows: Range<usize>,
+        map: &RowMap,
+        source: impl Fn(usize) -> &'x [f32],
+        out: impl Fn(usize) -> Segment<'s>,
+    ) {
+        let (first, map_rows) = (rows.start, MapRows::new(map, rows.start));
+        let source = |i: usize| map_rows.token(i).map(&source);
+        dispatch(self.cpu, Gather { count: rows.len(), source, out: |i| out(first + i) });
+    }
+
+    /// Columns, and how results are stored.
+    pub(crate) fn shape(&self) -> (usize, RowStore) {
+        (self.columns, self.store)
+    }
+}
+
+/// Stores `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`.
+struct Gather<S, O> {
+    count: usize,
+    source: S,
+    out: O,
+}
+
+impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Kernel for Gather<S, O> {
+    fn scalar(self) {
+        for i in 0..self.count {
+            match ((self.source)(i), (self.out)(i)) {
+                (None, mut out) => out.clear(),
+                (Some(x), mut out) => out.put_all(x),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for i in 0..self.count {
+            match ((self.source)(i), (self.out)(i)) {
+                (None, mut out) => out.clear(),
+                (Some(x), Segment::F32(out)) => store_row(lanes, x, out, ToF32),
+                (Some(x), Segment::Fake(out, quantizer)) => store_row(lanes, x, out, ToFake(quantizer)),
+                (Some(x), Segment::Codes(out, quantizer)) => store_row(lanes, x, out, ToCodes(quantizer)),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn store_row<L: Lanes, C: Cast>(lanes: L, x: &[f32], out: &mut [C::To], cast: C) {
+    let full = x.len() - x.len() % L::N;
+    for at in (0..full).step_by(L::N) {
+        cast.store(lanes, &mut out[at..at + L::N], lanes.load(&x[at..]));
+    }
+    if full < x.len() {
+        cast.store(lanes, &mut out[full..], lanes.load_part(&x[full..]));
+    }
+}
