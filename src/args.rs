@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use swinq_data::Split;
 use swinq_int8_runtime::cuda::{Autotune, Gemm};
+use swinq_ladder::LadderCommand;
+use swinq_ladder::parse::{at_least_one, positive};
 use swinq_model::Calibrator;
 
-use crate::commands::ladder::LadderCommand;
 use crate::float_device::FloatDevice;
 
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
@@ -379,22 +380,6 @@ pub struct QuickstartArgs {
     /// Folder to write the sample, the checkpoint and the report to.
     #[arg(long, value_name = "FOLDER", default_value = "swinq-quickstart")]
     pub out: PathBuf,
-}
-
-/// A whole number from 1.
-pub fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if n >= 1 => Ok(n),
-        _ => Err("must be a whole number from 1".to_owned()),
-    }
-}
-
-/// A positive number.
-pub fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(x) if x > 0.0 && f64::is_finite(x) => Ok(x),
-        _ => Err("must be a positive number".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ mod out;
 mod paths;
 mod profile;
 mod progress;
-mod roofline;
 mod runner;
 mod shell;
 mod site_noise;

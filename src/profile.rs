@@ -2,10 +2,10 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use swinq_int8_runtime::LaunchProfile;
+use swinq_ladder::roofline::{Arithmetic, Roofline};
 
 use crate::backend::Runnable;
 use crate::out::say;
-use crate::roofline::{Arithmetic, Roofline};
 use crate::runner::{self, Subject};
 
 /// Runs per launch on a CPU.

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
+pub use svg::escape;
+
 use crate::results::{ModelResult, Results};
 use crate::text::{accuracy_columns, cells, mebibytes, speed_columns};
 

@@ -3,13 +3,13 @@
 use comfy_table::{CellAlignment, Table, presets};
 use swinq_kernels::cuda::{FloatKind, Output};
 
-use super::args::GemmArgs;
-use super::gemm;
-use super::machine::Machine;
-use super::row::{Outcome, Row, time};
-use super::rung::Rung;
-use super::shape::{Named, Shape};
-use crate::out::say;
+use crate::LadderError;
+use crate::args::GemmArgs;
+use crate::gemm;
+use crate::machine::Machine;
+use crate::row::{Outcome, Row, time};
+use crate::rung::Rung;
+use crate::shape::{Named, Shape};
 
 /// What runs on a GPU.
 const GPU: [Rung; 6] = [
@@ -24,7 +24,7 @@ const GPU: [Rung; 6] = [
 const CPU: [Rung; 2] = [Rung::CpuFloat, Rung::CpuInt8];
 
 /// Runs the products.
-pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[Named]) -> anyhow::Result<Vec<Row>> {
+pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[Named]) -> Result<Vec<Row>, LadderError> {
     let rungs: &[Rung] = if machine.gpu.is_some() { &GPU } else { &CPU };
     let mut by_product = Vec::new();
     for named in products {
@@ -32,7 +32,7 @@ pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[Named]) -> anyhow
         rows.iter_mut().for_each(|row| row.shape.push(("count", named.count)));
         by_product.push(rows);
     }
-    say!("\n{}", table(rungs, products, &by_product));
+    machine.print(format_args!("\n{}", table(rungs, products, &by_product)));
     Ok(by_product.concat())
 }
 
@@ -79,8 +79,8 @@ fn total(products: &[Named], by_product: &[Vec<Row>], index: usize) -> Option<f6
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::tests::measured;
     use super::*;
+    use crate::row::tests::measured;
 
     #[test]
     fn the_fastest_and_the_totals() {

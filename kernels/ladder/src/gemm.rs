@@ -2,22 +2,21 @@
 
 use swinq_kernels::reference::code;
 
-use super::args::GemmArgs;
-use super::check::Check;
-use super::clock;
-use super::machine::Machine;
-use super::measure;
-use super::operands::Operands;
-use super::products::OnGpu;
-use super::reference::{CpuProduct, Reference, scalar_product};
-use super::row::{Outcome, Row, table};
-use super::rung::Rung;
-use super::shape::{Named, Shape};
-use super::swin;
-use crate::out::say;
+use crate::LadderError;
+use crate::args::GemmArgs;
+use crate::check::Check;
+use crate::machine::Machine;
+use crate::measure;
+use crate::operands::Operands;
+use crate::products::OnGpu;
+use crate::reference::{CpuProduct, Reference, scalar_product};
+use crate::row::{Outcome, Row, table};
+use crate::rung::Rung;
+use crate::shape::{Named, Shape};
+use crate::swin;
 
 /// Runs the command.
-pub fn run(args: &GemmArgs, machine: &mut Machine) -> anyhow::Result<Vec<Row>> {
+pub fn run(args: &GemmArgs, machine: &mut Machine) -> Result<Vec<Row>, LadderError> {
     let products = args.shapes(machine.gpu.is_some());
     products.iter().try_for_each(|named| named.shape.check())?;
     if args.swin.is_some() {
@@ -29,7 +28,11 @@ pub fn run(args: &GemmArgs, machine: &mut Machine) -> anyhow::Result<Vec<Row>> {
     for named in &products {
         let Shape { m, n, k } = named.shape;
         let rows = ladder(machine, named, &rungs, args.tiles)?;
-        say!("\n{m} x {n} x {k}: {:.4} GMAC\n{}", named.shape.macs() / 1e9, table(&rows));
+        machine.print(format_args!(
+            "\n{m} x {n} x {k}: {:.4} GMAC\n{}",
+            named.shape.macs() / 1e9,
+            table(&rows)
+        ));
         all.extend(rows);
     }
     Ok(all)
@@ -41,13 +44,13 @@ pub fn ladder(
     named: &Named,
     rungs: &[Rung],
     tiles: Option<usize>,
-) -> anyhow::Result<Vec<Row>> {
+) -> Result<Vec<Row>, LadderError> {
     let shape = named.shape;
     let operands = Operands::new(shape);
     let reference = Reference::new(machine.cpu, &mut machine.pool, &operands);
     let mut rows = Vec::new();
     for &rung in rungs {
-        super::check_interrupt()?;
+        machine.clock.check_interrupt()?;
         let outcome = match rung.skipped(shape) {
             Some(why) => Outcome::Skipped(why),
             None if Rung::CPU.contains(&rung) => on_cpu(machine, rung, &operands, &reference)?,
@@ -64,15 +67,15 @@ fn on_cpu(
     rung: Rung,
     operands: &Operands,
     reference: &Reference,
-) -> anyhow::Result<Outcome> {
+) -> Result<Outcome, LadderError> {
     let shape = operands.shape;
-    let (seconds, threads) = (machine.seconds, machine.pool.threads());
+    let (clock, threads) = (machine.clock, machine.pool.threads());
     let mut out = vec![f32::NAN; shape.m * shape.n];
     if rung == Rung::CpuScalar {
         scalar_product(operands, &mut out);
         let check = Check::against(&out, &reference.float, rung.tolerance(shape.k));
-        let clock = || clock::on_cpu(seconds, || scalar_product(operands, &mut out));
-        return measure::on_cpu(Some(check), clock, "1 thread".to_owned());
+        let times = || clock.on_cpu(|| scalar_product(operands, &mut out));
+        return measure::on_cpu(Some(check), times, "1 thread".to_owned());
     }
     let (product, expected, rows_check) = match rung {
         Rung::CpuInt8 => (CpuProduct::int8(machine.cpu, operands), &reference.sums, reference.sums_check),
@@ -80,8 +83,8 @@ fn on_cpu(
     };
     product.run(&mut machine.pool, &mut out);
     let check = Check::against(&out, expected, 0.0).and(rows_check);
-    let clock = || clock::on_cpu(seconds, || product.run(&mut machine.pool, &mut out));
-    measure::on_cpu(Some(check), clock, format!("{}, {threads} threads", machine.cpu))
+    let times = || clock.on_cpu(|| product.run(&mut machine.pool, &mut out));
+    measure::on_cpu(Some(check), times, format!("{}, {threads} threads", machine.cpu))
 }
 
 fn on_gpu(
@@ -90,14 +93,14 @@ fn on_gpu(
     operands: &Operands,
     reference: &Reference,
     tiles: Option<usize>,
-) -> anyhow::Result<Outcome> {
+) -> Result<Outcome, LadderError> {
     let Some(gpu) = &machine.gpu else {
         return Ok(Outcome::Skipped("there is no GPU".to_owned()));
     };
     let prepared = OnGpu { gpu, operands, tiles }.prepare(rung);
     let work = rung.work(operands.shape);
     let check = |results: &[f32]| check_results(rung, operands, reference, results);
-    measure::on_gpu(gpu, machine.seconds, &work, prepared, check)
+    measure::on_gpu(gpu, machine.clock, &work, prepared, check)
 }
 
 /// Compares the results of a GPU rung with what they should be.

@@ -3,9 +3,9 @@
 
 use swinq_kernels::{Cpu, LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Store, code_stride};
 
-use super::check::Check;
-use super::operands::Operands;
-use super::shape::Shape;
+use crate::check::Check;
+use crate::operands::Operands;
+use crate::shape::Shape;
 
 /// Multiply-accumulates of the rows that are computed again.
 const AGAIN: f64 = 1e8;

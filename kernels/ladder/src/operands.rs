@@ -1,6 +1,6 @@
 //! What is multiplied: the same on every machine.
 
-use super::shape::Shape;
+use crate::shape::Shape;
 
 /// Numbers that look random, the same every time.
 pub struct Noise(u64);

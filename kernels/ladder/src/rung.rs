@@ -3,10 +3,10 @@
 use swinq_kernels::cuda::ladder::FloatRung;
 use swinq_kernels::cuda::{FloatKind, Output};
 
-use super::reference::float_tolerance;
-use super::row::Work;
-use super::shape::Shape;
+use crate::reference::float_tolerance;
 use crate::roofline::Arithmetic;
+use crate::row::Work;
+use crate::shape::Shape;
 
 /// Multiply-accumulates above which one scalar loop takes too long.
 const SCALAR_MOST: f64 = 2.2e9;

@@ -4,7 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 use swinq_eval::Latency;
 
-use super::check::Check;
+use crate::check::Check;
 use crate::roofline::{Arithmetic, Roofline};
 
 /// What a rung does, whatever the time it takes.

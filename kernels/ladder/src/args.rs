@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::shape::{self, Shape};
-use crate::args::{Backend, Usage, at_least_one, positive};
+use crate::LadderError;
+use crate::parse::{at_least_one, positive};
+use crate::shape::{self, Shape};
 
 /// The most bytes of main memory that a ladder takes.
 const MOST_BYTES: f64 = (16_u64 << 30) as f64;
@@ -50,7 +51,7 @@ impl LadderCommand {
     }
 
     /// Refuses sizes that kernels or memory have no room for.
-    pub fn check_sizes(&self) -> Result<(), Usage> {
+    pub fn check_sizes(&self) -> Result<(), LadderError> {
         match self {
             LadderCommand::Gemm(args) => args.shapes(false).iter().try_for_each(|named| named.shape.check()),
             LadderCommand::Softmax(args) => {
@@ -65,16 +66,27 @@ impl LadderCommand {
 }
 
 /// Refuses what takes too many bytes of main memory.
-pub fn check_memory(what: &str, bytes: f64) -> Result<(), Usage> {
+pub fn check_memory(what: &str, bytes: f64) -> Result<(), LadderError> {
     if bytes <= MOST_BYTES {
         return Ok(());
     }
     let gib = |bytes: f64| bytes / f64::from(1 << 30);
-    Err(Usage(format!(
+    Err(LadderError::Size(format!(
         "{what} take {:.1} GiB of memory; at most {:.0} GiB are used",
         gib(bytes),
         gib(MOST_BYTES)
     )))
+}
+
+/// Whose rungs run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The fastest there is.
+    Auto,
+    /// The CPU engine.
+    Cpu,
+    /// The CUDA engine.
+    Cuda,
 }
 
 /// What every ladder is told.
@@ -141,7 +153,7 @@ pub struct GemmArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub tiles: Option<usize>,
     #[command(flatten)]
-    pub common: CommonArgs,
+    pub(crate) common: CommonArgs,
 }
 
 impl GemmArgs {
@@ -171,7 +183,7 @@ pub struct SoftmaxArgs {
     #[arg(long, default_value_t = 49, value_parser = at_least_one)]
     pub columns: usize,
     #[command(flatten)]
-    pub common: CommonArgs,
+    pub(crate) common: CommonArgs,
 }
 
 /// Arguments of `bench elementwise`.
@@ -181,7 +193,7 @@ pub struct ElementwiseArgs {
     #[arg(long, default_value_t = 1 << 26, value_parser = at_least_one)]
     pub elements: usize,
     #[command(flatten)]
-    pub common: CommonArgs,
+    pub(crate) common: CommonArgs,
 }
 
 #[cfg(test)]
@@ -192,6 +204,6 @@ mod tests {
     fn memory_is_bounded() {
         assert!(check_memory("3 rows", 1e9).is_ok());
         let error = check_memory("9 rows", 1e12).unwrap_err();
-        assert_eq!(error.0, "9 rows take 931.3 GiB of memory; at most 16 GiB are used");
+        assert_eq!(error.to_string(), "9 rows take 931.3 GiB of memory; at most 16 GiB are used");
     }
 }

@@ -4,10 +4,11 @@ use swinq_eval::Latency;
 use swinq_kernels::cuda::ladder::Matrix;
 use swinq_kernels::cuda::{CudaError, Stream};
 
-use super::check::Check;
-use super::clock::{self, Launch};
-use super::machine::Gpu;
-use super::row::{Outcome, Work};
+use crate::LadderError;
+use crate::check::Check;
+use crate::clock::{Clock, Launch};
+use crate::machine::Gpu;
+use crate::row::{Outcome, Work};
 
 /// A rung on a GPU, with its operands there.
 pub struct Prepared {
@@ -42,11 +43,11 @@ impl Prepared {
 /// Checks a rung by `check`, which is given its results, then times it.
 pub fn on_gpu(
     gpu: &Gpu,
-    seconds: f64,
+    clock: Clock,
     work: &Work,
     prepared: Result<Prepared, CudaError>,
     check: impl FnOnce(&[f32]) -> Check,
-) -> anyhow::Result<Outcome> {
+) -> Result<Outcome, LadderError> {
     let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return Ok(refused(error)),
@@ -58,7 +59,7 @@ pub fn on_gpu(
     if !check.passed() {
         return Ok(Outcome::Failed(check.complaint(), Some(check)));
     }
-    let latency = clock::on_gpu(&gpu.timer, seconds, &prepared.launch)?;
+    let latency = clock.on_gpu(&gpu.timer, &prepared.launch)?;
     let share = Some(work.share(&gpu.roofline, &latency));
     Ok(Outcome::Measured { check: Some(check), latency, share, detail: prepared.detail })
 }
@@ -66,13 +67,13 @@ pub fn on_gpu(
 /// The outcome on a CPU: of a check, if there was one, and of a clock that runs if nothing is wrong.
 pub fn on_cpu(
     check: Option<Check>,
-    clock: impl FnOnce() -> anyhow::Result<Latency>,
+    times: impl FnOnce() -> Result<Latency, LadderError>,
     detail: String,
-) -> anyhow::Result<Outcome> {
+) -> Result<Outcome, LadderError> {
     if let Some(check) = check.filter(|check| !check.passed()) {
         return Ok(Outcome::Failed(check.complaint(), Some(check)));
     }
-    Ok(Outcome::Measured { check, latency: clock()?, share: None, detail })
+    Ok(Outcome::Measured { check, latency: times()?, share: None, detail })
 }
 
 /// What became of a rung that could not be run.
@@ -94,8 +95,8 @@ mod tests {
         let wrong = Check::against(&[1.0], &[2.0], 0.0);
         let outcome = on_cpu(Some(wrong), || unreachable!("it is wrong"), String::new()).unwrap();
         assert!(matches!(outcome, Outcome::Failed(why, Some(_)) if why.contains("1 results are off")));
-        let clock = || Ok(Latency::from_samples(vec![1.0])?);
-        let outcome = on_cpu(None, clock, String::new()).unwrap();
+        let times = || Ok(Latency::from_samples(vec![1.0])?);
+        let outcome = on_cpu(None, times, String::new()).unwrap();
         assert!(matches!(outcome, Outcome::Measured { check: None, .. }));
     }
 

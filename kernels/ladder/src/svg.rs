@@ -2,6 +2,8 @@
 
 use std::fmt::{Arguments, Write};
 
+use swinq_eval::report::escape;
+
 /// Light background, and colours that are told apart.
 const STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #222 } .title { font-size: 15px; font-weight: 600 } \
                      .soft { fill: #666 } .grid { stroke: #ddd } .axis { stroke: #888 }";
@@ -103,22 +105,6 @@ pub fn look(name: &str, index: usize) -> Look {
         _ => (&["#e0a100", "#d1642b", "#8c4a1f", "#d6467f", "#8e2a8b", "#5a3fb5"], "7 3"),
     };
     Look { color: colors[index % colors.len()], dash }
-}
-
-/// Escapes text for content and quoted attributes.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            c if c.is_control() => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 /// A logarithmic axis onto pixels `from` to `to`.

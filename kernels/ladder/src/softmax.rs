@@ -4,16 +4,16 @@ use swinq_kernels::cuda::ladder::{Elements, Matrix, Softmax, SoftmaxRung};
 use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::reference::{attention_row_exp, attention_row_u8};
 
-use super::args::SoftmaxArgs;
-use super::check::Check;
-use super::clock;
-use super::machine::{Gpu, Machine};
-use super::measure::{self, Prepared};
-use super::operands::Noise;
-use super::row::{Outcome, Row, Work, table};
-use super::threads::in_parts;
-use crate::out::say;
+use crate::LadderError;
+use crate::args::SoftmaxArgs;
+use crate::check::Check;
+use crate::clock::Clock;
+use crate::machine::{Gpu, Machine};
+use crate::measure::{self, Prepared};
+use crate::operands::Noise;
 use crate::roofline::Arithmetic;
+use crate::row::{Outcome, Row, Work, table};
+use crate::threads::in_parts;
 
 /// How far a probability may be off.
 const TOLERANCE: f64 = 2e-6;
@@ -31,17 +31,17 @@ struct Problem {
 }
 
 /// Runs the command.
-pub fn run(args: &SoftmaxArgs, machine: &mut Machine) -> anyhow::Result<Vec<Row>> {
+pub fn run(args: &SoftmaxArgs, machine: &mut Machine) -> Result<Vec<Row>, LadderError> {
     let (rows, columns) = (args.rows, args.columns);
     let x = Noise::new(7).floats(rows * columns).into_iter().map(|x| 8.0 * x).collect();
     let mut problem = Problem { rows, columns, x, probabilities: Vec::new(), codes: Vec::new() };
     let mut found = vec![problem.cpu_float(machine)?, problem.cpu_codes(machine)?];
     if let Some(gpu) = &machine.gpu {
         for rung in SoftmaxRung::ALL {
-            found.push(problem.on_gpu(gpu, machine.seconds, rung)?);
+            found.push(problem.on_gpu(gpu, machine.clock, rung)?);
         }
     }
-    say!("\n{rows} rows of {columns}\n{}", table(&found));
+    machine.print(format_args!("\n{rows} rows of {columns}\n{}", table(&found)));
     Ok(found)
 }
 
@@ -65,7 +65,7 @@ impl Problem {
         rows.collect()
     }
 
-    fn cpu_float(&mut self, machine: &Machine) -> anyhow::Result<Row> {
+    fn cpu_float(&mut self, machine: &Machine) -> Result<Row, LadderError> {
         let (columns, threads) = (self.columns, machine.pool.threads());
         let mut out = vec![f32::NAN; self.x.len()];
         let step = |out: &mut [f32]| {
@@ -79,13 +79,13 @@ impl Problem {
         };
         step(&mut out);
         let check = Check::new(&out, self.exact(|sum| 1.0 / sum).into_iter(), TOLERANCE);
-        let clock = || clock::on_cpu(machine.seconds, || step(&mut out));
-        let outcome = measure::on_cpu(Some(check), clock, format!("{threads} threads"))?;
+        let times = || machine.clock.on_cpu(|| step(&mut out));
+        let outcome = measure::on_cpu(Some(check), times, format!("{threads} threads"))?;
         self.probabilities = out;
         Ok(self.row("CPU f32, scalar", false, outcome))
     }
 
-    fn cpu_codes(&mut self, machine: &Machine) -> anyhow::Result<Row> {
+    fn cpu_codes(&mut self, machine: &Machine) -> Result<Row, LadderError> {
         let (columns, threads) = (self.columns, machine.pool.threads());
         let mut out = vec![0_u8; self.x.len()];
         let step = |out: &mut [u8]| {
@@ -99,15 +99,15 @@ impl Problem {
         step(&mut out);
         let codes: Vec<f32> = out.iter().map(|&code| f32::from(code)).collect();
         let check = Check::new(&codes, self.exact(|_| 255.0).into_iter(), CODE_TOLERANCE);
-        let clock = || clock::on_cpu(machine.seconds, || step(&mut out));
-        let outcome = measure::on_cpu(Some(check), clock, format!("{threads} threads"))?;
+        let times = || machine.clock.on_cpu(|| step(&mut out));
+        let outcome = measure::on_cpu(Some(check), times, format!("{threads} threads"))?;
         let sum = |row: &[u8]| row.iter().map(|&code| u32::from(code)).sum::<u32>() as f32;
         let sums: Vec<f32> = out.chunks_exact(columns).map(sum).collect();
         self.codes = [codes, sums].concat();
         Ok(self.row("CPU u8 codes, scalar", true, outcome))
     }
 
-    fn on_gpu(&self, gpu: &Gpu, seconds: f64, rung: SoftmaxRung) -> anyhow::Result<Row> {
+    fn on_gpu(&self, gpu: &Gpu, clock: Clock, rung: SoftmaxRung) -> Result<Row, LadderError> {
         let codes = rung == SoftmaxRung::Codes;
         let name = match rung {
             SoftmaxRung::Naive => "CUDA f32, three passes",
@@ -119,7 +119,7 @@ impl Problem {
             false => Check::against(results, &self.probabilities, TOLERANCE),
         };
         let row = self.row(name, codes, Outcome::Skipped(String::new()));
-        let outcome = measure::on_gpu(gpu, seconds, &row.work, self.prepare(gpu, rung), check)?;
+        let outcome = measure::on_gpu(gpu, clock, &row.work, self.prepare(gpu, rung), check)?;
         Ok(Row { outcome, ..row })
     }
 

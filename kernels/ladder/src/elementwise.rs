@@ -6,16 +6,16 @@ use swinq_kernels::cuda::ladder::{
 use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::reference::{code, gelu};
 
-use super::args::ElementwiseArgs;
-use super::check::Check;
-use super::clock;
-use super::machine::{Gpu, Machine};
-use super::measure::{self, Prepared};
-use super::operands::Noise;
-use super::row::{Outcome, Row, Work, table};
-use super::threads::in_parts;
-use crate::out::say;
+use crate::LadderError;
+use crate::args::ElementwiseArgs;
+use crate::check::Check;
+use crate::clock::Clock;
+use crate::machine::{Gpu, Machine};
+use crate::measure::{self, Prepared};
+use crate::operands::Noise;
 use crate::roofline::Arithmetic;
+use crate::row::{Outcome, Row, Work, table};
+use crate::threads::in_parts;
 
 /// What is multiplied by: of a sum, and as the reciprocal of a step.
 const SCALE: f32 = 23.75;
@@ -29,7 +29,7 @@ struct Problem {
 }
 
 /// Runs the command.
-pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> anyhow::Result<Vec<Row>> {
+pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> Result<Vec<Row>, LadderError> {
     let problem = Problem::new(args.elements);
     let mut rows = Vec::new();
     let mut expected = Vec::new();
@@ -41,10 +41,10 @@ pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> anyhow::Result<Vec<
             expected = results;
         }
         if let Some(gpu) = &machine.gpu {
-            rows.push(problem.on_gpu(op, gpu, machine.seconds, &expected)?);
+            rows.push(problem.on_gpu(op, gpu, machine.clock, &expected)?);
         }
     }
-    say!("\n{} elements\n{}", args.elements, table(&rows));
+    machine.print(format_args!("\n{} elements\n{}", args.elements, table(&rows)));
     Ok(rows)
 }
 
@@ -83,7 +83,7 @@ impl Problem {
     }
 
     /// The op by the scalar definitions, which are the reference.
-    fn on_cpu(&self, op: ElementwiseOp, machine: &Machine) -> anyhow::Result<(Row, Vec<f32>)> {
+    fn on_cpu(&self, op: ElementwiseOp, machine: &Machine) -> Result<(Row, Vec<f32>), LadderError> {
         let Problem { x, y, .. } = self;
         match op {
             ElementwiseOp::Copy | ElementwiseOp::CopyVector => self.timed(op, machine, |i| x[i], as_floats),
@@ -110,7 +110,7 @@ impl Problem {
         machine: &Machine,
         each: impl Fn(usize) -> T + Sync,
         as_f32: impl Fn(&[T]) -> Vec<f32>,
-    ) -> anyhow::Result<(Row, Vec<f32>)> {
+    ) -> Result<(Row, Vec<f32>), LadderError> {
         let threads = machine.pool.threads();
         let mut out = vec![T::default(); self.x.len()];
         let mut step = || {
@@ -119,15 +119,21 @@ impl Problem {
             });
         };
         step();
-        let clock = || clock::on_cpu(machine.seconds, step);
-        let outcome = measure::on_cpu(None, clock, format!("scalar, {threads} threads"))?;
+        let times = || machine.clock.on_cpu(step);
+        let outcome = measure::on_cpu(None, times, format!("scalar, {threads} threads"))?;
         Ok((self.row(names(op)[0], op, outcome), as_f32(&out)))
     }
 
-    fn on_gpu(&self, op: ElementwiseOp, gpu: &Gpu, seconds: f64, expected: &[f32]) -> anyhow::Result<Row> {
+    fn on_gpu(
+        &self,
+        op: ElementwiseOp,
+        gpu: &Gpu,
+        clock: Clock,
+        expected: &[f32],
+    ) -> Result<Row, LadderError> {
         let row = self.row(names(op)[1], op, Outcome::Skipped(String::new()));
         let check = |results: &[f32]| Check::against(results, expected, 0.0);
-        let outcome = measure::on_gpu(gpu, seconds, &row.work, self.prepare(op, gpu), check)?;
+        let outcome = measure::on_gpu(gpu, clock, &row.work, self.prepare(op, gpu), check)?;
         Ok(Row { outcome, ..row })
     }
 

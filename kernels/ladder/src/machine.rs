@@ -1,18 +1,19 @@
 //! What runs the rungs.
 
 use std::cell::OnceCell;
+use std::fmt::Arguments;
 use std::rc::Rc;
 
-use anyhow::Context;
 use serde_json::Value;
 use swinq_eval::Environment;
 use swinq_kernels::cuda::ladder::Timer;
 use swinq_kernels::cuda::{CudaError, Device, Lt, library};
 use swinq_kernels::{Cpu, Pool};
 
-use super::args::CommonArgs;
-use crate::args::Backend;
+use crate::args::{Backend, CommonArgs};
+use crate::clock::Clock;
 use crate::roofline::Roofline;
+use crate::{Host, LadderError};
 
 /// The GPU that rungs run on.
 pub struct Gpu {
@@ -35,23 +36,30 @@ pub struct Machine {
     pub gpu: Option<Gpu>,
     /// Why there is none.
     pub no_gpu: Option<String>,
-    /// Seconds of measurement for each rung.
-    pub seconds: f64,
+    /// Times the rungs.
+    pub clock: Clock,
+    print: fn(Arguments<'_>),
 }
 
 impl Machine {
     /// What `args` ask for.
-    pub fn open(args: &CommonArgs) -> anyhow::Result<Machine> {
+    pub fn open(args: &CommonArgs, host: Host) -> Result<Machine, LadderError> {
         let (gpu, no_gpu) = match args.backend {
             Backend::Cpu => (None, Some("--backend cpu".to_owned())),
-            Backend::Cuda => (Some(Gpu::open(args.device).context("--backend cuda")?), None),
+            Backend::Cuda => (Some(Gpu::open(args.device).map_err(LadderError::NoGpu)?), None),
             Backend::Auto => match Gpu::open(args.device) {
                 Ok(gpu) => (Some(gpu), None),
                 Err(error) => (None, Some(error.to_string())),
             },
         };
         let cpu = Cpu::detect()?;
-        Ok(Machine { cpu, pool: Pool::new(args.threads), gpu, no_gpu, seconds: args.seconds })
+        let clock = Clock { seconds: args.seconds, stop: host.stop };
+        Ok(Machine { cpu, pool: Pool::new(args.threads), gpu, no_gpu, clock, print: host.print })
+    }
+
+    /// Prints a line, or several lines with newlines between them.
+    pub fn print(&self, text: Arguments<'_>) {
+        (self.print)(text);
     }
 
     /// What it is, a line for each part.
@@ -85,7 +93,7 @@ impl Machine {
 }
 
 impl Gpu {
-    fn open(ordinal: usize) -> anyhow::Result<Gpu> {
+    fn open(ordinal: usize) -> Result<Gpu, CudaError> {
         let device = Device::open(ordinal)?;
         let (timer, roofline) = (Timer::new(&device)?, Roofline::of(&device));
         Ok(Gpu { device, timer, roofline, lt: OnceCell::new() })

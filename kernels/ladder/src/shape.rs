@@ -3,8 +3,8 @@
 use swinq_kernels::linear::MAX_INT8_K;
 use swinq_model::SwinConfig;
 
-use super::args::{SwinSize, check_memory};
-use crate::args::Usage;
+use crate::LadderError;
+use crate::args::{SwinSize, check_memory};
 
 /// A product `[m, k] x [n, k]^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +35,9 @@ impl Shape {
     }
 
     /// Refuses sizes that kernels or memory have no room for.
-    pub fn check(self) -> Result<(), Usage> {
+    pub fn check(self) -> Result<(), LadderError> {
         if self.k > MAX_INT8_K {
-            return Err(Usage(format!(
+            return Err(LadderError::Size(format!(
                 "k = {}: sums of INT8 products have at most {MAX_INT8_K} terms",
                 self.k
             )));
@@ -120,7 +120,7 @@ mod tests {
     fn sizes_are_bounded() {
         assert!(Shape { m: 16_384, n: 16_384, k: 16_384 }.check().is_ok());
         let huge = Shape { m: 1 << 20, n: 1 << 20, k: 16 }.check().unwrap_err();
-        assert!(huge.0.contains("GiB"), "{huge}");
-        assert!(Shape { m: 1, n: 1, k: 65_794 }.check().unwrap_err().0.contains("65793"));
+        assert!(huge.to_string().contains("GiB"), "{huge}");
+        assert!(Shape { m: 1, n: 1, k: 65_794 }.check().unwrap_err().to_string().contains("65793"));
     }
 }

@@ -1,7 +1,7 @@
 //! The rows as a picture: a line for each rung over the sizes of a sweep, or a bar for each at one size.
 
-use super::row::{Outcome, Row, prefixed, time};
-use super::svg::{Anchor, LogAxis, Look, Svg, look};
+use crate::row::{Outcome, Row, prefixed, time};
+use crate::svg::{Anchor, LogAxis, Look, Svg, look};
 
 /// Size of the picture of lines, and its margins: left, top, right, bottom.
 const SIZE: [f64; 2] = [1040.0, 560.0];
@@ -139,8 +139,8 @@ fn tip(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::tests::measured;
     use super::*;
+    use crate::row::tests::measured;
 
     #[test]
     fn a_sweep_has_a_line_for_each_rung() {

@@ -11,12 +11,12 @@ use swinq_kernels::cuda::{
     CudaError, DeviceBuf, DeviceSlice, FloatKind, LtPlan, Output, Plain, Program, Stream,
 };
 
-use super::clock;
-use super::machine::Gpu;
-use super::measure::Prepared;
-use super::operands::Operands;
-use super::rung::Rung;
-use super::shape::Shape;
+use crate::clock;
+use crate::machine::Gpu;
+use crate::measure::Prepared;
+use crate::operands::Operands;
+use crate::rung::Rung;
+use crate::shape::Shape;
 
 /// A product to be prepared.
 pub struct OnGpu<'a> {

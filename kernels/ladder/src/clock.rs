@@ -1,0 +1,94 @@
+//! How long a rung takes.
+
+use std::time::Instant;
+
+use swinq_eval::Latency;
+use swinq_kernels::cuda::ladder::Timer;
+use swinq_kernels::cuda::{CudaError, Stream};
+
+use crate::LadderError;
+
+/// The fewest and the most runs on a CPU.
+const CPU_RUNS: (usize, usize) = (3, 1000);
+/// The fewest and the most runs on a GPU.
+const GPU_RUNS: (usize, usize) = (30, 1000);
+/// Runs on a GPU from which the number of timed runs is chosen.
+const TRIAL: usize = 3;
+
+/// Something that is put on a stream.
+pub type Launch<'a> = dyn Fn(&Stream) -> Result<(), CudaError> + 'a;
+
+/// Times rungs until the user asks to stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// Seconds of measurement for each rung.
+    pub seconds: f64,
+    /// Whether the user has asked to stop.
+    pub stop: fn() -> bool,
+}
+
+impl Clock {
+    /// Fails if the user has asked to stop.
+    pub fn check_interrupt(self) -> Result<(), LadderError> {
+        if (self.stop)() { Err(LadderError::Interrupted) } else { Ok(()) }
+    }
+
+    /// Times `step`, which has run before.
+    pub fn on_cpu(self, mut step: impl FnMut()) -> Result<Latency, LadderError> {
+        let mut samples = Vec::new();
+        let mut total = 0.0;
+        while samples.len() < CPU_RUNS.0 || (total < 1e3 * self.seconds && samples.len() < CPU_RUNS.1) {
+            self.check_interrupt()?;
+            let start = Instant::now();
+            step();
+            let elapsed = 1e3 * start.elapsed().as_secs_f64();
+            // A run shorter than the clock's resolution counts as the resolution.
+            samples.push(elapsed.max(1e-6));
+            total += elapsed;
+        }
+        Ok(Latency::from_samples(samples)?)
+    }
+
+    /// Times `launch`, each run with a cold cache.
+    pub fn on_gpu(self, timer: &Timer, launch: &Launch<'_>) -> Result<Latency, LadderError> {
+        self.check_interrupt()?;
+        let each = 1e-3 * f64::from(median(timer.samples(TRIAL, launch)?)).max(1e-6);
+        let runs = ((self.seconds / each) as usize).clamp(GPU_RUNS.0, GPU_RUNS.1);
+        let samples = timer.samples(runs, launch)?;
+        Ok(Latency::from_samples(samples.into_iter().map(|ms| f64::from(ms).max(1e-6)).collect())?)
+    }
+}
+
+/// Milliseconds of a few runs, to choose between kernels.
+pub fn quick(timer: &Timer, launch: &Launch<'_>) -> Result<f32, CudaError> {
+    timer.samples(1, launch)?;
+    Ok(median(timer.samples(2 * TRIAL + 1, launch)?))
+}
+
+fn median(mut samples: Vec<f32>) -> f32 {
+    samples.sort_by(f32::total_cmp);
+    samples[samples.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_is_timed_at_least_three_times() {
+        let mut runs = 0;
+        let clock = Clock { seconds: 1e-9, stop: || false };
+        let latency = clock.on_cpu(|| runs += 1).unwrap();
+        assert_eq!((runs, latency.runs()), (3, 3));
+        assert!(latency.median() > 0.0);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn a_request_to_stop_ends_the_measurement() {
+        let mut runs = 0;
+        let error = Clock { seconds: 1.0, stop: || true }.on_cpu(|| runs += 1).unwrap_err();
+        assert!(matches!(error, LadderError::Interrupted));
+        assert_eq!(runs, 0);
+    }
+}

@@ -1,0 +1,107 @@
+//! `swinq bench gemm`, `bench softmax` and `bench elementwise`: a ladder runs one op on several rungs, from a scalar loop
+//! to the fastest kernel. Each rung is compared with a reference before it is timed.
+//!
+//! [`LadderCommand`] holds the arguments and [`run`] runs them. The caller provides a [`Host`].
+
+mod args;
+mod check;
+mod clock;
+mod elementwise;
+mod error;
+mod gemm;
+mod machine;
+mod measure;
+mod operands;
+pub mod parse;
+mod plot;
+mod products;
+mod reference;
+pub mod roofline;
+mod row;
+mod rung;
+mod shape;
+mod softmax;
+mod svg;
+mod swin;
+mod threads;
+
+use std::fmt::Arguments;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use swinq_model::atomic::write_atomic;
+
+pub use args::{Backend, CommonArgs, ElementwiseArgs, GemmArgs, LadderCommand, SoftmaxArgs, SwinSize};
+pub use error::LadderError;
+
+use machine::Machine;
+use row::Row;
+
+/// Version of the JSON's fields.
+const SCHEMA: u32 = 1;
+
+/// What the calling program provides.
+#[derive(Clone, Copy, Debug)]
+pub struct Host {
+    /// Prints a line, or several lines with newlines between them.
+    pub print: fn(Arguments<'_>),
+    /// Whether the user has asked to stop.
+    pub stop: fn() -> bool,
+}
+
+/// Runs the command: prints the tables and writes the outputs.
+///
+/// # Errors
+/// Sizes that are too large, a backend that is not there, an output that cannot be written, a request to stop, and
+/// rungs that failed.
+pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
+    let common = command.common();
+    command.check_sizes()?;
+    let mut machine = Machine::open(common, host)?;
+    machine.print(format_args!("{}", machine.describe()));
+    let rows = match command {
+        LadderCommand::Gemm(args) => gemm::run(args, &mut machine)?,
+        LadderCommand::Softmax(args) => softmax::run(args, &mut machine)?,
+        LadderCommand::Elementwise(args) => elementwise::run(args, &mut machine)?,
+    };
+    if let Some(path) = &common.json {
+        write(&machine, path, &to_json(command.name(), &machine, &rows))?;
+    }
+    if let Some(path) = &common.plot {
+        write(&machine, path, &plot::draw(command.title(), &rows))?;
+    }
+    verdict(&rows)
+}
+
+/// The files that the command will write.
+pub fn outputs(command: &LadderCommand) -> impl Iterator<Item = &PathBuf> {
+    let common = command.common();
+    common.json.iter().chain(&common.plot)
+}
+
+/// An error that names every rung that failed.
+fn verdict(rows: &[Row]) -> Result<(), LadderError> {
+    let failed: Vec<String> = rows.iter().filter(|row| row.failed()).map(Row::label).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(LadderError::Failed { failed: failed.len(), rungs: rows.len(), labels: failed.join("; ") })
+}
+
+fn to_json(bench: &str, machine: &Machine, rows: &[Row]) -> String {
+    let document = json!({
+        "schema": SCHEMA,
+        "kind": "swinq-ladder",
+        "bench": bench,
+        "environment": machine.environment(),
+        "no_gpu": machine.no_gpu,
+        "rows": rows.iter().map(Row::to_json).collect::<Vec<_>>(),
+    });
+    format!("{document:#}\n")
+}
+
+fn write(machine: &Machine, path: &Path, text: &str) -> Result<(), LadderError> {
+    write_atomic(path, |file| file.write_all(text.as_bytes()))?;
+    machine.print(format_args!("wrote {}", path.display()));
+    Ok(())
+}

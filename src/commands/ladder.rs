@@ -1,0 +1,17 @@
+//! `swinq bench gemm`, `bench softmax` and `bench elementwise`.
+
+use swinq_ladder::{Host, LadderCommand, LadderError};
+
+use crate::args::Usage;
+use crate::paths::check_outputs;
+use crate::{interrupt, out};
+
+/// Runs the command.
+pub fn run(command: &LadderCommand) -> anyhow::Result<()> {
+    check_outputs(swinq_ladder::outputs(command), [])?;
+    let host = Host { print: out::line, stop: interrupt::requested };
+    swinq_ladder::run(command, host).map_err(|error| match error {
+        LadderError::Size(problem) => Usage(problem).into(),
+        error => error.into(),
+    })
+}
