@@ -1,29 +1,30 @@
-//! Top-1 and top-5, in whole images.
+//! Top-1 and top-5 accuracy, as numbers of images.
 
 use crate::collected::Collected;
 use crate::error::EvalError;
 
-/// How many images were classified correctly.
+/// Number of images that were classified correctly.
 ///
-/// The rank of a label is the number of classes that score higher, plus those of a lower index that score the same:
-/// ties go to the lowest class index. An image is top-k correct if the rank of its label is below k.
+/// The rank of a label is the number of classes with a higher score, plus the number of classes with the same
+/// score and a lower index: ties go to the lowest class index. An image is top-k correct if the rank of its label
+/// is below k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accuracy {
-    /// Images evaluated.
+    /// Number of images evaluated.
     pub images: usize,
-    /// Images whose label has the highest score.
+    /// Number of images whose label has the highest score.
     pub top1_correct: usize,
-    /// Images whose label is among the five highest scores.
+    /// Number of images whose label is among the five highest scores.
     pub top5_correct: usize,
 }
 
 impl Accuracy {
-    /// Top-1 in percent.
+    /// Top-1 accuracy in percent.
     pub fn top1_percent(&self) -> f64 {
         percent(self.top1_correct, self.images)
     }
 
-    /// Top-5 in percent.
+    /// Top-5 accuracy in percent.
     pub fn top5_percent(&self) -> f64 {
         percent(self.top5_correct, self.images)
     }
@@ -34,17 +35,17 @@ pub(crate) fn percent(part: usize, whole: usize) -> f64 {
     100.0 * part as f64 / whole as f64
 }
 
-/// Counts the correct images of `collected`.
+/// Counts the correctly classified images.
 ///
 /// # Errors
-/// [`EvalError::NoLabels`], or what [`Collected::check`] finds (a NaN among the logits is one such).
+/// [`EvalError::NoLabels`], or an error of [`Collected::check`], such as a NaN among the logits.
 pub fn accuracy(collected: &Collected) -> Result<Accuracy, EvalError> {
     let ranks = ranks(collected)?;
     let within = |k: usize| ranks.iter().filter(|&&rank| rank < k).count();
     Ok(Accuracy { images: ranks.len(), top1_correct: within(1), top5_correct: within(5) })
 }
 
-/// Rank of each image's label, 0 the best.
+/// The rank of each image's label among the scores, 0 for the highest score.
 pub(crate) fn ranks(collected: &Collected) -> Result<Vec<usize>, EvalError> {
     collected.check()?;
     if collected.labels.is_empty() {
@@ -56,11 +57,11 @@ pub(crate) fn ranks(collected: &Collected) -> Result<Vec<usize>, EvalError> {
 
 fn rank(row: &[f32], label: usize) -> usize {
     let score = row[label];
-    let ahead = |(class, &value): (usize, &f32)| value > score || (value == score && class < label);
-    row.iter().enumerate().filter(|&entry| ahead(entry)).count()
+    let ranks_higher = |(class, &value): (usize, &f32)| value > score || (value == score && class < label);
+    row.iter().enumerate().filter(|&entry| ranks_higher(entry)).count()
 }
 
-/// Class of the highest score, the lowest index among equals.
+/// The class with the highest score; of equal scores, the lowest class index.
 pub(crate) fn argmax(row: &[f32]) -> usize {
     let better = |best: usize, class: usize| if row[class] > row[best] { class } else { best };
     (1..row.len()).fold(0, better)

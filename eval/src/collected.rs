@@ -1,4 +1,4 @@
-//! The logits of every image of an epoch.
+//! Collecting the logits of a model over a data set.
 
 use std::ops::ControlFlow;
 
@@ -6,14 +6,14 @@ use swinq_model::{Batch, BatchSource, Classifier, Logits};
 
 use crate::error::EvalError;
 
-/// The logits of a model over a data set, image by image.
+/// The logits of a model for every image of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collected {
     /// Scores, `[n, classes]`.
     pub logits: Logits,
-    /// Class of each image, `n` of them; empty where the data set has none.
+    /// Class of each image, `[n]`; empty if the data set has no labels.
     pub labels: Vec<u32>,
-    /// Position of each image in the data set's full list, `n` of them.
+    /// Position of each image in the data set's full list, `[n]`.
     pub ids: Vec<usize>,
 }
 
@@ -23,11 +23,12 @@ impl Collected {
         self.ids.len()
     }
 
-    /// Checks that logits, labels and ids are of the same images, that every logit is finite and every label a
-    /// class.
+    /// Checks that the numbers of logits, labels and ids agree, that every logit is finite, and that every label
+    /// is a class of the model.
     ///
     /// # Errors
-    /// [`EvalError::NoImages`], [`EvalError::Length`], [`EvalError::Label`] or [`EvalError::NonFiniteLogit`].
+    /// [`EvalError::NoImages`], [`EvalError::Length`], [`EvalError::Mismatch`] for logits without classes,
+    /// [`EvalError::Label`] or [`EvalError::NonFiniteLogit`].
     pub fn check(&self) -> Result<(), EvalError> {
         let (n, classes) = (self.images(), self.logits.classes);
         if n == 0 {
@@ -38,17 +39,19 @@ impl Collected {
             same_length("labels against images", self.labels.len(), n)?;
         }
         if classes == 0 {
-            return Err(EvalError::mismatch("the logits have no classes"));
+            return Err(EvalError::mismatch("the logits have no classes; the model must have at least one"));
         }
         check_labels(&self.labels, &self.ids, classes)?;
         check_finite(&self.logits, &self.ids)
     }
 }
 
+/// Refuses two lengths that differ.
 pub(crate) fn same_length(what: &'static str, left: usize, right: usize) -> Result<(), EvalError> {
     if left == right { Ok(()) } else { Err(EvalError::Length { what, left, right }) }
 }
 
+/// Refuses a label that is not a class of the model.
 fn check_labels(labels: &[u32], ids: &[usize], classes: usize) -> Result<(), EvalError> {
     match labels.iter().zip(ids).find(|(label, _)| **label as usize >= classes) {
         Some((&label, &image)) => Err(EvalError::Label { image, label, classes }),
@@ -56,6 +59,7 @@ fn check_labels(labels: &[u32], ids: &[usize], classes: usize) -> Result<(), Eva
     }
 }
 
+/// Refuses a logit that is NaN or infinite.
 fn check_finite(logits: &Logits, ids: &[usize]) -> Result<(), EvalError> {
     for (row, &image) in logits.rows().zip(ids) {
         if let Some(class) = row.iter().position(|v| !v.is_finite()) {
@@ -67,12 +71,14 @@ fn check_finite(logits: &Logits, ids: &[usize]) -> Result<(), EvalError> {
 
 /// Runs `classifier` on every batch of epoch 0 of `source`.
 ///
-/// `progress` is called with (images done, images in the epoch) after each batch, and once with (0, images) before
-/// the first; it stops the run by returning [`ControlFlow::Break`].
+/// `progress` is called before the first batch and after every batch with the number of images done and the number of
+/// images in the epoch. It stops the run by returning [`ControlFlow::Break`].
 ///
 /// # Errors
-/// Whatever the data set or the classifier met; a batch whose size, labels or logits contradict what was declared;
-/// a NaN or infinite logit; [`EvalError::Interrupted`] when `progress` breaks; [`EvalError::NoImages`].
+/// - [`EvalError::Data`] and [`EvalError::Infer`] for errors of the data set and of the classifier.
+/// - [`EvalError::Batch`] for a batch whose size, labels or logits contradict those declared.
+/// - [`EvalError::Interrupted`] if `progress` returns `Break`.
+/// - The errors of [`Collected::check`].
 pub fn collect(
     classifier: &mut dyn Classifier,
     source: &mut dyn BatchSource,
@@ -101,10 +107,11 @@ pub fn collect(
     Ok(all)
 }
 
+/// Refuses a batch that contradicts itself or the model's input size.
 fn check_batch(batch: &Batch, index: usize, input_size: usize) -> Result<(), EvalError> {
     if batch.size != input_size {
         let text = format!(
-            "images of {0}x{0} for a model of {1}x{1}; preprocess with the model's own transform",
+            "the images are {0}x{0}, but the model takes {1}x{1}; preprocess with the model's own transform",
             batch.size, input_size
         );
         return Err(EvalError::batch(index, text));
@@ -112,7 +119,7 @@ fn check_batch(batch: &Batch, index: usize, input_size: usize) -> Result<(), Eva
     let bytes = batch.len() * batch.size * batch.size * 3;
     if batch.pixels.len() != bytes {
         let text =
-            format!("{} bytes of pixels where {} images need {bytes}", batch.pixels.len(), batch.len());
+            format!("the pixels are {} bytes, but {} images need {bytes}", batch.pixels.len(), batch.len());
         return Err(EvalError::batch(index, text));
     }
     if !batch.labels.is_empty() && batch.labels.len() != batch.len() {
@@ -122,11 +129,12 @@ fn check_batch(batch: &Batch, index: usize, input_size: usize) -> Result<(), Eva
     Ok(())
 }
 
+/// Adds a batch and its logits, after checking them against each other and the batches before.
 fn append(all: &mut Collected, batch: Batch, logits: Logits, index: usize) -> Result<(), EvalError> {
     let classes = all.logits.classes;
     if logits.classes != classes || logits.values.len() != batch.len() * classes {
         let text = format!(
-            "{} logits in rows of {} where {} images of {classes} classes were asked for",
+            "the classifier returned {} logits in rows of {} for {} images and {classes} classes",
             logits.values.len(),
             logits.classes,
             batch.len()
@@ -134,7 +142,7 @@ fn append(all: &mut Collected, batch: Batch, logits: Logits, index: usize) -> Re
         return Err(EvalError::batch(index, text));
     }
     if !batch.is_empty() && !all.ids.is_empty() && batch.labels.is_empty() != all.labels.is_empty() {
-        let text = "some batches have labels and some have none; the data set is inconsistent";
+        let text = "some batches have labels and others have none; label all images or none";
         return Err(EvalError::batch(index, text));
     }
     check_labels(&batch.labels, &batch.ids, classes)?;

@@ -1,20 +1,23 @@
-//! The differences of two runs.
+//! Comparison of the results of two runs.
 
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::results::{ModelResult, Results, SiteResult};
 use crate::text::{decibels, mebibytes};
 
-/// Sites listed by name before the rest is only counted.
+/// Maximum number of differing sites listed by name; the others are only counted.
 const LISTED_SITES: usize = 20;
 
-/// A figure of both runs: its name, the two as shown, and the change.
+/// A figure that both runs have: its name, the two values and their change, as text.
 type Row = [String; 4];
 
-/// What changed from run `a` to run `b`: the machines and data first (figures of different data or machines cannot be
-/// compared, and the text says so), then each model by name, precision and backend, then models of one run only.
+/// Describes the changes from run `a` to run `b` as text.
+///
+/// The text first lists differences of data and machine, and says which figures cannot be compared because of
+/// them. Then follow the models that both runs have (the same name, precision and backend), then the models of
+/// one run only.
 pub fn compare(a: &Results, b: &Results) -> String {
-    let mut text = circumstances(a, b);
+    let mut text = compare_conditions(a, b);
     let mut unmatched: Vec<&ModelResult> = b.models.iter().collect();
     for model in &a.models {
         let same = |other: &&ModelResult| other.label() == model.label();
@@ -31,7 +34,8 @@ pub fn compare(a: &Results, b: &Results) -> String {
     text
 }
 
-fn circumstances(a: &Results, b: &Results) -> String {
+/// The differences of data, machine and software.
+fn compare_conditions(a: &Results, b: &Results) -> String {
     let mut text = String::new();
     let mut note = |what: &str, a: String, b: String, consequence: &str| {
         if a != b {
@@ -62,6 +66,7 @@ fn circumstances(a: &Results, b: &Results) -> String {
     text
 }
 
+/// An optional value as text.
 fn shown<T: ToString>(value: Option<T>) -> String {
     value.map_or("none".to_owned(), |value| value.to_string())
 }
@@ -69,11 +74,11 @@ fn shown<T: ToString>(value: Option<T>) -> String {
 fn compare_models(a: &ModelResult, b: &ModelResult) -> String {
     let mut text = format!("{}\n", a.label());
     if a.sha256 != b.sha256 {
-        text.push_str("the model's file is another one\n");
+        text.push_str("the model files differ\n");
     }
     let rows = figures(a, b);
     if rows.is_empty() {
-        text.push_str("no figure in common\n");
+        text.push_str("the two runs have no figure in common\n");
     } else {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
@@ -88,6 +93,7 @@ fn compare_models(a: &ModelResult, b: &ModelResult) -> String {
     text
 }
 
+/// The figures that both runs have of a model.
 fn figures(a: &ModelResult, b: &ModelResult) -> Vec<Row> {
     let points = |value: f64| format!("{value:.3}");
     let mut rows = Vec::new();
@@ -120,7 +126,8 @@ fn figures(a: &ModelResult, b: &ModelResult) -> Vec<Row> {
     rows
 }
 
-/// A row of a figure that both runs have; the change is relative (percent) or the plain difference.
+/// The row of a figure, if both runs have it. The change is in percent of the first value if `relative`, else the
+/// difference.
 fn figure(
     name: &str,
     pair: (Option<f64>, Option<f64>),
@@ -139,6 +146,7 @@ fn figure(
     Some([name.to_owned(), show(a), show(b), change])
 }
 
+/// The differing sites, at most [`LISTED_SITES`] of them by name.
 fn compare_sites(a: &[SiteResult], b: &[SiteResult]) -> String {
     let find = |sites: &[SiteResult], name: &str| sites.iter().find(|site| site.site == name).cloned();
     let mut changes: Vec<String> = Vec::new();
@@ -164,6 +172,7 @@ fn compare_sites(a: &[SiteResult], b: &[SiteResult]) -> String {
     text
 }
 
+/// The changes of a site as text; `None` if there are none.
 fn change(a: &SiteResult, b: &SiteResult) -> Option<String> {
     let onoff = |site: &SiteResult| if site.enabled { "on" } else { "off" };
     let mut parts = Vec::new();

@@ -1,29 +1,33 @@
-//! How far a tensor is from its reference.
+//! Distance of a tensor from its reference.
 
 use crate::collected::same_length;
 use crate::error::EvalError;
 
 /// Distance of a tensor `y` from its reference `r`, accumulated in f64 over any number of pieces.
 ///
-/// Pieces may be given in turn ([`update`](Distortion::update)) or gathered apart and joined
-/// ([`merge`](Distortion::merge)); counts and maxima are then equal, sums equal up to rounding.
+/// Pieces can be added one after another ([`update`](Distortion::update)) or accumulated separately and merged
+/// ([`merge`](Distortion::merge)). Counts and maxima do not depend on the choice; sums do so by rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distortion {
-    /// Elements seen.
+    /// Number of elements.
     pub count: u64,
-    /// Elements with `y == r`.
+    /// Number of elements with `y == r`.
     pub exact: u64,
-    /// Elements with `r != 0` and `y == 0`.
+    /// Number of elements with `r != 0` and `y == 0`.
     pub rounded_to_zero: u64,
-    /// Elements with `r * y < 0`.
+    /// Number of elements with `r * y < 0`.
     pub sign_flips: u64,
     /// Largest `|y - r|`.
     pub max_abs: f64,
     /// Sum of `|y - r|`.
     pub l1: f64,
+    /// Sum of `r^2`.
     signal: f64,
+    /// Sum of `(y - r)^2`.
     noise: f64,
+    /// Sum of `y^2`.
     other: f64,
+    /// Sum of `r * y`.
     dot: f64,
 }
 
@@ -31,8 +35,8 @@ impl Distortion {
     /// Adds a piece: `reference` and `other` of equal length, element by element.
     ///
     /// # Errors
-    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity; the accumulator is
-    /// then as it was.
+    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity. Nothing is
+    /// added then.
     pub fn update(&mut self, reference: &[f32], other: &[f32]) -> Result<(), EvalError> {
         same_length("reference against other", reference.len(), other.len())?;
         let mut piece = Distortion::default();
@@ -61,7 +65,7 @@ impl Distortion {
         self.dot += r * y;
     }
 
-    /// Joins what `piece` has gathered.
+    /// Adds the elements that `piece` has accumulated.
     pub fn merge(&mut self, piece: &Distortion) {
         self.count += piece.count;
         self.exact += piece.exact;

@@ -1,14 +1,14 @@
-//! The machine that measured.
+//! Description of the machine and software of a run.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// A GPU that took part.
+/// The GPU of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Marketing name, as the driver tells it.
+    /// Product name, as the driver reports it.
     pub name: String,
     /// Compute capability, such as `sm_90`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -21,7 +21,7 @@ pub struct Gpu {
     pub memory_bytes: Option<u64>,
 }
 
-/// The machine and the software that measured. What the system does not tell is absent.
+/// The machine and the software of a run. Values that the system does not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// Version of swinq.
@@ -33,20 +33,20 @@ pub struct Environment {
     /// Processor model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// Instruction set that the CPU kernels were chosen for, such as `avx512_vnni`.
+    /// Instruction set of the CPU kernels, such as `avx512_vnni`; absent if no CPU kernel ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isa: Option<String>,
-    /// Logical cores open to this process.
+    /// Number of logical cores that this process may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
-    /// Worker threads used.
+    /// Number of worker threads.
     pub threads: usize,
     /// Main memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Start of the run, UTC, ISO 8601.
     pub time: String,
-    /// The GPU, where one took part.
+    /// The GPU, if the run used one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
     /// Versions of libraries that the figures depend on, by name.
@@ -55,8 +55,8 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// This machine, now. `isa` is what the kernels were dispatched to (`None` where no CPU kernel ran), `threads`
-    /// the worker threads in use, `libraries` versions by name.
+    /// Describes this machine at this time. `isa` is the instruction set of the CPU kernels (`None` if none ran),
+    /// `threads` the number of worker threads, and `libraries` the versions by name.
     pub fn detect(isa: Option<&str>, threads: usize, libraries: BTreeMap<String, String>) -> Environment {
         Environment {
             swinq: env!("CARGO_PKG_VERSION").to_owned(),
@@ -74,27 +74,29 @@ impl Environment {
     }
 }
 
-/// Largest resident set of this process so far, in bytes: `VmHWM` of Linux. `None` on other systems.
+/// Peak resident memory of this process in bytes: `VmHWM` on Linux, `None` on other systems.
 pub fn peak_memory_bytes() -> Option<u64> {
     kibibytes(&read_proc("/proc/self/status")?, "VmHWM")
 }
 
+/// Reads a file of `/proc`; `None` on systems without it.
 fn read_proc(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
-/// Value of the first `key : value` line.
+/// The value of the first line `key : value`; `None` if it is missing or empty.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
     let mut values = pairs.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim());
     values.next().filter(|value| !value.is_empty())
 }
 
-/// A `key: N kB` line, in bytes.
+/// The value of a line `key: N kB`, in bytes.
 fn kibibytes(text: &str, key: &str) -> Option<u64> {
     field(text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// `time` in UTC as ISO 8601, to the second.
 fn iso_utc(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -103,7 +105,7 @@ fn iso_utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, `days` after 1970-01-01.
+/// Year, month and day (Gregorian calendar) of the day that is `days` after 1970-01-01.
 fn civil_date(mut days: u64) -> (u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
+    fn dates_are_iso_8601() {
         let cases = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn proc_fields() {
+    fn fields_of_proc_files_are_parsed() {
         let text = "processor\t: 0\nmodel name\t: Some CPU @ 2:1\nmodel name\t: Other\nVmHWM:\t  12 kB\nVmPeak: x kB\n";
         assert_eq!(field(text, "model name"), Some("Some CPU @ 2:1"));
         assert_eq!(kibibytes(text, "VmHWM"), Some(12 * 1024));
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine() {
+    fn this_machine_is_described() {
         let libraries = BTreeMap::from([("cublaslt".to_owned(), "12.8".to_owned())]);
         let environment = Environment::detect(Some("avx2"), 3, libraries);
         assert_eq!((environment.threads, environment.isa.as_deref()), (3, Some("avx2")));

@@ -1,10 +1,11 @@
-//! What can go wrong while evaluating, measuring or reporting.
+//! Errors of evaluation, measurement and reports.
 
 use std::path::PathBuf;
 
 use swinq_model::{BoxError, ModelError};
 
-/// An error of this crate. Every message names the image, step, field or file at fault and what to do about it.
+/// An error of this crate. The message names the image, step, field or file at fault, and the next step where
+/// there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
@@ -13,7 +14,7 @@ pub enum EvalError {
     Data {
         /// Index of the batch.
         batch: usize,
-        /// The data set's reason.
+        /// The data set's error.
         source: BoxError,
     },
     /// The classifier failed on a batch.
@@ -21,49 +22,47 @@ pub enum EvalError {
     Infer {
         /// Index of the batch.
         batch: usize,
-        /// The classifier's reason.
+        /// The classifier's error.
         source: BoxError,
     },
-    /// A batch or the logits made of it contradict what the data set or the classifier declares.
+    /// A batch or its logits contradict the declarations of the data set or of the classifier.
     #[error("batch {batch}: {problem}")]
     Batch {
         /// Index of the batch.
         batch: usize,
-        /// The contradiction and what to do about it.
+        /// The contradiction, and the next step.
         problem: String,
     },
-    /// The caller asked to stop.
+    /// The progress callback stopped the evaluation.
     #[error("interrupted after {done} of {total} images; nothing was evaluated")]
     Interrupted {
-        /// Images done.
+        /// Number of images done.
         done: usize,
-        /// Images in the epoch.
+        /// Number of images in the epoch.
         total: usize,
     },
-    /// There is nothing to evaluate.
+    /// The data set delivered no image.
     #[error("no images were evaluated; check the data path and the split")]
     NoImages,
-    /// Accuracy needs labels and the data set has none.
-    #[error(
-        "the data set has no labels; use an ImageFolder, a zip layout or a list with classes, or ask for agreement"
-    )]
+    /// Accuracy needs labels, but the data set has none.
+    #[error("the data set has no labels; use a folder per class, a zip layout or a list with classes")]
     NoLabels,
-    /// A label that is no class of the model.
+    /// A label is not a class of the model.
     #[error(
-        "image {image} has label {label}, but the model has {classes} classes; the data set or the model is another one"
+        "image {image} has label {label}, but the model has {classes} classes; use data of the model's classes"
     )]
     Label {
         /// Position of the image in the data set's list.
         image: usize,
         /// Its label.
         label: u32,
-        /// Classes of the model.
+        /// Number of classes of the model.
         classes: usize,
     },
-    /// A logit that is NaN or infinite.
+    /// A logit is NaN or infinite.
     #[error(
-        "image {image}: logit of class {class} is {value}; a scale or a weight of the model is broken \
-         (`swinq inspect` prints them)"
+        "image {image}: the logit of class {class} is {value}; a scale or a weight of the model is damaged \
+         (`swinq inspect` prints the scales)"
     )]
     NonFiniteLogit {
         /// Position of the image in the data set's list.
@@ -73,32 +72,32 @@ pub enum EvalError {
         /// The value.
         value: f32,
     },
-    /// Two sets of logits are not of the same images, labels or classes.
+    /// Two sets of logits belong to different images, labels or classes.
     #[error("the two models cannot be compared: {problem}")]
     Mismatch {
-        /// What differs and what to do.
+        /// The difference, and the next step.
         problem: String,
     },
-    /// The lengths of the parts of a [`Collected`](crate::Collected), or of two tensors, contradict each other.
+    /// The lengths of two tensors or of two parts of a [`Collected`](crate::Collected) differ.
     #[error("{what}: {left} values against {right}")]
     Length {
-        /// What was paired.
+        /// The two parts that must have equal lengths.
         what: &'static str,
         /// Length of the first.
         left: usize,
         /// Length of the second.
         right: usize,
     },
-    /// A tensor handed to [`Distortion`](crate::Distortion) holds NaN or infinity.
+    /// A tensor passed to [`Distortion`](crate::Distortion) holds NaN or infinity.
     #[error(
-        "element {index}: {reference} against {other}; both must be finite, look at the op that wrote the tensor"
+        "element {index}: {reference} against {other}; both must be finite, so check the op that wrote the tensor"
     )]
     NonFinite {
         /// Index of the element in the slice.
         index: usize,
-        /// Value of the reference.
+        /// Its value in the reference.
         reference: f32,
-        /// Value of the other.
+        /// Its value in the other tensor.
         other: f32,
     },
     /// A measured step failed.
@@ -106,16 +105,16 @@ pub enum EvalError {
     Step {
         /// Index of the step among those measured.
         step: usize,
-        /// Its reason.
+        /// Its error.
         source: BoxError,
     },
-    /// Latency samples that cannot be.
+    /// Latency samples or the options to measure them are invalid.
     #[error("latency samples: {problem}")]
     Samples {
         /// What is wrong with them.
         problem: String,
     },
-    /// A result that cannot be: a count above its total, a NaN.
+    /// A result is impossible, such as a count above its total or a NaN.
     #[error("results, {field}: {problem}")]
     Results {
         /// The field, as a JSON path.
@@ -128,7 +127,7 @@ pub enum EvalError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// What is wrong with it, and the next step.
         problem: String,
     },
     /// A file could not be opened, read or written.
@@ -136,7 +135,7 @@ pub enum EvalError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file could not be written.

@@ -1,4 +1,4 @@
-//! How closely one model follows another on the same images.
+//! Closeness of a model's logits to those of a reference model on the same images.
 
 use crate::accuracy::argmax;
 use crate::collected::Collected;
@@ -10,17 +10,17 @@ use crate::error::EvalError;
 pub struct Fidelity {
     /// Fraction of the images on which both models have the same top-1 class (ties to the lowest index).
     pub agreement: f64,
-    /// Signal to quantization noise ratio over all logits, in dB; infinite where they are equal.
+    /// Signal-to-quantization-noise ratio over all logits, in dB; infinite if they are equal.
     pub sqnr_db: f64,
-    /// Cosine of the angle between the two vectors of all logits.
+    /// Cosine similarity of the two vectors of all logits.
     pub cosine: f64,
 }
 
 /// Compares `other` with `reference`, image by image in the order given.
 ///
 /// # Errors
-/// [`EvalError::Mismatch`] if the two are not of the same images in the same order with the same number of classes;
-/// what [`Collected::check`] finds in either.
+/// [`EvalError::Mismatch`] if the two have different images, another order of images, or different numbers of
+/// classes; an error of [`Collected::check`] for either.
 pub fn fidelity(reference: &Collected, other: &Collected) -> Result<Fidelity, EvalError> {
     check_paired(reference, other)?;
     let rows = reference.logits.rows().zip(other.logits.rows());
@@ -34,13 +34,15 @@ pub fn fidelity(reference: &Collected, other: &Collected) -> Result<Fidelity, Ev
     })
 }
 
-/// Checks both, and that they are of the same images, labels and classes.
+/// Checks both, and that they have the same images, labels and number of classes.
 pub(crate) fn check_paired(reference: &Collected, other: &Collected) -> Result<(), EvalError> {
     reference.check()?;
     other.check()?;
     let (a, b) = (reference.logits.classes, other.logits.classes);
     if a != b {
-        return Err(EvalError::mismatch(format!("{a} classes against {b}; evaluate models of one data set")));
+        return Err(EvalError::mismatch(format!(
+            "{a} classes against {b}; compare models of the same data set"
+        )));
     }
     let (a, b) = (reference.images(), other.images());
     if a != b {

@@ -1,4 +1,4 @@
-//! How sure a difference of two accuracies is.
+//! Confidence interval of the difference of two accuracies.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::collected::Collected;
 use crate::error::EvalError;
 use crate::fidelity::check_paired;
 
-/// A difference of top-1 accuracies with its 95 % confidence interval, as fractions (0.01 is one point).
+/// A difference of top-1 accuracies with its 95 % confidence interval, as fractions (0.01 is one percentage point).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Accuracy of the other model minus the reference's.
@@ -21,7 +21,7 @@ pub struct Interval {
 /// 97.5 % quantile of the standard normal distribution.
 const Z: f64 = 1.959963984540054;
 
-/// The images by who is right: the 2 x 2 table of a paired comparison.
+/// The 2 x 2 table of a paired comparison: images by which of the models is right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Pairs {
     both: usize,
@@ -32,13 +32,14 @@ struct Pairs {
 
 /// Top-1 of `other` minus top-1 of `reference` on the same images, with a paired 95 % interval.
 ///
-/// The interval is Newcombe's hybrid score interval with continuity-corrected correlation: method 10 of R. G. Newcombe,
-/// "Improved confidence intervals for the difference between binomial proportions based on paired data",
-/// Statistics in Medicine 17 (1998), 2635-2650. Unlike Wald's it keeps a width when the models never differ.
+/// The interval is Newcombe's hybrid score interval with continuity-corrected correlation: method 10 of R. G.
+/// Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
+/// data", Statistics in Medicine 17 (1998), 2635-2650. Unlike Wald's interval, it has a width even if the models
+/// never differ.
 ///
 /// # Errors
-/// [`EvalError::Mismatch`] if the two are not of the same images and labels, [`EvalError::NoLabels`], or what
-/// [`Collected::check`] finds.
+/// [`EvalError::Mismatch`] if the two have different images or labels, [`EvalError::NoLabels`], or an error of
+/// [`Collected::check`].
 pub fn top1_difference(reference: &Collected, other: &Collected) -> Result<Interval, EvalError> {
     check_paired(reference, other)?;
     let (a, b) = (ranks(reference)?, ranks(other)?);
@@ -55,6 +56,7 @@ pub fn top1_difference(reference: &Collected, other: &Collected) -> Result<Inter
 }
 
 impl Pairs {
+    /// The difference and the limits of Newcombe's method 10.
     fn newcombe(self) -> Interval {
         let Pairs { both, only_reference, only_other, neither } = self;
         let n = (both + only_reference + only_other + neither) as f64;
@@ -71,8 +73,8 @@ impl Pairs {
         }
     }
 
-    /// Correlation of the two models' successes, towards 0 by half the images where it is positive; 0 where a
-    /// margin is empty.
+    /// Correlation (phi) of the two models' successes. Newcombe's continuity correction reduces the numerator of
+    /// a positive one by half the number of images, at most to 0. It is 0 if a margin of the table is empty.
     fn correlation(self) -> f64 {
         let [a, b, c, d] =
             [self.both, self.only_reference, self.only_other, self.neither].map(|count| count as f64);
@@ -103,8 +105,9 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_those_of_the_defining_equations() {
-        // Printed by tests/interval_oracle.py: (both, only the first, only the second, neither), first minus second.
+    fn limits_equal_those_of_the_defining_equations() {
+        // From tests/interval_oracle.py: [both, only the first, only the second, neither], limits of first minus
+        // second.
         let cases = [
             ([36, 12, 2, 0], [0.0569295840, 0.3404276030]),
             ([20, 12, 2, 16], [0.0561564248, 0.3292069954]),
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interval_covers_the_truth_about_as_often_as_it_says() {
+    fn the_interval_covers_the_true_difference_in_95_percent_of_experiments() {
         // 4000 experiments of 400 images: p(only reference) = 0.03, p(only other) = 0.01, p(both) = 0.76.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut uniform = move || {
@@ -153,7 +156,8 @@ mod tests {
             let interval = pairs.newcombe();
             covered += usize::from(interval.low <= -0.02 && -0.02 <= interval.high);
         }
-        // 95 % of 4000 is 3800 with a standard deviation of 14; the method is slightly conservative.
+        // The expected number is 3800 with a standard deviation of 14. The method is slightly conservative, so
+        // the bounds are wider above.
         assert!((3750..=3940).contains(&covered), "{covered} of 4000");
     }
 }

@@ -1,4 +1,4 @@
-//! How long a step takes.
+//! Latency measurement: percentiles of wall-clock times, and interleaved runs of several models.
 
 use std::time::Instant;
 
@@ -7,14 +7,14 @@ use swinq_model::BoxError;
 use crate::error::EvalError;
 use crate::results::Stats;
 
-/// How long to measure.
+/// Duration of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyOptions {
-    /// Unrecorded runs of each step last at least this long, in milliseconds; there is always one such run.
+    /// Minimum duration of the warm-up of each step in milliseconds. At least one run is a warm-up.
     pub warmup_ms: f64,
-    /// Recorded runs of each step last at least this long together, in milliseconds.
+    /// Minimum total duration of the recorded runs of each step in milliseconds.
     pub min_ms: f64,
-    /// At least this many runs of each step are recorded (0 counts as 1).
+    /// Minimum number of recorded runs of each step (0 counts as 1).
     pub min_runs: usize,
 }
 
@@ -25,7 +25,7 @@ impl Default for LatencyOptions {
     }
 }
 
-/// A step to be measured: one forward of one batch, complete when it returns.
+/// A step to measure: one forward of one batch, which is complete when the function returns.
 pub type Step<'a> = Box<dyn FnMut() -> Result<(), BoxError> + 'a>;
 
 /// Wall-clock times of the runs of one step.
@@ -36,16 +36,16 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// From the times of runs in milliseconds, in the order measured.
+    /// Makes a `Latency` of the times of runs in milliseconds, in the order measured.
     ///
     /// # Errors
-    /// [`EvalError::Samples`] if there is none, one is negative or not finite, or all are 0.
+    /// [`EvalError::Samples`] if there are no times, one is negative or not finite, or all are 0.
     pub fn from_samples(samples_ms: Vec<f64>) -> Result<Latency, EvalError> {
         if samples_ms.is_empty() {
             return Err(EvalError::Samples { problem: "there are none".to_owned() });
         }
         if let Some(bad) = samples_ms.iter().find(|ms| !(ms.is_finite() && **ms >= 0.0)) {
-            return Err(EvalError::Samples { problem: format!("{bad} ms is no duration") });
+            return Err(EvalError::Samples { problem: format!("{bad} ms is not a duration") });
         }
         if samples_ms.iter().all(|&ms| ms == 0.0) {
             return Err(EvalError::Samples {
@@ -67,8 +67,8 @@ impl Latency {
         self.samples_ms.len()
     }
 
-    /// The `p`-th percentile in milliseconds, `p` clamped to 0..=100: linear interpolation between order statistics
-    /// at rank `p / 100 (n - 1)`, numpy's default.
+    /// The `p`-th percentile in milliseconds, with `p` clamped to 0..=100. As numpy does by default, it
+    /// interpolates linearly between the order statistics around rank `p / 100 (n - 1)`.
     pub fn percentile(&self, p: f64) -> f64 {
         let rank = p.clamp(0.0, 100.0) / 100.0 * (self.runs() - 1) as f64;
         let (below, above) = (rank.floor() as usize, rank.ceil() as usize);
@@ -106,7 +106,7 @@ impl Latency {
         self.sorted_ms[self.runs() - 1]
     }
 
-    /// All runs together, in milliseconds.
+    /// The total of all runs in milliseconds.
     pub fn total(&self) -> f64 {
         self.sorted_ms.iter().sum()
     }
@@ -116,12 +116,12 @@ impl Latency {
         self.total() / self.runs() as f64
     }
 
-    /// Images per second of a step of `batch` images: images of all runs over the time of all runs.
+    /// Images per second if a run processes `batch` images: the images of all runs divided by their total time.
     pub fn images_per_second(&self, batch: usize) -> f64 {
         1000.0 * batch as f64 / self.mean()
     }
 
-    /// The summary that goes into the results.
+    /// The summary for the results.
     pub fn stats(&self) -> Stats {
         Stats {
             median: self.median(),
@@ -136,10 +136,10 @@ impl Latency {
     }
 }
 
-/// Measures one step: warm-up, then runs until both minima of `options` are met.
+/// Measures one step: a warm-up, then recorded runs until both minimums of `options` are met.
 ///
 /// # Errors
-/// [`EvalError::Step`] when the step fails, [`EvalError::Samples`] for a minimum that is not finite.
+/// [`EvalError::Step`] if the step fails, [`EvalError::Samples`] if a minimum is not finite.
 pub fn measure(
     step: &mut dyn FnMut() -> Result<(), BoxError>,
     options: &LatencyOptions,
@@ -148,31 +148,33 @@ pub fn measure(
     Ok(all.remove(0))
 }
 
-/// Measures several steps in one run, so that drift of the machine's clock rate or load falls on all of them alike.
+/// Measures several steps interleaved, so that changes of the machine's clock rate or load affect all of them alike.
 ///
-/// Steps run round-robin, each round starting one step later than the last; rounds go on until every step has met
-/// both minima of `options`, so all have the same number of runs. Warm-up goes the same way.
+/// Every round runs each step once and starts with the step after the one that the last round started with.
+/// Rounds are repeated until every step has met both minimums of `options`, so that all have the same number of
+/// runs. The warm-up runs in the same way.
 ///
 /// # Errors
-/// [`EvalError::Step`] naming the step that failed, by its index; [`EvalError::Samples`] for a minimum that is not
-/// finite.
+/// [`EvalError::Step`] with the index of a step that fails, [`EvalError::Samples`] if a minimum is not finite.
 pub fn measure_interleaved(
     steps: &mut [Step<'_>],
     options: &LatencyOptions,
 ) -> Result<Vec<Latency>, EvalError> {
     let start = Instant::now();
-    measure_by(steps, options, &mut || start.elapsed().as_secs_f64() * 1000.0)
+    measure_with_clock(steps, options, &mut || start.elapsed().as_secs_f64() * 1000.0)
 }
 
-/// [`measure_interleaved`] by a clock that tells milliseconds.
-fn measure_by(
+/// [`measure_interleaved`] with a clock that returns milliseconds.
+fn measure_with_clock(
     steps: &mut [Step<'_>],
     options: &LatencyOptions,
     clock: &mut dyn FnMut() -> f64,
 ) -> Result<Vec<Latency>, EvalError> {
     for minimum in [options.warmup_ms, options.min_ms] {
         if !minimum.is_finite() {
-            return Err(EvalError::Samples { problem: format!("a minimum of {minimum} ms is no duration") });
+            return Err(EvalError::Samples {
+                problem: format!("a minimum of {minimum} ms is not a duration; give a finite number"),
+            });
         }
     }
     run_rounds(steps, options.warmup_ms, 1, clock)?;
@@ -180,6 +182,7 @@ fn measure_by(
     samples.into_iter().map(Latency::from_samples).collect()
 }
 
+/// Runs rounds until every step has `min_runs` runs and `min_ms` milliseconds; returns the times of each step.
 fn run_rounds(
     steps: &mut [Step<'_>],
     min_ms: f64,
@@ -210,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// Steps that advance a shared clock by `costs` and note their turn.
+    /// Steps that advance a shared clock by `costs` and record their turn.
     fn steps<'a>(costs: &'a [f64], now: &'a Cell<f64>, turns: &'a RefCell<Vec<usize>>) -> Vec<Step<'a>> {
         let step = |(index, cost): (usize, &'a f64)| -> Step<'a> {
             Box::new(move || {
@@ -223,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn rounds_interleave_and_meet_both_minima() {
+    fn rounds_interleave_and_meet_both_minimums() {
         let (now, turns) = (Cell::new(0.0), RefCell::new(Vec::new()));
         let options = LatencyOptions { warmup_ms: 3.0, min_ms: 10.0, min_runs: 2 };
         let mut steps = steps(&[2.0, 5.0], &now, &turns);
-        let all = measure_by(&mut steps, &options, &mut || now.get()).unwrap();
-        // Warm-up: 2 rounds until the quicker step has 3 ms; measured: 5 rounds until it has 10 ms.
+        let all = measure_with_clock(&mut steps, &options, &mut || now.get()).unwrap();
+        // The warm-up takes 2 rounds, until the quicker step has 3 ms. The measurement takes 5, until it has 10 ms.
         assert_eq!(*turns.borrow(), [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1]);
         assert_eq!(all[0].samples_ms(), [2.0; 5]);
         assert_eq!(all[1].samples_ms(), [5.0; 5]);
@@ -236,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn min_runs_counts_where_time_does_not() {
+    fn min_runs_decides_if_no_time_is_required() {
         let (now, turns) = (Cell::new(0.0), RefCell::new(Vec::new()));
         for (min_runs, expected) in [(0, 1), (1, 1), (7, 7)] {
             let options = LatencyOptions { warmup_ms: 0.0, min_ms: 0.0, min_runs };
             let mut steps = steps(&[4.0], &now, &turns);
-            let all = measure_by(&mut steps, &options, &mut || now.get()).unwrap();
+            let all = measure_with_clock(&mut steps, &options, &mut || now.get()).unwrap();
             assert_eq!(all[0].runs(), expected);
         }
     }

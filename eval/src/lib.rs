@@ -1,17 +1,18 @@
-//! What a quantized Swin costs in accuracy and buys in speed: logits collected over a data set, top-1 and top-5,
-//! agreement with the float model, latency, and the reports (text, JSON, one self-contained HTML file).
+//! Evaluation of quantized models: accuracy, agreement with the float model, latency, and reports (text, JSON,
+//! and one self-contained HTML file).
 //!
-//! The crate knows no engine and no data set: both come in as trait objects of `swinq-model`.
+//! The crate depends on no engine and no data set. Both are passed in as trait objects of `swinq-model`
+//! ([`Classifier`](swinq_model::Classifier) and [`BatchSource`](swinq_model::BatchSource)).
 //!
-//! | module | what it answers |
+//! | module | content |
 //! | --- | --- |
-//! | [`collected`] | the logits of every image of an epoch |
-//! | [`mod@accuracy`], [`interval`] | how many are right, and how sure a difference is |
-//! | [`mod@fidelity`], [`distortion`] | how far two models, or two tensors, are apart |
-//! | [`latency`] | how long a forward takes |
-//! | [`environment`] | on which machine |
+//! | [`collected`] | the logits of a model over a data set |
+//! | [`mod@accuracy`], [`interval`] | top-1 and top-5, and the confidence interval of a difference |
+//! | [`mod@fidelity`], [`distortion`] | distance between two models, and between two tensors |
+//! | [`latency`] | latency measurement |
+//! | [`environment`] | the machine and software of a run |
 //! | [`results`] | the JSON of `eval` and `bench` |
-//! | [`text`], [`mod@compare`], [`report`] | what people read |
+//! | [`text`], [`mod@compare`], [`report`] | text tables, comparison of two runs, the HTML report |
 
 pub mod accuracy;
 pub mod collected;

@@ -1,4 +1,4 @@
-//! Results as text: the lines and tables that people read and grep.
+//! Results as text: summary lines and tables.
 
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -6,12 +6,12 @@ use crate::accuracy::Accuracy;
 use crate::latency::Latency;
 use crate::results::{ModelResult, Results};
 
-/// The line of Microsoft's evaluation script: ` * Acc@1 81.182 Acc@5 95.522`.
+/// The accuracy line in the format of Microsoft's evaluation script: ` * Acc@1 81.182 Acc@5 95.522`.
 pub fn acc_line(accuracy: &Accuracy) -> String {
     format!(" * Acc@1 {:.3} Acc@5 {:.3}", accuracy.top1_percent(), accuracy.top5_percent())
 }
 
-/// A summary in the words of NVIDIA's `trtexec`: throughput in queries (batches of `batch` images) per second,
+/// A summary in the format of NVIDIA's `trtexec`: throughput in queries (batches of `batch` images) per second,
 /// latency per batch, and images per second.
 pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> String {
     let percentile = |p: u8| format!("percentile({p}%) = {:.6} ms", latency.percentile(f64::from(p)));
@@ -36,12 +36,14 @@ pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> Strin
     )
 }
 
-/// A column of a table: its header and what a model (against the baseline) shows in it, where it has it.
+/// A column of a table: its header, and a function of the baseline and a model that gives the model's cell.
+/// `None` means that the model lacks the figure.
 pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> Option<String> + 'a>);
 
-/// A table of accuracy and, where any of it is known, one of speed and size; a row per model, in Markdown. The first
-/// model is the baseline: the others show their difference to it, as in `80.748(-0.434)`. Columns that no model has
-/// are left out, and what one model lacks is `-`.
+/// A Markdown table of accuracy and one of speed and size, with a row per model.
+///
+/// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
+/// that a model lacks is `-`. A column or table that is empty for all models is left out.
 pub fn table(results: &Results) -> String {
     let accuracy = cells(results, accuracy_columns());
     let speed = cells(results, speed_columns(results));
@@ -49,6 +51,7 @@ pub fn table(results: &Results) -> String {
     known.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n")
 }
 
+/// A Markdown table with numbers aligned to the right.
 fn markdown(header: Vec<String>, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header).add_rows(rows);
@@ -58,7 +61,7 @@ fn markdown(header: Vec<String>, rows: Vec<Vec<String>>) -> String {
     format!("{table}\n")
 }
 
-/// Header and rows of the columns that some model has.
+/// Header and rows of the columns for which at least one model has a figure.
 pub(crate) fn cells(results: &Results, columns: Vec<Column<'_>>) -> (Vec<String>, Vec<Vec<String>>) {
     let models = &results.models;
     let mut header = vec!["model".to_owned()];
@@ -80,7 +83,7 @@ fn column<'a>(name: &str, show: impl Fn(&ModelResult, &ModelResult) -> Option<St
     (name.to_owned(), Box::new(show))
 }
 
-/// Accuracy and closeness to the baseline.
+/// The columns of accuracy and of closeness to the baseline.
 pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
     vec![
         column("Acc@1", |base, model| with_delta(base, model, ModelResult::top1_percent)),
@@ -96,25 +99,17 @@ pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
     ]
 }
 
-/// Median latency and speed-up by batch size, the best throughput, size and memory.
+/// The columns of latency with speed-up by batch size, best throughput, share of INT8, size and memory.
 pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
     let mut columns = Vec::new();
     for batch in results.batch_sizes() {
         columns.push(column(&format!("median ms @ {batch}"), move |base, model| {
-            let median = model.latency_ms.get(&batch)?.median;
-            let base = base.latency_ms.get(&batch).filter(|_| !std::ptr::eq(base, model));
-            let speedup =
-                base.filter(|_| median > 0.0).map(|base| format!(" ({:.2}x)", base.median / median));
-            Some(format!("{median:.3}{}", speedup.unwrap_or_default()))
+            with_speedup(base, model, |model| Some(model.latency_ms.get(&batch)?.median))
         }));
     }
     for batch in results.batch_sizes() {
         columns.push(column(&format!("GPU ms @ {batch}"), move |base, model| {
-            let median = model.compute_ms.get(&batch)?.median;
-            let base = base.compute_ms.get(&batch).filter(|_| !std::ptr::eq(base, model));
-            let speedup =
-                base.filter(|_| median > 0.0).map(|base| format!(" ({:.2}x)", base.median / median));
-            Some(format!("{median:.3}{}", speedup.unwrap_or_default()))
+            with_speedup(base, model, |model| Some(model.compute_ms.get(&batch)?.median))
         }));
     }
     columns.push(column("best images/s", |_, model| {
@@ -129,7 +124,22 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
     columns
 }
 
-/// `80.748(-0.434)`; without the difference for the baseline itself, or where it has none.
+/// A time with the speed-up over the baseline, as in `11.000 (2.36x)`. The speed-up is left out for the baseline
+/// itself, and if the baseline has no time.
+fn with_speedup(
+    base: &ModelResult,
+    model: &ModelResult,
+    median: impl Fn(&ModelResult) -> Option<f64>,
+) -> Option<String> {
+    let own = median(model)?;
+    match median(base).filter(|_| !std::ptr::eq(base, model) && own > 0.0) {
+        Some(base) => Some(format!("{own:.3} ({:.2}x)", base / own)),
+        None => Some(format!("{own:.3}")),
+    }
+}
+
+/// A figure with its difference from the baseline, as in `80.748(-0.434)`. The difference is left out for the
+/// baseline itself, and if the baseline has no such figure.
 fn with_delta(
     base: &ModelResult,
     model: &ModelResult,
@@ -142,12 +152,12 @@ fn with_delta(
     }
 }
 
-/// `43.21 dB`, `inf dB`.
+/// A ratio in dB, as in `43.21 dB` or `inf dB`.
 pub(crate) fn decibels(value: f64) -> String {
     format!("{value:.2} dB")
 }
 
-/// Bytes in MiB.
+/// A number of bytes in MiB, as in `29.0 MiB`.
 pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -1,4 +1,4 @@
-//! Accuracy, closeness, distortion and latency against brute-force definitions, and every refusal.
+//! Accuracy, fidelity, distortion and latency against brute-force definitions, and every error.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ fn collected(classes: usize, values: Vec<f32>, labels: Vec<u32>) -> Collected {
     Collected { logits: Logits { values, classes }, labels, ids: (0..n).collect() }
 }
 
-/// Top-k by sorting: classes by descending score, then by index.
+/// Top-k correct images by sorting classes by descending score, then by index.
 fn brute_force(collected: &Collected, k: usize) -> usize {
     let mut correct = 0;
     for (row, &label) in collected.logits.rows().zip(&collected.labels) {
@@ -25,7 +25,7 @@ fn brute_force(collected: &Collected, k: usize) -> usize {
     correct
 }
 
-/// Scores drawn from few values, so that ties are common, with labels.
+/// Labelled scores of few distinct values, so that ties are common.
 fn scores() -> impl Strategy<Value = Collected> {
     (1usize..9, 1usize..20).prop_flat_map(|(classes, n)| {
         let values = prop::collection::vec((-3i8..4).prop_map(f32::from), n * classes);
@@ -37,7 +37,7 @@ fn scores() -> impl Strategy<Value = Collected> {
 
 proptest! {
     #[test]
-    fn accuracy_is_that_of_a_stable_sort(collected in scores()) {
+    fn accuracy_equals_that_of_a_stable_sort(collected in scores()) {
         let expected = Accuracy {
             images: collected.images(),
             top1_correct: brute_force(&collected, 1),
@@ -47,7 +47,7 @@ proptest! {
     }
 
     #[test]
-    fn the_difference_is_that_of_the_counts(a in scores(), shift in 0usize..5) {
+    fn the_difference_equals_that_of_the_counts(a in scores(), shift in 0usize..5) {
         let mut b = a.clone();
         b.logits.values.rotate_left(shift % a.logits.values.len());
         let interval = top1_difference(&a, &b).unwrap();
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn distortion_is_the_sum_over_elements_however_split(
+    fn distortion_is_the_sum_over_elements_for_every_split(
         pairs in prop::collection::vec((-50i8..50, -50i8..50), 1..60), cut in 0usize..60
     ) {
         let r: Vec<f32> = pairs.iter().map(|p| f32::from(p.0)).collect();
@@ -72,7 +72,7 @@ proptest! {
         first.update(&r[..cut], &y[..cut]).unwrap();
         second.update(&r[cut..], &y[cut..]).unwrap();
         first.merge(&second);
-        // Integer data: every sum is exact, so the split cannot show.
+        // Sums of integers are exact, so the split must not change them.
         prop_assert_eq!(first, whole);
 
         let of = |f: &dyn Fn(f64, f64) -> f64| -> f64 {
@@ -95,9 +95,9 @@ proptest! {
     }
 
     #[test]
-    fn percentiles_are_numpys(samples in prop::collection::vec(0.001f64..100.0, 1..40), p in 0.0f64..=100.0) {
+    fn percentiles_equal_numpys(samples in prop::collection::vec(0.001f64..100.0, 1..40), p in 0.0f64..=100.0) {
         let latency = Latency::from_samples(samples.clone()).unwrap();
-        // numpy's definition, by the weights of all order statistics rather than two.
+        // numpy's definition, with interpolation weights for all order statistics instead of two.
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);
         let rank = p / 100.0 * (samples.len() - 1) as f64;
@@ -114,14 +114,14 @@ fn ties_go_to_the_lowest_class() {
     let tied = |label| collected(3, vec![1.0, 1.0, 0.0], vec![label]);
     assert_eq!(accuracy(&tied(0)).unwrap().top1_correct, 1);
     assert_eq!(accuracy(&tied(1)).unwrap().top1_correct, 0);
-    // Six equal scores: class 5 is the sixth.
+    // Of six equal scores, class 5 has the sixth rank.
     let six = |label| collected(6, vec![2.0; 6], vec![label]);
     assert_eq!(accuracy(&six(4)).unwrap().top5_correct, 1);
     assert_eq!(accuracy(&six(5)).unwrap().top5_correct, 0);
 }
 
 #[test]
-fn fidelity_by_hand() {
+fn fidelity_equals_values_computed_by_hand() {
     let a = collected(2, vec![3.0, 4.0, 1.0, 0.0], vec![]);
     let b = collected(2, vec![4.0, 3.0, 1.0, 0.0], vec![]);
     let found = fidelity(&a, &b).unwrap();
@@ -133,22 +133,22 @@ fn fidelity_by_hand() {
 }
 
 #[test]
-fn distortion_of_zeros_and_of_broken_values() {
-    let mut silent = Distortion::default();
-    assert_eq!((silent.sqnr_db(), silent.cosine(), silent.mean_abs()), (f64::INFINITY, 1.0, 0.0));
-    silent.update(&[0.0, 0.0], &[0.0, 2.0]).unwrap();
-    assert_eq!((silent.sqnr_db(), silent.cosine(), silent.mean_abs()), (f64::NEG_INFINITY, 0.0, 1.0));
-    let before = silent;
+fn distortion_of_zeros_and_of_non_finite_values() {
+    let mut zeros = Distortion::default();
+    assert_eq!((zeros.sqnr_db(), zeros.cosine(), zeros.mean_abs()), (f64::INFINITY, 1.0, 0.0));
+    zeros.update(&[0.0, 0.0], &[0.0, 2.0]).unwrap();
+    assert_eq!((zeros.sqnr_db(), zeros.cosine(), zeros.mean_abs()), (f64::NEG_INFINITY, 0.0, 1.0));
+    let before = zeros;
     for (r, y) in [(f32::NAN, 0.0), (0.0, f32::INFINITY)] {
-        let error = silent.update(&[1.0, r], &[2.0, y]).unwrap_err();
+        let error = zeros.update(&[1.0, r], &[2.0, y]).unwrap_err();
         assert!(matches!(error, EvalError::NonFinite { index: 1, .. }), "{error}");
     }
-    assert!(matches!(silent.update(&[1.0], &[]), Err(EvalError::Length { left: 1, right: 0, .. })));
-    assert_eq!(silent, before);
+    assert!(matches!(zeros.update(&[1.0], &[]), Err(EvalError::Length { left: 1, right: 0, .. })));
+    assert_eq!(zeros, before);
 }
 
 #[test]
-fn what_cannot_be_evaluated_is_refused() {
+fn invalid_logits_and_labels_are_refused() {
     let good = collected(2, vec![0.0, 1.0, 1.0, 0.0], vec![1, 0]);
     let mut nan = good.clone();
     nan.logits.values[3] = f32::NAN;
@@ -203,10 +203,13 @@ impl BatchSource for Images {
     }
 }
 
-/// Three classes, the image's byte modulo 3 wins; images from `broken` on get NaN, `columns` are returned.
+/// A classifier of three classes that chooses the image's byte modulo 3.
 struct Modulo {
+    /// Images from this one on get a NaN.
     broken: usize,
+    /// The input size that it declares.
     input: usize,
+    /// Number of logits that it returns per image.
     columns: usize,
 }
 
@@ -235,7 +238,7 @@ impl Classifier for Modulo {
 const SOUND: Modulo = Modulo { broken: usize::MAX, input: 2, columns: 3 };
 
 #[test]
-fn collects_every_image_in_order_and_tells_the_progress() {
+fn collects_every_image_in_order_and_reports_progress() {
     let mut seen = Vec::new();
     let mut progress = |done, total| {
         seen.push((done, total));
@@ -256,7 +259,7 @@ fn collects_every_image_in_order_and_tells_the_progress() {
 }
 
 #[test]
-fn collecting_stops_at_what_is_wrong() {
+fn collecting_stops_at_errors() {
     let go = &mut |_, _| ControlFlow::Continue(());
     let images = || Images { total: 10, size: 4, labels: true };
     let stop = &mut |done, _| if done >= 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
@@ -273,7 +276,7 @@ fn collecting_stops_at_what_is_wrong() {
 }
 
 #[test]
-fn real_clock_and_failing_steps() {
+fn measuring_uses_the_real_clock_and_reports_failing_steps() {
     let options = LatencyOptions { warmup_ms: 1.0, min_ms: 10.0, min_runs: 3 };
     let sleep = |ms| std::thread::sleep(std::time::Duration::from_millis(ms));
     let latency = measure(

@@ -1,4 +1,4 @@
-//! The HTML report: well formed, self-contained, everything escaped, and what it must show.
+//! The HTML report: it is well formed and self-contained, escapes every text, and shows the required figures.
 
 mod common;
 
@@ -11,8 +11,8 @@ use swinq_model::Transform;
 
 const VOID: [&str; 2] = ["meta", "br"];
 
-/// Checks that tags nest and close, attributes are quoted, and `<`, `>`, `&` appear in markup only. Gives the count
-/// of each element.
+/// Checks that tags nest and close, attributes are quoted, and `<`, `>`, `&` appear in markup only. Returns the
+/// number of each element.
 fn check_well_formed(page: &str) -> BTreeMap<String, usize> {
     let mut body = page.strip_prefix("<!DOCTYPE html>\n").expect("a doctype");
     let (mut open, mut counts) = (Vec::new(), BTreeMap::new());
@@ -69,7 +69,7 @@ fn check_attributes(mut text: &str) {
     }
 }
 
-/// A half-bell of magnitudes with a tail.
+/// Counts that fall like one half of a Gaussian, with a tail.
 fn counts(bins: u64, scale: f64) -> Vec<u64> {
     (0..bins).map(|i| (1e6 * (-(i as f64 / scale).powi(2)).exp()) as u64 + u64::from(i % 17 == 3)).collect()
 }
@@ -112,7 +112,7 @@ fn a_full_report_is_well_formed_and_loads_nothing() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("report.html");
     std::fs::write(&path, &page).unwrap();
     let counts = check_well_formed(&page);
-    // One of accuracy against speed, 3 batch sizes, precision and noise of 2 models, 12 histograms.
+    // Accuracy against speed, latency of 3 batch sizes, precision and noise of 2 models, 12 histograms.
     assert_eq!(counts["svg"], 1 + 3 + 2 * 2 + 12);
     for absent in ["script", "link", "img", "iframe", "object", "image", "use"] {
         assert!(!counts.contains_key(absent), "{absent}");
@@ -124,7 +124,7 @@ fn a_full_report_is_well_formed_and_loads_nothing() {
 }
 
 #[test]
-fn a_report_shows_what_it_must() {
+fn a_report_shows_the_required_figures() {
     let (results, extras) = full();
     let page = html(&results, &extras);
     let expected = [
@@ -181,7 +181,7 @@ fn every_text_is_escaped() {
 }
 
 #[test]
-fn little_or_nothing_measured_gives_a_smaller_report() {
+fn missing_figures_give_a_smaller_report() {
     let mut results = Results::new(Environment::default());
     let none = ReportExtras::default();
     let counts = check_well_formed(&html(&results, &none));
@@ -191,7 +191,7 @@ fn little_or_nothing_measured_gives_a_smaller_report() {
     results.models[0].set_latency(1, &common::latency(1.0));
     let page = html(&results, &none);
     assert_eq!(check_well_formed(&page)["svg"], 1);
-    assert!(page.contains("nothing measured that the baseline has too"));
+    assert!(page.contains("no figure in common with the baseline"));
     results.models[1].set_latency(1, &common::latency(2.0));
     for model in &mut results.models {
         (model.images, model.top1_correct, model.top5_correct) = (Some(1), Some(0), Some(0));

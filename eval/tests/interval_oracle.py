@@ -1,5 +1,5 @@
-"""Prints the cases of the test of src/interval.rs: method 10 of Newcombe (1998), with Wilson's limits found by
-bisection on their defining equation rather than in closed form.
+"""Prints the expected values of the test in src/interval.rs: method 10 of Newcombe (1998), with Wilson's limits
+computed by bisection of their defining equation instead of the closed form.
 
 Counts are (both right, only the first right, only the second right, neither); limits are of first minus second.
 Run with any Python 3; no packages are needed.

@@ -1,10 +1,11 @@
-//! The JSON: its keys, what is absent, round trips, and what is refused.
+//! The JSON of results: keys, absent figures, round trips, and errors.
 
 mod common;
 
 use serde_json::{Value, json};
 use swinq_eval::{
-    DataInfo, Environment, EvalError, ModelResult, Precision, Results, SCHEMA, read_results, write_results,
+    DataInfo, Environment, EvalError, ModelResult, Precision, Results, SCHEMA, Stats, read_results,
+    write_results,
 };
 use swinq_model::Transform;
 
@@ -13,7 +14,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn the_documented_layout() {
+fn the_keys_are_as_documented() {
     let mut results = common::results();
     results.data = Some(DataInfo {
         path: "imagenet".to_owned(),
@@ -56,7 +57,7 @@ fn the_documented_layout() {
 }
 
 #[test]
-fn what_was_not_measured_is_absent() {
+fn figures_that_were_not_measured_are_absent() {
     let mut results = Results::new(Environment::default());
     results.models.push(ModelResult::new("m", Precision::Fp16, "cuda"));
     let json = serde_json::to_value(&results).unwrap();
@@ -84,10 +85,10 @@ fn files_round_trip() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// A way to break results, and the field that the error must name.
+/// The field that the error must name, and a change that makes it invalid.
 type Break = (&'static str, fn(&mut Results));
 
-const BROKEN: [Break; 11] = [
+const BROKEN: [Break; 12] = [
     ("schema", |r| r.schema = SCHEMA + 1),
     ("models[1].top1_correct", |r| r.models[1].top1_correct = Some(50_001)),
     ("models[1].top5_correct", |r| r.models[1].top5_correct = Some(40_000)),
@@ -97,12 +98,16 @@ const BROKEN: [Break; 11] = [
     ("models[1].sqnr_db", |r| r.models[1].sqnr_db = Some(f64::NAN)),
     ("models[0].latency_ms.8.mean", |r| r.models[0].latency_ms.get_mut(&8).unwrap().mean = f64::INFINITY),
     ("models[0].latency_ms.8", |r| r.models[0].latency_ms.get_mut(&8).unwrap().p99 = 0.0),
+    ("models[0].compute_ms.8", |r| {
+        let stats = Stats { p99: 0.0, ..r.models[0].latency_ms[&8] };
+        r.models[0].compute_ms.insert(8, stats);
+    }),
     ("models[0].throughput_ips.1", |r| *r.models[0].throughput_ips.get_mut(&1).unwrap() = -1.0),
     ("models[1].sites[patch_embed.proj.input].scale", |r| r.models[1].sites[0].scale = Some(0.0)),
 ];
 
 #[test]
-fn figures_that_cannot_be_are_neither_written_nor_read() {
+fn impossible_figures_are_neither_written_nor_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.json");
     for (expected, spoil) in BROKEN {
@@ -113,7 +118,7 @@ fn figures_that_cannot_be_are_neither_written_nor_read() {
             other => panic!("{expected}: {other}"),
         }
         assert!(!path.exists(), "{expected}");
-        // JSON has no NaN and no infinity (serde_json writes null): absent or unreadable, but never taken as good.
+        // JSON has no NaN and no infinity. serde_json writes null, which must be absent or an error when read back.
         std::fs::write(&path, serde_json::to_string(&results).unwrap()).unwrap();
         if let Ok(read) = read_results(&path) {
             assert_ne!(read, results, "{expected}");

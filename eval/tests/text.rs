@@ -1,11 +1,11 @@
-//! The lines and tables that people grep, character for character, and the comparison of runs.
+//! Summary lines and tables, character for character, and the comparison of two runs.
 
 mod common;
 
 use swinq_eval::{Accuracy, Latency, acc_line, compare, performance_summary, table};
 
 #[test]
-fn the_accuracy_line() {
+fn the_accuracy_line_has_microsofts_format() {
     let line =
         |top1_correct, top5_correct| acc_line(&Accuracy { images: 50_000, top1_correct, top5_correct });
     assert_eq!(line(40_591, 47_761), " * Acc@1 81.182 Acc@5 95.522");
@@ -13,7 +13,7 @@ fn the_accuracy_line() {
 }
 
 #[test]
-fn the_performance_summary() {
+fn the_performance_summary_has_trtexecs_format() {
     let latency = Latency::from_samples((1..=11).map(|i| f64::from(i) * 2.0).collect()).unwrap();
     let expected = "\
 === Performance summary ===
@@ -27,7 +27,7 @@ Images per second: 666.67
 }
 
 #[test]
-fn the_table_shows_differences_to_the_first_model() {
+fn the_table_shows_differences_from_the_first_model() {
     let mut results = common::results();
     let text = table(&results);
     let lines: Vec<&str> = text.lines().collect();
@@ -61,7 +61,7 @@ fn the_table_shows_differences_to_the_first_model() {
     assert_eq!(cells(lines[8])[6..9], ["-", "113.0 MiB", "512.0 MiB"]);
     assert!(cells(lines[9])[2].ends_with("(2.36x)"), "{}", lines[9]);
 
-    // What no model has is no column, and what is infinite says so.
+    // A figure that no model has gives no column. An infinite ratio is shown as such.
     for model in &mut results.models {
         (model.agreement, model.sqnr_db) = (None, Some(f64::INFINITY));
         model.latency_ms.clear();
@@ -73,7 +73,7 @@ fn the_table_shows_differences_to_the_first_model() {
 }
 
 #[test]
-fn comparing_a_run_with_itself_finds_nothing() {
+fn comparing_a_run_with_itself_finds_no_difference() {
     let results = common::results();
     let text = compare(&results, &results);
     assert!(!text.contains("differs") && !text.contains("differ:") && !text.contains("only in"), "{text}");
@@ -84,7 +84,7 @@ fn comparing_a_run_with_itself_finds_nothing() {
 }
 
 #[test]
-fn comparing_names_what_changed() {
+fn comparing_names_the_changes() {
     let a = common::results();
     let mut b = a.clone();
     b.environment.cpu = Some("another".to_owned());

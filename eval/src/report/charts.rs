@@ -1,19 +1,19 @@
-//! Charts of whole models: accuracy against speed, and latency.
+//! Charts that compare models: accuracy against speed, and latency.
 
 use std::collections::BTreeMap;
 
 use super::svg::{Anchor, Axis, Svg};
 use crate::results::{ModelResult, Results};
 
-/// Number of series colours in the style sheet.
+/// Number of colours for models in the style sheet.
 const COLORS: usize = 6;
 
-/// Class of the series of model `index`.
+/// CSS class of the colour of model `index`.
 pub fn series(index: usize) -> String {
     format!("s{}", index % COLORS)
 }
 
-/// The batch size for which most of the models have a throughput, the largest of several.
+/// The batch size for which most models have a throughput; of several such sizes, the largest.
 fn pareto_batch(models: &[&ModelResult]) -> Option<usize> {
     let mut owners: BTreeMap<usize, usize> = BTreeMap::new();
     for batch in models.iter().flat_map(|model| model.throughput_ips.keys()) {
@@ -22,8 +22,8 @@ fn pareto_batch(models: &[&ModelResult]) -> Option<usize> {
     owners.into_iter().max_by_key(|&(batch, count)| (count, batch)).map(|(batch, _)| batch)
 }
 
-/// Top-1 (percent) against images per second, a dot per model, with the Pareto front: the models than which no other
-/// is both at least as accurate and faster. `None` if no model has both figures.
+/// A chart of top-1 accuracy (percent) against images per second, with a dot per model and the Pareto front, and
+/// its batch size. `None` if no model has both figures.
 pub fn pareto(results: &Results) -> Option<(usize, String)> {
     let with_top1: Vec<&ModelResult> = results.models.iter().filter(|m| m.top1_percent().is_some()).collect();
     let batch = pareto_batch(&with_top1)?;
@@ -56,6 +56,7 @@ pub fn pareto(results: &Results) -> Option<(usize, String)> {
     Some((batch, svg.finish(width, height, "Top-1 accuracy against images per second, one dot per model")))
 }
 
+/// Grid lines and tick labels of both axes.
 fn grid(svg: &mut Svg, x: &Axis, y: &Axis, [left, top, right, bottom]: [f64; 4]) {
     for (value, text) in x.ticks(6) {
         svg.line("grid", [x.at(value), top], [x.at(value), bottom]);
@@ -67,16 +68,17 @@ fn grid(svg: &mut Svg, x: &Axis, y: &Axis, [left, top, right, bottom]: [f64; 4])
     }
 }
 
-/// The points that no other point beats in one coordinate without losing in the other, by ascending first.
+/// The Pareto front, by ascending first coordinate: the points for which no other point is at least as large in both
+/// coordinates.
 fn front(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
-    let beaten = |p: &[f64; 2]| points.iter().any(|q| q[0] >= p[0] && q[1] >= p[1] && q != p);
-    let mut front: Vec<[f64; 2]> = points.iter().filter(|p| !beaten(p)).copied().collect();
+    let dominated = |p: &[f64; 2]| points.iter().any(|q| q[0] >= p[0] && q[1] >= p[1] && q != p);
+    let mut front: Vec<[f64; 2]> = points.iter().filter(|p| !dominated(p)).copied().collect();
     front.sort_by(|a, b| a[0].total_cmp(&b[0]));
     front.dedup();
     front
 }
 
-/// Names beside dots, moved apart vertically where they would overlap.
+/// Names beside dots, moved apart vertically so that they do not overlap.
 #[derive(Default)]
 struct Labels(Vec<([f64; 2], String)>);
 
@@ -99,7 +101,7 @@ impl Labels {
     }
 }
 
-/// At most `length` characters, the middle cut out.
+/// Shortens `text` to at most `length` characters by replacing its middle with an ellipsis.
 pub fn shorten(text: &str, length: usize) -> String {
     let count = text.chars().count();
     if count <= length {
@@ -111,8 +113,8 @@ pub fn shorten(text: &str, length: usize) -> String {
     format!("{start}…{end}")
 }
 
-/// Bars of the median with marks at the 90th, 95th and 99th percentile: a picture per batch size, each with its own
-/// axis from zero.
+/// A chart per batch size with bars of the median latency and marks at the 90th, 95th and 99th percentile. Each
+/// chart has its own axis from zero.
 pub fn latency(results: &Results) -> Vec<(usize, String)> {
     results.batch_sizes().into_iter().map(|batch| (batch, latency_at(results, batch))).collect()
 }
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_front_is_what_nothing_beats() {
+    fn the_front_has_the_points_that_no_other_dominates() {
         let points = [[1.0, 9.0], [2.0, 8.0], [2.0, 7.0], [3.0, 8.0], [0.5, 9.0], [4.0, 1.0], [4.0, 1.0]];
         assert_eq!(front(&points), [[1.0, 9.0], [3.0, 8.0], [4.0, 1.0]]);
     }

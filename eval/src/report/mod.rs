@@ -1,5 +1,5 @@
-//! The report: one HTML file with its style sheet and pictures inside. It loads nothing and runs no script, follows
-//! the reader's light or dark preference, and escapes every text that comes from outside.
+//! The HTML report: one file that contains its style sheet and charts. It loads nothing, runs no script, follows the
+//! reader's light or dark preference, and escapes every text from outside.
 
 mod charts;
 mod strip;
@@ -14,35 +14,35 @@ pub use svg::escape;
 use crate::results::{ModelResult, Results};
 use crate::text::{accuracy_columns, cells, mebibytes, speed_columns};
 
-/// How many magnitudes an observer saw in each bin of a site's range.
+/// A histogram of the magnitudes that calibration observed at a site.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RangeHistogram {
-    /// Width of a bin; bin `i` holds magnitudes from `i * bin_width`, included, to `(i + 1) * bin_width`.
+    /// Width of a bin. Bin `i` counts magnitudes `m` with `i * bin_width <= m < (i + 1) * bin_width`.
     pub bin_width: f64,
-    /// Magnitudes per bin.
+    /// Number of magnitudes in each bin.
     pub counts: Vec<u64>,
 }
 
-/// What a report shows beside the results.
+/// The content of a report in addition to the results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReportExtras {
-    /// Title of the page; empty for a general one.
+    /// Title of the page; empty for the default title.
     pub title: String,
-    /// Ranges that calibration saw, by site.
+    /// Histograms of calibration, by site.
     pub histograms: BTreeMap<String, RangeHistogram>,
-    /// How the calibration was done, a sentence or a fact each.
+    /// Facts about the calibration, one per line.
     pub calibration: Vec<String>,
     /// Commands that reproduce the results.
     pub commands: Vec<String>,
 }
 
-/// The rows and header of a table.
+/// Header and rows of a table.
 struct Cells {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-/// The section of a model that has sites.
+/// The section about the sites of a model.
 struct SiteSection {
     label: String,
     enabled: usize,
@@ -71,11 +71,12 @@ struct Page<'a> {
     notes: &'a [String],
 }
 
-/// The report of `results` as the text of one self-contained HTML file.
+/// Renders the report of `results` as one self-contained HTML file.
 ///
-/// It holds the accuracy and speed tables, accuracy against speed with its Pareto front, latency with percentiles,
-/// the precision of every site (what is INT8 with which scale, what is not and why), the noisiest sites, range
-/// histograms, and what is needed to reproduce it. What was not measured is left out.
+/// It contains the tables of accuracy and speed, a chart of accuracy against speed with the Pareto front, latency
+/// with percentiles, the precision of every site (its scale, or the reason why it is not INT8), the noisiest
+/// sites, histograms of ranges, and the data needed to reproduce the run. Figures that were not measured are left
+/// out.
 pub fn html(results: &Results, extras: &ReportExtras) -> String {
     let cells = |columns| {
         let (header, rows) = cells(results, columns);
@@ -96,10 +97,10 @@ pub fn html(results: &Results, extras: &ReportExtras) -> String {
         extras,
         notes: &results.notes,
     };
-    page.render().expect("every value of the page is text, and a String takes all of it")
+    page.render().expect("rendering into a String cannot fail")
 }
 
-/// One sentence: what a model costs and buys against the baseline.
+/// A sentence that compares a model with the baseline: accuracy, agreement, speed and size.
 fn verdict(base: &ModelResult, model: &ModelResult) -> String {
     let mut parts = Vec::new();
     if let (Some(base), Some(own)) = (base.top1_percent(), model.top1_percent()) {
@@ -123,11 +124,12 @@ fn verdict(base: &ModelResult, model: &ModelResult) -> String {
         parts.push(format!("{} instead of {}", mebibytes(own), mebibytes(base)));
     }
     if parts.is_empty() {
-        parts.push("nothing measured that the baseline has too".to_owned());
+        parts.push("no figure in common with the baseline".to_owned());
     }
     format!("{}: {}", model.label(), parts.join("; "))
 }
 
+/// The section about the sites of `model`.
 fn section(model: &ModelResult) -> SiteSection {
     let listing = model.sites.iter().map(|site| {
         [
@@ -149,7 +151,7 @@ fn section(model: &ModelResult) -> SiteSection {
     }
 }
 
-/// A picture per site that has a histogram, with the range that the last model with a scale there clips to.
+/// A chart for every site with a histogram. It marks the range of the last model that has a scale at this site.
 fn histograms(results: &Results, extras: &ReportExtras) -> Vec<String> {
     let amax = |name: &str| {
         let sites = results.models.iter().rev().flat_map(|model| &model.sites);
@@ -159,11 +161,12 @@ fn histograms(results: &Results, extras: &ReportExtras) -> Vec<String> {
     extras.histograms.iter().map(|(site, data)| strip::histogram(site, data, amax(site))).collect()
 }
 
-/// Pairs of a name and a value that is there.
+/// The pairs whose value is present.
 fn facts(pairs: Vec<(&'static str, Option<String>)>) -> Vec<(&'static str, String)> {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
+/// The rows about machine and software.
 fn environment(results: &Results) -> Vec<(&'static str, String)> {
     let environment = &results.environment;
     let gpu = environment.gpu.as_ref().map(|gpu| {
@@ -186,6 +189,7 @@ fn environment(results: &Results) -> Vec<(&'static str, String)> {
     ])
 }
 
+/// The rows about the data set.
 fn data(results: &Results) -> Vec<(&'static str, String)> {
     let Some(data) = &results.data else { return Vec::new() };
     let transform = data.transform.as_ref().map(|t| {

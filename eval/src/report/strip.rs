@@ -1,4 +1,4 @@
-//! Charts of sites: which are INT8, how much noise each has, and their ranges.
+//! Charts of the sites of a model: precision, noise, and histograms of ranges.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use super::svg::{Anchor, Axis, Svg};
 use crate::results::{ModelResult, SiteResult};
 use crate::text::decibels;
 
-/// Bars shown of the noisiest sites.
+/// Maximum number of sites in the noise chart.
 const NOISIEST: usize = 32;
-/// Bars of a histogram; more bins are joined.
+/// Maximum number of bars of a histogram; a bar combines several bins if there are more.
 const BARS: usize = 64;
 
-/// A site's name as (module, place in it): the block, the stage's downsample, or the first part; and the rest.
+/// Splits a site's name into its module (a block, a patch merging, or the first part) and its place in the module.
 fn split(site: &str) -> (String, String) {
     let parts: Vec<&str> = site.split('.').collect();
     match parts.as_slice() {
@@ -26,7 +26,7 @@ fn split(site: &str) -> (String, String) {
     }
 }
 
-/// What a site is, in words.
+/// A description of a site's precision, for tooltips.
 pub fn describe(site: &SiteResult) -> String {
     if !site.enabled {
         return format!("{}: not quantized{}", site.site, reason(site));
@@ -37,16 +37,17 @@ pub fn describe(site: &SiteResult) -> String {
     format!("{}: INT8 ({kind}){scale}{noise}", site.site)
 }
 
+/// The reason in parentheses, if there is one.
 fn reason(site: &SiteResult) -> String {
     site.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"))
 }
 
-/// A cell per site: columns are modules in forward order, rows are the places in a module.
+/// The precision chart, with a cell per site: columns are modules in forward order, rows are places in a module.
 pub fn precision(model: &ModelResult) -> String {
     let cells: Vec<(String, String)> = model.sites.iter().map(|site| split(&site.site)).collect();
     let columns = in_order(cells.iter().map(|cell| &cell.0));
     let mut rows = in_order(cells.iter().map(|cell| &cell.1));
-    // Blocks have longer places than the modules around them; theirs go below the common ones.
+    // Places that only blocks have contain a dot. They follow the places that all modules share.
     rows.sort_by_key(|row| row.contains('.') || row.is_empty());
     let (left, top, row) = (118.0, 58.0, 15.0);
     let column = (900.0 / columns.len().max(1) as f64).clamp(12.0, 30.0);
@@ -70,6 +71,7 @@ pub fn precision(model: &ModelResult) -> String {
     svg.finish(width, height, &format!("Precision of each site of {}", model.label()))
 }
 
+/// The distinct names, in order of first appearance.
 fn in_order<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
     let mut seen = Vec::new();
     for name in names {
@@ -80,7 +82,8 @@ fn in_order<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
     seen
 }
 
-/// What is not INT8 and why: each reason, the number of its sites, and their places (those of all blocks as one).
+/// The sites that are not INT8, grouped by reason: the reason, the number of sites, and their places. Equal places of
+/// different blocks are counted together.
 pub fn not_quantized(model: &ModelResult) -> Vec<(String, usize, String)> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for site in model.sites.iter().filter(|site| !site.enabled) {
@@ -94,7 +97,7 @@ pub fn not_quantized(model: &ModelResult) -> Vec<(String, usize, String)> {
     groups.into_iter().map(group).collect()
 }
 
-/// `a (12), b, c (2)`: each name once, in order of first appearance, with how often it appears.
+/// The distinct names in order of first appearance, each with its number if that is not 1: `a (12), b, c (2)`.
 fn counted(names: &[String]) -> String {
     let shown = in_order(names.iter()).into_iter().map(|name| {
         match names.iter().filter(|other| *other == name).count() {
@@ -105,7 +108,7 @@ fn counted(names: &[String]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// Bars of the signal-to-noise ratio of the sites that have one, the noisiest first; `None` if none has.
+/// A chart of the signal-to-noise ratios of the noisiest sites, lowest first; `None` if no site has a finite one.
 pub fn noise(model: &ModelResult) -> Option<String> {
     let mut sites: Vec<(&SiteResult, f64)> = model
         .sites
@@ -133,13 +136,13 @@ pub fn noise(model: &ModelResult) -> Option<String> {
     Some(svg.finish(width, height, &format!("Signal to noise of the noisiest sites of {}", model.label())))
 }
 
-/// How many magnitudes fell into each bin (heights on a logarithmic scale), with the clipping range, if any, as a
-/// line.
+/// A histogram of magnitudes with heights on a logarithmic scale. If `amax` is given, it is drawn as a line, and
+/// the bars beyond it are marked as clipped.
 pub fn histogram(site: &str, data: &RangeHistogram, amax: Option<f64>) -> String {
-    let joined = data.counts.len().div_ceil(BARS).max(1);
+    let bins_per_bar = data.counts.len().div_ceil(BARS).max(1);
     let bars: Vec<u64> = data
         .counts
-        .chunks(joined)
+        .chunks(bins_per_bar)
         .map(|chunk| chunk.iter().fold(0u64, |sum, &n| sum.saturating_add(n)))
         .collect();
     let (width, height, left, right, bottom) = (280.0, 120.0, 8.0, 272.0, 92.0);
@@ -149,7 +152,7 @@ pub fn histogram(site: &str, data: &RangeHistogram, amax: Option<f64>) -> String
     let y = Axis::from_zero((tallest as f64).ln_1p(), bottom, 22.0);
     let mut svg = Svg::default();
     svg.text("name", [left, 14.0], Anchor::Start, &super::charts::shorten(site, 42));
-    let bar_width = data.bin_width * joined as f64;
+    let bar_width = data.bin_width * bins_per_bar as f64;
     for (i, &count) in bars.iter().enumerate().filter(|(_, count)| **count > 0) {
         let (from, to) = (bar_width * i as f64, bar_width * (i + 1) as f64);
         let clipped = amax.is_some_and(|amax| from >= amax);
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_split_into_module_and_place() {
+    fn names_are_split_into_module_and_place() {
         let cases = [
             ("layers.2.blocks.11.mlp.fc1.input", ("2.11", "mlp.fc1.input")),
             ("layers.0.downsample.reduction.weight", ("merge 0", "weight")),
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_survives_any_counts() {
+    fn extreme_counts_give_a_valid_histogram() {
         let cases = [
             (0.5, vec![], None),
             (0.5, vec![0, 0], Some(0.2)),

@@ -1,4 +1,4 @@
-//! Building inline SVG: elements in order, every text escaped, colours left to the page's style sheet by class.
+//! Inline SVG charts. Every text is escaped. Colours come from the page's style sheet, by class.
 
 use std::fmt::{Display, Write};
 
@@ -19,7 +19,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Where a text's anchor is.
+/// The part of a text that is at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -37,14 +37,14 @@ impl Anchor {
     }
 }
 
-/// A picture under construction, in units of CSS pixels, y downwards.
+/// An SVG picture under construction. Coordinates are in CSS pixels; y points down.
 #[derive(Clone, Debug, Default)]
 pub struct Svg {
     body: String,
 }
 
 impl Svg {
-    /// A filled rectangle with a tooltip (none if `tip` is empty).
+    /// Adds a filled rectangle with a tooltip (none if `tip` is empty).
     pub fn rect(&mut self, class: &str, [x, y, width, height]: [f64; 4], tip: &str) {
         let (width, height) = (width.max(0.0), height.max(0.0));
         self.element(
@@ -56,7 +56,7 @@ impl Svg {
         );
     }
 
-    /// A circle with a tooltip.
+    /// Adds a circle with a tooltip.
     pub fn circle(&mut self, class: &str, [x, y]: [f64; 2], radius: f64, tip: &str) {
         self.element(
             format_args!("<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\""),
@@ -65,7 +65,7 @@ impl Svg {
         );
     }
 
-    /// A straight line.
+    /// Adds a straight line.
     pub fn line(&mut self, class: &str, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) {
         self.element(
             format_args!(
@@ -76,7 +76,7 @@ impl Svg {
         );
     }
 
-    /// Connected lines through `points`.
+    /// Adds connected lines through `points`.
     pub fn polyline(&mut self, class: &str, points: &[[f64; 2]]) {
         let mut list = String::new();
         for [x, y] in points {
@@ -89,7 +89,7 @@ impl Svg {
         );
     }
 
-    /// A line of text.
+    /// Adds a line of text.
     pub fn text(&mut self, class: &str, [x, y]: [f64; 2], anchor: Anchor, text: &str) {
         push(
             &mut self.body,
@@ -101,7 +101,7 @@ impl Svg {
         );
     }
 
-    /// A line of text turned by 90 degrees counter-clockwise, its anchor in the middle.
+    /// Adds a line of text that is rotated by 90 degrees counter-clockwise around its anchor.
     pub fn vertical_text(&mut self, class: &str, [x, y]: [f64; 2], anchor: Anchor, text: &str) {
         push(
             &mut self.body,
@@ -114,6 +114,7 @@ impl Svg {
         );
     }
 
+    /// Closes the element that `open` begins, with `tip` as its title if there is one.
     fn element(&mut self, open: impl Display, name: &str, tip: &str) {
         if tip.is_empty() {
             push(&mut self.body, format_args!("{open}/>\n"));
@@ -122,8 +123,7 @@ impl Svg {
         }
     }
 
-    /// The picture of the given size, scaled down to the page where that is narrower; `label` is its text
-    /// alternative.
+    /// The SVG element of the given size, which a narrower page scales down. `label` is its text alternative.
     pub fn finish(self, width: f64, height: f64, label: &str) -> String {
         format!(
             "<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
@@ -135,10 +135,10 @@ impl Svg {
 }
 
 fn push(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    text.write_fmt(arguments).expect("a String takes all text");
+    text.write_fmt(arguments).expect("writing to a String cannot fail");
 }
 
-/// A linear axis: values `low..=high` onto pixels `from..=to` (either may run downwards).
+/// A linear axis that maps values `low..=high` to pixels `from..=to`. `from` may be greater than `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
     low: f64,
@@ -148,8 +148,8 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// An axis that covers the values with a margin of 8 % of their span on both sides; around a single value, 10 %
-    /// of it.
+    /// An axis that covers the values with a margin of 8 % of their range on both sides. The margin is 10 % of
+    /// the value if all values are equal.
     pub fn around(values: impl IntoIterator<Item = f64>, from: f64, to: f64) -> Axis {
         let (low, high) = values
             .into_iter()
@@ -164,12 +164,12 @@ impl Axis {
         Axis { low: 0.0, high: if high > 0.0 { high } else { 1.0 }, from, to }
     }
 
-    /// Pixel of `value`.
+    /// The pixel of `value`.
     pub fn at(&self, value: f64) -> f64 {
         self.from + (value - self.low) / (self.high - self.low) * (self.to - self.from)
     }
 
-    /// About `count` round values within the axis, with the decimals that they need.
+    /// About `count` round values within the axis, and their texts with as many decimals as they need.
     pub fn ticks(&self, count: usize) -> Vec<(f64, String)> {
         let rough = (self.high - self.low) / count.max(1) as f64;
         let magnitude = 10f64.powf(rough.log10().floor());

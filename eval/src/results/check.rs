@@ -1,18 +1,18 @@
-//! Which results can be.
+//! Validation of results.
 
 use super::{ModelResult, Results, SCHEMA, Stats};
 use crate::error::EvalError;
 use crate::interval::Interval;
 
 impl Results {
-    /// Checks that the schema is known and every figure is one that can be.
+    /// Checks that the schema is known and that every figure is possible.
     ///
     /// # Errors
     /// [`EvalError::Results`] naming the field.
     pub fn check(&self) -> Result<(), EvalError> {
         if self.schema != SCHEMA {
             let text = format!(
-                "version {} where this program knows {SCHEMA}; use the swinq that wrote it",
+                "version {}, but this program reads version {SCHEMA}; use the version of swinq that wrote the file",
                 self.schema
             );
             return Err(EvalError::results("schema", text));
@@ -24,14 +24,16 @@ impl Results {
 impl ModelResult {
     fn check(&self, at: &str) -> Result<(), EvalError> {
         self.check_counts(at)?;
-        let unit = [("agreement", self.agreement), ("int8_share", self.int8_share)];
-        for (key, value) in unit {
+        let fractions = [("agreement", self.agreement), ("int8_share", self.int8_share)];
+        for (key, value) in fractions {
             within(&format!("{at}.{key}"), value, 0.0, 1.0)?;
         }
         within(&format!("{at}.cosine"), self.cosine, -1.0, 1.0)?;
         not_nan(&format!("{at}.sqnr_db"), self.sqnr_db)?;
-        for (batch, stats) in &self.latency_ms {
-            stats.check(&format!("{at}.latency_ms.{batch}"))?;
+        for (key, by_batch) in [("latency_ms", &self.latency_ms), ("compute_ms", &self.compute_ms)] {
+            for (batch, stats) in by_batch {
+                stats.check(&format!("{at}.{key}.{batch}"))?;
+            }
         }
         for (batch, &ips) in &self.throughput_ips {
             within(&format!("{at}.throughput_ips.{batch}"), Some(ips), 0.0, f64::MAX)?;
@@ -49,6 +51,7 @@ impl ModelResult {
         Ok(())
     }
 
+    /// Checks that top-1 <= top-5 <= images.
     fn check_counts(&self, at: &str) -> Result<(), EvalError> {
         let counts = [("top1_correct", self.top1_correct), ("top5_correct", self.top5_correct)];
         let mut least = 0;
@@ -56,7 +59,10 @@ impl ModelResult {
             let Some(count) = count else { continue };
             let field = format!("{at}.{key}");
             let Some(images) = self.images.filter(|&images| images > 0) else {
-                return Err(EvalError::results(field, "counts need `images`, at least 1"));
+                return Err(EvalError::results(
+                    field,
+                    "a count needs the key `images`, which must be at least 1",
+                ));
             };
             if !(least..=images).contains(&count) {
                 return Err(EvalError::results(field, format!("{count} is outside {least}..={images}")));
@@ -81,6 +87,7 @@ impl Stats {
     }
 }
 
+/// Refuses a value outside `low..=high`, and NaN.
 fn within(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), EvalError> {
     match value {
         Some(value) if !(low <= value && value <= high) => {
@@ -90,6 +97,7 @@ fn within(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), Ev
     }
 }
 
+/// Refuses NaN.
 fn not_nan(field: &str, value: Option<f64>) -> Result<(), EvalError> {
     match value {
         Some(value) if value.is_nan() => Err(EvalError::results(field, "is not a number")),

@@ -1,4 +1,4 @@
-//! Decibels in JSON, which has no infinity: a number, or the text `inf` or `-inf`.
+//! Decibels in JSON: a number, or the text `inf` or `-inf`, because JSON has no infinity.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
@@ -25,7 +25,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
         Some(Decibel::Text(text)) => match text.as_str() {
             "inf" => Ok(Some(f64::INFINITY)),
             "-inf" => Ok(Some(f64::NEG_INFINITY)),
-            _ => Err(D::Error::custom(format!("sqnr_db: `{text}` is no number, `inf` or `-inf`"))),
+            _ => Err(D::Error::custom(format!("sqnr_db: `{text}` is neither a number nor `inf` nor `-inf`"))),
         },
     }
 }

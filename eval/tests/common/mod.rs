@@ -1,9 +1,9 @@
-//! Invented results of the size and shape of a real run, for tests of what is printed and drawn.
+//! Invented results that resemble those of a real run, for tests of text and charts.
 
 use swinq_eval::{Environment, Interval, Latency, ModelResult, Precision, Results, SiteResult};
 use swinq_model::{Recipe, Site, SwinConfig};
 
-/// Runs of about `median` milliseconds, a few of them late.
+/// Runs of about `median` milliseconds, a few of them slower.
 pub fn latency(median: f64) -> Latency {
     let sample = |i: u32| median * (0.97 + 0.0006 * f64::from(i) + if i % 37 == 36 { 0.2 } else { 0.0 });
     Latency::from_samples((0..101).map(sample).collect()).unwrap()

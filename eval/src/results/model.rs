@@ -1,0 +1,206 @@
+//! The results of one model.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use swinq_model::Kind;
+
+use super::decibel;
+use crate::accuracy::{Accuracy, percent};
+use crate::fidelity::Fidelity;
+use crate::interval::Interval;
+use crate::latency::Latency;
+
+/// The arithmetic with which a model ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in 32-bit float.
+    Fp32,
+    /// Matrix products in 16-bit float.
+    Fp16,
+    /// Matrix products in INT8 where the recipe enables it.
+    Int8,
+    /// Float arithmetic on quantized and dequantized tensors.
+    Simulated,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Precision::Fp32 => "fp32",
+            Precision::Fp16 => "fp16",
+            Precision::Int8 => "int8",
+            Precision::Simulated => "simulated",
+        })
+    }
+}
+
+/// Latency of one batch size in milliseconds. Percentiles are those of
+/// [`Latency::percentile`](crate::Latency::percentile).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Median.
+    pub median: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Shortest run.
+    pub min: f64,
+    /// Longest run.
+    pub max: f64,
+    /// Mean.
+    pub mean: f64,
+    /// Number of runs.
+    pub runs: usize,
+}
+
+/// The state of a site of a quantized model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SiteResult {
+    /// Name of the site, such as `layers.0.blocks.0.mlp.fc1.input`.
+    pub site: String,
+    /// Whether it is quantized.
+    pub enabled: bool,
+    /// Kind of its integer codes if it is quantized.
+    pub kind: Kind,
+    /// Its scale; absent if it has no scale or one per channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<f32>,
+    /// Signal-to-quantization-noise ratio at the site in dB.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "decibel")]
+    pub sqnr_db: Option<f64>,
+    /// The reason why it is not quantized, such as the rule that disables it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The results of one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelResult {
+    /// Name to display, usually the file name.
+    pub name: String,
+    /// The arithmetic with which it ran.
+    pub precision: Precision,
+    /// The backend that ran it: `cpu`, `cuda`, or another name.
+    pub backend: String,
+    /// Name of its recipe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<String>,
+    /// SHA-256 of its file, hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Number of images evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<usize>,
+    /// Number of images whose label has the highest score.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_correct: Option<usize>,
+    /// Number of images whose label is among the five highest scores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top5_correct: Option<usize>,
+    /// Top-1 accuracy minus the baseline's, with a paired 95 % confidence interval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_difference: Option<Interval>,
+    /// Fraction of the images for which it has the same top-1 class as the baseline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<f64>,
+    /// Signal-to-quantization-noise ratio of the logits in dB, relative to the baseline's; the text `inf` if they
+    /// are equal.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "decibel")]
+    pub sqnr_db: Option<f64>,
+    /// Cosine similarity of the logits and the baseline's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cosine: Option<f64>,
+    /// Latency by batch size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub latency_ms: BTreeMap<usize, Stats>,
+    /// Time on the GPU alone by batch size, without copies and without launches from the host.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub compute_ms: BTreeMap<usize, Stats>,
+    /// Images per second by batch size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub throughput_ips: BTreeMap<usize, f64>,
+    /// Peak memory of the process (CPU) or of the device (GPU) in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
+    /// Size of the model's file in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Fraction of the multiply-accumulate operations that run in INT8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub int8_share: Option<f64>,
+    /// Its sites in forward order; empty for a float model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sites: Vec<SiteResult>,
+}
+
+impl ModelResult {
+    /// A model without figures.
+    pub fn new(name: impl Into<String>, precision: Precision, backend: impl Into<String>) -> ModelResult {
+        ModelResult {
+            name: name.into(),
+            precision,
+            backend: backend.into(),
+            recipe: None,
+            sha256: None,
+            images: None,
+            top1_correct: None,
+            top5_correct: None,
+            top1_difference: None,
+            agreement: None,
+            sqnr_db: None,
+            cosine: None,
+            latency_ms: BTreeMap::new(),
+            compute_ms: BTreeMap::new(),
+            throughput_ips: BTreeMap::new(),
+            peak_memory_bytes: None,
+            size_bytes: None,
+            int8_share: None,
+            sites: Vec::new(),
+        }
+    }
+
+    /// Sets the numbers of correct images.
+    pub fn set_accuracy(&mut self, accuracy: &Accuracy) {
+        self.images = Some(accuracy.images);
+        self.top1_correct = Some(accuracy.top1_correct);
+        self.top5_correct = Some(accuracy.top5_correct);
+    }
+
+    /// Sets the figures of closeness to the baseline.
+    pub fn set_fidelity(&mut self, fidelity: &Fidelity) {
+        self.agreement = Some(fidelity.agreement);
+        self.sqnr_db = Some(fidelity.sqnr_db);
+        self.cosine = Some(fidelity.cosine);
+    }
+
+    /// Sets latency and throughput for a batch size.
+    pub fn set_latency(&mut self, batch: usize, latency: &Latency) {
+        self.latency_ms.insert(batch, latency.stats());
+        self.throughput_ips.insert(batch, latency.images_per_second(batch));
+    }
+
+    /// Sets the time on the GPU alone for a batch size.
+    pub fn set_compute(&mut self, batch: usize, compute: &Latency) {
+        self.compute_ms.insert(batch, compute.stats());
+    }
+
+    /// Top-1 accuracy in percent, if measured.
+    pub fn top1_percent(&self) -> Option<f64> {
+        Some(percent(self.top1_correct?, self.images?))
+    }
+
+    /// Top-5 accuracy in percent, if measured.
+    pub fn top5_percent(&self) -> Option<f64> {
+        Some(percent(self.top5_correct?, self.images?))
+    }
+
+    /// Name, precision and backend for display: `swin_t.safetensors (int8, cpu)`.
+    pub fn label(&self) -> String {
+        format!("{} ({}, {})", self.name, self.precision, self.backend)
+    }
+}
