@@ -1,4 +1,5 @@
-//! Calibration: the float forward over images, ranges from what it showed, and the quantized model.
+//! Calibration: runs the float model over images, chooses ranges from the observed activations, and quantizes the
+//! model.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -16,44 +17,51 @@ use crate::histogram::Histogram;
 use crate::observe::Observe;
 use crate::quantize::quantize;
 
-/// What a calibration takes besides the model, the recipe and the images.
+/// Options of a calibration.
 pub struct CalibrateOptions<'a> {
-    /// Ranges from elsewhere (such as a FasterTransformer file's), used instead of calibrating their sites. A rule's
-    /// fixed `amax` wins over them; those of sites that the recipe leaves off are ignored.
+    /// Ranges from another source, such as a FasterTransformer file. Their sites are not calibrated. A fixed
+    /// `amax` of a rule takes precedence over them. Ranges of sites that the recipe disables are ignored.
     pub imported: Option<&'a BTreeMap<Site, f32>>,
-    /// Where the float forward runs. What it shows is counted in host memory, wherever that is.
+    /// The device that runs the float model. Activations are counted in host memory on every device.
     pub device: &'a Device,
-    /// Called after every batch with the images observed so far and the images in all; `Break` stops the calibration.
+    /// Called after every batch with the number of images observed so far and the number of all images. `Break`
+    /// stops the calibration.
     pub progress: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 }
 
-/// What a calibration results in.
+/// The result of a calibration.
 #[derive(Debug)]
 pub struct Calibrated {
-    /// The quantized model. Its provenance has no calibration record yet: only the caller knows the images' names.
+    /// The quantized model. The caller must add the calibration record to its provenance, because only the caller
+    /// knows the images' names.
     pub model: QuantizedModel,
-    /// What was observed, by site: the enabled `s8` activations without an imported or fixed range.
+    /// The histograms of the observed sites: the enabled `s8` activations without an imported or fixed range.
     pub histograms: BTreeMap<Site, Histogram>,
-    /// SHA-256 over the pixels ([`Batch::pixels`]) of the images in the order seen, hexadecimal.
+    /// SHA-256 of the pixel bytes ([`Batch::pixels`]) of all batches in the order in which they were read,
+    /// hexadecimal. It is the hash of no bytes if no image was read.
     pub pixels_sha256: String,
-    /// Positions of the images in the data set's full list, in the order seen. Empty where no site needed an image.
+    /// Positions of the images in the data set's full list, in the order in which they were read. Empty if no
+    /// site had to be observed.
     pub ids: Vec<usize>,
 }
 
-/// Images per forward in host memory: small tensors stay in the cache.
-const FORWARD: usize = 2;
-/// Images per forward on another device, whose units want work, and whose memory is finite.
-const FORWARD_ON_DEVICE: usize = 16;
+/// Images per forward on the CPU. The number is small so that tensors stay in the cache.
+const IMAGES_PER_FORWARD: usize = 2;
+/// Images per forward on a GPU: enough to occupy it, few enough for its memory.
+const IMAGES_PER_GPU_FORWARD: usize = 16;
 
-/// Calibrates `model` for `recipe` on every batch of epoch 0 of `source`, and quantizes it.
+/// Calibrates `model` for `recipe` on all batches of epoch 0 of `source`, and quantizes it.
 ///
-/// The range of a site comes from its rule's `amax`, else from the imported ranges, else from its rule's calibrator over
-/// all values that the float forward passes through it. Where every range comes from elsewhere no image is read. Another
-/// device rounds the forward otherwise, and no more than that: its ranges are the same to a few f32 roundings.
+/// The range of a site is the `amax` of its rule if there is one, else the imported range. Otherwise the
+/// calibrator of its rule chooses the range from all values that the float model passes through the site. If no
+/// site has to be observed, no image is read. Other devices differ from the CPU by f32 rounding only.
 ///
 /// # Errors
-/// [`CalibError::Interrupted`] when asked to stop; [`CalibError::NoImages`] for an empty source; a NaN or infinity in an
-/// observed activation and a range that cannot be one, naming the site; everything that [`quantize`] refuses.
+/// - [`CalibError::Batch`] if the source fails, [`CalibError::NoImages`] if it has no image.
+/// - [`CalibError::Interrupted`] if `options.progress` returns `Break`.
+/// - [`CalibError::Range`] for an unusable range, [`CalibError::Unseen`] for a site without values, and
+///   [`CalibError::Float`] for a NaN or infinity in an observed activation. The error names the site.
+/// - The errors of [`quantize`].
 pub fn calibrate(
     model: &FloatModel,
     recipe: &Recipe,
@@ -62,35 +70,35 @@ pub fn calibrate(
 ) -> Result<Calibrated, CalibError> {
     let mut ranges = options.imported.cloned().unwrap_or_default();
     let table = recipe.resolve(&model.config)?;
-    let to_observe = |(site, spec): &&(Site, SiteSpec)| {
+    let needs_observation = |(site, spec): &&(Site, SiteSpec)| {
         spec.needs_scale(*site) && spec.amax.is_none() && !ranges.contains_key(site)
     };
     let observed: Vec<(Site, Calibrator)> =
-        table.iter().filter(to_observe).map(|(site, spec)| (*site, spec.calibrator)).collect();
+        table.iter().filter(needs_observation).map(|(site, spec)| (*site, spec.calibrator)).collect();
     let observe = Observe::new(observed.iter().map(|(site, _)| *site));
-    let mut pass = Pass { observe, hash: Sha256::new(), ids: Vec::new() };
+    let mut run = Run { observe, hash: Sha256::new(), ids: Vec::new() };
     if !observed.is_empty() {
-        pass.run(model, options.device, source, options.progress)?;
+        run.all_batches(model, options.device, source, options.progress)?;
     }
-    let histograms = pass.observe.into_histograms();
+    let histograms = run.observe.into_histograms();
     ranges.extend(choose_ranges(&observed, &histograms)?);
     Ok(Calibrated {
         model: quantize(model, recipe, &ranges)?,
         histograms,
-        pixels_sha256: pass.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
-        ids: pass.ids,
+        pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
+        ids: run.ids,
     })
 }
 
-/// One pass over the images.
-struct Pass {
+/// A run of the float model over the images.
+struct Run {
     observe: Observe,
     hash: Sha256,
     ids: Vec<usize>,
 }
 
-impl Pass {
-    fn run(
+impl Run {
+    fn all_batches(
         &mut self,
         model: &FloatModel,
         device: &Device,
@@ -101,7 +109,7 @@ impl Pass {
         let total = source.images();
         for index in 0..source.batches() {
             let batch = source.batch(0, index).map_err(|source| CalibError::Batch { index, source })?;
-            self.batch(model, &swin, &batch)?;
+            self.one_batch(model, &swin, &batch)?;
             if progress(self.ids.len(), total).is_break() {
                 return Err(CalibError::Interrupted { images: self.ids.len() });
             }
@@ -109,16 +117,17 @@ impl Pass {
         if self.ids.is_empty() { Err(CalibError::NoImages) } else { Ok(()) }
     }
 
-    fn batch(&mut self, model: &FloatModel, swin: &Swin, batch: &Batch) -> Result<(), CalibError> {
+    fn one_batch(&mut self, model: &FloatModel, swin: &Swin, batch: &Batch) -> Result<(), CalibError> {
         if batch.is_empty() {
             return Ok(());
         }
         let images = swin.images(batch, &model.transform)?;
-        // Histograms do not depend on how the images are grouped.
-        let forward = if images.device().is_cpu() { FORWARD } else { FORWARD_ON_DEVICE };
-        for first in (0..batch.len()).step_by(forward) {
+        // The histograms do not depend on the number of images per forward.
+        let cpu = images.device().is_cpu();
+        let per_forward = if cpu { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD };
+        for first in (0..batch.len()).step_by(per_forward) {
             let images =
-                images.narrow(0, first, forward.min(batch.len() - first)).map_err(FloatError::from)?;
+                images.narrow(0, first, per_forward.min(batch.len() - first)).map_err(FloatError::from)?;
             swin.forward(&images, &mut self.observe)?;
         }
         self.hash.update(&batch.pixels);
@@ -127,7 +136,7 @@ impl Pass {
     }
 }
 
-/// The range of every observed site.
+/// Chooses the range of every observed site by its calibrator.
 fn choose_ranges(
     observed: &[(Site, Calibrator)],
     histograms: &BTreeMap<Site, Histogram>,

@@ -1,45 +1,45 @@
-//! What can go wrong between a float model and a quantized one.
+//! Errors of calibration and quantization.
 
 use swinq_float::FloatError;
 use swinq_model::{BoxError, Calibrator, ModelError, Site};
 
-/// An error of this crate. Every message names the site, tensor or batch at fault and what to do about it.
+/// An error of this crate. The message names the site, tensor or batch at fault, and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibError {
-    /// A range was asked of a histogram that holds no value.
+    /// A calibrator was given a histogram without values.
     #[error("no value was observed, so there is no range to choose; calibrate on at least one image")]
     Empty,
-    /// A value to be counted is NaN or infinite.
+    /// A value to count is NaN or infinite.
     #[error("value {value} at flat index {index}; only finite values can be observed")]
     NotFinite {
         /// The value.
         value: f32,
-        /// Its position in the slice given.
+        /// Its position in the slice.
         index: usize,
     },
-    /// The calibrator chose a range that cannot be one.
+    /// The calibrator chose an unusable range.
     #[error(
         "site {site}: calibrator {calibrator} chose amax {amax} (the largest magnitude seen is {max}, and {zeros} of \
          {count} values are zero), but a range must be positive and so large that 127 / amax is finite; use another \
-         calibrator for this site (`max` where most values are zero), calibrate on images that reach it, or disable \
-         it with a rule"
+         calibrator for this site (`max` if most values are zero), calibrate on images that give it larger values, or \
+         disable it with a rule"
     )]
     Range {
         /// The site.
         site: Site,
-        /// What chose the range.
+        /// The calibrator.
         calibrator: Calibrator,
         /// The range it chose.
         amax: f32,
         /// The largest magnitude seen.
         max: f32,
-        /// Values that are exactly zero.
+        /// Number of values that are exactly zero.
         zeros: u64,
-        /// Values seen.
+        /// Number of values seen.
         count: u64,
     },
-    /// The calibration never reached a site that needs a range.
+    /// No value passed through a site that needs a range.
     #[error(
         "site {site} is enabled but the forward never passed a value through it; disable it with a rule, or give it a \
          fixed `amax`"
@@ -48,7 +48,7 @@ pub enum CalibError {
         /// The site.
         site: Site,
     },
-    /// Ranges were given for a site that the model does not have.
+    /// A range was given for a site that the model does not have.
     #[error(
         "a range was given for site {site}, which {config} does not have; take the ranges from a file of the same \
          architecture"
@@ -59,14 +59,14 @@ pub enum CalibError {
         /// Name of the model's configuration.
         config: String,
     },
-    /// A weight cannot be quantized as its site says.
+    /// A weight cannot be quantized with the settings of its site.
     #[error("weight of shape {shape:?}, output channel {channel}: {problem}")]
     Weight {
         /// Shape of the weight.
         shape: Vec<usize>,
-        /// Output channel at fault (0 where there is one scale in all).
+        /// Output channel at fault; 0 if the whole tensor has one scale.
         channel: usize,
-        /// What is wrong with it and what to do.
+        /// What is wrong with it, and the next step.
         problem: String,
     },
     /// The weight of a site cannot be quantized.
@@ -77,24 +77,24 @@ pub enum CalibError {
         /// What is wrong with its weight.
         source: Box<CalibError>,
     },
-    /// There is no image to calibrate on.
+    /// The source has no image.
     #[error("the calibration set has no image; give a larger --batches or another --data-path")]
     NoImages,
-    /// The data set failed.
+    /// The source failed to deliver a batch.
     #[error("calibration batch {index}: {source}")]
     Batch {
         /// Index of the batch.
         index: usize,
-        /// What the data set met.
+        /// The source's error.
         source: BoxError,
     },
-    /// The progress callback asked to stop.
+    /// The progress callback stopped the calibration.
     #[error("interrupted after {images} images; nothing was written")]
     Interrupted {
-        /// Images observed until then.
+        /// Number of images observed before.
         images: usize,
     },
-    /// The model or its recipe is at fault.
+    /// An error of the model or of its recipe.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The float forward failed.

@@ -1,9 +1,10 @@
-//! Streaming histograms of magnitudes, in bounded memory, that merge exactly.
+//! Streaming histograms of magnitudes that take bounded memory and merge exactly.
 //!
-//! Bin `i` counts the values with `i w <= |x| < (i + 1) w`. The width `w` is the power of two for which the largest
-//! magnitude seen falls into the upper half of the [`BINS`] bins, so it is a function of that magnitude alone; and
-//! since `floor(|x| / 2w) = floor(floor(|x| / w) / 2)`, bins of one width merge exactly into bins of a larger one.
-//! Hence a histogram depends on the values only: never on their order, nor on how they were split and merged.
+//! Bin `i` counts the values `x` with `i w <= |x| < (i + 1) w`. The width `w` is the power of two for which the
+//! largest magnitude seen is in the upper half of the [`BINS`] bins, so it depends on that magnitude alone.
+//! Because `floor(|x| / 2w) = floor(floor(|x| / w) / 2)`, bins of one width merge exactly into bins of a larger
+//! width. A histogram therefore depends only on the values, not on their order or on how they were split and
+//! merged.
 
 use rayon::prelude::*;
 
@@ -13,25 +14,28 @@ mod count;
 
 use count::Counter;
 
-/// Number of bins. At least half of them lie below the largest magnitude seen (more than 2048 ranges to choose from).
+/// Number of bins. At least half of them are below the largest magnitude seen.
 pub const BINS: usize = 1 << LOG2_BINS;
+/// Binary logarithm of [`BINS`].
 const LOG2_BINS: i32 = 12;
 
-/// Smallest exponent of a width: that of the smallest normal f32 as largest magnitude. A histogram of subnormal
-/// values only uses fewer bins; no such range is usable (its 127 / amax is not finite).
+/// Smallest exponent of a width: the one for the smallest normal f32 as largest magnitude. A histogram of only
+/// subnormal values uses fewer bins, which does no harm: such a range is unusable because 127 / amax is not
+/// finite.
 const MIN_EXPONENT: i32 = f32::MIN_EXP - LOG2_BINS;
 
-/// Values counted between two flushes of the 32-bit counters.
+/// Maximum number of values in 32-bit counters before they are added to the 64-bit ones.
 const PIECE: usize = 1 << 30;
-/// Fewest values that are worth a thread.
+/// Minimum number of values per thread.
 const MIN_SHARE: usize = 1 << 16;
 
-/// Counts of magnitudes: [`BINS`] bins, the exact largest magnitude, and how many values are exactly zero.
+/// Counts of magnitudes in [`BINS`] bins, the exact largest magnitude, and the number of exact zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: Vec<u64>,
     zeros: u64,
     count: u64,
+    /// Bits of the largest magnitude.
     max_bits: u32,
 }
 
@@ -42,15 +46,15 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// A histogram of no values.
+    /// A histogram without values.
     pub fn new() -> Histogram {
         Histogram { counts: vec![0; BINS], zeros: 0, count: 0, max_bits: 0 }
     }
 
-    /// Counts `values`, on all threads of the current rayon pool.
+    /// Counts `values` on all threads of the current rayon pool.
     ///
     /// # Errors
-    /// [`CalibError::NotFinite`] with the first NaN or infinity; nothing is counted then.
+    /// [`CalibError::NotFinite`] for the first NaN or infinity. Nothing is counted then.
     pub fn add(&mut self, values: &[f32]) -> Result<(), CalibError> {
         let mut sum = Histogram::new();
         for (index, piece) in values.chunks(PIECE).enumerate() {
@@ -69,7 +73,7 @@ impl Histogram {
         Ok(())
     }
 
-    /// Adds the counts of `other`: afterwards `self` equals a histogram of the values of both, bit for bit.
+    /// Adds the counts of `other`. The result equals a histogram of the values of both, bit for bit.
     pub fn merge(&mut self, other: &Histogram) {
         let max_bits = self.max_bits.max(other.max_bits);
         coarsen(&mut self.counts, exponent(max_bits) - exponent(self.max_bits));
@@ -82,43 +86,44 @@ impl Histogram {
         self.max_bits = max_bits;
     }
 
-    /// The largest magnitude seen, exactly; 0 where there is none.
+    /// The exact largest magnitude; 0 if there is no value.
     pub fn max(&self) -> f32 {
         f32::from_bits(self.max_bits)
     }
 
-    /// Number of values seen.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Number of values seen that are exactly zero (they are among those of the first bin).
+    /// Number of values that are exactly zero. The first bin counts them, too.
     pub fn zeros(&self) -> u64 {
         self.zeros
     }
 
-    /// Whether no value was seen.
+    /// Whether there is no value.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Width of a bin, a power of two: at most `max / 2048` for a normal [`Histogram::max`].
+    /// Width of a bin, a power of two. It is at most `max / 2048` if [`Histogram::max`] is a normal number.
     pub fn width(&self) -> f64 {
         2f64.powi(exponent(self.max_bits))
     }
 
-    /// Counts of the bins up to the one that holds [`Histogram::max`], whose count is not zero. Empty where the
-    /// histogram is.
+    /// Counts of the bins up to the one that holds [`Histogram::max`], whose count is therefore not zero. Empty
+    /// if there is no value.
     pub fn counts(&self) -> &[u64] {
         &self.counts[..self.used()]
     }
 
-    /// Lower edge of the bin after bin `i`, or the largest magnitude where that is less.
+    /// Upper edge of bin `i`, but at most the largest magnitude.
     pub(crate) fn upper_edge(&self, i: usize) -> f32 {
         let edge = (i + 1) as f64 * self.width();
         if edge < f64::from(self.max()) { edge as f32 } else { self.max() }
     }
 
+    /// Number of bins up to the one that holds the largest magnitude.
     fn used(&self) -> usize {
         match self.count {
             0 => 0,
@@ -127,18 +132,18 @@ impl Histogram {
     }
 }
 
-/// Exponent of the width that belongs to a largest magnitude, given by its bits.
+/// Exponent of the bin width for a largest magnitude, given by its bits.
 fn exponent(max_bits: u32) -> i32 {
     let unbiased = (max_bits >> 23) as i32 - 127;
     (unbiased + 1 - LOG2_BINS).max(MIN_EXPONENT)
 }
 
-/// The bin that bin `i` becomes part of where the width grows `2^shift` times.
+/// The bin that includes bin `i` after the width has grown by the factor `2^shift`.
 fn shifted(i: usize, shift: i32) -> usize {
     i >> shift.min(LOG2_BINS)
 }
 
-/// Merges neighbouring bins, for a width `2^shift` times as large.
+/// Merges neighbouring bins so that the width grows by the factor `2^shift`.
 fn coarsen<T: Copy + Default + std::ops::AddAssign>(counts: &mut [T], shift: i32) {
     if shift == 0 {
         return;
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_and_zeros_only() {
+    fn histograms_of_no_values_and_of_zeros() {
         let none = of(&[]);
         assert!(none.is_empty() && none.counts().is_empty());
         assert_eq!(none, Histogram::new());
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_finite_is_named_and_nothing_is_counted() {
+    fn a_non_finite_value_is_named_and_nothing_is_counted() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
             let mut histogram = of(&[1.0, 2.0]);
             let before = histogram.clone();

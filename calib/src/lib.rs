@@ -1,8 +1,7 @@
 //! Post-training quantization: observes activations on images, chooses their ranges, and quantizes the weights.
 //!
-//! [`calibrate`] does all of it, from a float model, a recipe and a source of images to a
-//! [`QuantizedModel`](swinq_model::QuantizedModel); its parts ([`Histogram`], [`amax`], [`quantize_weight`], [`Observe`],
-//! [`quantize`]) can be used alone.
+//! [`calibrate`] makes a [`QuantizedModel`](swinq_model::QuantizedModel) from a float model, a recipe and a source of
+//! images. Its parts can be used alone: [`Histogram`], [`amax`], [`quantize_weight`], [`Observe`] and [`quantize`].
 
 mod calibrate;
 pub mod calibrator;

@@ -1,4 +1,4 @@
-//! Recording activations during the float forward.
+//! Counting of activations during the float forward.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use swinq_model::{ModelError, Site};
 use crate::error::CalibError;
 use crate::histogram::Histogram;
 
-/// Counts the magnitudes of chosen sites during a forward and changes nothing. At a `probs` site it counts the softmax.
+/// Counts the magnitudes at chosen sites during a forward without changing the values. At a `probs` site it
+/// counts the softmax's results.
 pub struct Observe {
     histograms: BTreeMap<Site, Histogram>,
 }
@@ -20,17 +21,17 @@ impl Observe {
         Observe { histograms: sites.into_iter().map(|site| (site, Histogram::new())).collect() }
     }
 
-    /// What was counted, by site.
+    /// The histograms, by site.
     pub fn histograms(&self) -> &BTreeMap<Site, Histogram> {
         &self.histograms
     }
 
-    /// What was counted, by site.
+    /// The histograms, by site.
     pub fn into_histograms(self) -> BTreeMap<Site, Histogram> {
         self.histograms
     }
 
-    /// Counts `x` in host memory, where it is copied to if it is elsewhere.
+    /// Counts `x` if `site` is observed. A tensor on another device is copied to host memory first.
     fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
         let x = x.contiguous()?.to_device(&Device::Cpu)?;
@@ -42,10 +43,11 @@ impl Observe {
     }
 }
 
+/// The error for a value that is not finite, with the next step.
 fn refused(site: Site, error: &CalibError) -> FloatError {
     let problem = format!(
-        "{error}; the float model overflows or its checkpoint or preprocessing is wrong: check that it classifies with \
-         `swinq eval` before calibrating"
+        "{error}; the float model overflows, or its checkpoint or preprocessing is wrong; check its accuracy with \
+         `swinq eval` before you calibrate"
     );
     ModelError::site(site, problem).into()
 }

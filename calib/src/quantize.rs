@@ -1,4 +1,4 @@
-//! From a float model, a recipe and ranges to a quantized model.
+//! Quantization of a float model with a recipe and ranges.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,23 @@ use swinq_model::{ModelError, QuantizedModel, Recipe, Site, SiteSpec, all_linear
 use crate::error::CalibError;
 use crate::weight::quantize_weight;
 
-/// Applies `recipe` to `model`: every enabled weight in INT8 ([`quantize_weight`]), every enabled `s8` activation with
-/// its range, from its rule's `amax` if there is one, else from `ranges`. Ranges of sites that the recipe leaves off
-/// are ignored. The result is validated; its provenance has no calibration.
+/// Applies `recipe` to `model`.
+///
+/// Every enabled weight becomes INT8 ([`quantize_weight`]). Every enabled `s8` activation gets its range: the
+/// `amax` of its rule if there is one, else the range in `ranges`. Ranges of sites that the recipe disables are
+/// ignored. The result is validated. Its provenance has no calibration record.
 ///
 /// # Errors
-/// A recipe or parameters that do not fit the model; a range that is missing, that cannot be one, or that is for a site
-/// the model does not have; a weight that cannot be quantized as its site says.
+/// - [`CalibError::Model`] if the recipe or the parameters do not fit the model, or a range is missing or unusable.
+/// - [`CalibError::UnknownSite`] for a range of a site that the model does not have.
+/// - [`CalibError::WeightSite`] for a weight that cannot be quantized with the settings of its site.
 pub fn quantize(
     model: &FloatModel,
     recipe: &Recipe,
     ranges: &BTreeMap<Site, f32>,
 ) -> Result<QuantizedModel, CalibError> {
     let mut quantized = QuantizedModel::from_float(model)?;
-    quantized.sites = states(model, recipe, ranges)?;
+    quantized.sites = site_states(model, recipe, ranges)?;
     quantized.recipe = recipe.clone();
     for linear in all_linears(&model.config) {
         let site = Site::Weight(linear);
@@ -37,7 +40,8 @@ pub fn quantize(
     Ok(quantized)
 }
 
-fn states(
+/// The state of every site: its settings and, if it needs a scale, its range.
+fn site_states(
     model: &FloatModel,
     recipe: &Recipe,
     ranges: &BTreeMap<Site, f32>,
@@ -48,13 +52,14 @@ fn states(
     }
     let state = |(site, spec): (Site, SiteSpec)| {
         let given = spec.amax.or(ranges.get(&site).copied());
-        let amax = if spec.needs_scale(site) { Some(range(site, given)?) } else { None };
+        let amax = if spec.needs_scale(site) { Some(check_given(site, given)?) } else { None };
         Ok((site, SiteState { spec, amax }))
     };
     table.into_iter().map(state).collect()
 }
 
-fn range(site: Site, given: Option<f32>) -> Result<f32, ModelError> {
+/// Refuses a missing or unusable range.
+fn check_given(site: Site, given: Option<f32>) -> Result<f32, ModelError> {
     let amax = given.ok_or_else(|| {
         ModelError::site(
             site,

@@ -8,19 +8,20 @@ use crate::calibrator::amax_for_codes;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
 
-/// The largest code of a weight site: 127 for 8 bits, 7 for 4.
+/// The largest code `Q` of a weight site: 127 for 8 bits, 7 for 4.
 pub fn largest_code(spec: &SiteSpec) -> u8 {
     if spec.bits == 4 { 7 } else { 127 }
 }
 
-/// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` 127 (8 bits) or 7 (4 bits) and `amax` chosen
-/// by the site's calibrator from the magnitudes of each output channel, or of the whole tensor.
+/// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` of [`largest_code`].
 ///
-/// A channel of zeros, or of values so small that `1 / s` is not finite (below 4e-37), has scale 1.
+/// The site's calibrator chooses `amax` from the magnitudes of each output channel or of the whole tensor,
+/// depending on the site's granularity. If the largest magnitude is zero or so small that the reciprocal of its
+/// `s` is not finite, the scale is 1.
 ///
 /// # Errors
-/// [`CalibError::Weight`] for values that are not finite, and where the calibrator chooses 0 for a channel that has
-/// other values.
+/// [`CalibError::Weight`] if a value is not finite, or if the calibrator chooses an unusable range, such as 0,
+/// for a channel with larger values.
 pub fn weight_scales(weight: &HostTensor, spec: &SiteSpec) -> Result<Vec<f32>, CalibError> {
     let (_, columns) = weight.matrix();
     let scale = |(channel, values): (usize, &[f32])| {
@@ -37,43 +38,48 @@ pub fn weight_scales(weight: &HostTensor, spec: &SiteSpec) -> Result<Vec<f32>, C
     }
 }
 
+/// The scale of the values of one channel or tensor; the error is the problem and the next step.
 fn channel_scale(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f32, String> {
     if let Some(value) = values.iter().find(|v| !v.is_finite()) {
-        return Err(format!("holds {value}; the checkpoint is damaged or its training diverged"));
+        return Err(format!(
+            "holds {value}; use another checkpoint, because this one is damaged or its training diverged"
+        ));
     }
     let max = values.iter().fold(0f32, |max, v| max.max(v.abs()));
-    let step = |amax: f32| amax / f32::from(largest_code);
-    if !step(max).recip().is_finite() {
+    let scale = |amax: f32| amax / f32::from(largest_code);
+    if !scale(max).recip().is_finite() {
         return Ok(1.0);
     }
-    let amax = if calibrator == Calibrator::Max { max } else { chosen(values, calibrator, largest_code)? };
-    if !step(amax).recip().is_finite() {
+    let amax =
+        if calibrator == Calibrator::Max { max } else { choose_amax(values, calibrator, largest_code)? };
+    if !scale(amax).recip().is_finite() {
         return Err(format!(
             "calibrator {calibrator} chose amax {amax}, but the largest magnitude is {max}; use `max` for this weight"
         ));
     }
-    Ok(step(amax))
+    Ok(scale(amax))
 }
 
-fn chosen(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f32, String> {
+/// The range that `calibrator` chooses from the magnitudes of `values`.
+fn choose_amax(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Result<f32, String> {
     let mut histogram = Histogram::new();
     histogram.add(values).map_err(|e| e.to_string())?;
     amax_for_codes(&histogram, calibrator, largest_code).map_err(|e| e.to_string())
 }
 
-/// Quantizes `weight` (output channels first) as its site says: scales by [`weight_scales`], codes
-/// `round_ties_even(clamp(w * r, -Q, Q))` with the f32 reciprocal `r = 1 / s`.
+/// Quantizes `weight` (output channels first) with the settings of its site.
 ///
-/// A channel without a usable range (see [`weight_scales`]) has scale 1, hence codes 0.
+/// The scales are those of [`weight_scales`]. The codes are `round_ties_even(clamp(w * r, -Q, Q))` with the f32
+/// reciprocal `r = 1 / s`.
 ///
 /// # Errors
-/// Those of [`weight_scales`].
+/// The errors of [`weight_scales`].
 pub fn quantize_weight(weight: &HostTensor, spec: &SiteSpec) -> Result<Int8Weight, CalibError> {
     Ok(quantize_by_scales(weight, weight_scales(weight, spec)?, largest_code(spec)))
 }
 
-/// The codes of `weight` (output channels first) under given scales, one in all or one per output channel, none beyond
-/// `largest_code`: those of [`quantize_weight`].
+/// Quantizes `weight` (output channels first) with given scales: one for the whole tensor, or one per output
+/// channel. The codes are computed as in [`quantize_weight`].
 pub fn quantize_by_scales(weight: &HostTensor, scales: Vec<f32>, largest_code: u8) -> Int8Weight {
     let limit = f32::from(largest_code);
     let run = weight.data.len().checked_div(scales.len()).unwrap_or(0).max(1);

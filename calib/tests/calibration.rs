@@ -1,4 +1,4 @@
-//! Whole calibrations of a small random Swin.
+//! Complete calibrations of a small random Swin.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -99,7 +99,7 @@ fn site(name: &str) -> Site {
     name.parse().unwrap()
 }
 
-/// Keeps every value of every activation, and of the softmax.
+/// Keeps all values of all activations and of the softmax.
 #[derive(Default)]
 struct Keep(BTreeMap<Site, Vec<f32>>);
 
@@ -127,7 +127,7 @@ impl Sites for Keep {
 }
 
 #[test]
-fn ranges_are_those_of_the_values_that_passed() {
+fn ranges_come_from_all_values_of_a_site() {
     let model = model();
     let swin = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
     let mut keep = Keep::default();
@@ -148,7 +148,7 @@ fn ranges_are_those_of_the_values_that_passed() {
             let histogram = &calibrated.histograms[site];
             assert_eq!(histogram.count(), values.len() as u64, "{site}");
             assert_eq!(histogram.max(), values.iter().fold(0f32, |m, v| m.max(v.abs())), "{site}");
-            // Percentile 99.99 of fewer than 10000 values is the largest; of more, at least 99.99 % lie within.
+            // At least 99.99 % of the values are within the range that percentile 99.99 chooses.
             let within = values.iter().filter(|v| v.abs() <= chosen).count();
             assert!(within as f64 >= 0.9999 * values.len() as f64 && chosen <= histogram.max(), "{site}");
         }
@@ -160,7 +160,7 @@ fn ranges_are_those_of_the_values_that_passed() {
 }
 
 #[test]
-fn observing_changes_nothing_and_quantizing_little() {
+fn observing_keeps_the_logits_and_quantizing_nearly_keeps_them() {
     let model = model();
     let swin = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
     let images = swin.images(&Images(3).batch(0, 0).unwrap(), &model.transform).unwrap();
@@ -190,7 +190,7 @@ fn a_calibration_repeats_bit_for_bit() {
 }
 
 #[test]
-fn fixed_ranges_win_over_imported_ones_and_those_over_calibrated_ones() {
+fn fixed_ranges_precede_imported_ranges_which_precede_calibrated_ranges() {
     let model = model();
     let (fixed, imported) = (site("layers.0.blocks.0.attn.q"), site("layers.0.blocks.0.attn.k"));
     let rule = Rule { pattern: fixed.to_string(), amax: Some(2.5), ..Rule::default() };
@@ -212,7 +212,7 @@ fn fixed_ranges_win_over_imported_ones_and_those_over_calibrated_ones() {
 }
 
 #[test]
-fn no_image_is_read_where_every_range_is_given() {
+fn no_image_is_read_if_every_range_is_given() {
     let model = model();
     let first = run(&model, &shipped("default"), 3).unwrap();
     let ranges: BTreeMap<Site, f32> =
@@ -228,7 +228,7 @@ fn no_image_is_read_where_every_range_is_given() {
 }
 
 #[test]
-fn progress_is_reported_and_can_stop_it() {
+fn progress_is_reported_and_can_stop_the_calibration() {
     let (model, mut seen) = (model(), Vec::new());
     let mut progress = |done, total| {
         seen.push((done, total));
@@ -241,7 +241,7 @@ fn progress_is_reported_and_can_stop_it() {
 }
 
 #[test]
-fn bad_state_is_refused_by_name() {
+fn invalid_models_and_ranges_are_refused_by_name() {
     let refused = |result: Result<Calibrated, CalibError>, words: &[&str]| {
         let message = result.unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
@@ -270,7 +270,7 @@ fn bad_state_is_refused_by_name() {
 }
 
 #[test]
-fn ranges_that_cannot_be_scales_are_refused() {
+fn unusable_ranges_are_refused() {
     let model = model();
     let good = run(&model, &shipped("default"), 3).unwrap().model;
     let ranges: BTreeMap<Site, f32> =

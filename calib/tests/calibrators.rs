@@ -1,4 +1,4 @@
-//! Calibrators against numpy and against brute force over plain loops.
+//! Calibrators against numpy and against their definitions in plain loops.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn histogram(values: &[f32]) -> Histogram {
     histogram
 }
 
-/// The bins as a plain f64 loop over the values makes them.
+/// The bins without exact zeros, computed by a plain f64 loop.
 fn bins(values: &[f32], width: f64) -> Vec<f64> {
     let mut bins = Vec::new();
     for v in values.iter().filter(|v| **v != 0.0) {
@@ -31,9 +31,9 @@ fn percentiles_agree_with_numpy_within_a_bin() {
         for [p, higher, linear] in sample.percentiles {
             let chosen = f64::from(amax(&histogram, Calibrator::Percentile(p)).unwrap());
             let above = chosen - higher;
-            // The upper edge of the bin that holds numpy's answer: never below it, at most a bin above.
+            // The range is the upper edge of the bin that holds numpy's result, so it exceeds that by at most a bin.
             assert!(above >= 0.0 && above <= width, "{} {p}: {chosen} {higher} {width}", sample.name);
-            // Interpolation lies below `higher` by at most one gap between neighbouring values.
+            // numpy's interpolated percentile is at most `higher`, less by at most one gap between values.
             assert!(chosen >= linear, "{} {p}: {chosen} {linear}", sample.name);
             if p <= 99.0 {
                 assert!(
@@ -47,14 +47,14 @@ fn percentiles_agree_with_numpy_within_a_bin() {
     }
 }
 
-/// Squared error of quantizing bin centers, by the definition.
+/// Squared error of quantizing the bin centers, by its definition.
 fn mse_cost(bins: &[f64], width: f64, amax: f64, largest_code: f64) -> f64 {
-    let step = amax / largest_code;
+    let scale = amax / largest_code;
     let mut sum = 0.0;
     for (i, n) in bins.iter().enumerate() {
         let x = (i as f64 + 0.5) * width;
-        let code = (x / step).round_ties_even().clamp(-largest_code, largest_code);
-        sum += n * (x - code * step).powi(2);
+        let code = (x / scale).round_ties_even().clamp(-largest_code, largest_code);
+        sum += n * (x - code * scale).powi(2);
     }
     sum
 }
@@ -83,7 +83,7 @@ fn mse_is_the_brute_force_minimum() {
             let chosen = amax_for_codes(&histogram, Calibrator::Mse, largest_code).unwrap();
             let cost = mse_cost(&bins, width, f64::from(chosen), q);
             assert!((cost - least).abs() <= 1e-9 * least, "{} {largest_code}: {cost} {least}", sample.name);
-            // Better than not clipping, unless that is what it chose.
+            // The chosen range is better than the largest magnitude, unless it is that magnitude.
             assert!(f64::from(chosen) == max || cost < mse_cost(&bins, width, max, q), "{}", sample.name);
         }
     }
@@ -94,10 +94,10 @@ fn mse_over_bins_is_close_to_the_minimum_over_the_values() {
     for sample in common::samples().iter().filter(|s| s.name != "half_constant") {
         let histogram = histogram(&sample.values);
         let error = |amax: f64| -> f64 {
-            let step = amax / 127.0;
+            let scale = amax / 127.0;
             let one = |v: &f32| {
                 let x = f64::from(v.abs());
-                (x - (x / step).round_ties_even().min(127.0) * step).powi(2)
+                (x - (x / scale).round_ties_even().min(127.0) * scale).powi(2)
             };
             sample.values.iter().map(one).sum()
         };
@@ -108,7 +108,7 @@ fn mse_over_bins_is_close_to_the_minimum_over_the_values() {
     }
 }
 
-/// `KL(P || R)` of keeping `kept` bins, by the definition: both distributions written out.
+/// `KL(P || R)` of the candidate that keeps `kept` bins, with both distributions computed by their definitions.
 fn divergence(bins: &[f64], kept: usize, groups: usize) -> f64 {
     let mut p = bins[..kept].to_vec();
     p[kept - 1] += bins[kept..].iter().sum::<f64>();
@@ -139,7 +139,8 @@ fn entropy_is_the_brute_force_minimum() {
         let chosen = f64::from(amax_for_codes(&histogram, Calibrator::Entropy, largest_code).unwrap());
         let kept = if chosen == max { bins.len() } else { (chosen / width).round() as usize };
         let got = divergence(&bins, kept, groups);
-        // Every candidate is checked where it is dense; a sample of them elsewhere (the definition is slow).
+        // The definition is slow, so every candidate is checked for one sample only, and every seventh for the
+        // others.
         let step = if sample.name == "gaussian" { 1 } else { 7 };
         let least = (groups..=bins.len())
             .step_by(step)
@@ -149,7 +150,7 @@ fn entropy_is_the_brute_force_minimum() {
     }
 }
 
-/// `count` values of the distribution `shape` of a gaussian variable.
+/// `count` values `shape(x)` of a Gaussian variable `x`.
 fn generated(count: usize, shape: impl Fn(f64) -> f64) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {
@@ -190,17 +191,17 @@ fn one_repeated_value_is_its_own_range() {
         for calibrator in [Calibrator::Max, Calibrator::Percentile(99.99), Calibrator::Entropy] {
             assert_eq!(amax(&histogram, calibrator).unwrap(), value.abs(), "{calibrator}");
         }
-        // Within the resolution of a bin, whichever multiple of a step comes nearest.
+        // mse sees the bin's center instead of the value, so it restores the value within a bin's width.
         let chosen = f64::from(amax(&histogram, Calibrator::Mse).unwrap());
         let x = f64::from(value.abs());
-        let step = chosen / 127.0;
-        let restored = (x / step).round_ties_even().min(127.0) * step;
+        let scale = chosen / 127.0;
+        let restored = (x / scale).round_ties_even().min(127.0) * scale;
         assert!((restored - x).abs() <= histogram.width(), "{value}: {chosen}");
     }
 }
 
 #[test]
-fn zeros_and_no_values() {
+fn zeros_are_handled_and_empty_histograms_refused() {
     let mut values = vec![0.0f32; 9999];
     values.push(2.0);
     let mostly_zero = histogram(&values);

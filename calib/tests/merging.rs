@@ -1,4 +1,4 @@
-//! Histograms depend on the values only, not on their order or on how they were split and merged.
+//! Histograms depend only on the values, not on their order or on how they were split and merged.
 
 use proptest::prelude::*;
 use swinq_calib::Histogram;
@@ -9,7 +9,7 @@ fn histogram(values: &[f32]) -> Histogram {
     histogram
 }
 
-/// Values over many magnitudes, zeros and powers of two (the edges of bins) among them.
+/// Values of many magnitudes, including zeros and powers of two, which are edges of bins.
 fn value() -> impl Strategy<Value = f32> {
     prop_oneof![
         Just(0.0f32),
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn bins_are_what_division_says(values in prop::collection::vec(value(), 1..300)) {
+    fn bins_equal_those_of_division(values in prop::collection::vec(value(), 1..300)) {
         let histogram = histogram(&values);
         let mut expected = vec![0u64; histogram.counts().len()];
         for v in &values {

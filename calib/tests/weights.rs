@@ -1,4 +1,4 @@
-//! Quantized weights against the number contract, written out value by value.
+//! Quantized weights against the number contract, value by value.
 
 mod common;
 
@@ -9,7 +9,7 @@ fn spec(bits: u8, granularity: Granularity, calibrator: Calibrator) -> SiteSpec 
     SiteSpec { enabled: true, bits, granularity, calibrator, amax: None, kind: Kind::S8 }
 }
 
-/// Rows of very different ranges, one of them zero and one of subnormal values.
+/// Channels of very different ranges, one of zeros and one of subnormal values.
 fn weight() -> HostTensor {
     let sample = common::samples().swap_remove(2);
     let row = |r: usize| sample.values[r * 240..(r + 1) * 240].iter();
@@ -49,7 +49,7 @@ fn max_per_channel_and_per_tensor_follow_the_contract() {
 }
 
 #[test]
-fn round_trips_within_half_a_step() {
+fn dequantized_weights_differ_by_at_most_half_a_scale() {
     let weight = weight();
     let quantized = quantize_weight(&weight, &spec(8, Granularity::Channel, Calibrator::Max)).unwrap();
     let restored = quantized.dequantize();
@@ -62,7 +62,7 @@ fn round_trips_within_half_a_step() {
 }
 
 #[test]
-fn calibrators_clip_each_channel_by_itself() {
+fn calibrators_choose_a_range_for_each_channel() {
     let weight = weight();
     let of = |calibrator| weight_scales(&weight, &spec(4, Granularity::Channel, calibrator)).unwrap();
     let error = |calibrator| {
@@ -85,7 +85,7 @@ fn calibrators_clip_each_channel_by_itself() {
 }
 
 #[test]
-fn what_cannot_be_quantized_is_refused() {
+fn weights_that_cannot_be_quantized_are_refused() {
     let max = spec(8, Granularity::Channel, Calibrator::Max);
     let refused = quantize_weight(&HostTensor::new([2, 2], vec![0.0, 1.0, f32::NAN, 1.0]), &max);
     assert!(matches!(refused, Err(CalibError::Weight { channel: 1, .. })));

@@ -1,8 +1,8 @@
-//! The range with the least Kullback-Leibler divergence.
+//! The entropy calibrator, as defined in the parent module.
 
 use crate::histogram::Histogram;
 
-/// The minimising range; the histogram's maximum is not zero.
+/// The range with the least Kullback-Leibler divergence. The histogram's maximum must not be zero.
 pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     let mut counts = histogram.counts().to_vec();
     if let [first, second, ..] = counts.as_mut_slice() {
@@ -21,13 +21,14 @@ pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     best
 }
 
-/// Sums over the first `i` bins, for every `i`: they turn the divergence of a candidate into one term per group.
+/// Cumulative sums: entry `i` is the sum over the first `i` bins. With them, the divergence of a candidate takes
+/// one term per group instead of one per bin.
 struct Sums {
-    /// Counts.
+    /// Sum of the counts.
     mass: Vec<u64>,
-    /// Bins that are not empty.
+    /// Number of bins that are not empty.
     filled: Vec<u64>,
-    /// `n ln n`.
+    /// Sum of `n ln n` over the counts `n`.
     entropy: Vec<f64>,
 }
 
@@ -46,15 +47,17 @@ impl Sums {
         sums
     }
 
+    /// Number of bins.
     fn bins(&self) -> usize {
         self.mass.len() - 1
     }
 
-    /// `KL(P || R)` of the candidate that keeps the first `bins` bins; infinite where the last of them is empty but has
-    /// to hold what is beyond.
+    /// `KL(P || R)` of the candidate that keeps the first `bins` bins. It is infinite if the last of them is
+    /// empty and there are counts beyond, which P then adds to a bin that R leaves empty.
     ///
-    /// With `p_j` the counts of P, `T` their sum, `K` the mass kept, and `r_j = mass / filled` of the group of `j`:
-    /// `KL = (sum_j p_j ln p_j - sum_j p_j ln r_j) / T + ln(K / T)`.
+    /// Let `p_j` be the counts of P, `T` their sum, `K` the sum of the first `bins` counts, and `r_j` the mass of
+    /// the group of bin `j` divided by its number of filled bins. Then `KL = (sum_j p_j ln p_j - sum_j p_j ln
+    /// r_j) / T + ln(K / T)`.
     fn divergence(&self, bins: usize, groups: usize) -> f64 {
         let total = self.mass[self.bins()];
         let kept = self.mass[bins];
@@ -78,6 +81,7 @@ impl Sums {
     }
 }
 
+/// `n ln n`, which is 0 for `n = 0`.
 fn n_ln_n(n: f64) -> f64 {
     if n > 0.0 { n * n.ln() } else { 0.0 }
 }

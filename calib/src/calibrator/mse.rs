@@ -1,8 +1,8 @@
-//! The range with the least mean squared quantization error.
+//! The mse calibrator, as defined in the parent module.
 
 use crate::histogram::Histogram;
 
-/// The minimising range; the histogram's maximum is not zero.
+/// The range with the least squared quantization error. The histogram's maximum must not be zero.
 pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     let mut counts = histogram.counts().to_vec();
     counts[0] -= histogram.zeros();
@@ -12,7 +12,7 @@ pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     let (mut best, mut least) = (histogram.max(), f64::INFINITY);
     for bin in candidates(counts.len()).rev() {
         let amax = f64::from(histogram.upper_edge(bin));
-        // What clipping costs only grows as the range shrinks.
+        // The clipping error alone is a lower bound, and it only grows for the smaller ranges that follow.
         if clipping_error(&centers, &weights, amax) > least {
             break;
         }
@@ -24,28 +24,30 @@ pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     best
 }
 
-/// The sum of `weight (x - amax)^2` over `x > amax`.
+/// The error of clipping: the sum of `weight (x - amax)^2` over the centers `x > amax`.
 fn clipping_error(centers: &[f64], weights: &[f64], amax: f64) -> f64 {
     let beyond = centers.partition_point(|x| *x <= amax);
     centers[beyond..].iter().zip(&weights[beyond..]).map(|(x, weight)| weight * (x - amax).powi(2)).sum()
 }
 
-/// The bins whose upper edge is a candidate: those of at most 8 significant bits, and the last.
+/// The bins whose upper edge is a candidate: the last one, and those whose upper edge, in units of the bin width,
+/// has at most 8 significant bits.
 fn candidates(bins: usize) -> impl DoubleEndedIterator<Item = usize> {
     (1..=bins).filter(move |&edge| edge == bins || (edge >> edge.trailing_zeros()) < 256).map(|edge| edge - 1)
 }
 
-/// The sum of `weight (x - s min(Q, round(x / s)))^2`, `s = amax / Q`.
+/// The quantization error: the sum of `weight (x - s min(Q, round(x / s)))^2` over the centers `x`, with `s =
+/// amax / Q`.
 fn squared_error(centers: &[f64], weights: &[f64], amax: f64, largest_code: f64) -> f64 {
-    // Adding and taking away 1.5 * 2^52 rounds a small f64 to an integer, ties to even, in vector instructions that
-    // every target has.
+    // Adding and subtracting 1.5 * 2^52 rounds a small f64 to an integer, ties to even. Every target has vector
+    // instructions for that.
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    let (step, inverse) = (amax / largest_code, largest_code / amax);
+    let (scale, inverse) = (amax / largest_code, largest_code / amax);
     let mut sums = [0.0; 4];
     for (centers, weights) in centers.chunks(4).zip(weights.chunks(4)) {
         for ((sum, &x), &weight) in sums.iter_mut().zip(centers).zip(weights) {
             let code = ((x * inverse).min(largest_code) + ROUND) - ROUND;
-            let error = x - code * step;
+            let error = x - code * scale;
             *sum += weight * error * error;
         }
     }
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidates_are_dense_where_the_bins_are_few() {
+    fn neighbouring_candidates_differ_by_at_most_one_128th() {
         let edges: Vec<usize> = candidates(3001).map(|bin| bin + 1).collect();
         assert!(edges.starts_with(&(1..=256).collect::<Vec<_>>()));
         assert_eq!(edges[256..259], [258, 260, 262]);

@@ -1,16 +1,18 @@
-//! The counting loop.
+//! Counting the values of one thread.
 
 use super::{BINS, Histogram, coarsen, exponent};
 
-/// Neighbouring values go to different sets of counters, so that a run of equal values does not wait for its own
-/// last increment to reach memory.
+/// Number of sets of counters. Neighbouring values use different sets, because an increment of the counter that
+/// was just written would wait for that write.
 const LANES: usize = 4;
-/// Values whose maximum is taken before they are counted, small enough to be still in the cache then.
+/// Values per block. A block's maximum is computed before its values are counted; it is small enough to stay in
+/// the cache.
 const BLOCK: usize = 1 << 13;
-/// Values whose bins are computed before they are counted: the first loop is vectorised, the second cannot be.
+/// Values per group. The bins of a group are computed in a vectorised loop, then counted in a loop that cannot be
+/// vectorised.
 const GROUP: usize = 64;
 
-/// Bits of the smallest magnitude that is not finite.
+/// Bits of infinity, the smallest magnitude that is not finite.
 const INFINITY: u32 = 0x7f80_0000;
 
 /// The running counts of one thread, in 32 bits.
@@ -21,7 +23,7 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// The histogram of fewer than 2^32 `values`, or the position of the first that is not finite.
+    /// The histogram of fewer than 2^32 `values`. The error is the position of the first value that is not finite.
     pub(super) fn count(values: &[f32]) -> Result<Histogram, usize> {
         let mut counter = Counter { lanes: vec![[0; BINS]; LANES], zeros: 0, max_bits: 0 };
         for (i, block) in values.chunks(BLOCK).enumerate() {
@@ -30,8 +32,9 @@ impl Counter {
         Ok(counter.finish(values.len()))
     }
 
+    /// Counts a block; the error is the position of its first value that is not finite.
     fn add(&mut self, block: &[f32]) -> Result<(), usize> {
-        let (max_bits, zeros) = survey(block);
+        let (max_bits, zeros) = max_and_zeros(block);
         if max_bits >= INFINITY {
             let first = block.iter().position(|v| !v.is_finite());
             return Err(first.expect("the largest magnitude is not finite"));
@@ -55,8 +58,8 @@ impl Counter {
     }
 }
 
-/// The bits of the largest magnitude (magnitudes order like their bits, NaN last) and the number of zeros.
-fn survey(block: &[f32]) -> (u32, u32) {
+/// The bits of the largest magnitude and the number of zeros. Magnitudes are ordered like their bits; NaN comes last.
+fn max_and_zeros(block: &[f32]) -> (u32, u32) {
     let fold = |(max, zeros): (i32, u32), v: &f32| {
         let bits = v.to_bits() as i32 & i32::MAX;
         (max.max(bits), zeros + u32::from(bits == 0))
@@ -65,9 +68,9 @@ fn survey(block: &[f32]) -> (u32, u32) {
     (max as u32, zeros)
 }
 
-/// Counts a block whose magnitudes are below `BINS * 2^exponent`.
+/// Counts the values of a block, whose magnitudes are below `BINS * 2^exponent`.
 fn tally(lanes: &mut [[u32; BINS]], block: &[f32], exponent: i32) {
-    // 2^-exponent can be too large for an f32; its two factors are not.
+    // 2^-exponent may exceed the range of f32, so it is split into two factors.
     let factors = (power(-exponent / 2), power(-exponent - -exponent / 2));
     let mut bins = [0; GROUP];
     let (groups, rest) = block.as_chunks();
@@ -81,8 +84,10 @@ fn tally(lanes: &mut [[u32; BINS]], block: &[f32], exponent: i32) {
     increment(lanes, &bins[..rest.len()]);
 }
 
-/// The bins of a group, in the low bits: `floor(|x| 2^-exponent)`. The products are exact, or below 1 / [`BINS`]; adding
-/// 2^23 rounds to the nearest integer and leaves it in the low bits of the sum; where that rounded up, one is taken away.
+/// Computes the bins of a group: `floor(|x| 2^-exponent)`, in the low bits of the result.
+///
+/// The products are exact, or below 1 / [`BINS`]. Adding 2^23 rounds to the nearest integer and leaves it in the
+/// low bits of the sum. If that rounded up, one is subtracted.
 fn find_bins(bins: &mut [u32; GROUP], group: &[f32; GROUP], factors: (f32, f32)) {
     const ROUND: f32 = (1 << 23) as f32;
     for (bin, x) in bins.iter_mut().zip(group) {
@@ -92,6 +97,7 @@ fn find_bins(bins: &mut [u32; GROUP], group: &[f32; GROUP], factors: (f32, f32))
     }
 }
 
+/// Increments the counters of `bins`, neighbours in different sets.
 fn increment(lanes: &mut [[u32; BINS]], bins: &[u32]) {
     let [a, b, c, d] = lanes else { unreachable!("there are {LANES} lanes") };
     let (fours, rest) = bins.as_chunks::<LANES>();
@@ -104,7 +110,7 @@ fn increment(lanes: &mut [[u32; BINS]], bins: &[u32]) {
     rest.iter().for_each(|&i| a[i as usize % BINS] += 1);
 }
 
-/// `2^exponent`, for the exponents of normal numbers.
+/// `2^exponent`, which must be a normal number.
 fn power(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }

@@ -1,5 +1,5 @@
-//! The test distributions of the committed fixture. Each test file uses part of it.
-#![allow(dead_code)] // Each test binary uses its own part.
+//! The test distributions of the committed fixture.
+#![allow(dead_code)] // Each test binary uses only a part of this module.
 
 use std::path::PathBuf;
 
