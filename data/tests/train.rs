@@ -1,5 +1,7 @@
 //! The training loader: what its batches depend on, and what they must not depend on.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -159,19 +161,9 @@ fn wrong_settings_are_refused_by_name() {
     assert!(text.contains("`hue`: 0.7 must be between 0 and 0.5"), "{text}");
 }
 
-fn fixture(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
-}
-
 /// 23 images in one folder, without labels; images 5 and 11 are damaged.
 fn damaged_folder() -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    for i in 0..23 {
-        let bytes = fixture(if i % 2 == 0 { "rgb.png" } else { "grey.png" });
-        let bytes = if [5, 11].contains(&i) { &bytes[..50] } else { &bytes[..] };
-        fs::write(root.path().join(format!("{i:02}.png")), bytes).unwrap();
-    }
-    root
+    common::damaged_folder(|i| format!("{i:02}.png"))
 }
 
 fn without_labels(root: &TempDir, skip_corrupt: usize, threads: usize) -> TrainLoader {

@@ -80,35 +80,37 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         class_names: None,
         num_classes: None,
     };
-    if !folders.is_empty() && images.is_empty() {
-        (inner.names, inner.labels) = folder::class_images(folder, prefix, &folders)?;
-        inner.num_classes = Some(folders.len());
-        inner.class_names = Some(folders);
-    } else if folders.is_empty() && !images.is_empty() {
-        inner.layout = Layout::Flat;
-        inner.names = images.into_iter().map(|image| format!("{prefix}{image}")).collect();
-    } else if images.is_empty() {
-        return Err(DataError::layout(
-            folder,
-            format!(
-                "looked for train.zip or val.zip with its map, folders train/ or val/, a folder per class, and \
-                 images ({}); found {} files of other kinds and no folder",
-                folder::extensions(),
-                other_files
-            ),
-        ));
-    } else {
-        return Err(DataError::layout(
-            folder,
-            format!(
-                "{} images lie beside {} folders, so this is neither a folder of class folders nor a folder of \
-                 images; move the images or the folders away",
-                images.len(),
-                folders.len()
-            ),
-        ));
+    match (folders.is_empty(), images.is_empty()) {
+        (false, true) => {
+            (inner.names, inner.labels) = folder::class_images(folder, prefix, &folders)?;
+            inner.num_classes = Some(folders.len());
+            inner.class_names = Some(folders);
+        }
+        (true, false) => {
+            inner.layout = Layout::Flat;
+            inner.names = images.into_iter().map(|image| format!("{prefix}{image}")).collect();
+        }
+        (true, true) => return Err(no_images(folder, other_files)),
+        (false, false) => return Err(images_beside_folders(folder, images.len(), folders.len())),
     }
     Ok(Dataset::new(inner))
+}
+
+fn no_images(folder: &Path, other_files: usize) -> DataError {
+    let problem = format!(
+        "looked for train.zip or val.zip with its map, folders train/ or val/, a folder per class, and images ({}); \
+         found {other_files} files of other kinds and no folder",
+        folder::extensions()
+    );
+    DataError::layout(folder, problem)
+}
+
+fn images_beside_folders(folder: &Path, images: usize, folders: usize) -> DataError {
+    let problem = format!(
+        "{images} images lie beside {folders} folders, so this is neither a folder of class folders nor a folder of \
+         images; move the images or the folders away"
+    );
+    DataError::layout(folder, problem)
 }
 
 /// Opens an archive with the map of its members. `root` is the path that the user gave.
