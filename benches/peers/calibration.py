@@ -1,5 +1,6 @@
-"""Times `swinq calibrate` of a Swin on 80 JPEG photographs, everything included, against PyTorch's f32 forward alone of
-80 prepared tensors. Both use the same number of threads and take turns. Prints medians and the ratio.
+"""Times `swinq calibrate` of a Swin on 80 JPEG photographs, from start to end of the process, against the f32
+forward of 80 prepared tensors in PyTorch. The two take turns and use the same number of threads. Prints medians and
+their ratio.
 
     python benches/peers/calibration.py SWINQ PHOTOS [--model swin_tiny_patch4_window7_224] [--rounds 3]
 

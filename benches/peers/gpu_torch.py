@@ -1,10 +1,10 @@
-"""torch.compile FP16 latency of a timm Swin on a GPU, as JSON: the peer of `swinq bench --backend cuda`.
+"""Measures the FP16 latency of a timm Swin with torch.compile on a GPU, the peer of `swinq bench --backend cuda`.
 
     python benches/peers/gpu_torch.py --models swin_tiny_patch4_window7_224 --batches 1 32 128 --json peers.json
 
-Times are medians over forwards whose input is on the GPU, measured with CUDA events. By default, torch.compile's
-max-autotune mode replays them from CUDA graphs. That mode compiles for minutes; TORCHINDUCTOR_CACHE_DIR and
-TRITON_CACHE_DIR keep its results for the next run.
+Times are medians over forwards, measured with CUDA events. The input is already on the GPU. In the default mode,
+max-autotune, torch.compile replays the forward from a CUDA graph. That mode compiles for minutes; set
+TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to keep its results for the next run.
 """
 
 import argparse

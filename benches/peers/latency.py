@@ -1,12 +1,13 @@
-"""Times one Swin in OpenVINO (INT8, f32, bf16), ONNX Runtime (INT8, f32) and swinq (INT8, FP32), in turn in one run.
+"""Times a Swin in OpenVINO (INT8, bf16), ONNX Runtime (INT8, f32) and swinq (INT8, FP32), interleaved in one run.
 
     python benches/peers/latency.py SWINQ [--model swin_tiny_patch4_window7_224] [--batches 1,8] [--cache DIR] [--json OUT]
 
-SWINQ is the release binary. Every engine gets the same weights (random, timm's layout), quantized by its own tool and
-calibrated on the same images; --cache keeps all of these. In each round every engine warms up and then runs for --seconds.
-Prints the median and the minimum of the rounds' medians (on a busy machine the minimum is of undisturbed rounds), and their
-ratios to the fastest peer. --json also writes them, with versions and the machine. Needs torch, timm, onnx, onnxruntime,
-openvino, nncf, pillow and safetensors.
+SWINQ is the release binary. Every engine gets the same random weights (in timm's layout), quantized by the engine's own
+tool and calibrated on the same images; the models are kept in --cache. In each round every engine warms up and then runs
+for --seconds. Prints the median and the minimum of the rounds' medians and their ratios to the fastest peer. The minimum
+is of the round that other processes disturbed least. --json writes these figures with versions and the machine.
+
+Needs torch, timm, onnx, onnxruntime, openvino, nncf, pillow and safetensors.
 """
 import argparse
 import importlib.metadata
@@ -31,7 +32,7 @@ VERSIONS = ("openvino", "nncf", "onnxruntime", "onnx", "torch", "timm")
 
 
 def openvino_runner(path, precision, pixels, threads):
-    """A call that runs the graph at `path` with f32 or bf16 for what is not INT8."""
+    """A function that runs the graph at `path`. `precision`, f32 or bf16, is that of operations that are not INT8."""
     core = openvino.Core()
     options = {
         hint.performance_mode: hint.PerformanceMode.LATENCY,
@@ -52,7 +53,7 @@ def ort_runner(path, pixels, threads):
 
 
 def peers(models, batch, threads):
-    """Runners by name, in the order in which they take turns."""
+    """The peers' run functions by name, in the order in which they run."""
     pixels = models.inputs(batch)[0]
     f32, bf16 = openvino.Type.f32, openvino.Type.bf16
     nncf = models.nncf_int8(batch)
@@ -66,7 +67,7 @@ def peers(models, batch, threads):
 
 
 def median_ms(run, seconds):
-    """Median milliseconds of runs for `seconds`, after a third of that."""
+    """The median in milliseconds of runs over `seconds`, after a warm-up of a third of that time."""
     warm = time.perf_counter() + seconds / 3
     while time.perf_counter() < warm:
         run()
@@ -79,7 +80,7 @@ def median_ms(run, seconds):
 
 
 def swinq_ms(args, models, batch):
-    """Median milliseconds of ours in a process of its own (`swinq bench` warms up, too), in the order of `OURS`."""
+    """swinq's medians in milliseconds, in the order of `OURS`, from a run of `swinq bench` (which also warms up)."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "bench.json"
         command = [args.swinq, "bench", str(models.swinq_int8()), str(models.weights()), "--cfg", args.model]
@@ -91,7 +92,7 @@ def swinq_ms(args, models, batch):
 
 
 def measure(args, models, batch):
-    """The rounds' medians by engine."""
+    """The medians of all rounds, by engine."""
     runners = peers(models, batch, args.threads)
     samples = {name: [] for name in (*runners, *OURS)}
     for _ in range(args.rounds):
@@ -103,7 +104,7 @@ def measure(args, models, batch):
 
 
 def summary(batch, samples):
-    """What `--json` writes for one batch size; printed, too."""
+    """Prints the figures for one batch size and returns them for `--json`."""
     engines = {name: {"median_ms": statistics.median(ms), "least_ms": min(ms)} for name, ms in samples.items()}
     best = {}
     for figure in ("median_ms", "least_ms"):
@@ -149,7 +150,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     models = Models(args.model, args.cache, args.swinq)
-    for batch in args.batches:  # all models are made before anything is measured
+    for batch in args.batches:  # make all models before the first measurement
         models.ort_int8(batch), models.nncf_int8(batch), models.swinq_int8()
     print(f"{args.model}, {args.threads} threads")
     print("| batch | engine | median ms | of the best peer | least ms | of the best peer |\n|" + " --- |" * 6)

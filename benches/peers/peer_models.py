@@ -1,7 +1,7 @@
-"""Makes one timm Swin with random weights in every form that `latency.py` times, and keeps the files in a folder.
+"""A timm Swin with random weights in every form that `latency.py` times. Each form is made once and kept in a folder.
 
-    NAME/model.safetensors        the weights, which `swinq` and PyTorch share
-    NAME/images/*.png             the calibration images of all tools
+    NAME/model.safetensors        the weights, for `swinq` and PyTorch
+    NAME/images/*.png             the images for calibration
     NAME/swinq.int8               by `swinq calibrate`, recipe `default`
     NAME/f32.BATCH.onnx           by PyTorch's exporter, static shapes
     NAME/ort_int8.BATCH.onnx      by ONNX Runtime: static, QDQ, u8 activations, s8 weights per channel
@@ -21,7 +21,7 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def make_once(path, make):
-    """Returns `path`. If it is absent, `make` writes it under another name first, so that it is never incomplete."""
+    """Returns `path`. If it is missing, `make` writes it under a temporary name first, so that it is always complete."""
     if not path.exists():
         print(f"making {path}", flush=True)
         part = path.with_name(f"part.{path.name}")
@@ -34,7 +34,7 @@ def make_once(path, make):
 
 
 class Models:
-    """The forms of the timm model `name`, under `cache`."""
+    """The forms of the timm model `name`, in the folder `cache`."""
 
     def __init__(self, name, cache, swinq):
         self.name, self.swinq = name, swinq
@@ -64,7 +64,7 @@ class Models:
             coarse.resize((self.size, self.size), Image.BICUBIC).save(folder / f"{i}.png")
 
     def inputs(self, batch):
-        """Batches of the images, as the peers' graphs take them."""
+        """Normalised batches of the images, the input of the peers' graphs."""
         pixels = [np.asarray(Image.open(path), np.float32) for path in sorted(self.images().iterdir())]
         images = np.stack([((p / 255 - MEAN) / DEVIATION).transpose(2, 0, 1) for p in pixels])
         return [images[i : i + batch] for i in range(0, IMAGES, batch)]

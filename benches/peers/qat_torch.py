@@ -1,16 +1,16 @@
-"""Times a training iteration in PyTorch with fake quantization, the peer of `swinq qat`. The model is a timm Swin of the
-sample's shape, or Swin-T. An iteration is the forward of a float teacher and of the student, cross-entropy and KL, backward,
-clipping and AdamW.
+"""Times a training iteration in PyTorch with fake quantization, the peer of `swinq qat`. The model is a timm Swin of
+the sample's shape, or Swin-T. An iteration is the forward of a float teacher, the forward, cross-entropy and KL loss,
+backward, gradient clipping and AdamW.
 
     python benches/peers/qat_torch.py --batch 64 --threads 2 --steps 20 --json peer.json
     python benches/peers/qat_torch.py --device cuda --amp bf16 --model tiny
-    python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # in turn
+    python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # interleaved
 
-Quantization uses the operators of torch.ao's FakeQuantize with observers off, without the overhead of its modules.
-Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have fixed scales per
-tensor, set by one forward. Weights have one scale per output channel, recomputed from the weight at each iteration.
+Quantization uses the operators of torch.ao's FakeQuantize with its observers off, without the overhead of its modules.
+Activations (inputs of qkv, proj, fc1, fc2 and the patch merging; q, k, v; attention probabilities) have a fixed scale
+per tensor, which the first forward sets. Weights have a scale per output channel, recomputed in every iteration.
 
-Inputs are drawn once. Times are medians over the iterations after a warmup, of the iteration and of each of its parts.
+Inputs are drawn once. Times are medians over the iterations after a warm-up, for the iteration and for each part.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TEMPERATURE = 2.0
 
 
 class FakeQuant(nn.Module):
-    """Fake quantization of an activation by a fixed scale; the first forward sets it."""
+    """Fake quantization of an activation with a fixed scale, which the first forward sets."""
 
     def __init__(self, low=-128, high=127, scale=None):
         super().__init__()
@@ -45,7 +45,7 @@ class FakeQuant(nn.Module):
     def forward(self, x):
         if self.scale is None:
             self.scale = x.detach().abs().amax().item() / 127
-        # In f32 under autocast too, because the operator does not support every reduced type.
+        # The operator does not support every reduced type, so it runs in f32 under autocast, too.
         return torch.fake_quantize_per_tensor_affine(x.float(), self.scale, 0, self.low, self.high).to(x.dtype)
 
 
@@ -66,7 +66,7 @@ class QuantLinear(nn.Linear):
 
 
 class QuantAttention(WindowAttention):
-    """Window attention with q, k, v and the probabilities quantized, so without a fused kernel."""
+    """Window attention with quantized q, k, v and probabilities. It cannot use a fused kernel."""
 
     @classmethod
     def of(cls, attention):
@@ -88,7 +88,7 @@ class QuantAttention(WindowAttention):
 
 
 def quantize(model):
-    """Quantizes every product between the patch embedding and the head, in place."""
+    """Quantizes every matrix product between the patch embedding and the head, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, WindowAttention):
             QuantAttention.of(module)
@@ -114,7 +114,7 @@ class Training:
             quantize(self.model)
             with torch.no_grad():
                 self.model(self.images)
-        # No decay on norms, biases and tables; the fused step is PyTorch's fastest.
+        # Norms, biases and tables have no weight decay. The fused optimizer is PyTorch's fastest.
         decayed = [p for n, p in self.model.named_parameters() if p.ndim > 1 and "bias_table" not in n]
         others = [p for n, p in self.model.named_parameters() if p.ndim <= 1 or "bias_table" in n]
         groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
@@ -138,7 +138,7 @@ class Training:
         return time.perf_counter()
 
     def step(self):
-        """One step; milliseconds of its parts."""
+        """Runs an iteration and returns the milliseconds of its parts."""
         marks, wanted = [self.now()], None
         with self.autocast():
             if self.teacher is not None:
@@ -146,7 +146,7 @@ class Training:
                     wanted = self.teacher(self.images).float()
             marks.append(self.now())
             logits = self.model(self.images).float()
-        # The backward cannot use a tensor of inference mode, but it can use a copy.
+        # The backward cannot keep a tensor that was made in inference mode, so it gets a copy.
         loss = self.loss(logits, None if wanted is None else wanted.clone())
         marks.append(self.now())
         self.scaler.scale(loss).backward()
@@ -161,7 +161,7 @@ class Training:
 
 
 def swinq_step_ms(command):
-    """Median step time that a run of swinq reports as `"median_step_ms": N` in its last line of output."""
+    """The median time of an iteration, which swinq prints as `"median_step_ms": N` in its last line of output."""
     output = subprocess.run(shlex.split(command), check=True, capture_output=True, text=True).stdout
     return json.loads(output.strip().splitlines()[-1])["median_step_ms"]
 
@@ -173,12 +173,12 @@ def arguments():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="repeat, swinq in turn if it is given")
+    parser.add_argument("--rounds", type=int, default=1, help="number of rounds; each also runs --swinq if given")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", choices=["bf16", "f16"], help="mixed precision, on a GPU")
     parser.add_argument("--no-teacher", action="store_true")
-    parser.add_argument("--no-quant", action="store_true", help="a training in float")
-    parser.add_argument("--swinq", metavar="COMMAND", help="a command that times swinq's steps")
+    parser.add_argument("--no-quant", action="store_true", help="train in float")
+    parser.add_argument("--swinq", metavar="COMMAND", help="a command that times swinq's iterations")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     if args.amp and not args.device.startswith("cuda"):
