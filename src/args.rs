@@ -244,8 +244,8 @@ pub struct BackendArgs {
     /// CUDA: who computes the products (own, cublaslt, or the faster of both); several give a row each.
     #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
     pub gemm: Vec<Gemm>,
-    /// CUDA: how much is measured to choose kernels for a shape that this GPU has not run yet.
-    #[arg(long, value_name = "off|quick|full", default_value = "quick")]
+    /// CUDA: how kernels are chosen: by the program's tables, by a model of the GPU, or by measuring a few or all.
+    #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
     pub autotune: Autotune,
     /// CUDA: mark inferences and launches for a profiler (NVTX). Launches then go one by one and take longer.
     #[arg(long)]

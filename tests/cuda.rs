@@ -282,3 +282,37 @@ fn engines_share_a_device() {
         }
     });
 }
+
+/// A value beyond f16 becomes infinite in the stream; quantized codes of the NaNs that follow would hide it.
+#[test]
+fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy() {
+    if !gpu("an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy") {
+        return;
+    }
+    let mut float = float(small());
+    float.tensors.get_mut("layers.0.blocks.1.mlp.fc2.bias").unwrap().data[5] = 1e6;
+    let model = quantized(&float, "default");
+    let pixels = images(&model, 3);
+    let mut logits = vec![0.0; 30];
+    for marks in [false, true] {
+        let options = CudaOptions { nvtx: marks, ..options(StreamType::F16, Gemm::Own) };
+        let engine = match Engine::new(&model, Backend::Cuda(options)) {
+            Ok(engine) => engine,
+            Err(error) if marks => return eprintln!("SKIPPED the marks: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        // The flag is lowered by the error, and raised again by the next inference.
+        for _ in 0..2 {
+            let error = engine.infer_into(&pixels, &mut logits).unwrap_err().to_string();
+            assert!(
+                error.contains("layers.0.blocks.1.mlp.fc2") && error.contains("--residual f32"),
+                "{error}"
+            );
+        }
+    }
+    let exact = Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap();
+    exact.infer_into(&pixels, &mut logits).unwrap();
+    let mut expected = vec![0.0; 30];
+    cpu(&model).infer_into(&pixels, &mut expected).unwrap();
+    assert_eq!(logits, expected);
+}

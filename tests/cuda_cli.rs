@@ -57,7 +57,7 @@ fn arguments_of_the_backend_that_make_no_sense_are_wrong_usage() {
         (&["--gemm", "nonsense"][..], &["nonsense", "own", "cublaslt", "auto"][..]),
         (&["--gemm", "own,nonsense"], &["nonsense", "cublaslt"]),
         (&["--gemm", ""], &["--gemm", "cublaslt"]),
-        (&["--autotune", "much"], &["much", "off", "quick", "full"]),
+        (&["--autotune", "much"], &["much", "table", "off", "quick", "full"]),
         (&["--residual", "f64"], &["f64", "f16", "f32"]),
         (&["--backend", "rocm"], &["rocm", "auto", "cpu", "cuda"]),
         (&["--device=-1"], &["--device", "-1"]),

@@ -101,6 +101,15 @@ pub enum RuntimeError {
         /// The score.
         value: f32,
     },
+    /// The f16 residual stream holds a value that is not finite.
+    #[error(
+        "launch {launch}: a value of the f16 residual stream is not finite (f16 ends at 65504); run with --residual f32, \
+         and if that fails too, a weight or a scale of this model is damaged (`swinq inspect` lists the scales)"
+    )]
+    StreamOverflow {
+        /// The launch that wrote the value.
+        launch: String,
+    },
     /// A GPU or its driver failed, or there is none.
     #[error(transparent)]
     Cuda(#[from] CudaError),

@@ -212,6 +212,9 @@ INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #endif
 }
 
+// Sets a word to 1. Any number of threads may set the same word.
+INLINE void raise_flag(u32* flag) { *static_cast<volatile u32*>(flag) = 1; }
+
 // Lets the next kernel of the stream begin, and waits for the one before to end, where the launch asked for it.
 INLINE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900

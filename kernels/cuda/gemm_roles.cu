@@ -109,7 +109,7 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
         }
         // No phase of a stage passes unseen: whoever waits for one begins after all before it have ended.
         if (TURNS) arrive(turns + (group + 1 == GROUPS_M ? 0 : group + 1));
-        wgmma_wait<0>();
+        wait_sums(sums);
         arrive(empty + before);
         if (TURNS) stage.skip((GROUPS_M - 1) * steps);
         finish_tile(p, sums, old, constants, column0, tail);

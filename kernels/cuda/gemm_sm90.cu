@@ -84,7 +84,7 @@ KERNEL(gemm_sm90)(const Params p) {
             wgmma_commit();
             if (index >= 2) fill();
         }
-        wgmma_wait<0>();
+        wait_sums(sums);
         finish_tile(p, sums, old, constants, column0, tail);
     }
 }

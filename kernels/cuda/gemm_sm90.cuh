@@ -75,6 +75,16 @@ INLINE void multiply_steps(Sum (&sums)[BLOCKS][4 * EIGHTS], const u8* a, const u
     }
 }
 
+// Waits for all products, after which the sums may be read.
+INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block++) {
+#pragma unroll
+        for (int i = 0; i < 4 * EIGHTS; i++) tie(sums[block][i]);
+    }
+}
+
 // Whether a lane has registers to spare for what of the stream it adds to.
 #define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
 

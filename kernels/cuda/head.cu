@@ -16,6 +16,8 @@ struct Params {
     const f32* beta;
     // `[images, stride]`.
     void* out;
+    // Becomes 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
+    u32* overflow;
     s32 tokens, columns, stride;
     f32 epsilon;
     // The step stored with and its reciprocal.
@@ -79,8 +81,10 @@ INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
             square = fma_f32(v.z - mean, v.z - mean, square);
             square = fma_f32(v.w - mean, v.w - mean, square);
         }
-        f32 inverse = rsqrt_f32(div_f32(warp_sum(square), to_f32(p.columns)) + p.epsilon);
+        f32 variance = div_f32(warp_sum(square), to_f32(p.columns));
+        f32 inverse = rsqrt_f32(variance + p.epsilon);
         if (lane == 0) norms[token] = RowNorm{mean, inverse, 0.0f};
+        if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     }
 }
 

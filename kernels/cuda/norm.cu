@@ -21,6 +21,8 @@ struct Params {
     const f32* beta;
     // `[images * rows, stride]`.
     void* out;
+    // Becomes 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
+    u32* overflow;
     // All rows, of all images.
     s32 total_rows;
     // Rows and tokens of one image.
@@ -201,8 +203,11 @@ KERNEL(norm_half)(const Params p) {
             for (int i = 0; i < 8; i++) square = fma_f32(x[i] - mean, x[i] - mean, square);
         }
     }
-    f32 inverse = rsqrt_f32(div_f32(row_sum(square), to_f32(p.columns)) + p.epsilon);
+    f32 variance = div_f32(row_sum(square), to_f32(p.columns));
+    f32 inverse = rsqrt_f32(variance + p.epsilon);
     if (!real) return;
+    // One value that is not finite makes the variance of its row so; sums of finite halves never are.
+    if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     bool padding = PIECES == 1 && from[0] == PAD;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {

@@ -17,6 +17,9 @@ constexpr u32 PAD = 0xffffffffu;
 // 1.5 * 2^23: adding it rounds a small f32 to an integer, held in the low bits of the sum.
 constexpr f32 ROUNDER = 12582912.0f;
 
+// Whether `x` is a number: neither infinite nor a NaN.
+INLINE bool finite(f32 x) { return abs_f32(x) <= 3.4028234663852886e38f; }
+
 // The codes of four values already multiplied by the reciprocal of their step.
 INLINE u32 codes_s8x4(f32 a, f32 b, f32 c, f32 d) {
     return pack_s8x4(round_s32(a), round_s32(b), round_s32(c), round_s32(d));

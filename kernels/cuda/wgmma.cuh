@@ -28,6 +28,11 @@ INLINE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newest) : "memory");
 }
 
+// Makes the values of sums depend on the instructions before: without it the compiler may read sums before the wait for
+// the products that write them.
+INLINE void tie(s32& sum) { asm volatile("" : "+r"(sum)::"memory"); }
+INLINE void tie(f32& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+
 // Sums of N columns: sums (+)= a * b; `add` 0 forgets what they were.
 template <int N>
 struct Wgmma;

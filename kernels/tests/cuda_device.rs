@@ -1,5 +1,7 @@
 //! Memory, streams, graphs and cuBLASLt on a GPU. Needs one; `REQUIRE_IMPL=cuda` makes its absence a failure.
 
+use swinq_kernels::cuda::ops::norm::DeviceNorm;
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::cuda::{
     CudaError, Device, DeviceBuf, Event, FloatKind, Lt, LtPlan, Output, PinnedBuf, Stream,
 };
@@ -199,4 +201,61 @@ fn float_products_are_the_products() {
     for kind in [FloatKind::F16, FloatKind::F16ToF32] {
         assert!(!LtPlan::float(&lt, 5, 16, 32, kind).unwrap().is_empty());
     }
+}
+
+#[test]
+fn memory_is_filled_with_copies_of_a_pattern() {
+    let Some(device) = device() else { return };
+    let stream = Stream::new(&device).unwrap();
+    let pattern = DeviceBuf::from_slice(&device, &[1_u8, 2, 3]).unwrap();
+    let filled = DeviceBuf::zeroed(&device, 8).unwrap();
+    filled.slice(0, 7).fill_with(&stream, &pattern.all()).unwrap();
+    let mut bytes = [9_u8; 8];
+    filled.all().copy_to(&stream, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 2, 3, 1, 2, 3, 1, 0]);
+}
+
+/// A stream lets go of a kernel when the work is done, and not before: the code of a dropped kernel must stay loaded.
+#[test]
+fn kernels_are_unloaded_when_their_work_is_done() {
+    let Some(device) = device() else { return };
+    let stream = Stream::new(&device).unwrap();
+    let model =
+        DeviceNorm::rows(&device, (&[1.0; 96], &[0.0; 96]), 1e-5, StreamType::F32, None, DeviceStore::Float);
+    let norm = model.unwrap();
+    let rows = 1 << 14;
+    let input = DeviceBuf::from_slice(&device, &vec![1.0_f32; rows * 96]).unwrap();
+    let out = DeviceBuf::zeroed(&device, rows * 96 * 4).unwrap();
+    let flag = DeviceBuf::zeroed(&device, 4).unwrap();
+    for _ in 0..50 {
+        norm.run(&stream, (1, rows), &input.all(), &out.all(), &flag.all()).unwrap();
+    }
+    drop(norm);
+    device.unload_unused();
+    stream.synchronize().unwrap();
+    let mut values = vec![1.0_f32; rows * 96];
+    out.all().copy_to(&stream, &mut values).unwrap();
+    assert!(values.iter().all(|&value| value == 0.0));
+    device.unload_unused();
+    stream.synchronize().unwrap();
+}
+
+/// Needs two GPUs.
+#[test]
+fn memory_and_kernels_of_another_gpu_are_refused() {
+    let Some(first) = device() else { return };
+    let Ok(second) = Device::open(1) else { return println!("SKIPPED: there is one GPU") };
+    let stream = Stream::new(&second).unwrap();
+    let here = DeviceBuf::zeroed(&second, 1 << 10).unwrap();
+    let there = DeviceBuf::zeroed(&first, 1 << 10).unwrap();
+    here.all().fill_with(&stream, &here.slice(0, 4)).unwrap();
+    let refused = std::panic::catch_unwind(|| stream.hold(&there.all()));
+    assert!(refused.is_err(), "memory of another GPU");
+    let norm =
+        DeviceNorm::rows(&first, (&[1.0; 8], &[0.0; 8]), 1e-5, StreamType::F32, None, DeviceStore::Float);
+    let (x, out, flag) = (here.slice(0, 64), here.slice(256, 64), here.slice(512, 4));
+    let launched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        norm.unwrap().run(&stream, (1, 2), &x, &out, &flag)
+    }));
+    assert!(!matches!(launched, Ok(Ok(()))), "a kernel of another GPU");
 }

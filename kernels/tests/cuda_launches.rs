@@ -1,11 +1,11 @@
 //! Launches cover what they compute, once, and fit the GPUs that kernels are compiled for. Pure: no GPU is needed.
 
-use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::{Arch, LaunchConfig};
 
 /// Bytes of shared memory that a block can have: sm_75, sm_86 and sm_89, sm_80, sm_90.
 const SHARED: [(&str, u32); 4] =
@@ -30,6 +30,22 @@ fn covers(blocks: u32, of_block: usize, units: usize, what: &str) {
         blocks * of_block >= units && (blocks - 1) * of_block < units,
         "{what}: {blocks} blocks for {units}"
     );
+}
+
+#[test]
+fn launches_overlap_only_where_the_gpu_can() {
+    let arch = |major, minor| Arch { major, minor };
+    let norm = NormConfig { columns: 96, pieces: 1, stream: StreamType::F16 }.launch(49);
+    let head = DeviceLinearF32::launch(1, 1000);
+    for launch in [norm, head] {
+        for old in [arch(7, 5), arch(8, 0), arch(8, 6), arch(8, 9)] {
+            assert!(!launch.overlaps(old), "{old}: {launch:?}");
+        }
+        for new in [arch(9, 0), arch(10, 0), arch(12, 0)] {
+            assert!(launch.overlaps(new), "{new}: {launch:?}");
+        }
+    }
+    assert!(!LaunchConfig::linear(1, 32).overlaps(arch(9, 0)));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use swinq_model::QuantizedModel;
 use super::lower::lower;
 use super::memory::Memory;
 use super::options::CudaOptions;
+use super::sizes::Sizes;
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor};
 use super::tune::{Trial, Tuner, time_together};
 use crate::error::RuntimeError;
@@ -50,6 +51,7 @@ pub(crate) struct Runner {
     tuner: Tuner,
     pipeline: Pipeline,
     prepared: BTreeMap<usize, Vec<Option<Choice>>>,
+    sizes: Sizes,
     options: CudaOptions,
     /// There if launches are marked.
     nvtx: Option<Nvtx>,
@@ -69,16 +71,17 @@ impl Runner {
         let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
         let device = &packed.device;
         let tuner = Tuner::new(device, options.gemm, options.autotune)?;
-        let (tensors, scratch) = (packed.tensors.clone(), tuner.uses_library());
-        let memory = Memory::new(device, &packed.steps, tensors, options.max_batch, scratch)?;
+        let (tensors, logits) = (packed.tensors.clone(), packed.plan.logits());
+        let memory = Memory::new(device, &packed.steps, tensors, options.max_batch, logits)?;
         let image_bytes = size * size * 3;
         let (input, output) = (options.max_batch * image_bytes, options.max_batch * classes * 4);
         Ok(Runner {
-            pipeline: Pipeline::new(device, input, output)?,
+            pipeline: Pipeline::new(device, input, output, memory.flag_bytes())?,
             packed: Arc::clone(packed),
             memory,
             tuner,
             prepared: BTreeMap::new(),
+            sizes: Sizes::default(),
             options,
             nvtx,
             image_bytes,
@@ -88,14 +91,19 @@ impl Runner {
 
     /// Chooses kernels for batches of `images`, at most `max_batch`, and records their graph, if that was not done yet.
     pub(crate) fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
+        if let Some(unused) = self.sizes.touch(images) {
+            self.pipeline.forget(unused);
+            self.prepared.remove(&unused);
+        }
         if self.pipeline.has(images) {
             return Ok(());
         }
+        self.compile(images);
         let mut choices = Vec::with_capacity(self.packed.steps.len());
         for step in &self.packed.steps {
             choices.push(choose(step, images, &self.memory, &mut self.tuner, &self.pipeline)?);
         }
-        self.tuner.save();
+        self.tuner.finish();
         let (steps, memory) = (&self.packed.steps, &self.memory);
         self.pipeline
             .record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
@@ -112,22 +120,48 @@ impl Runner {
         logits: &mut [f32],
     ) -> Result<(), RuntimeError> {
         let (each, image_bytes) = (self.options.max_batch, self.image_bytes);
-        self.prepare(images.min(each))?;
-        if images > each && !images.is_multiple_of(each) {
-            self.prepare(images % each)?;
+        let mut sizes: Vec<usize> = Vec::new();
+        for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
+            let size = self.sizes.padded(part, each);
+            self.prepare(size)?;
+            sizes.push(size);
         }
         let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * self.classes));
-        let parts = parts.map(|(pixels, logits)| (pixels.len() / image_bytes, pixels, logits));
+        let mut parts = parts.zip(sizes).map(|((pixels, logits), size)| (size, pixels, logits));
         match self.nvtx {
             None => {
-                let output = self.memory.slice(self.packed.plan.logits(), each, self.pipeline.input());
-                self.pipeline.run(&output, parts)?;
+                if self.pipeline.run(&self.memory.results(each), parts)?.is_none() {
+                    return Ok(());
+                }
             }
             Some(nvtx) => parts
-                .into_iter()
                 .try_for_each(|(images, pixels, logits)| self.infer_marked(nvtx, images, pixels, logits))?,
         }
+        self.check_stream()
+    }
+
+    /// Nothing if no step has found a value in the f16 stream that is not finite.
+    fn check_stream(&self) -> Result<(), RuntimeError> {
+        let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(()) };
+        let steps = &self.packed.steps;
+        let writer = steps[..reader].iter().rev().find(|step| step.output == steps[reader].input);
+        let launch = writer.unwrap_or(&steps[reader]).name.clone();
+        Err(RuntimeError::StreamOverflow { launch })
+    }
+
+    /// Forgets what was found in runs that are not inferences: repeated launches add to the stream without end.
+    fn lower_flags(&self) -> Result<(), RuntimeError> {
+        self.memory.take_flag(self.pipeline.stream())?;
         Ok(())
+    }
+
+    /// Compiles the kernels for batches of `images` that are known before anything is measured.
+    fn compile(&self, images: usize) {
+        let programs = self.packed.steps.iter().filter_map(|step| match &step.op {
+            DeviceOp::Linear(linear, _) => Some(self.tuner.programs(linear, images * step.rows)),
+            _ => None,
+        });
+        self.packed.device.prefetch(&programs.flatten().collect::<Vec<_>>());
     }
 
     /// Scores of a prepared number of images, launch by launch, with a range around each and one around all.
@@ -142,7 +176,8 @@ impl Runner {
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
         run_all(&self.packed.steps, &self.prepared[&images], &self.memory, on, input, images, Some(nvtx))?;
-        self.memory.slice(self.packed.plan.logits(), images, input).copy_to(on, logits)?;
+        let count = logits.len() / self.classes;
+        self.memory.slice(self.packed.plan.logits(), count, input).copy_to(on, logits)?;
         Ok(())
     }
 
@@ -155,6 +190,7 @@ impl Runner {
         self.prepare(images)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let times = self.pipeline.time(&self.packed.device, images, runs)?;
+        self.lower_flags()?;
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
 
@@ -168,10 +204,10 @@ impl Runner {
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
         let mut profiles = Vec::with_capacity(self.packed.steps.len());
-        for (step, choice) in self.packed.steps.iter().zip(&self.prepared[&images]) {
+        for (index, (step, choice)) in self.packed.steps.iter().zip(&self.prepared[&images]).enumerate() {
             let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
             let ms = time_together(&self.packed.device, on, || {
-                self.memory.run(step, choice.as_ref(), on, input, images)
+                self.memory.run((index, step), choice.as_ref(), on, input, images)
             })?;
             profiles.push(LaunchProfile {
                 name: step.name.clone(),
@@ -181,6 +217,7 @@ impl Runner {
                 bytes: self.memory.moved(step, images),
             });
         }
+        self.lower_flags()?;
         Ok(profiles)
     }
 
@@ -193,23 +230,26 @@ impl Runner {
             let kernel = choice.as_ref().map_or(String::new(), |choice| choice.to_string());
             format!("  {:<34} {:<18} {reads:>5} -> {writes:<5} {kernel}", step.name, step.op.name())
         };
-        Ok(self.packed.steps.iter().zip(&self.prepared[&images]).map(line).collect())
+        let notes = self.tuner.notes().iter().map(|note| format!("  note: {note}"));
+        Ok(self.packed.steps.iter().zip(&self.prepared[&images]).map(line).chain(notes).collect())
     }
 
     /// Runs the steps one by one over the `images` images `pixels`, and collects what each wrote.
     pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        self.prepare(images)?;
+        let size = self.sizes.padded(images, self.options.max_batch);
+        self.prepare(size)?;
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
         let mut all = Vec::with_capacity(self.packed.steps.len());
-        for (step, choice) in self.packed.steps.iter().zip(&self.prepared[&images]) {
-            self.memory.run(step, choice.as_ref(), on, input, images)?;
+        for (index, (step, choice)) in self.packed.steps.iter().zip(&self.prepared[&size]).enumerate() {
+            self.memory.run((index, step), choice.as_ref(), on, input, size)?;
             let output = self.memory.slice(step.output, images, input);
             let mut bytes = vec![0u8; output.bytes()];
             output.copy_to(on, &mut bytes)?;
             let values = self.memory.tensors[step.output.0].traced(&bytes);
             all.push(Traced { name: step.name.clone(), tensor: step.output, values });
         }
+        self.lower_flags()?;
         Ok(all)
     }
 }
@@ -226,8 +266,8 @@ fn choose(
     let input = memory.slice(step.input, images, pixels);
     let output = memory.slice(step.output, images, pixels);
     let target = Target { slice: &output, map: map.as_ref() };
-    let trial = Trial { linear, m: images * step.rows, input: &input, target };
-    let choice = tuner.choose(&trial, pipeline.stream(), &memory.scratch);
+    let trial = Trial { name: &step.name, linear, m: images * step.rows, input: &input, target };
+    let choice = tuner.choose(&trial, pipeline.stream());
     choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
 }
 
@@ -241,9 +281,9 @@ fn run_all(
     images: usize,
     nvtx: Option<Nvtx>,
 ) -> Result<(), RuntimeError> {
-    steps.iter().zip(choices).try_for_each(|(step, choice)| {
+    steps.iter().zip(choices).enumerate().try_for_each(|(index, (step, choice))| {
         let _range = nvtx.map(|nvtx| nvtx.range(&step.name));
-        let run = memory.run(step, choice.as_ref(), on, pixels, images);
+        let run = memory.run((index, step), choice.as_ref(), on, pixels, images);
         run.map_err(|error| RuntimeError::on_device(&step.name, error))
     })
 }

@@ -16,21 +16,27 @@ pub(crate) struct Memory {
     /// First byte of each tensor in the arena; none for the image.
     offsets: Vec<Option<usize>>,
     arena: DeviceSlice,
-    /// What cuBLASLt's results need between two launches.
-    pub(crate) scratch: DeviceSlice,
+    /// A u32 for each step, which a step sets if its f16 stream holds a value that is not finite; then the scores.
+    results: DeviceSlice,
+    flag_bytes: usize,
+    scores: TensorId,
 }
 
 impl Memory {
-    /// Room for `max_batch` images, and for the library's results if there is need of `scratch`.
+    /// Room for `max_batch` images; `scores` is the tensor of the scores.
     pub(crate) fn new(
         device: &Device,
         steps: &[DeviceStep],
         tensors: Vec<DeviceTensor>,
         max_batch: usize,
-        scratch: bool,
+        scores: TensorId,
     ) -> Result<Memory, RuntimeError> {
         let uses: Vec<_> = steps.iter().map(|step| (step.input, step.output)).collect();
-        let bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
+        let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
+        let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
+        let mut bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
+        // They have room of their own.
+        bytes[scores.0] = 0;
         let layout = Layout::new(&uses, &bytes);
         let mut begins = Vec::with_capacity(layout.bytes.len());
         let mut end = 0;
@@ -38,28 +44,51 @@ impl Memory {
             begins.push(end);
             end += (bytes * max_batch).next_multiple_of(ALIGN);
         }
-        let scratch = if scratch { max_batch * scratch_bytes(steps) } else { 0 };
         Ok(Memory {
             offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
             tensors,
             arena: DeviceBuf::zeroed(device, end)?.all(),
-            scratch: DeviceBuf::zeroed(device, scratch.max(ALIGN))?.all(),
+            results,
+            flag_bytes,
+            scores,
         })
+    }
+
+    /// Bytes of the flags, which are in front of the scores.
+    pub(crate) fn flag_bytes(&self) -> usize {
+        self.flag_bytes
+    }
+
+    /// The flags, then the scores of `images` images.
+    pub(crate) fn results(&self, images: usize) -> DeviceSlice {
+        self.results.slice(0, self.flag_bytes + images * self.tensors[self.scores.0].bytes())
+    }
+
+    /// The first step whose flag is set, if there is one; lowers all flags.
+    pub(crate) fn take_flag(&self, on: &Stream) -> Result<Option<usize>, CudaError> {
+        let flags = self.results.slice(0, self.flag_bytes);
+        let mut words = vec![0_u32; self.flag_bytes / 4];
+        flags.copy_to(on, &mut words)?;
+        flags.fill_zero(on)?;
+        Ok(words.iter().position(|&word| word != 0))
     }
 
     /// The tensor `id` of `images` images; `pixels` is the image.
     pub(crate) fn slice(&self, id: TensorId, images: usize, pixels: &DeviceSlice) -> DeviceSlice {
         let bytes = images * self.tensors[id.0].bytes();
+        if id == self.scores {
+            return self.results.slice(self.flag_bytes, bytes);
+        }
         match self.offsets[id.0] {
             Some(offset) => self.arena.slice(offset, bytes),
             None => pixels.slice(0, bytes),
         }
     }
 
-    /// Puts `step` on `on` for the `images` images of `pixels`.
+    /// Puts step `index` on `on` for the `images` images of `pixels`.
     pub(crate) fn run(
         &self,
-        step: &DeviceStep,
+        (index, step): (usize, &DeviceStep),
         choice: Option<&Choice>,
         on: &Stream,
         pixels: &DeviceSlice,
@@ -67,7 +96,8 @@ impl Memory {
     ) -> Result<(), CudaError> {
         let input = self.slice(step.input, images, pixels);
         let output = self.slice(step.output, images, pixels);
-        step.run(on, images, &Operands { input: &input, output: &output, scratch: &self.scratch }, choice)
+        let flag = self.results.slice(4 * index, 4);
+        step.run(on, images, &Operands { input: &input, output: &output, flag: &flag }, choice)
     }
 
     /// Bytes that a step must move: its input and output once, its weights once.
@@ -77,13 +107,4 @@ impl Memory {
         let writes = bytes(step.output) * if residual { 2 } else { 1 };
         bytes(step.input) + writes + step.weight_bytes
     }
-}
-
-/// Bytes per image that the widest linear layer leaves between two launches.
-fn scratch_bytes(steps: &[DeviceStep]) -> usize {
-    let bytes = |step: &DeviceStep| match &step.op {
-        DeviceOp::Linear(linear, _) => 4 * step.rows * linear.shape().0,
-        _ => 0,
-    };
-    steps.iter().map(bytes).max().unwrap_or(0)
 }

@@ -4,8 +4,11 @@ mod engine;
 mod lower;
 mod memory;
 mod options;
+mod sizes;
 mod step;
+mod table;
 mod tune;
 
 pub(crate) use engine::{Packed, Runner};
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};
+pub use table::{compile_tiles, measure_tiles};

@@ -13,19 +13,28 @@ pub enum Gemm {
     /// cuBLASLt, with a launch of ours after each linear layer. (Patch embedding, a head in f32, and products whose sizes are no
     /// multiples of 16 stay ours.)
     CublasLt,
-    /// Whichever is faster, layer by layer.
+    /// Whichever is faster, layer by layer; ours where nothing is measured, and for INT8 layers.
     Auto,
 }
 
-/// How much is measured to choose the kernel of a linear layer, the first time that a GPU runs its shape.
+/// How the kernel of a linear layer is chosen, the first time that a GPU runs its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Autotune {
-    /// Nothing: a model of the GPU chooses.
+    /// By the program's tables of tiles that were measured on this GPU; by a model of the GPU where they have none.
+    Table,
+    /// By a model of the GPU.
     Off,
-    /// The most promising candidates.
+    /// By measuring the most promising candidates.
     Quick,
-    /// Every candidate.
+    /// By measuring every candidate.
     Full,
+}
+
+impl Autotune {
+    /// Whether candidates are measured.
+    pub fn measures(self) -> bool {
+        matches!(self, Autotune::Quick | Autotune::Full)
+    }
 }
 
 /// How an engine runs on a GPU.
@@ -39,7 +48,7 @@ pub struct CudaOptions {
     pub residual: StreamType,
     /// Who computes the products.
     pub gemm: Gemm,
-    /// How much is measured.
+    /// How kernels are chosen.
     pub autotune: Autotune,
     /// Marks inferences and launches for a profiler, with NVTX ranges of their names. An inference then puts its launches
     /// on the stream one by one instead of replaying a graph, in which a profiler could not tell them apart; it takes
@@ -48,14 +57,14 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, 32 images at a time, f16 residual stream, the faster kernel of the promising ones, no marks.
+    /// The first GPU, 32 images at a time, f16 residual stream, the kernels of the tables, no marks.
     fn default() -> CudaOptions {
         CudaOptions {
             device: 0,
             max_batch: 32,
             residual: StreamType::F16,
             gemm: Gemm::Auto,
-            autotune: Autotune::Quick,
+            autotune: Autotune::Table,
             nvtx: false,
         }
     }
@@ -83,7 +92,7 @@ macro_rules! named {
 }
 
 named!(Gemm, "--gemm", "own" => Own, "cublaslt" => CublasLt, "auto" => Auto);
-named!(Autotune, "--autotune", "off" => Off, "quick" => Quick, "full" => Full);
+named!(Autotune, "--autotune", "table" => Table, "off" => Off, "quick" => Quick, "full" => Full);
 
 #[cfg(test)]
 mod tests {
@@ -94,14 +103,14 @@ mod tests {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             assert_eq!(gemm.to_string().parse(), Ok(gemm));
         }
-        for autotune in [Autotune::Off, Autotune::Quick, Autotune::Full] {
+        for autotune in [Autotune::Table, Autotune::Off, Autotune::Quick, Autotune::Full] {
             assert_eq!(autotune.to_string().parse(), Ok(autotune));
         }
         assert_eq!("cublaslt".parse(), Ok(Gemm::CublasLt));
         for text in ["", "Own", "own ", "cublas"] {
             assert_eq!(text.parse::<Gemm>(), Err("--gemm is one of own, cublaslt, auto".to_owned()));
         }
-        let error = "--autotune is one of off, quick, full";
+        let error = "--autotune is one of table, off, quick, full";
         assert_eq!("on".parse::<Autotune>(), Err(error.to_owned()));
     }
 

@@ -99,7 +99,8 @@ pub(crate) enum DeviceOp {
 /// What computes a linear layer at one batch size.
 pub(crate) enum Choice {
     Own(OwnLinear),
-    Library(LibraryLinear),
+    /// With the memory that its results need between two launches.
+    Library(LibraryLinear, DeviceSlice),
 }
 
 impl DeviceOp {
@@ -121,7 +122,7 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Choice::Own(own) => write!(f, "own {}", own.tile()),
-            Choice::Library(library) => {
+            Choice::Library(library, _) => {
                 let (plan, results) = (library.plan(), if library.is_s8() { "s8" } else { "wide" });
                 write!(f, "cuBLASLt {results}, algorithm {}, tile {}", plan.algo_id(), plan.tile_id())
             }
@@ -146,7 +147,8 @@ pub(crate) struct DeviceStep {
 pub(crate) struct Operands<'a> {
     pub(crate) input: &'a DeviceSlice,
     pub(crate) output: &'a DeviceSlice,
-    pub(crate) scratch: &'a DeviceSlice,
+    /// The step's flag: a u32 that it sets if its f16 stream holds a value that is not finite.
+    pub(crate) flag: &'a DeviceSlice,
 }
 
 impl DeviceStep {
@@ -160,15 +162,15 @@ impl DeviceStep {
     ) -> Result<(), CudaError> {
         match &self.op {
             DeviceOp::PatchEmbed(op) => op.run(on, images, at.input, at.output),
-            DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output),
+            DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
-            DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output),
+            DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),
             DeviceOp::Linear(linear, map) => {
                 let target = Target { slice: at.output, map: map.as_ref() };
                 match choice.expect("a linear layer has a choice") {
                     Choice::Own(own) => own.run(linear, on, images * self.rows, at.input, target),
-                    Choice::Library(library) => library.run(linear, on, at.input, at.scratch, target),
+                    Choice::Library(library, scratch) => library.run(linear, on, at.input, scratch, target),
                 }
             }
         }

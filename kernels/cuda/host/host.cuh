@@ -139,6 +139,8 @@ INLINE u32 byte_permute(u32 low, u32 high, u32 selector) {
     return out;
 }
 
+INLINE void raise_flag(u32* flag) { __atomic_store_n(flag, 1u, __ATOMIC_RELAXED); }
+
 // The next kernel waits for the end of this one, whenever it begins.
 INLINE void launch_dependents() {}
 INLINE void wait_for_previous() { host::wait_for_previous(); }

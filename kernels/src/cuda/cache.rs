@@ -3,9 +3,13 @@
 //!
 //! An entry is named by a hash of all that its content depends on, and is moved to its name when it is complete; the
 //! content carries its own hash. So processes share a directory without locks, and a torn file is compiled again.
+//!
+//! Machine code from another user must not run: the directory is made for its owner alone (0700), temporary files are
+//! created exclusively, and an entry is read only if the directory and the entry belong to the user who runs the program.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -66,9 +70,37 @@ fn key(program: &Program, arch: &str) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The user of this process.
+fn user() -> u32 {
+    unsafe extern "C" {
+        // POSIX: takes nothing and always succeeds.
+        safe fn geteuid() -> u32;
+    }
+    geteuid()
+}
+
+/// Whether only `user` can have written the file or directory of `metadata`: it is theirs, and no one else may write.
+fn is_own(metadata: &fs::Metadata, user: u32) -> bool {
+    metadata.uid() == user && metadata.mode() & 0o022 == 0
+}
+
+/// The bytes of a file in the cache, if it and its directory belong to this user.
+pub fn read(path: &Path) -> Option<Vec<u8>> {
+    read_as(path, user())
+}
+
+fn read_as(path: &Path, user: u32) -> Option<Vec<u8>> {
+    is_own(&fs::metadata(path.parent()?).ok()?, user).then_some(())?;
+    let mut file = File::open(path).ok()?;
+    is_own(&file.metadata().ok()?, user).then_some(())?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
 /// The content of an entry, if it is there and whole.
 fn load(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(path).ok()?;
+    let mut bytes = read(path)?;
     let (header, payload) = bytes.split_at_checked(HEADER)?;
     let whole = header == self::header(payload);
     whole.then(|| bytes.split_off(HEADER))
@@ -76,22 +108,33 @@ fn load(path: &Path) -> Option<Vec<u8>> {
 
 /// Writes an entry as a whole or not at all.
 fn store(path: &Path, payload: &[u8]) -> io::Result<()> {
+    write(path, &[&header(payload), payload].concat())
+}
+
+/// Writes a file of the cache as a whole or not at all. Makes its directory if there is none.
+///
+/// # Errors
+/// The directory belongs to another user or others may write to it, or the file cannot be written.
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let dir = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    if !is_own(&fs::metadata(dir)?, user()) {
+        let what = format!("{} belongs to another user, or others may write to it", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("{}.{count}.tmp", std::process::id()));
-    let written = write(&temporary, payload).and_then(|()| fs::rename(&temporary, path));
+    let written = create(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-fn write(path: &Path, payload: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(&header(payload))?;
-    file.write_all(payload)?;
+fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
     file.sync_all()
 }
 
@@ -106,6 +149,8 @@ fn header(payload: &[u8]) -> [u8; HEADER] {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn entry() -> (tempfile::TempDir, PathBuf) {
@@ -142,6 +187,24 @@ mod tests {
         }
         store(&path, b"machine code").unwrap();
         assert_eq!(load(&path).unwrap(), b"machine code");
+    }
+
+    #[test]
+    fn an_entry_that_another_user_may_have_written_is_not_loaded() {
+        let (_dir, path) = entry();
+        store(&path, b"machine code").unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+        assert!(read_as(&path, user()).is_some());
+        assert_eq!(read_as(&path, user() + 1), None);
+        for at in [&path, path.parent().unwrap()] {
+            mode(at, 0o777);
+            assert_eq!(load(&path), None);
+            mode(at, 0o700);
+            assert!(load(&path).is_some());
+        }
+        mode(path.parent().unwrap(), 0o777);
+        assert!(store(&path, b"machine code").is_err());
     }
 
     #[test]

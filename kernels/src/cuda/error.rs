@@ -42,6 +42,23 @@ pub enum CudaError {
         /// Bytes of the device.
         total: usize,
     },
+    /// A call of the driver found too little free memory on the device.
+    #[error(
+        "{call}: the GPU has too little free memory; use a smaller batch, or stop other programs on this GPU"
+    )]
+    DeviceMemory {
+        /// The function.
+        call: &'static str,
+    },
+    /// The system cannot give page-locked memory.
+    #[error(
+        "the system cannot lock {bytes} bytes of host memory for copies to the GPU; use a smaller batch, or raise the \
+         limit of locked memory (ulimit -l)"
+    )]
+    HostMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// A kernel does not compile.
     #[error("{file} ({entry}) does not compile:\n{log}")]
     Compile {
@@ -83,6 +100,7 @@ pub enum CudaError {
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(CudaError::DeviceMemory { call }),
         error => Err(CudaError::Driver { call, what: describe(error) }),
     }
 }
@@ -100,5 +118,17 @@ pub(crate) fn describe(error: CUresult) -> String {
     match text(error.error_string()) {
         Some(what) => format!("{name}: {what}"),
         None => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_without_memory_says_what_to_do() {
+        check("cuGraphUpload", CUresult::CUDA_SUCCESS).unwrap();
+        let error = check("cuGraphUpload", CUresult::CUDA_ERROR_OUT_OF_MEMORY).unwrap_err().to_string();
+        assert!(error.contains("cuGraphUpload") && error.contains("smaller batch"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! Work recorded once and launched as a whole.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 
@@ -74,7 +74,8 @@ impl Captured {
         // SAFETY: the graph is alive, and the driver writes one handle. 0: no flags.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, self.0, 0) };
         check("cuGraphInstantiateWithFlags", status)?;
-        Ok(Graph { exec: Mutex::new(Exec(exec)), context: Arc::clone(context), _held: held })
+        let recorded = Recorded { exec: Mutex::new(Exec(exec)), context: Arc::clone(context), _held: held };
+        Ok(Graph { recorded: Arc::new(recorded) })
     }
 }
 
@@ -89,12 +90,17 @@ impl Drop for Captured {
 
 struct Exec(sys::CUgraphExec);
 
-// SAFETY: the handle is valid until `Graph::drop`, and the driver lets any thread use it, one at a time.
+// SAFETY: the handle is valid until `Recorded::drop`, and the driver lets any thread use it, one at a time.
 unsafe impl Send for Exec {}
 
 /// Recorded work. It keeps the kernels and the device memory of safe functions alive, and what [`Stream::hold`] was
 /// given; a launch waits for the one before.
 pub struct Graph {
+    /// A stream that the graph was launched on shares it until the stream has been synchronised.
+    recorded: Arc<Recorded>,
+}
+
+struct Recorded {
     /// Graphs are the one kind of object that the driver does not lock by itself.
     exec: Mutex<Exec>,
     context: Arc<Context>,
@@ -107,11 +113,13 @@ impl Graph {
     /// # Errors
     /// The driver fails.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
-        let exec = self.exec.lock().unwrap_or_else(|e| e.into_inner());
+        let exec = self.recorded.lock();
         // SAFETY: both are alive; the lock makes this the only use of the graph. What it works on is held by `self` or
         // promised by the callers of the `unsafe` functions that recorded it.
         let launch = || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec.0, stream.handle()) });
-        stream.submit_now("a launch of a graph", launch)
+        stream.submit_now("a launch of a graph", launch)?;
+        stream.keep_busy(Arc::clone(&self.recorded) as Held);
+        Ok(())
     }
 
     /// Prepares the device for launches, which the first launch does otherwise.
@@ -119,19 +127,25 @@ impl Graph {
     /// # Errors
     /// The driver fails.
     pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
-        let exec = self.exec.lock().unwrap_or_else(|e| e.into_inner());
+        let exec = self.recorded.lock();
         // SAFETY: both are alive; the lock makes this the only use of the graph.
         let upload = || check("cuGraphUpload", unsafe { sys::cuGraphUpload(exec.0, stream.handle()) });
         stream.submit_now("an upload of a graph", upload)
     }
 }
 
-impl Drop for Graph {
+impl Recorded {
+    fn lock(&self) -> MutexGuard<'_, Exec> {
+        self.exec.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for Recorded {
     fn drop(&mut self) {
         let exec = self.exec.get_mut().unwrap_or_else(|e| e.into_inner());
         if self.context.bind().is_ok() {
-            // SAFETY: instantiated once, destroyed here alone; a launch that is on its way is finished by the driver,
-            // and the memory it uses is freed only after it (`_held` is dropped later, and freeing waits).
+            // SAFETY: instantiated once, destroyed here alone. No launch is on its way: streams share `self` until they
+            // have been synchronised.
             let _ = unsafe { sys::cuGraphExecDestroy(exec.0) };
         }
     }

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 
 use super::device::Context;
 use super::error::check;
+use super::program::Unit;
 use super::stream::Held;
-use super::{CudaError, Device, Program, cache, library};
+use super::{Arch, CudaError, Device, Program, cache, library};
 
 /// Stack of a compiling thread: NVRTC recurses deeper than the standard library's default is meant for.
 const STACK: usize = 32 << 20;
@@ -63,9 +64,8 @@ fn explain(error: CudaError, device: &Device, program: &Program) -> CudaError {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: a context is current. Kernels that are running are waited for.
-            let _ = unsafe { sys::cuCtxSynchronize() };
-            // SAFETY: loaded in `load`, unloaded here alone; every `Kernel` of it and every graph holds it.
+            // SAFETY: loaded in `load`, unloaded here alone. No kernel of it is running: a stream holds the kernels that
+            // were put on it until it has been synchronised (`Stream::submit`), and a graph holds its kernels.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
         }
     }
@@ -82,6 +82,7 @@ struct Inner {
     module: Arc<Module>,
     function: sys::CUfunction,
     entry: &'static str,
+    arch: Arch,
     registers: u32,
     local_bytes: u32,
     max_threads: u32,
@@ -114,6 +115,7 @@ impl Kernel {
             module: Arc::clone(module),
             function,
             entry: program.entry,
+            arch: device.arch(),
             registers: get(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             local_bytes: get(function, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             max_threads: get(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
@@ -125,6 +127,15 @@ impl Kernel {
     /// Name of the kernel.
     pub fn entry(&self) -> &'static str {
         self.inner.entry
+    }
+
+    /// Compute capability of the GPU that it is loaded on.
+    pub fn arch(&self) -> Arch {
+        self.inner.arch
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.module.context
     }
 
     /// Registers per thread.
@@ -215,20 +226,37 @@ impl Device {
         programs.iter().zip(&modules).map(|(program, module)| Kernel::new(self, module, program)).collect()
     }
 
+    /// Compiles the `programs` that are missing at the same time. One that does not compile or load is no error here:
+    /// [`Device::kernel`] reports it.
+    pub fn prefetch(&self, programs: &[Program]) {
+        let missing = missing(&self.lock_modules().clone(), programs);
+        for (program, image) in missing.iter().zip(self.images(&missing)) {
+            if let Ok(module) = image.and_then(|image| Module::load(self, program, &image)) {
+                self.lock_modules().entry(program.unit()).or_insert(Arc::new(module));
+            }
+        }
+    }
+
+    /// Unloads the kernels that nothing holds.
+    pub fn unload_unused(&self) {
+        self.lock_modules().retain(|_, module| Arc::strong_count(module) > 1);
+    }
+
+    fn lock_modules(&self) -> MutexGuard<'_, HashMap<Unit, Arc<Module>>> {
+        self.modules().lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// The modules of `programs`.
     fn load(&self, programs: &[Program]) -> Result<Vec<Arc<Module>>, CudaError> {
-        let lock = || self.modules().lock().unwrap_or_else(|e| e.into_inner());
-        let mut missing = HashMap::new();
-        for program in programs.iter().filter(|program| !lock().contains_key(&program.unit())) {
-            missing.entry(program.unit()).or_insert(program);
-        }
-        let missing: Vec<&Program> = missing.into_values().collect();
+        // Held here, because another thread may unload what nothing holds.
+        let mut modules: HashMap<Unit, Arc<Module>> = self.lock_modules().clone();
+        let missing = missing(&modules, programs);
         for (program, image) in missing.iter().zip(self.images(&missing)) {
             let module = Arc::new(Module::load(self, program, &image?)?);
             // Another thread may have been first; then its module stays.
-            lock().entry(program.unit()).or_insert(module);
+            let module = Arc::clone(self.lock_modules().entry(program.unit()).or_insert(module));
+            modules.insert(program.unit(), module);
         }
-        let modules = lock();
         Ok(programs.iter().map(|program| Arc::clone(&modules[&program.unit()])).collect())
     }
 
@@ -253,4 +281,13 @@ impl Device {
         let take = |slot: Slot| slot.into_inner().unwrap_or_else(|e| e.into_inner());
         results.into_iter().map(|slot| take(slot).expect("every program was taken")).collect()
     }
+}
+
+/// Those of `programs` that are not among `loaded`, one of each unit.
+fn missing<'a>(loaded: &HashMap<Unit, Arc<Module>>, programs: &'a [Program]) -> Vec<&'a Program> {
+    let mut missing = HashMap::new();
+    for program in programs.iter().filter(|program| !loaded.contains_key(&program.unit())) {
+        missing.entry(program.unit()).or_insert(program);
+    }
+    missing.into_values().collect()
 }

@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use cudarc::driver::sys::{self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
 
 use super::error::check;
-use super::{CudaError, Kernel, Stream};
+use super::{Arch, CudaError, Kernel, Stream};
 
 /// How many threads run a kernel, and with how much shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,8 @@ pub struct LaunchConfig {
     /// Bytes of dynamic shared memory of a block.
     pub shared: u32,
     /// Whether the kernel may start before the one in front of it on the stream is done. It must then wait
-    /// (`griddepcontrol.wait`) before it touches memory that earlier work writes or reads. For sm_90 and newer.
+    /// (`griddepcontrol.wait`) before it touches memory that earlier work writes or reads. GPUs older than sm_90 cannot
+    /// do this: there the kernel starts after the one in front of it ([`LaunchConfig::overlaps`]).
     pub pdl: bool,
 }
 
@@ -25,6 +26,12 @@ impl LaunchConfig {
     /// A grid of one dimension, with no dynamic shared memory, started after the work before it.
     pub fn linear(blocks: u32, threads: u32) -> LaunchConfig {
         LaunchConfig { grid: [blocks, 1, 1], threads, shared: 0, pdl: false }
+    }
+
+    /// Whether a launch on `arch` asks the driver for programmatic dependent launch. Drivers may refuse the attribute on
+    /// GPUs older than sm_90.
+    pub fn overlaps(&self, arch: Arch) -> bool {
+        self.pdl && arch.major >= 9
     }
 
     /// Nothing if `kernel` can be launched so.
@@ -63,14 +70,14 @@ pub unsafe trait Params: Copy {}
 /// Puts a kernel on `stream`. May be captured; the graph then holds the kernel.
 ///
 /// # Errors
-/// The configuration is impossible for this kernel, or the driver fails. Errors of the kernel itself appear when the
+/// The configuration is impossible for this kernel, `stream` is on another GPU, or the driver fails. Errors of the kernel itself appear when the
 /// stream is next synchronised.
 ///
 /// # Safety
 /// - `P` is the parameter of this kernel.
 /// - Run with these parameters and this configuration, the kernel stays within memory that lives until it is done (in a
 ///   captured graph: as long as the graph, which [`Stream::hold`] sees to).
-/// - `stream` and all of that memory belong to the device that the kernel was loaded on.
+/// - All of that memory belongs to the device that the kernel was loaded on.
 pub unsafe fn launch<P: Params>(
     kernel: &Kernel,
     config: LaunchConfig,
@@ -78,13 +85,17 @@ pub unsafe fn launch<P: Params>(
     params: &P,
 ) -> Result<(), CudaError> {
     config.check(kernel, size_of::<P>())?;
+    if !kernel.context().same(stream.context()) {
+        let what = "the kernel was loaded on another GPU than the stream's".to_owned();
+        return Err(CudaError::Launch { entry: kernel.entry(), what });
+    }
     let mut attribute = CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
         value: CUlaunchAttributeValue { pad: [0; 64] },
     };
     attribute.value.programmaticStreamSerializationAllowed = 1;
-    let [x, y, z] = config.grid;
+    let ([x, y, z], overlaps) = (config.grid, config.overlaps(kernel.arch()));
     let config = sys::CUlaunchConfig {
         gridDimX: x,
         gridDimY: y,
@@ -95,7 +106,7 @@ pub unsafe fn launch<P: Params>(
         sharedMemBytes: config.shared,
         hStream: stream.handle(),
         attrs: &mut attribute,
-        numAttrs: c_uint::from(config.pdl),
+        numAttrs: c_uint::from(overlaps),
     };
     let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
     // SAFETY: the kernel is loaded (`Kernel` holds its module), the stream is alive, and the attribute, the array of one
@@ -104,5 +115,5 @@ pub unsafe fn launch<P: Params>(
     let mut start = || unsafe {
         sys::cuLaunchKernelEx(&config, kernel.function(), arguments.as_mut_ptr(), std::ptr::null_mut())
     };
-    stream.submit(|held| held.push(kernel.keep()), || check("cuLaunchKernelEx", start()))
+    stream.submit_with(kernel.keep(), || check("cuLaunchKernelEx", start()))
 }

@@ -202,6 +202,29 @@ impl DeviceSlice {
         stream.submit(|held| held.push(self.keep()), || check("cuMemsetD8Async", fill()))
     }
 
+    /// Fills these bytes with copies of `pattern`, one after the other, in the order of `stream`.
+    ///
+    /// # Errors
+    /// `pattern` is empty, the stream is being captured, or the driver fails.
+    ///
+    /// # Panics
+    /// `pattern` is on another GPU than the stream.
+    pub fn fill_with(&self, stream: &Stream, pattern: &DeviceSlice) -> Result<(), CudaError> {
+        if pattern.bytes == 0 {
+            return Err(CudaError::Unsupported("memory cannot be filled with an empty pattern".to_owned()));
+        }
+        [self, pattern].into_iter().for_each(|slice| stream.hold(slice));
+        for offset in (0..self.bytes).step_by(pattern.bytes) {
+            let bytes = pattern.bytes.min(self.bytes - offset);
+            let to = self.ptr() + offset as u64;
+            // SAFETY: `bytes` bytes of two allocations that these slices hold and that are freed only after the work
+            // that uses them (`Allocation::drop`).
+            let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(to, pattern.ptr(), bytes, stream.handle()) };
+            stream.submit_now("a copy on the device", || check("cuMemcpyDtoDAsync", copy()))?;
+        }
+        Ok(())
+    }
+
     /// What keeps the memory alive.
     pub(crate) fn keep(&self) -> Held {
         Arc::clone(&self.allocation) as Held

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 
 use super::device::Context;
 use super::error::check;
@@ -31,7 +31,10 @@ impl PinnedBuf {
         device.bind()?;
         let mut data = std::ptr::null_mut();
         // SAFETY: a context is current; the driver refuses 0 bytes, so there is at least one; it writes one address.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut data, bytes.max(1), 0) })?;
+        match unsafe { sys::cuMemHostAlloc(&mut data, bytes.max(1), 0) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::HostMemory { bytes }),
+            status => check("cuMemHostAlloc", status)?,
+        }
         let data = data.cast::<u8>();
         // SAFETY: `bytes` bytes at `data` were allocated above, and nobody else knows them yet.
         unsafe { data.write_bytes(0, bytes) };

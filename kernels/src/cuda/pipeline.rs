@@ -8,11 +8,38 @@ use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Graph, PinnedBuf, 
 /// Inputs in flight.
 const SLOTS: usize = 2;
 
+/// The fewest bytes that are worth a thread's start.
+const BYTES_PER_THREAD: usize = 2 << 20;
+/// The most threads that copy one input: more do not copy faster.
+const COPYING_THREADS: usize = 8;
+
+/// Copies `from` to `to`, on several threads if it is long: one thread copies slower than a GPU computes.
+fn copy_on_threads(to: &mut [u8], from: &[u8]) {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = (from.len() / BYTES_PER_THREAD).min(cores).min(COPYING_THREADS);
+    if threads < 2 {
+        return to.copy_from_slice(from);
+    }
+    let each = from.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let mut parts = to.chunks_mut(each).zip(from.chunks(each));
+        let first = parts.next();
+        for (to, from) in parts {
+            scope.spawn(move || to.copy_from_slice(from));
+        }
+        if let Some((to, from)) = first {
+            to.copy_from_slice(from);
+        }
+    });
+}
+
 /// A queue of inputs for one piece of work, which is recorded once for each size of input.
 pub struct Pipeline {
     compute: Stream,
     copies: Stream,
     slots: [Slot; SLOTS],
+    /// Bytes in front of each output.
+    prefix: usize,
 }
 
 /// Room for one input and its output.
@@ -29,16 +56,22 @@ struct Slot {
 }
 
 impl Pipeline {
-    /// Room for inputs and outputs of up to these many bytes.
+    /// Room for inputs and outputs of up to these many bytes. In front of each output are `prefix` bytes of flags, which
+    /// the work sets and nothing resets.
     ///
     /// # Errors
     /// Too little memory on the device or on the host, or the driver fails.
-    pub fn new(device: &Device, input_bytes: usize, output_bytes: usize) -> Result<Pipeline, CudaError> {
+    pub fn new(
+        device: &Device,
+        input_bytes: usize,
+        output_bytes: usize,
+        prefix: usize,
+    ) -> Result<Pipeline, CudaError> {
         let slot = || -> Result<Slot, CudaError> {
             Ok(Slot {
                 input: DeviceBuf::zeroed(device, input_bytes)?.all(),
                 host_input: PinnedBuf::new(device, input_bytes)?,
-                host_output: PinnedBuf::new(device, output_bytes)?,
+                host_output: PinnedBuf::new(device, prefix + output_bytes)?,
                 copied: Event::new(device)?,
                 done: Event::new(device)?,
                 graphs: BTreeMap::new(),
@@ -49,6 +82,7 @@ impl Pipeline {
             compute: Stream::new(device)?,
             copies: Stream::new(device)?,
             slots: [slot()?, slot()?],
+            prefix,
         })
     }
 
@@ -60,6 +94,11 @@ impl Pipeline {
     /// What the work of slot 0 reads.
     pub fn input(&self) -> &DeviceSlice {
         &self.slots[0].input
+    }
+
+    /// Forgets the work that was recorded under `key`.
+    pub fn forget(&mut self, key: usize) {
+        self.slots.iter_mut().for_each(|slot| drop(slot.graphs.remove(&key)));
     }
 
     /// Whether work was recorded under `key`.
@@ -94,8 +133,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Runs `parts` one after the other: for each the key of its work, its input, and where its output goes, which the
-    /// work leaves at `output` on the device.
+    /// Runs `parts` one after the other: for each the key of its work, its input, and where its output goes. The input may
+    /// be shorter than the work takes; the rest is what earlier inputs left. The work leaves its flags at `output` on the
+    /// device, and its output after them. Returns the index of the first flag (a u32) that is set after any of the parts.
     ///
     /// # Errors
     /// The driver or the work fails.
@@ -106,14 +146,14 @@ impl Pipeline {
         &mut self,
         output: &DeviceSlice,
         parts: impl ExactSizeIterator<Item = (usize, &'a [u8], &'a mut [f32])>,
-    ) -> Result<(), CudaError> {
-        let alone = parts.len() == 1;
+    ) -> Result<Option<usize>, CudaError> {
+        let (alone, mut raised) = (parts.len() == 1, None);
         let mut waiting: [Option<&'a mut [f32]>; SLOTS] = [const { None }; SLOTS];
         let mut outcome = Ok(());
         for (index, (key, input, values)) in parts.enumerate() {
             let slot = index % SLOTS;
             outcome = self
-                .finish(slot, waiting[slot].take())
+                .finish(slot, waiting[slot].take(), &mut raised)
                 .and_then(|()| self.start(slot, key, input, output, values.len(), alone));
             if outcome.is_err() {
                 break;
@@ -121,10 +161,10 @@ impl Pipeline {
             waiting[slot] = Some(values);
         }
         for (slot, values) in waiting.into_iter().enumerate() {
-            let finished = self.finish(slot, values);
+            let finished = self.finish(slot, values, &mut raised);
             outcome = outcome.and(finished);
         }
-        outcome
+        outcome.map(|()| raised)
     }
 
     /// Starts the work of `key` on `input` in a slot that is free.
@@ -138,7 +178,7 @@ impl Pipeline {
         alone: bool,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
-        slot.host_input.as_mut_slice::<u8>()[..input.len()].copy_from_slice(input);
+        copy_on_threads(&mut slot.host_input.as_mut_slice::<u8>()[..input.len()], input);
         let graph = slot.graphs.get(&key).expect("work was recorded under the key");
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
@@ -151,15 +191,20 @@ impl Pipeline {
             self.compute.wait(&slot.copied)?;
         }
         graph.launch(&self.compute)?;
+        let bytes = self.prefix + 4 * values;
         // SAFETY: as above.
-        unsafe {
-            output.slice(0, 4 * values).copy_to_pinned(&self.compute, &slot.host_output, 0..4 * values)?
-        };
+        unsafe { output.slice(0, bytes).copy_to_pinned(&self.compute, &slot.host_output, 0..bytes)? };
         slot.done.record(&self.compute)
     }
 
-    /// Waits for a slot's work and takes its output.
-    fn finish(&mut self, slot: usize, values: Option<&mut [f32]>) -> Result<(), CudaError> {
+    /// Waits for a slot's work and takes its output; `raised` becomes the first flag that is set.
+    fn finish(
+        &mut self,
+        slot: usize,
+        values: Option<&mut [f32]>,
+        raised: &mut Option<usize>,
+    ) -> Result<(), CudaError> {
+        let prefix = self.prefix;
         let slot = &mut self.slots[slot];
         if !slot.busy {
             return Ok(());
@@ -172,7 +217,9 @@ impl Pipeline {
         slot.busy = false;
         waited?;
         if let Some(values) = values {
-            values.copy_from_slice(&slot.host_output.as_slice::<f32>()[..values.len()]);
+            values.copy_from_slice(&slot.host_output.as_slice::<f32>()[prefix / 4..][..values.len()]);
+            let flags = &slot.host_output.as_slice::<u32>()[..prefix / 4];
+            *raised = raised.or_else(|| flags.iter().position(|&flag| flag != 0));
         }
         Ok(())
     }
@@ -201,5 +248,20 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         // Pinned memory must outlive the copies that use it.
         let _ = self.copies.synchronize().and(self.compute.synchronize());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_copied_whatever_the_length() {
+        for bytes in [0, 1, 2 * BYTES_PER_THREAD - 1, 2 * BYTES_PER_THREAD, 19_267_584, 19_267_585] {
+            let from: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+            let mut to = vec![255; bytes];
+            copy_on_threads(&mut to, &from);
+            assert!(to == from, "{bytes} bytes");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Streams, which order work, and events, which mark a point in it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::CudaStream;
@@ -9,7 +10,7 @@ use super::device::Context;
 use super::error::check;
 use super::{CudaError, Device, DeviceSlice};
 
-/// Something that a graph keeps alive.
+/// Something that a graph or a stream keeps alive.
 pub(crate) type Held = Arc<dyn Send + Sync>;
 
 /// A queue of work that is done in order, and independently of other streams. Threads may share it: each piece of work
@@ -21,6 +22,8 @@ pub struct Stream {
     owner: Option<Arc<CudaStream>>,
     /// While the stream is captured: what the graph has to keep alive. Locked whenever work is put on the stream.
     held: Mutex<Option<Vec<Held>>>,
+    /// What the work that is on the stream needs, by address: it is let go when the stream has been synchronised.
+    busy: Mutex<BTreeMap<usize, Held>>,
 }
 
 // SAFETY: the driver's functions on streams are thread-safe, and the handle is valid until `drop`.
@@ -39,7 +42,7 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current, and the driver writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { context: Arc::clone(device.context()), handle, owner: None, held: Mutex::new(None) })
+        Ok(Stream::with(Arc::clone(device.context()), handle, None))
     }
 
     /// Somebody else's stream in the context of `device`, which this keeps alive.
@@ -53,7 +56,11 @@ impl Stream {
             ));
         }
         let (context, handle) = (Arc::clone(device.context()), owner.cu_stream());
-        Ok(Stream { context, handle, owner: Some(Arc::clone(owner)), held: Mutex::new(None) })
+        Ok(Stream::with(context, handle, Some(Arc::clone(owner))))
+    }
+
+    fn with(context: Arc<Context>, handle: sys::CUstream, owner: Option<Arc<CudaStream>>) -> Stream {
+        Stream { context, handle, owner, held: Mutex::default(), busy: Mutex::default() }
     }
 
     /// Waits until all work on the stream is done.
@@ -62,8 +69,14 @@ impl Stream {
     /// The driver fails, or work on the stream did; the stream is being captured.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
+        // What later work needs goes to an empty map, so that only finished work is let go.
+        let done = std::mem::take(&mut *self.busy());
         // SAFETY: the stream is alive.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
+        let status = check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) });
+        if status.is_err() {
+            self.busy().extend(done);
+        }
+        status
     }
 
     /// Makes later work on the stream wait for `event`.
@@ -77,11 +90,35 @@ impl Stream {
         self.submit_now("a wait for an event", wait)
     }
 
-    /// Within [`Stream::capture`], makes the graph keep `slice` alive. Does nothing otherwise.
+    /// Checks that `slice` is on this stream's GPU. Within [`Stream::capture`], makes the graph keep it alive.
+    ///
+    /// # Panics
+    /// It is on another GPU.
     pub fn hold(&self, slice: &DeviceSlice) {
+        assert!(slice.context().same(&self.context), "memory of another GPU than the stream's");
         if let Some(held) = self.held().as_mut() {
             held.push(slice.keep());
         }
+    }
+
+    /// As [`Stream::submit`], of work that needs `kept` until it is done.
+    pub(crate) fn submit_with(
+        &self,
+        kept: Held,
+        call: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        let mut held = self.held();
+        match held.as_mut() {
+            Some(held) => held.push(kept),
+            None => self.keep_busy(kept),
+        }
+        call()
+    }
+
+    /// Keeps `kept` until the stream has been synchronised.
+    pub(crate) fn keep_busy(&self, kept: Held) {
+        self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
     }
 
     /// Puts work on the stream by `call`, with the context current; a graph that it is captured in keeps what `keep`
@@ -117,6 +154,10 @@ impl Stream {
         self.held.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<usize, Held>> {
+        self.busy.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind()
     }
@@ -132,6 +173,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if !self.busy().is_empty() {
+            // Kernels must stay loaded until they are done. An error is the work's own.
+            let _ = self.synchronize();
+        }
         if self.owner.is_none() && self.bind().is_ok() {
             // SAFETY: created in `new`, destroyed here alone; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };

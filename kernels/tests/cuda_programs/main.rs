@@ -95,6 +95,9 @@ fn fault(program: &Program, arch: &str) -> Option<String> {
         Ok(compiled) => compiled,
         Err(error) => return Some(error.to_string().replace('\n', " | ")),
     };
+    if let Some(line) = compiled.log.lines().find(|line| line.contains("serialized")) {
+        return Some(line.to_owned());
+    }
     let found = resources(&compiled.cubin, program.entry).unwrap();
     let threads = program.defines.iter().find(|(name, _)| *name == "THREADS").expect("THREADS is defined").1;
     // Registers are given to warps in pieces of 256.

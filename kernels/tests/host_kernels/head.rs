@@ -5,7 +5,7 @@ use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_kernels::{Quantizer, reference};
 
 use crate::compiler::Compiler;
-use crate::launch::{Launch, floats};
+use crate::launch::{Launch, floats, words};
 use crate::rows::{self, half_floats, to_halves};
 use crate::support::{Rng, assert_same, step};
 
@@ -52,10 +52,12 @@ fn pooling_gives_the_reference() {
                 StreamType::F16 => launch.activation(&to_halves(&stream)),
             };
             let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
+            let launch = launch.activation(&[0_u32]);
             let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
             let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
             let what = format!("({images}, {tokens}, {columns}) {elements:?} {store:?}");
-            let got = &got[got.len() - 1];
+            assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
+            let got = &got[got.len() - 2];
             match elements {
                 StreamType::F32 => rows::check(got, &want, columns, store, &what),
                 // Norms and sums in f32, in another order.
@@ -66,6 +68,23 @@ fn pooling_gives_the_reference() {
             }
         }
     }
+}
+
+#[test]
+fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let (tokens, columns) = (49, 96);
+    let mut stream = vec![1.0_f32; tokens * columns];
+    stream[48 * columns + 3] = f32::INFINITY;
+    let ones = vec![1.0_f32; columns];
+    let store = DeviceStore::Codes(step(0.015625));
+    let config = DevicePool::launch((1, tokens), columns, StreamType::F16);
+    let launch = Launch::new(&DevicePool::program(StreamType::F16, store), config);
+    let launch = launch.activation(&to_halves(&stream)).array(&ones).array(&ones);
+    let launch = rows::output(launch, 1, columns, store).activation(&[0_u32]);
+    let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+    let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
+    assert_eq!(words(&got[got.len() - 1]), [1]);
 }
 
 #[test]

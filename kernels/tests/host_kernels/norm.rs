@@ -5,7 +5,7 @@ use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_kernels::{PAD, reference};
 
 use crate::compiler::Compiler;
-use crate::launch::Launch;
+use crate::launch::{Launch, words};
 use crate::linear::window_map;
 use crate::rows::{self, half_floats, to_halves};
 use crate::support::{Rng, step};
@@ -74,7 +74,8 @@ impl Case {
         };
         let launch = launch.optional(self.map.as_deref()).array(&self.gamma).array(&self.beta);
         let launch =
-            rows::output(launch, total, self.columns, store).int(total).int(self.rows).int(self.tokens);
+            rows::output(launch, total, self.columns, store).activation(&[0_u32]).int(total).int(self.rows);
+        let launch = launch.int(self.tokens);
         let stride = row_stride(self.columns, store.element_bytes());
         rows::step_of(launch.int(self.columns).int(stride).float(EPSILON), store)
     }
@@ -158,7 +159,7 @@ fn an_f32_stream_gives_the_reference() {
         for store in stores {
             let got = &case.launch(StreamType::F32, store).run(compiler);
             let what = format!("case {i}, {store:?}");
-            rows::check(&got[got.len() - 1], &want, case.columns, store, &what);
+            rows::check(&got[got.len() - 2], &want, case.columns, store, &what);
         }
     }
 }
@@ -172,7 +173,26 @@ fn an_f16_stream_is_normalised_as_well_as_f32_can() {
             let got = &case.launch(StreamType::F16, store).run(compiler);
             let what = format!("case {i}, {store:?}");
             // The mean of about 30 is rounded to f32, and normalised by a deviation of about 2.
-            rows::check_near(&got[got.len() - 1], &want, 1e-5, case.columns, store, &what);
+            assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
+            rows::check_near(&got[got.len() - 2], &want, 1e-5, case.columns, store, &what);
         }
+    }
+}
+
+#[test]
+fn a_value_of_the_f16_stream_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    for (mut case, at) in
+        [(Case::new(1, 65, 96, 1, false), 64 * 96 + 95), (Case::new(1, 3, 1536, 4, true), 7)]
+    {
+        for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            case.stream[at] = value;
+            let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
+            assert_eq!(words(&got[got.len() - 1]), [1], "{value}");
+        }
+        // The largest half is a number.
+        case.stream.fill(65504.0);
+        let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
+        assert_eq!(words(&got[got.len() - 1]), [0]);
     }
 }

@@ -1,6 +1,6 @@
 //! The end of the network: LayerNorm and mean over tokens, and a product in f32.
 
-use super::{DeviceStore, StreamType, expect, int, row_stride};
+use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
 use crate::Quantizer;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
@@ -23,6 +23,7 @@ struct PoolParams {
     gamma: u64,
     beta: u64,
     out: u64,
+    overflow: u64,
     tokens: i32,
     columns: i32,
     stride: i32,
@@ -117,7 +118,8 @@ impl DevicePool {
         })
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens, writes `[images, columns]`.
+    /// Reads the stream of `images` images of `tokens` tokens, writes `[images, columns]`. The u32 at `overflow` becomes 1
+    /// if an f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -130,17 +132,20 @@ impl DevicePool {
         (images, tokens): (usize, usize),
         stream: &DeviceSlice,
         out: &DeviceSlice,
+        overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let stride = row_stride(self.columns, self.store.element_bytes());
         expect("pool: the stream", stream, images * tokens * self.columns * self.stream.bytes());
         expect("pool: the output", out, images * stride * self.store.element_bytes());
-        [stream, out, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
+        expect_word("pool: the overflow flag", overflow);
+        [stream, out, overflow, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
         let (recip, scale) = self.store.recip_and_scale();
         let params = PoolParams {
             stream: stream.ptr(),
             gamma: self.gamma.ptr(),
             beta: self.beta.ptr(),
             out: out.ptr(),
+            overflow: overflow.ptr(),
             tokens: int(tokens),
             columns: int(self.columns),
             stride: int(stride),

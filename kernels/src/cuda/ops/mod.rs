@@ -122,6 +122,14 @@ pub(super) fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }
 
+/// Checks that `slice` holds an aligned u32.
+///
+/// # Panics
+/// Otherwise; the message begins with `what`.
+pub(super) fn expect_word(what: &str, slice: &DeviceSlice) {
+    assert!(slice.bytes() >= 4 && slice.ptr().is_multiple_of(4), "{what} is not an aligned u32");
+}
+
 /// A size as kernels take it.
 ///
 /// # Panics

@@ -1,12 +1,14 @@
 //! LayerNorm of rows gathered from the residual stream.
 
-use super::{DeviceMap, DeviceStore, StreamType, expect, int, row_stride};
+use super::{DeviceMap, DeviceStore, StreamType, expect, expect_word, int, row_stride};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
 
 /// Threads of a block.
 const THREADS: u32 = 256;
+/// The most lanes that share a row.
+const LANES_PER_ROW: usize = 32;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -16,6 +18,7 @@ struct NormParams {
     gamma: u64,
     beta: u64,
     out: u64,
+    overflow: u64,
     total_rows: i32,
     rows: i32,
     tokens: i32,
@@ -175,7 +178,8 @@ impl DeviceNorm {
         }
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens, writes their rows.
+    /// Reads the stream of `images` images of `tokens` tokens, writes their rows. The u32 at `overflow` becomes 1 if an
+    /// f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -188,6 +192,7 @@ impl DeviceNorm {
         (images, tokens): (usize, usize),
         stream: &DeviceSlice,
         out: &DeviceSlice,
+        overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let (rows, expected) = self.rows_and_tokens(tokens);
         assert_eq!(tokens, expected, "norm: tokens of an image");
@@ -196,12 +201,15 @@ impl DeviceNorm {
         let piece = columns / self.config.pieces;
         expect("norm: the stream", stream, images * tokens * piece * self.config.stream.bytes());
         expect("norm: the output", out, images * rows * stride * self.store.element_bytes());
+        expect_word("norm: the overflow flag", overflow);
+        // The kernels count lanes in 32 bits.
+        int(images * rows * LANES_PER_ROW);
         let map = match &self.sources {
             Sources::Tokens => None,
             Sources::Rows(map) => Some(&map.slice),
             Sources::Merged { map, .. } => Some(map),
         };
-        [stream, out, &self.gamma, &self.beta].into_iter().chain(map).for_each(|s| on.hold(s));
+        [stream, out, overflow, &self.gamma, &self.beta].into_iter().chain(map).for_each(|s| on.hold(s));
         let (recip, scale) = self.store.recip_and_scale();
         let params = NormParams {
             stream: stream.ptr(),
@@ -209,6 +217,7 @@ impl DeviceNorm {
             gamma: self.gamma.ptr(),
             beta: self.beta.ptr(),
             out: out.ptr(),
+            overflow: overflow.ptr(),
             total_rows: int(images * rows),
             rows: int(rows),
             tokens: int(tokens),

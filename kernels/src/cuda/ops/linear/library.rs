@@ -20,6 +20,8 @@ pub struct LibraryLinear {
     /// INT8 results: the `.output` site's codes.
     codes: bool,
     m: usize,
+    /// The weight in the order of its columns, shared by the algorithms of a layer.
+    weight: Arc<DeviceSlice>,
 }
 
 impl LinearKind {
@@ -42,7 +44,6 @@ impl DeviceLinear {
         if !self.n.is_multiple_of(16) || !self.k.is_multiple_of(16) {
             return Ok(Vec::new());
         }
-        self.plain()?;
         let mut linears = Vec::new();
         if self.kind.integer {
             linears.extend(self.finished(lt, m, LtPlan::new(lt, m, self.n, self.k, Output::S32)?, false)?);
@@ -68,21 +69,31 @@ impl DeviceLinear {
         plans: Vec<LtPlan>,
         codes: bool,
     ) -> Result<Vec<LibraryLinear>, CudaError> {
-        let kernel = self.device.kernel(&self.kind.finish_program(codes))?;
-        let finish = |plan| LibraryLinear { lt: Arc::clone(lt), plan, kernel: kernel.clone(), codes, m };
+        let (kernel, weight) = (self.device.kernel(&self.kind.finish_program(codes))?, self.plain()?);
+        let finish = |plan| LibraryLinear {
+            lt: Arc::clone(lt),
+            plan,
+            kernel: kernel.clone(),
+            codes,
+            m,
+            weight: Arc::clone(&weight),
+        };
         Ok(plans.into_iter().map(finish).collect())
     }
 
     /// The weight in the order of its columns, on the device.
-    fn plain(&self) -> Result<&DeviceSlice, CudaError> {
-        if let Some(slice) = self.plain_on_device.get() {
+    fn plain(&self) -> Result<Arc<DeviceSlice>, CudaError> {
+        let mut known = self.plain_on_device.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(slice) = known.upgrade() {
             return Ok(slice);
         }
         let buf = match &self.plain_weight {
             PlainWeight::Codes(codes) => DeviceBuf::from_slice(&self.device, codes)?,
             PlainWeight::Half(bits) => DeviceBuf::from_slice(&self.device, bits)?,
         };
-        Ok(self.plain_on_device.get_or_init(|| buf.all()))
+        let slice = Arc::new(buf.all());
+        *known = Arc::downgrade(&slice);
+        Ok(slice)
     }
 }
 
@@ -120,7 +131,7 @@ impl LibraryLinear {
         expect("linear: the scratch", scratch, self.scratch_bytes(linear));
         linear.expect_target(self.m, &target);
         let alpha = self.codes.then_some(&linear.epilogue.scale);
-        self.plan.run(&self.lt, on, a, linear.plain()?, alpha, scratch)?;
+        self.plan.run(&self.lt, on, a, &self.weight, alpha, scratch)?;
         [target.slice, scratch].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
         linear.epilogue.hold(on);
@@ -130,6 +141,8 @@ impl LibraryLinear {
             ld: int(linear.n),
             epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
+        // The kernel counts eights of columns in 32 bits.
+        int(self.m * linear.n.div_ceil(8));
         let blocks = (self.m * linear.n.div_ceil(8)).div_ceil(THREADS as usize);
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
         // SAFETY: `DequantParams` is the kernel's parameter, which was specialised for the layer's kind; the lengths

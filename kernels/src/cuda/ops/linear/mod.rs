@@ -6,7 +6,8 @@ pub mod pack;
 mod params;
 mod tile;
 
-use std::sync::OnceLock;
+use std::fmt;
+use std::sync::{Mutex, Weak};
 
 pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
@@ -97,6 +98,12 @@ impl LinearKind {
         }
     }
 
+    /// This kind for another residual stream.
+    #[must_use]
+    pub fn with_stream(self, stream: StreamType) -> LinearKind {
+        LinearKind { stream, ..self }
+    }
+
     /// `program` with the defines of the epilogue.
     fn define(&self, program: Program) -> Program {
         program
@@ -154,6 +161,24 @@ impl LinearKind {
     }
 }
 
+impl fmt::Display for LinearKind {
+    /// The kind in words; tables of tiles name kinds by it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (integer, stream) = (self.integer, self.stream);
+        f.write_str(if integer { "int8" } else { "f16" })?;
+        for (on, name) in [(self.output, " output"), (self.gelu, " gelu"), (self.fake, " fake")] {
+            f.write_str(if on { name } else { "" })?;
+        }
+        let store = match self.store {
+            super::STORE_CODES => "codes",
+            super::STORE_HALF => "f16",
+            super::STORE_FLOAT => "f32",
+            _ => "residual",
+        };
+        write!(f, " to {store}, {} stream", if stream == StreamType::F32 { "f32" } else { "f16" })
+    }
+}
+
 /// A linear layer whose weight is on a device.
 pub struct DeviceLinear {
     device: Device,
@@ -162,9 +187,9 @@ pub struct DeviceLinear {
     k: usize,
     weight: DeviceSlice,
     epilogue: EpilogueArrays,
-    /// What cuBLASLt needs of a weight, which goes to the device when first asked for.
+    /// The weight as cuBLASLt takes it. It is on the device only while a [`LibraryLinear`] of this layer exists.
     plain_weight: PlainWeight,
-    plain_on_device: OnceLock<DeviceSlice>,
+    plain_on_device: Mutex<Weak<DeviceSlice>>,
 }
 
 /// The weight in the order of its columns.
@@ -284,7 +309,7 @@ impl DeviceLinear {
             weight: weight.all(),
             epilogue: EpilogueArrays::new(device, spec)?,
             plain_weight,
-            plain_on_device: OnceLock::new(),
+            plain_on_device: Mutex::default(),
         })
     }
 

@@ -124,6 +124,20 @@ const SHAPES: [((u16, u16), (u16, u16)); 16] = [
 ];
 
 impl Tile {
+    /// Position of the instruction among all, block, warps, depth, stages, resident stages.
+    pub fn numbers(&self) -> (usize, [u16; 7]) {
+        let Tile { instruction, block, warp, depth, stages, resident } = *self;
+        let position = Instruction::ALL.iter().position(|&i| i == instruction).expect("one of all");
+        (position, [block.0, block.1, warp.0, warp.1, depth, stages, resident])
+    }
+
+    /// The tile of [`Tile::numbers`], if there is such an instruction.
+    pub fn from_numbers((instruction, sizes): (usize, [u16; 7])) -> Option<Tile> {
+        let [rows, columns, warp_rows, warp_columns, depth, stages, resident] = sizes;
+        let (block, warp) = ((rows, columns), (warp_rows, warp_columns));
+        Some(Tile { instruction: *Instruction::ALL.get(instruction)?, block, warp, depth, stages, resident })
+    }
+
     /// Threads of a block.
     pub fn threads(&self) -> u32 {
         let warps = (self.block.0 / self.warp.0) * (self.block.1 / self.warp.1);
