@@ -1,18 +1,22 @@
 //! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
 //!
-//! The definition is [`crate::reference::attention_window`], which every instruction set equals bit for bit. Each of the two products is taken in integers when both
-//! its operands are quantized, else in f32 on what their sites return. Queries, keys, values, logits and probabilities
-//! of one window and head stay in a thread's scratch memory; only the result is written, where the projection
-//! reads it.
+//! [`crate::reference::attention_window`] is the definition, which every instruction set equals bit for bit. Each of the two
+//! products is computed in integers if both its operands are quantized, else in f32 on the values that their sites return.
+//! Queries, keys, values, logits and probabilities of one window and head stay in a thread's scratch memory; only the result
+//! is written, where the projection reads it.
+//!
+//! There are three bodies: `scalar` calls the reference; `general` handles every combination of sites and any size by
+//! vectors; `int8_u8` handles Swin's usual case, INT8 products with U8 probabilities, with fewer instructions.
 
-mod integer;
+mod general;
+mod int8_u8;
 mod operands;
+mod products;
 mod scalar;
 mod scores;
 pub(crate) mod softmax;
 mod tables;
 mod values;
-mod vector;
 mod work;
 
 use std::ops::Range;
@@ -214,7 +218,7 @@ impl Kernel for Units<'_, '_> {
     fn vector<L: Lanes>(self, lanes: L) {
         for unit in self.units {
             let unit = self.op.locate(self.first, unit);
-            vector::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
+            general::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
         }
     }
 }

@@ -3,7 +3,8 @@
 use super::operands::SIGN;
 use super::{CHUNK, Chunk, Column, Rows, Work};
 use crate::attention::operands::four;
-use crate::attention::scores::{Finish, products_i8};
+use crate::attention::products::{Blocks, Integer, Product, products};
+use crate::attention::scores::Finish;
 use crate::lanes::Lanes;
 
 /// Queries taken together.
@@ -98,7 +99,7 @@ impl Chunk<'_> {
             }
             let out = &mut out[(row + r) * width + from..][..T * L::N];
             for t in 0..T {
-                let logit = finish.logit::<L, true>(lanes, lanes.float(sums[t]), biases[t]);
+                let logit = finish.logit(lanes, lanes.float(sums[t]), biases[t], true);
                 // The second operand is returned when the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
                 lanes.store(&mut out[t * L::N..], logit);
@@ -117,10 +118,14 @@ impl Chunk<'_> {
         work: &Work<'_>,
     ) -> [[L::I; T]; R] {
         let (groups, register) = (self.sizes.d / 4, 4 * L::N);
-        let keys = &work.keys[block * groups * register..][..T * groups * register];
-        let offsets = &work.offsets[block * register..][..T * register];
+        let data = &work.keys[block * groups * register..][..T * groups * register];
+        let keys = Blocks { data, per_block: groups * register, per_group: register };
         let queries = Rows { data: &queries.data[(self.from + row) * queries.stride..], ..queries };
-        products_i8(lanes, groups, queries, keys, offsets)
+        let mut initial = [lanes.splat_i(0); T];
+        for (t, initial) in initial.iter_mut().enumerate() {
+            *initial = Integer::initial(lanes, work.offsets, block + t);
+        }
+        products::<L, Integer, R, T>(lanes, groups, queries, keys, initial)
     }
 
     /// Logits of the lone key, which `largest` then takes into account.
@@ -158,7 +163,7 @@ impl Chunk<'_> {
             if let Some(mask) = mask {
                 bias = lanes.add(bias, lanes.load_part(&mask[first..]));
             }
-            let logit = self.finish.logit::<L, true>(lanes, lanes.float(product), bias);
+            let logit = self.finish.logit(lanes, lanes.float(product), bias, true);
             let span = first..CHUNK.min(first + L::N);
             // The second operand is returned when the first is a NaN.
             let max = lanes.max(logit, lanes.load(&largest[span.clone()]));

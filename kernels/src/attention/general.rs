@@ -1,13 +1,14 @@
-//! One window and head by vectors: operands packed, then logits, weights and results of a few queries at a time.
+//! The general vector path, for every combination of sites and any size: one window and head, whose operands are packed
+//! first; then logits, weights and results of a few queries at a time.
 
 use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
+use super::products::{Blocks, Float, Integer};
 use super::scores::{self, Logits};
 use super::softmax;
 use super::values::{self, Results};
 use super::work::{ROWS, Work};
-use super::{AttentionIn, Shape, Unit, WindowAttention, integer, integer_scores, integer_values};
-use crate::buffer::AlignedBuf;
-use crate::buffer::bytes_mut;
+use super::{AttentionIn, Shape, Unit, WindowAttention, int8_u8, integer_scores, integer_values};
+use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::lanes::Lanes;
 use crate::reference::Probs;
 use crate::rows::RowSink;
@@ -48,8 +49,8 @@ pub(super) fn unit<L: Lanes>(
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    if integer::suits::<L>(op.shape, &op.quant, input) {
-        return integer::unit(lanes, op, unit, input, sink, scratch);
+    if int8_u8::suits::<L>(op.shape, &op.quant, input) {
+        return int8_u8::unit(lanes, op, unit, input, sink, scratch);
     }
     let Work { rows: [q, k, v], keys, values: packed_values, offsets, logits, weights } =
         Work::split(&op.layout, scratch);
@@ -99,9 +100,16 @@ impl Window<'_> {
         let results = Results { sink, row: self.unit.row + from, column: self.unit.head * d, d, factors };
         match self.values {
             Values::Codes(_) => {
-                values::block_i8::<L, R>(lanes, n, weights, n_padded, self.packed_values, &results);
+                let (groups, data) = (n.div_ceil(4), bytes(self.packed_values));
+                let values = Blocks { data, per_block: groups * 4 * L::N, per_group: 4 * L::N };
+                let weights = Rows { data: bytes(weights), stride: n_padded };
+                values::weighted::<L, Integer, R>(lanes, groups, weights, values, &results);
             }
-            Values::F32(values) => values::block_f32::<L, R>(lanes, n, logits, n_padded, values, &results),
+            Values::F32(Rows { data, stride }) => {
+                let values = Blocks { data, per_block: L::N, per_group: stride };
+                let weights = Rows { data: logits, stride: n_padded };
+                values::weighted::<L, Float, R>(lanes, n, weights, values, &results);
+            }
         }
         R
     }
@@ -121,12 +129,12 @@ impl Window<'_> {
         match self.queries {
             Queries::Codes(Rows { data, stride }) => {
                 let queries = Rows { data: &data[from * stride..], stride };
-                let (keys, offsets) = (self.packed_keys, self.offsets);
-                scores::block_i8(lanes, (n, d), queries, keys, offsets, &mut logits);
+                let (sizes, keys) = ((n, d.div_ceil(4)), bytes(self.packed_keys));
+                scores::scores::<L, Integer, R>(lanes, sizes, queries, keys, self.offsets, &mut logits);
             }
             Queries::F32(Rows { data, stride }) => {
                 let queries = Rows { data: &data[from * stride..], stride };
-                scores::block_f32(lanes, (n, d), queries, self.packed_keys, &mut logits);
+                scores::scores::<L, Float, R>(lanes, (n, d), queries, self.packed_keys, &[], &mut logits);
             }
         }
     }

@@ -1,9 +1,8 @@
-//! One window and head where both products are of codes, weights are unsigned codes and rows of operands are whole
-//! registers: Swin's usual case. Chunks of queries go through logits, weights and results phase by phase, so that reductions
-//! over keys are made for several queries at once.
+//! The path for INT8 products with U8 probabilities on rows of full registers: Swin's usual case. A chunk of queries passes
+//! through all logits, then all weights, then all results, so that reductions over keys serve several queries at once.
 //!
-//! Where one key is left after whole blocks of keys (49 = 3 * 16 + 1), it is not padded to a block: its logits and weights
-//! are computed with a query in each lane.
+//! Where a single key remains after the full blocks of keys (49 = 3 * 16 + 1), it is not padded to a block: its logits and
+//! weights are computed with one query in each lane.
 
 mod operands;
 mod results;
@@ -20,13 +19,13 @@ use crate::lanes::Lanes;
 use crate::reference::{AttentionQuant, Probs};
 use crate::rows::RowSink;
 
-/// Queries of one chunk at most.
+/// The most queries of a chunk.
 const CHUNK: usize = 64;
 
-/// Something of each query of a chunk.
+/// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether `unit` takes this case.
+/// Whether this path handles the case.
 pub(super) fn suits<L: Lanes>(shape: Shape, quant: &AttentionQuant, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
         && integer_scores(quant)
@@ -90,7 +89,7 @@ struct Work<'s> {
     /// `[block][channel group][lane][4]` s8.
     keys: &'s mut [u8],
     /// -128 times the sum of each key's codes, i32.
-    offsets: &'s mut [u8],
+    offsets: &'s mut [f32],
     /// `[2 N channels][key group][2 registers]` s8, woven; groups in the order of weights.
     values: &'s mut [u8],
     /// `[CHUNK, blocks * N]`.
@@ -108,7 +107,7 @@ impl<'s> Work<'s> {
         let mut rest = scratch.as_f32_mut();
         let [keys, offsets, values, logits, weights, order] =
             regions.map(|size| rest.split_off_mut(..size).expect("`reserve` made room for all"));
-        let [keys, offsets, values, weights] = [keys, offsets, values, weights].map(bytes_mut);
+        let [keys, values, weights] = [keys, values, weights].map(bytes_mut);
         let order = &mut words_mut(order)[..sizes.blocks * L::N / 4];
         Work { keys, offsets, values, logits, weights, order }
     }

@@ -13,7 +13,7 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
     assert!(d.is_multiple_of(16) && rows.data.len() >= (n - 1) * rows.stride + d);
     let (sign, ones) = (lanes.splat_i(SIGN), lanes.splat_i(0x0101_0101));
     let packed = work.keys[..blocks * L::N * d].chunks_exact_mut(L::N * d);
-    for (b, (packed, offsets)) in packed.zip(work.offsets.chunks_exact_mut(4 * L::N)).enumerate() {
+    for (b, (packed, offsets)) in packed.zip(work.offsets.chunks_exact_mut(L::N)).enumerate() {
         let first = b * L::N;
         let mut sum = lanes.splat_i(0);
         for (c, packed) in packed.chunks_exact_mut(16 * L::N).enumerate() {
@@ -29,8 +29,10 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
                 unsafe { lanes.write_i(packed.as_mut_ptr(), codes) };
             }
         }
-        // SAFETY: `chunks_exact_mut` gives 4 N bytes.
-        unsafe { lanes.write_i(offsets.as_mut_ptr(), lanes.sub_i(lanes.splat_i(0), lanes.times_128(sum))) };
+        // SAFETY: `chunks_exact_mut` gives N values of four bytes.
+        unsafe {
+            lanes.write_i(offsets.as_mut_ptr().cast(), lanes.sub_i(lanes.splat_i(0), lanes.times_128(sum)))
+        };
     }
 }
 
