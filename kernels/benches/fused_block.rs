@@ -1,7 +1,8 @@
 //! The blocks of Swin-T at batches of 1 and 8, run op by op over all rows and as fused blocks. Prints the time of each op and
 //! of the block, and for each linear its share of the processor's peak rate, as the bench `linear` does.
 //!
-//! `cargo bench -p swinq-kernels --bench fused_block [-- STAGE]`; all cores unless `THREADS` says otherwise.
+//! `cargo bench -p swinq-kernels --bench fused_block [-- STAGE]`; `THREADS` sets the number of threads (default: all
+//! cores).
 
 mod support;
 
@@ -16,14 +17,14 @@ use swinq_kernels::{
     code_stride, probe,
 };
 
-/// Tokens of a window, and of a side of it.
+/// Tokens of a window, and of one of its sides.
 const WINDOW: usize = 49;
 const SIDE: usize = 7;
 
 /// Rows of a task, as in the engine.
 const TASK_ROWS: usize = 196;
 
-/// Samples, and runs of each, of which the fastest counts.
+/// Number of samples, and runs of each sample, of which the fastest counts.
 const SAMPLES: usize = 15;
 const RUNS: usize = 5;
 

@@ -1,10 +1,10 @@
-//! The products of Swin-T with their epilogues, as multiply-accumulates per second and as a share of the processor's peak.
-//! The share is the fastest run of a sample against the fastest of four probes just before it, the median of all samples:
-//! that holds on a machine that others use, too.
+//! The linears of Swin-T with their epilogues, in multiply-accumulates per second and as a share of the processor's
+//! peak rate. The share of a sample compares its fastest run with the fastest of four probes just before it; the median
+//! of all samples is printed. This works on a machine with other load, too.
 //!
-//! `cargo bench -p swinq-kernels --bench linear [-- FILTER]`; all cores unless `THREADS` says otherwise, the fastest
-//! instruction set unless `SWINQ_ISA` does. As in an inference no product finds its weights in the second-level cache:
-//! each run takes another copy of them.
+//! `cargo bench -p swinq-kernels --bench linear [-- FILTER]`; `THREADS` sets the number of threads (default: all
+//! cores), `SWINQ_ISA` the kernel (default: the fastest). Each run uses another copy of the weights, because in an
+//! inference no linear finds its weights in the second-level cache.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use criterion::{BenchmarkGroup, Criterion, Throughput};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{AlignedBuf, Cpu, Pool, RowMap, code_stride, probe};
 
-/// What follows a product.
+/// The epilogue of a linear.
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
     F32,
@@ -53,17 +53,17 @@ const INT8: [(&str, usize, usize, usize, Then); 20] = [
     ("4 fc2", 49, 768, 3072, Then::Residual),
 ];
 
-/// What stays in f32.
+/// The linears that stay in f32.
 const F32: [(&str, usize, usize, usize, Then); 2] =
     [("patch_embed", 3136, 96, 48, Then::F32), ("head", 1, 1000, 768, Then::F32)];
 
-/// Bytes of copies of a weight: more than the caches of the cores hold.
+/// Total bytes of the copies of a weight: more than the caches of the cores hold.
 const COPIES: usize = 32 << 20;
 
-/// The results of a product, aligned as in an engine, and what is done with them.
+/// The results of a linear, aligned as in an engine, and how they are stored.
 struct Results {
     memory: AlignedBuf,
-    /// Values, of one byte or four.
+    /// Values of one byte or four.
     len: usize,
     map: RowMap,
     then: Then,

@@ -1,4 +1,4 @@
-//! LayerNorm to codes, merging of patches and cutting of patches at the sizes of Swin-T, batch 1; throughput counts bytes
+//! LayerNorm to codes, patch merging and patch cutting at the sizes of Swin-T, batch 1; throughput counts the bytes
 //! read and written.
 //!
 //! ```text
@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore};
 
-/// In an order other than that of memory, as a window partition is.
+/// In another order than in memory, as in a window partition.
 fn map(tokens: usize) -> RowMap {
     let rows: Vec<_> = (0..tokens).map(|i| Some((i + tokens / 2) % tokens)).collect();
     RowMap::new(&rows, tokens).expect("every token once")

@@ -39,7 +39,7 @@ impl AlignedBuf {
         self.lines.is_empty()
     }
 
-    /// Grows to at least `bytes`; what was held is kept.
+    /// Grows to at least `bytes` and keeps the contents.
     pub fn reserve(&mut self, bytes: usize) {
         if bytes > self.len() {
             self.lines.resize(bytes.div_ceil(64), Line([0; 64]));

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::isa::Isa;
-use crate::linear::kernel::{Int8Kernel, KERNELS};
+use crate::linear::KERNELS;
+use crate::linear::kernel::Int8Kernel;
 
 /// A kernel name that cannot be used here.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -1,12 +1,11 @@
-//! Every hot loop of swinq. Knows no Swin: products with a weight and their epilogues, LayerNorm with gathers, window
-//! attention, patch gathering, pooling, on the CPU, for every instruction set that the processor has. The feature `cuda`
-//! adds the kernels for NVIDIA GPUs.
+//! Every hot loop of swinq, without knowledge of Swin: linears and their epilogues, LayerNorm with gathers, window
+//! attention, patch gathering and pooling on the CPU. The feature `cuda` adds the kernels for NVIDIA GPUs.
 //!
-//! [`mod@reference`] is the scalar definition of each op. Ops are prepared once ([`Cpu`] says for which instruction set)
-//! and then run on a [`Pool`] without allocating (the scalar reference
-//! of attention excepted). On AArch64 only INT8 products have vector code; all else is the scalar reference.
+//! [`mod@reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a [`Cpu`] names,
+//! and then runs on a [`Pool`] without allocating (except for the scalar reference of attention). On AArch64 only INT8
+//! products have vector code; all other ops run the scalar reference.
 
-// Elsewhere no registers are behind `lanes`: what is written over them is compiled, and never used.
+// Other architectures have no implementation of `lanes`, so the code over them is compiled but never used.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 pub mod attention;

@@ -1,20 +1,20 @@
-//! Cutting images into patches, as rows for a product with the patch embedding's weight.
+//! Cuts images into patches: the input rows of the patch embedding's linear.
 
 use crate::pool::{Parts, Pool};
 use crate::rows::units_per_task;
 use crate::types::{RowOut, RowStore, code_stride};
 
-/// u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`, columns in (channel, y, x) order (a
-/// convolution weight's own), each pixel through a table per channel: normalisation, and the quantizer of the store.
+/// u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`, columns in (channel, y, x) order (that
+/// of a convolution's weight). A table per channel maps each pixel to its normalised value, converted for the store.
 ///
-/// The values are looked up, so every instruction set gives the same bits.
+/// Values come from tables, so every instruction set gives the same bits.
 pub struct Patches {
     size: usize,
     patch: usize,
     tables: Tables,
 }
 
-/// What each byte of each channel becomes.
+/// The stored value of each byte of each channel.
 enum Tables {
     F32(Box<[[f32; 256]; 3]>),
     Codes(Box<[[u8; 256]; 3]>),
@@ -22,7 +22,7 @@ enum Tables {
 
 impl Patches {
     /// The op for images of `size` by `size` pixels and patches of `patch` by `patch`; `lookup[channel][byte]` is the
-    /// value of a pixel.
+    /// normalised value of a pixel.
     ///
     /// # Panics
     /// If `patch` is 0 or does not divide `size`.
@@ -42,7 +42,7 @@ impl Patches {
     /// Reads `pixels`, u8 `[images, size, size, 3]`; writes `[images * (size / patch)^2, 3 * patch * patch]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not suit.
+    /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], out: RowOut<'_>) {
         let bytes = images * self.size * self.size * 3;
         assert_eq!(pixels.len(), bytes, "Patches: pixels are not [{images}, {0}, {0}, 3]", self.size);
@@ -87,7 +87,7 @@ impl Patches {
         });
     }
 
-    /// `patch` rows of pixels to `size / patch` patches.
+    /// Cuts `patch` rows of pixels into `size / patch` patches.
     fn band<T: Copy>(&self, pixels: &[u8], tables: &[[T; 256]; 3], stride: usize, out: &mut [T]) {
         let patch = self.patch;
         for (x, out) in out.chunks_exact_mut(stride).enumerate() {

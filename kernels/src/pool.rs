@@ -1,7 +1,8 @@
 //! One pool of threads for all ops of an engine. Running a job allocates nothing.
 //!
-//! Each thread begins with its own contiguous share of a job's tasks and then takes from the others'. Ops number their
-//! tasks by rows, so that a thread reads what it wrote in the op before: from its own second-level cache.
+//! Each thread starts with its own contiguous share of a job's tasks and then takes tasks from the shares of the
+//! others. Ops number their tasks by rows, so that a thread finds the rows that it wrote in the previous op in its own
+//! second-level cache.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -18,7 +19,7 @@ const SPINS: usize = 2_000;
 
 /// Memory of one thread, kept between jobs.
 pub struct Scratch {
-    /// What an op needs while it works.
+    /// Working memory of an op.
     pub op: AlignedBuf,
     /// Results that one op of a fused block leaves for the next.
     pub intermediate: AlignedBuf,
@@ -38,7 +39,7 @@ struct Job {
     task: *const Task<'static>,
 }
 
-/// The tasks of a thread that nobody has begun: a cache line of its own.
+/// The unstarted tasks of one thread, on a cache line of its own.
 #[repr(align(64))]
 struct Share {
     next: AtomicUsize,
@@ -54,9 +55,9 @@ struct Shared {
     active: AtomicUsize,
     sleeping: AtomicUsize,
     stop: AtomicBool,
-    /// The most memory that any thread has needed for each part of its [`Scratch`]. Every thread makes as much before it
-    /// takes tasks, for who takes which is chance: it must not be after many jobs that a thread first gets one that needs
-    /// memory.
+    /// The most memory that any thread has needed for each part of its [`Scratch`]. Scheduling is nondeterministic, so
+    /// every thread reserves this much before it takes tasks; otherwise a thread could allocate for the first time
+    /// after many jobs.
     scratch: [AtomicUsize; 2],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     lock: Mutex<()>,
@@ -70,7 +71,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    /// Takes tasks until none is left: those of `thread` first, then those of the threads after it.
+    /// Runs tasks until none is left: first the share of `thread`, then the shares of the threads after it.
     fn work(&self, thread: usize, job: Job, scratch: &mut Scratch) {
         let [op, intermediate] = &self.scratch;
         scratch.op.reserve(op.load(Ordering::Relaxed));
@@ -78,7 +79,7 @@ impl Shared {
         let (before, from) = self.shares.split_at(thread);
         for share in from.iter().chain(before) {
             let end = share.end.load(Ordering::Relaxed);
-            // The first look keeps `next` from growing with every thread that comes by.
+            // The comparison before `fetch_add` keeps `next` from growing with every thread that looks at the share.
             while share.next.load(Ordering::Relaxed) < end {
                 let index = share.next.fetch_add(1, Ordering::Relaxed);
                 if index < end {
@@ -97,13 +98,14 @@ impl Shared {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
             let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
             if let Some(surplus) = first.replace(payload) {
-                // The first is kept. A payload may panic when dropped, which must not happen before all have ended.
+                // Keep the first payload. A payload may panic when dropped, which must not happen before all tasks have
+                // ended.
                 std::mem::forget(first.replace(surplus));
             }
         }
     }
 
-    /// Divides `tasks` tasks over the threads.
+    /// Divides `tasks` tasks into one share for each thread.
     fn divide(&self, tasks: usize) {
         let threads = self.shares.len();
         let mut start = 0;
@@ -158,7 +160,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller counted; 0 means one per available core.
+    /// A pool of `threads` threads, including the caller; 0 means one per available core.
     ///
     /// # Panics
     /// If the system refuses to start a thread.
@@ -199,17 +201,17 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads, the caller of [`Pool::run`] counted.
+    /// Number of threads, including the caller of [`Pool::run`].
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
     /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A thread
-    /// starts its share of the tasks in order. `scratch` is the thread's own, to be grown with [`AlignedBuf::reserve`] and
-    /// kept between jobs.
+    /// starts the tasks of its share in order. `scratch` belongs to the thread and is kept between jobs; grow it with
+    /// [`AlignedBuf::reserve`].
     ///
     /// # Panics
-    /// With the first panic of a task, after all tasks have ended; where there is one thread or one task, at once.
+    /// Resumes the first panic of a task after all tasks have ended; immediately if there is one thread or one task.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|index| task(index, &mut self.scratch));
@@ -257,7 +259,7 @@ impl Drop for Pool {
     }
 }
 
-/// A mutable slice that the tasks of one job write in disjoint parts. A copy is the same slice.
+/// A mutable slice whose disjoint parts are written by the tasks of one job. A copy refers to the same slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a, T> {
     data: *mut T,
@@ -276,7 +278,7 @@ impl<'a, T> Parts<'a, T> {
         Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
     }
 
-    /// Where element `index` is or would be.
+    /// The address of element `index`, which may lie outside of the slice.
     pub(crate) fn address(&self, index: usize) -> *const T {
         self.data.wrapping_add(index)
     }
@@ -294,7 +296,7 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start_of(start, len), len) }
     }
 
-    /// The elements `start..start + len`, to be read.
+    /// The elements `start..start + len`, for reading.
     ///
     /// # Safety
     /// Nobody writes any of them while the result is alive.
@@ -306,7 +308,7 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
     }
 
-    /// Where the elements `start..start + len` are.
+    /// The address of the elements `start..start + len`.
     #[inline(always)]
     fn start_of(&self, start: usize, len: usize) -> *mut T {
         if start > self.len || len > self.len - start {
@@ -316,7 +318,7 @@ impl<'a, T> Parts<'a, T> {
     }
 }
 
-/// Out of line, so that the loops that take parts keep no arguments of a message.
+/// Not inlined, so that loops over parts keep no arguments of the message in registers.
 #[cold]
 #[inline(never)]
 fn outside(start: usize, len: usize, total: usize) -> ! {

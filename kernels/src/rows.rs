@@ -1,10 +1,10 @@
-//! Where ops that write whole rows put their values, and how rows are shared out among threads.
+//! The output of ops that write whole rows, and how rows are divided among threads.
 
 use crate::lanes::Lanes;
 use crate::pool::Parts;
 use crate::types::{PAD, Quantizer, RowMap, RowOut, RowStore, code_stride};
 
-/// The output of an op, checked against the op's shape, that tasks write in disjoint segments.
+/// The output of an op, checked against the op's shape; tasks write disjoint segments of it.
 pub(crate) struct RowSink<'a> {
     out: Out<'a>,
     columns: usize,
@@ -19,7 +19,7 @@ impl<'a> RowSink<'a> {
     /// The sink of `op`, which writes `[rows, columns]`.
     ///
     /// # Panics
-    /// Unless `out` is of the variant that `store` writes and holds exactly that many rows.
+    /// Unless `out` is the variant that `store` writes and holds exactly that many rows.
     pub(crate) fn new(
         op: &str,
         store: RowStore,
@@ -100,7 +100,7 @@ pub(crate) enum Segment<'s> {
 }
 
 impl Segment<'_> {
-    /// Zero in every column.
+    /// Stores zero in every column.
     pub(crate) fn clear(&mut self) {
         match self {
             Segment::F32(out) | Segment::Fake(out, _) => out.fill(0.0),
@@ -108,7 +108,7 @@ impl Segment<'_> {
         }
     }
 
-    /// Stores `values`, one per column, as the reference does.
+    /// Stores `values`, one per column, as the reference defines it.
     pub(crate) fn put_all(&mut self, values: &[f32]) {
         match self {
             Segment::F32(out) => out.copy_from_slice(values),
@@ -121,7 +121,7 @@ impl Segment<'_> {
 }
 
 impl Segment<'_> {
-    /// Stores the lanes of `x` from column `at` on, as many as there are columns.
+    /// Stores the lanes of `x` from column `at` on, up to the last column.
     #[inline(always)]
     pub(crate) fn put<L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
         match self {
@@ -132,9 +132,9 @@ impl Segment<'_> {
     }
 }
 
-/// What a kind of [`Segment`] does with values, known where loops are compiled.
+/// The conversion that one kind of [`Segment`] applies, as a type, so that loops are compiled for it.
 pub(crate) trait Cast: Copy {
-    /// What is stored.
+    /// The type that is stored.
     type To;
     /// Stores the lanes of `x`, as many as `out` holds.
     fn store<L: Lanes>(self, lanes: L, out: &mut [Self::To], x: L::F);
@@ -147,15 +147,15 @@ pub(crate) trait Cast: Copy {
     }
 }
 
-/// As they are.
+/// Stores f32 unchanged.
 #[derive(Clone, Copy)]
 pub(crate) struct ToF32;
 
-/// Quantized and dequantized.
+/// Quantizes and dequantizes.
 #[derive(Clone, Copy)]
 pub(crate) struct ToFake(pub(crate) Quantizer);
 
-/// As codes + 128.
+/// Stores bytes `code + 128`.
 #[derive(Clone, Copy)]
 pub(crate) struct ToCodes(pub(crate) Quantizer);
 

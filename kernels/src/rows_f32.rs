@@ -1,5 +1,5 @@
-//! LayerNorm, GELU and softmax on whole rows of f32, on the caller's own thread: for a forward in float that is to give
-//! the bits of this crate's ops. Each call takes many rows; all instruction sets give the same results.
+//! LayerNorm, GELU and softmax on whole rows of f32, on the caller's thread. A float forward uses them to produce the
+//! same bits as this crate's ops. Each call takes many rows; all instruction sets give the same results.
 
 use crate::attention::softmax;
 use crate::cpu::Cpu;
@@ -12,8 +12,8 @@ use crate::rows::Segment;
 /// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
 ///
 /// # Panics
-/// If `gamma` is empty or as long as `beta` is not, if its length does not divide that of `x`, or if `out` is not as
-/// long as `x`.
+/// If `gamma` is empty, if `gamma` and `beta` differ in length, if the length of `gamma` does not divide that of `x`,
+/// or if `out` is not as long as `x`.
 pub fn layer_norm(cpu: Cpu, x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
     let c = gamma.len();
     assert!(c > 0 && beta.len() == c, "layer_norm: gamma has {c} channels, beta {}", beta.len());
@@ -31,10 +31,10 @@ pub fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch(cpu, Gelu(x));
 }
 
-/// Multiplies each value of `gradient` by `gelu'(x)`, [`reference::gelu_derivative`] to a few units of rounding.
+/// Multiplies each value of `gradient` by `gelu'(x)`, equal to [`reference::gelu_derivative`] up to f32 rounding.
 ///
 /// # Panics
-/// Unless the two are of one length.
+/// Unless both have the same length.
 pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &mut [f32]) {
     assert_eq!(gradient.len(), x.len(), "gelu_gradient: the gradient is not as long as the input");
     dispatch(cpu, GeluGradient { x, gradient });

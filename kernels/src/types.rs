@@ -1,4 +1,4 @@
-//! What ops share: quantizers, where results go, and which row is which.
+//! Types that ops share: quantizers, outputs, and the order of rows.
 
 /// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`, `x ~ code * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -8,19 +8,19 @@ pub struct Quantizer {
 }
 
 impl Quantizer {
-    /// A quantizer of step `scale`. `None` unless `scale` is positive and finite and so is `1 / scale`.
+    /// A quantizer with the given scale. `None` unless `scale` and `1 / scale` are positive and finite.
     pub fn new(scale: f32) -> Option<Quantizer> {
         let recip = 1.0 / scale;
         (scale.is_finite() && scale > 0.0 && recip.is_finite() && recip > 0.0)
             .then_some(Quantizer { scale, recip })
     }
 
-    /// The step.
+    /// The scale.
     pub fn scale(self) -> f32 {
         self.scale
     }
 
-    /// The f32 reciprocal of the step, which is what quantizes.
+    /// The f32 reciprocal of the scale, by which quantization multiplies.
     pub fn recip(self) -> f32 {
         self.recip
     }
@@ -30,30 +30,30 @@ impl Quantizer {
         crate::reference::code(x * self.recip)
     }
 
-    /// `x` as its code stands for it.
+    /// The value that the code of `x` represents.
     pub fn fake(self, x: f32) -> f32 {
         f32::from(self.code(x)) * self.scale
     }
 }
 
-/// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products read
-/// codes in groups of four. The bytes between may hold anything (their weights are zero).
+/// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products read codes
+/// in groups of four. The bytes after the last column may hold anything, because their weights are zero.
 pub fn code_stride(columns: usize) -> usize {
     columns.next_multiple_of(4)
 }
 
-/// What an op that writes whole rows does with each value.
+/// How an op that writes whole rows stores each value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowStore {
     /// Writes f32.
     F32,
-    /// Quantizes and dequantizes, then writes f32 (for a product that runs in float on a quantized operand).
+    /// Quantizes and dequantizes, then writes f32 (for a linear that runs in float on a quantized operand).
     Fake(Quantizer),
     /// Writes codes, `u8 = code + 128`, rows [`code_stride`] apart.
     Codes(Quantizer),
 }
 
-/// Where an op that writes whole rows puts them; the variant must suit its [`RowStore`].
+/// The output of an op that writes whole rows; the variant must match its [`RowStore`].
 #[derive(Debug)]
 pub enum RowOut<'a> {
     /// f32 `[rows, columns]`, for [`RowStore::F32`] and [`RowStore::Fake`].
@@ -65,15 +65,15 @@ pub enum RowOut<'a> {
 /// The row number of padding in a [`RowMap`].
 pub const PAD: u32 = u32::MAX;
 
-/// Which row of the token grid each row of the window order is, for one image: the window partition of the shifted,
-/// padded grid. Gathering reads `tokens[map[i]]` into row `i` (zeros for [`PAD`]); scattering writes back.
+/// For one image, the row of the token grid that each row of the window order comes from: the window partition of the
+/// shifted, padded grid. Gathering reads `tokens[map[i]]` into row `i` (zeros for [`PAD`]); scattering writes back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowMap {
     rows: Vec<u32>,
     tokens: usize,
 }
 
-/// A map that is not one.
+/// An invalid map.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("row map: {0}")]
 pub struct RowMapError(String);
@@ -82,7 +82,7 @@ impl RowMap {
     /// A map onto `tokens` rows; `None` is padding.
     ///
     /// # Errors
-    /// Unless every token is named exactly once: scattering relies on rows being disjoint and covering all.
+    /// Unless every token is named exactly once, because scattering relies on it.
     pub fn new(rows: &[Option<usize>], tokens: usize) -> Result<RowMap, RowMapError> {
         if tokens >= PAD as usize || rows.len() >= PAD as usize {
             return Err(RowMapError(format!("{} rows of {tokens} tokens are too many", rows.len())));
@@ -102,7 +102,7 @@ impl RowMap {
         Ok(RowMap { rows, tokens })
     }
 
-    /// The map that changes nothing.
+    /// The map that keeps the order.
     ///
     /// # Panics
     /// For 2^32 - 1 tokens or more.

@@ -38,7 +38,7 @@ impl Case {
     fn new(heads: usize, d: usize, n: usize, windows: usize, images: usize) -> Case {
         let mut rng = Rng((heads + 10 * d + 1000 * n + windows) as u64);
         let regions = (windows > 1).then(|| {
-            // The first window is whole, the others are divided in various ways.
+            // The first window is one region, the others are divided in various ways.
             (0..windows * n).map(|i| if i < n { 7 } else { ((i % n) * (i / n) / n) as u8 % 4 }).collect()
         });
         let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
@@ -154,7 +154,7 @@ impl Case {
     }
 }
 
-/// Swin's own sizes, and sizes about the edges of every tile.
+/// The sizes of Swin, and sizes around the edges of every tile.
 fn cases() -> Vec<Case> {
     [
         (3, 32, 49, 5, 1),
@@ -173,7 +173,7 @@ fn cases() -> Vec<Case> {
     .into()
 }
 
-/// Panics unless the results for both kinds of input, those that `quant` allows, are the reference's bits.
+/// Panics unless the results for each kind of input that `quant` allows have the bits of the reference.
 fn check(case: &Case, cpu: Cpu, quant: AttentionQuant) {
     let what = format!("{cpu:?} n {} d {} {quant:?}", case.n, case.d);
     let want = case.reference(&quant);
@@ -233,7 +233,7 @@ fn every_combination_of_sites_is_the_references() {
     });
 }
 
-/// NaNs and infinities among the inputs, alone and as whole rows.
+/// NaNs and infinities among the inputs, as single values and as full rows.
 #[test]
 fn what_is_not_finite_is_the_references() {
     for_each_cpu(|cpu| {
@@ -282,7 +282,8 @@ fn results_are_quantized_where_the_projection_reads_them() {
     });
 }
 
-/// Rows of equal logits, and rows where one key takes all. Codes are the extremes, where a saturating product would show.
+/// Rows of equal logits, and rows where one key has all the weight. Codes are the extremes, so that a saturating
+/// product would give other results.
 #[test]
 fn extremes_are_the_references() {
     for_each_cpu(|cpu| {
@@ -307,7 +308,7 @@ fn extremes_are_the_references() {
     });
 }
 
-/// Rows nearly flat, which is where normalising before rounding would lose most.
+/// Nearly flat rows, for which normalising before rounding would lose the most.
 #[test]
 fn flat_rows_keep_their_accuracy() {
     let mut case = Case::new(1, 32, 144, 1, 1);

@@ -19,7 +19,7 @@ struct Shape(usize, usize, usize);
 #[derive(Clone, Copy)]
 struct Grid(usize, usize, usize);
 
-/// Around the tiles, Swin's own, and one with padding.
+/// Sizes around the tiles, the sizes of Swin, and one with padding.
 const CASES: [(Shape, Grid); 5] = [
     (Shape(3, 32, 96), Grid(49, 4, 0)),
     (Shape(1, 18, 47), Grid(9, 5, 0)),
@@ -45,7 +45,7 @@ impl Maker {
         choice
     }
 
-    /// How a product's input is stored: as codes for a product in INT8, else in one of two ways.
+    /// How a linear's input is stored: as codes for an INT8 linear, else in one of two ways.
     fn row_store(&mut self, int8: bool) -> RowStore {
         match (int8, self.choice()) {
             (true, _) => RowStore::Codes(step(0.03)),
@@ -134,7 +134,7 @@ impl Maker {
         ]
     }
 
-    /// Norm, product with GELU, product.
+    /// Norm, linear with GELU, linear.
     fn mlp(&mut self, Shape(heads, d, hidden): Shape) -> Ops {
         let (c, [fc1, fc2]) = (heads * d, [self.choice(), self.choice()]);
         let store = if fc2 { Store::Codes(vec![30.0; hidden]) } else { Store::F32 };
@@ -147,7 +147,7 @@ impl Maker {
     }
 }
 
-/// A map of `grid` in an order that is no token's own.
+/// A map of `grid` in which every row comes from a token of another index.
 fn map(Grid(tokens, windows, pads): Grid) -> Arc<RowMap> {
     let real = windows * (tokens - pads);
     let rows = (0..windows * tokens).map(|row| {
@@ -157,7 +157,7 @@ fn map(Grid(tokens, windows, pads): Grid) -> Arc<RowMap> {
     Arc::new(RowMap::new(&rows.collect::<Vec<_>>(), real).unwrap())
 }
 
-/// What lies between two ops.
+/// The result of one op, for the next one.
 enum Rows {
     Codes(Vec<u8>),
     F32(Vec<f32>),

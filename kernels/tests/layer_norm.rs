@@ -10,7 +10,7 @@ use swinq_kernels::{
 
 const EPS: f32 = 1e-5;
 
-/// Gamma, beta and `rows` rows of `c` channels with means far from 0 and spreads that differ.
+/// Gamma, beta and `rows` rows of `c` channels with means far from 0 and different spreads.
 fn case(c: usize, rows: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let mut rng = Rng(c as u64 * 1000 + rows as u64);
     let gamma: Vec<f32> = (0..c).map(|_| 1.0 + 0.3 * rng.float()).collect();
@@ -49,7 +49,7 @@ fn reference_rows(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Around the registers of every instruction set, and Swin's own.
+/// Sizes around the registers of every instruction set, and the sizes of Swin.
 const CHANNELS: [usize; 19] =
     [1, 7, 8, 15, 16, 17, 31, 63, 64, 65, 96, 100, 128, 192, 384, 768, 1023, 1536, 6144];
 

@@ -1,7 +1,7 @@
-//! Products with a weight against the reference, for every implementation of this processor.
+//! Linears against the reference, for every implementation on this processor.
 //!
-//! Everything must be equal bit for bit. Inputs of f32 products are small integers where ties and clamps are to be hit,
-//! and arbitrary values where the order of the additions is to show.
+//! All results must be equal bit for bit. Inputs of f32 linears are small integers in the tests of ties and clamps, and
+//! arbitrary values in the tests of the order of additions.
 
 mod support;
 
@@ -37,10 +37,10 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (3, 1000, 65),
 ];
 
-/// Whether the product is in f32, the step of `output` as bits, and whether there is GELU.
+/// Whether the linear is f32, the scale of `output` as bits, and whether it has GELU.
 type Values = (bool, Option<u32>, bool);
 
-/// A product to check: input codes or integers, weight, vectors.
+/// A linear to check: input codes or integers, weight, vectors.
 struct Case {
     rows: usize,
     n: usize,
@@ -52,13 +52,13 @@ struct Case {
     recip: Vec<f32>,
     stream: Vec<f32>,
     map: RowMap,
-    /// What [`Case::values`] has given.
+    /// Cached results of [`Case::values`].
     known: RefCell<HashMap<Values, Vec<f32>>>,
 }
 
 impl Case {
-    /// Multipliers and steps are powers of two, so that many values are ties; sums of a few hundred inputs reach both
-    /// clamps; one bias is a NaN in every other case.
+    /// Multipliers and scales are powers of two, so that many values are ties. Sums of a few hundred inputs reach both
+    /// clamps. In every other case one bias is a NaN.
     fn new((rows, n, k): (usize, usize, usize), seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -88,7 +88,7 @@ impl Case {
         }
     }
 
-    /// Input and weight as integers of few bits: f32 products of them are exact.
+    /// Input and weight as integers of few bits, whose f32 products are exact.
     fn integers(&self) -> (Vec<f32>, Vec<f32>) {
         let input = self.bytes[..self.rows * self.k].iter().map(|b| f32::from(b % 17) - 8.0).collect();
         (input, self.codes.iter().map(|c| f32::from(c % 9)).collect())
@@ -98,7 +98,7 @@ impl Case {
         LinearSpec { n: self.n, k: self.k, bias: Some(&self.bias), output, gelu, store }
     }
 
-    /// The values before they are stored, `[rows, n]`, of the INT8 product or that of [`Case::integers`].
+    /// The values before they are stored, `[rows, n]`, of the INT8 linear or of [`Case::integers`] in f32.
     fn values(&self, float: bool, output: Option<Quantizer>, gelu: bool) -> Vec<f32> {
         let key = (float, output.map(|q| q.scale().to_bits()), gelu);
         self.known.borrow_mut().entry(key).or_insert_with(|| self.compute(float, output, gelu)).clone()
@@ -120,7 +120,7 @@ impl Case {
         (0..self.rows * self.n).map(value).collect()
     }
 
-    /// Runs the product into f32.
+    /// Runs the linear with an f32 output.
     fn run(&self, cpu: Cpu, pool: &mut Pool, float: bool, spec: LinearSpec<'_>, out: LinearOut<'_>) {
         if float {
             let (input, weight) = self.integers();
@@ -137,7 +137,7 @@ fn sum(input: &[f32], weight: &[f32]) -> f32 {
     sum[0]
 }
 
-/// A map with one row of padding in eight, in a scrambled order, and how many images of it `rows` are: 2 when even.
+/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are: 2 if even.
 fn window_map(rows: usize) -> (RowMap, usize) {
     let images = if rows.is_multiple_of(2) { 2 } else { 1 };
     let period = rows / images;
@@ -151,7 +151,8 @@ fn window_map(rows: usize) -> (RowMap, usize) {
 }
 
 fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
-    // A NaN among the biases keeps a whole product from the shorter epilogues, so that each shape is without one too.
+    // A NaN among the biases disables the faster epilogues for the whole linear, so each shape is also tested without
+    // one.
     let cases = SHAPES.into_iter().enumerate();
     let cases = cases.flat_map(|(i, shape)| [0, 1].map(|nan| Case::new(shape, 2 * i as u64 + nan)));
     let cases: Vec<Case> = cases.collect();
@@ -255,8 +256,8 @@ fn gelu_is_equal_in_f32_and_in_codes() {
     });
 }
 
-/// Arguments of GELU as in a layer, and one step for all columns: where kernels take shorter ways to the same codes. Steps
-/// for which GELU reaches codes from 0, -1, -5 or -126 on, and for which the greatest code is at 64, at 4 or below 1.
+/// Arguments of GELU as in a layer, and one scale for all columns, so that kernels use their faster epilogues. With
+/// these scales the smallest code is 0, -1, -5 or -126, and GELU reaches the largest code at 64, at 4 or below 1.
 #[test]
 fn codes_of_gelu_with_one_step_are_equal() {
     for (i, (rows, n, k)) in
@@ -264,7 +265,7 @@ fn codes_of_gelu_with_one_step_are_equal() {
     {
         let mut rng = Rng(i as u64 + 40);
         let (input, mut codes) = (rng.bytes(rows * code_stride(k)), rng.bytes(n * k));
-        // One column has the greatest accumulators there can be, one none.
+        // One column has the largest possible accumulators, one only zeros.
         codes[..k].fill(0x80);
         codes[k..2 * k].fill(0);
         let codes: Vec<i8> = codes.into_iter().map(|b| b as i8).collect();
@@ -319,7 +320,7 @@ fn f32_products_of_arbitrary_values_are_equal() {
     }
 }
 
-/// A product that underflows to -0 and a bias of -0.
+/// A product that underflows to -0, and a bias of -0.
 #[test]
 fn a_zero_keeps_its_sign() {
     for_each_cpu(|cpu| {

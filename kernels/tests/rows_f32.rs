@@ -5,7 +5,7 @@ mod support;
 use support::{Rng, assert_same, assert_varied, for_each_cpu};
 use swinq_kernels::{reference, rows_f32};
 
-/// Rows and columns: around the registers of every instruction set, and Swin's own.
+/// Rows and columns: sizes around the registers of every instruction set, and the sizes of Swin.
 const SHAPES: [(usize, usize); 14] = [
     (0, 49),
     (1, 1),
@@ -23,7 +23,7 @@ const SHAPES: [(usize, usize); 14] = [
     (3, 576),
 ];
 
-/// Rows with a NaN, an infinity and values far below the largest among them, where there are several.
+/// Rows that include a NaN, an infinity and values far below the largest one, if there are several rows.
 fn logits(rows: usize, columns: usize) -> Vec<f32> {
     let mut x = Rng((rows * 1000 + columns) as u64).floats(rows * columns, 9.0);
     if rows > 3 {

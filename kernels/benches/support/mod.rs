@@ -1,4 +1,4 @@
-//! What the benchmarks share: Swin-T's stages, and input for them.
+//! Shared by the benchmarks: the stages of Swin-T, and input for them.
 
 #![allow(dead_code)] // Each benchmark uses its own part.
 
@@ -25,12 +25,12 @@ pub fn step(scale: f32) -> Quantizer {
     Quantizer::new(scale).expect("a positive step")
 }
 
-/// Values that repeat after a thousand or so, in [-2, 2].
+/// Values in [-2, 2] with a period of about a thousand.
 pub fn values(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i * 7919 % 1009) as f32 / 252.0 - 2.0).collect()
 }
 
-/// [`values`], aligned as an engine's are; `count` is of whole cache lines.
+/// [`values`], aligned as in an engine; `count` is a multiple of a cache line.
 pub fn aligned(count: usize) -> AlignedBuf {
     assert_eq!(count % 16, 0);
     let mut memory = AlignedBuf::new(4 * count);
@@ -38,7 +38,7 @@ pub fn aligned(count: usize) -> AlignedBuf {
     memory
 }
 
-/// As [`aligned`], of bytes.
+/// As [`aligned`], for bytes.
 pub fn aligned_codes(count: usize) -> AlignedBuf {
     assert_eq!(count % 64, 0);
     let mut memory = AlignedBuf::new(count);
@@ -46,7 +46,7 @@ pub fn aligned_codes(count: usize) -> AlignedBuf {
     memory
 }
 
-/// Calls `bench` for each vector instruction set with one thread and with all, and a name for both.
+/// Calls `bench` for each kernel except the scalar reference, with one thread and with all, and with a name.
 pub fn for_each(mut bench: impl FnMut(Cpu, &mut Pool, &str)) {
     for cpu in Cpu::available().into_iter().filter(|cpu| cpu.name() != "scalar") {
         for threads in [1, 0] {
@@ -57,7 +57,7 @@ pub fn for_each(mut bench: impl FnMut(Cpu, &mut Pool, &str)) {
     }
 }
 
-/// Short runs: there are many cases.
+/// Short runs, because there are many cases.
 pub fn criterion() -> Criterion {
     use std::time::Duration;
     let short = Criterion::default().warm_up_time(Duration::from_millis(200));

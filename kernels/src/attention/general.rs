@@ -22,7 +22,7 @@ enum Queries<'a> {
 
 /// The right operand of `PV`.
 enum Values<'a> {
-    /// Packed, with the step of the codes.
+    /// Packed, with the scale of the codes.
     Codes(f32),
     F32(Rows<'a, f32>),
 }
@@ -38,7 +38,7 @@ struct Window<'a> {
     offsets: &'a [f32],
 }
 
-/// Attention of `unit`.
+/// Computes attention of `unit`.
 #[inline(always)]
 pub(super) fn unit<L: Lanes>(
     lanes: L,
@@ -83,7 +83,7 @@ pub(super) fn unit<L: Lanes>(
 }
 
 impl Window<'_> {
-    /// `R` queries from `from` on; gives `R`.
+    /// Computes `R` queries from `from` on; returns `R`.
     #[inline(always)]
     fn rows<L: Lanes, const R: usize>(
         &self,
@@ -114,7 +114,7 @@ impl Window<'_> {
         R
     }
 
-    /// Logits of `R` queries, in `out`.
+    /// Stores the logits of `R` queries in `out`.
     #[inline(always)]
     fn scores<L: Lanes, const R: usize>(&self, lanes: L, from: usize, out: &mut [f32]) {
         let Shape { d, n, .. } = self.op.shape;
@@ -139,7 +139,7 @@ impl Window<'_> {
         }
     }
 
-    /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Gives their factors.
+    /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Returns their factors.
     #[inline(always)]
     fn weights<L: Lanes, const R: usize>(
         &self,
@@ -156,7 +156,7 @@ impl Window<'_> {
         factors
     }
 
-    /// [`Window::weights`] of one query; `logits` and `codes` are padded to whole registers.
+    /// [`Window::weights`] of one query; `logits` and `codes` are padded to full registers.
     #[inline(always)]
     fn weigh<L: Lanes>(&self, lanes: L, logits: &mut [f32], codes: &mut [u8]) -> f32 {
         let keys = &mut logits[..self.op.shape.n];

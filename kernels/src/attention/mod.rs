@@ -32,7 +32,7 @@ use scores::Finish;
 use tables::Tables;
 use work::Layout;
 
-/// What a [`WindowAttention`] is made from.
+/// The parameters of a [`WindowAttention`].
 pub struct AttentionSpec<'a> {
     /// Heads.
     pub heads: usize,
@@ -51,7 +51,7 @@ pub struct AttentionSpec<'a> {
     pub regions: Option<&'a [u8]>,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
-    /// What is done with the result.
+    /// How the result is stored.
     pub store: RowStore,
 }
 
@@ -109,7 +109,7 @@ impl WindowAttention {
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not suit, or if the input is codes and one of the sites q, k, v is
+    /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q, k, v is
     /// off.
     pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
         let Shape { heads, d, n } = self.shape;
@@ -125,7 +125,7 @@ impl WindowAttention {
         });
     }
 
-    /// The windows `windows` of all images, on the caller's thread; `input` and `out` hold these alone.
+    /// The windows `windows` of all images, on the caller's thread; `input` and `out` hold only these windows.
     ///
     /// # Panics
     /// As [`WindowAttention::run`].
@@ -144,7 +144,7 @@ impl WindowAttention {
         dispatch(self.cpu, Units { op: self, first: windows.start, units, input, sink, scratch });
     }
 
-    /// Tokens of a window, windows of an image, columns of the output, and what is done with it.
+    /// Tokens of a window, windows of an image, columns of the output, and how it is stored.
     pub(crate) fn sizes(&self) -> (usize, usize, usize, RowStore) {
         (self.shape.n, self.windows, self.shape.heads * self.shape.d, self.store)
     }
@@ -167,19 +167,19 @@ impl WindowAttention {
         }
     }
 
-    /// Unit `index` of those from window `first` on, heads innermost.
+    /// Unit `index` after window `first`, heads innermost.
     fn locate(&self, first: usize, index: usize) -> Unit {
         let (window, head) = (index / self.shape.heads, index % self.shape.heads);
         Unit { window: (first + window) % self.windows, head, row: window * self.shape.n }
     }
 }
 
-/// Whether `QK^T` is taken in integers.
+/// Whether `QK^T` is computed in integers.
 fn integer_scores(quant: &AttentionQuant) -> bool {
     quant.q.is_some() && quant.k.is_some()
 }
 
-/// Whether `PV` is taken in integers.
+/// Whether `PV` is computed in integers.
 fn integer_values(quant: &AttentionQuant) -> bool {
     quant.v.is_some() && quant.probs != Probs::Float
 }
@@ -197,9 +197,9 @@ struct Unit {
 /// Some windows and heads, by one thread.
 struct Units<'a, 'o> {
     op: &'a WindowAttention,
-    /// The window, of all images, that the input and the output begin with.
+    /// The first window of the input and the output, counted over all images.
     first: usize,
-    /// From that window on.
+    /// Counted from that window.
     units: Range<usize>,
     input: AttentionIn<'a>,
     sink: &'a RowSink<'o>,

@@ -1,4 +1,4 @@
-//! Queries, keys and values of one window and head: read where they lie or by way of their sites, and packed.
+//! Queries, keys and values of one window and head: used in place or copied through their sites, and packed.
 
 use super::{AttentionIn, Shape, Unit};
 use crate::buffer::bytes_mut;
@@ -13,14 +13,14 @@ pub(super) enum Part {
     Value,
 }
 
-/// Rows of `d` elements, `stride` apart. A whole register can be read wherever a row has an element.
+/// Rows of `d` elements, `stride` apart. A full register can be read wherever a row has an element.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, T> {
     pub(super) data: &'a [T],
     pub(super) stride: usize,
 }
 
-/// Where one operand of one window and head is found.
+/// The location of one operand of one window and head.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) input: AttentionIn<'a>,
@@ -39,21 +39,21 @@ impl<'a> Source<'a> {
         (self.part as usize * self.shape.heads + self.unit.head) * self.shape.d
     }
 
-    /// The window's rows of f32 input, from the operand's first column on.
+    /// The window's rows of f32 input, starting at the operand's first column.
     fn floats_in(&self, x: &'a [f32]) -> Rows<'a, f32> {
         let wide = self.wide();
         let window = &x[self.unit.row * wide..][..self.shape.n * wide];
         Rows { data: &window[self.column()..], stride: wide }
     }
 
-    /// The window's rows of codes, from the operand's first column on.
+    /// The window's rows of codes, starting at the operand's first column.
     pub(super) fn codes_in(&self, x: &'a [u8]) -> Rows<'a, u8> {
         let stride = code_stride(self.wide());
         let window = &x[self.unit.row * stride..][..self.shape.n * stride];
         Rows { data: &window[self.column()..], stride }
     }
 
-    /// The operand as codes + 128: in the input, or put into `copy`, rows `d_padded` apart, padded with code 0.
+    /// The operand as codes + 128: in place in the input, or in `copy` with rows `d_padded` apart, padded with code 0.
     #[inline(always)]
     pub(super) fn codes<L: Lanes>(&self, lanes: L, d_padded: usize, copy: &'a mut [f32]) -> Rows<'a, u8> {
         let d = self.shape.d;
@@ -84,7 +84,7 @@ impl<'a> Source<'a> {
         Rows { data: copy, stride: d_padded }
     }
 
-    /// The operand as its site returns it in f32: in the input, or put into `copy`, rows `d_padded` apart.
+    /// The operand in f32 as its site returns it: in place in the input, or in `copy` with rows `d_padded` apart.
     #[inline(always)]
     pub(super) fn floats<L: Lanes>(&self, lanes: L, d_padded: usize, copy: &'a mut [f32]) -> Rows<'a, f32> {
         let d = self.shape.d;
@@ -125,7 +125,7 @@ pub(super) fn four(x: &[u8], at: usize) -> [u8; 4] {
 }
 
 /// Packs keys for [`super::scores`]: `[key block][channel group][lane][4]` s8, and `-128 * sum(codes)` of each key.
-/// Lanes past the last key hold anything.
+/// Lanes after the last key may hold anything.
 #[inline(always)]
 pub(super) fn pack_keys_i8<L: Lanes>(
     lanes: L,
@@ -157,7 +157,7 @@ pub(super) fn pack_keys_i8<L: Lanes>(
     }
 }
 
-/// Packs keys for [`super::scores`]: `[key block][channel][lane]`, zeros past the last key.
+/// Packs keys for [`super::scores`]: `[key block][channel][lane]`, zeros after the last key.
 #[inline(always)]
 pub(super) fn pack_keys_f32<L: Lanes>(
     _lanes: L,
@@ -180,8 +180,8 @@ pub(super) fn pack_keys_f32<L: Lanes>(
     }
 }
 
-/// Packs values for [`super::values`]: `[channel block][key group][lane][4]` s8. Keys past the last hold anything, for
-/// their weights are 0.
+/// Packs values for [`super::values`]: `[channel block][key group][lane][4]` s8. Keys after the last one may hold
+/// anything, because their weights are 0.
 #[inline(always)]
 pub(super) fn pack_values_i8<L: Lanes>(
     lanes: L,

@@ -1,4 +1,4 @@
-//! Through the reference, one window and head at a time.
+//! Attention by the reference, one window and head at a time.
 
 use super::{AttentionIn, Shape, Unit, WindowAttention};
 use crate::buffer::AlignedBuf;
@@ -40,7 +40,7 @@ pub(super) fn unit(
     }
 }
 
-/// `q` (part 0), `k` (1) or `v` (2) of one token, in f32. Codes come back exactly when quantized again.
+/// `q` (part 0), `k` (1) or `v` (2) of one token, in f32. Quantizing the values again returns the same codes.
 fn read(
     shape: Shape,
     input: AttentionIn<'_>,

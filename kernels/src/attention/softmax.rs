@@ -1,11 +1,11 @@
-//! From the logits of one query to the weights of its keys, as [`crate::reference::attention_row_exp`] and
+//! Turns the logits of one query into the weights of its keys, as [`crate::reference::attention_row_exp`] and
 //! [`crate::reference::attention_row_u8`] define them.
 
 use crate::lanes::Lanes;
 use crate::reference::FLOOR;
 use crate::types::Quantizer;
 
-/// The largest of `logits`, NaNs left out, in every lane.
+/// The largest of `logits`, ignoring NaNs, in every lane.
 #[inline(always)]
 fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
     let least = lanes.splat(f32::NEG_INFINITY);
@@ -37,7 +37,7 @@ pub(super) fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
     lanes.round(lanes.mul(e, lanes.splat(255.0)))
 }
 
-/// Puts `exp(max(x - max, -60))` in place of each logit; gives their sum. A NaN stays one.
+/// Replaces each logit by `exp(max(x - max, -60))` and returns the sum. A NaN stays one.
 #[inline(always)]
 pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
     let max = largest(lanes, logits);
@@ -58,8 +58,8 @@ pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
     lanes.fold(sums)
 }
 
-/// Codes `round(255 * exp(max(x - max, -60)))`, of which a NaN has 0; gives their sum. `codes` may
-/// be longer than `logits`; what is left of a last register is filled with codes 0.
+/// Stores codes `round(255 * exp(max(x - max, -60)))` (0 for a NaN) and returns their sum. `codes` may be longer than
+/// `logits`; the rest of the last register is filled with codes 0.
 #[inline(always)]
 pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8]) -> i32 {
     let max = largest(lanes, logits);
@@ -79,7 +79,7 @@ pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8
     lanes.sum_i(total)
 }
 
-/// Codes of `exps * inverse`. They are not negative, so that they serve as unsigned ones. `codes` is as in
+/// Codes of `exps * inverse`. They are not negative, so they are also valid unsigned codes. `codes` is as in
 /// [`unsigned_codes`].
 #[inline(always)]
 pub(crate) fn signed_codes<L: Lanes>(

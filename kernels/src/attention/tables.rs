@@ -1,14 +1,14 @@
-//! Bias and mask, laid out ahead of time.
+//! Bias and mask in the layout that the kernels read.
 
 use super::Shape;
 
-/// What is added to a logit whose query and key lie in different regions.
+/// Added to a logit whose query and key lie in different regions.
 const MASKED: f32 = -100.0;
-/// Keys are padded to a multiple of this many: the most that any instruction set takes at once.
+/// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
 
-/// Bias and mask of one block's windows. Rows are padded to whole key blocks, bias with -inf, so that a padded key
-/// gets no weight. Windows whose tokens are divided into regions alike share one mask.
+/// Bias and mask of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded key gets
+/// no weight. Windows with the same division into regions share one mask.
 pub(super) struct Tables {
     n: usize,
     /// Keys with their padding.

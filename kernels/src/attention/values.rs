@@ -5,7 +5,7 @@ use super::products::{Blocks, Product, products};
 use crate::lanes::Lanes;
 use crate::rows::RowSink;
 
-/// Where the results of `R` queries go: columns `column..column + d` of rows `row..row + R`.
+/// The destination of `R` queries: columns `column..column + d` of rows `row..row + R`.
 pub(super) struct Results<'a, 'o, const R: usize> {
     pub(super) sink: &'a RowSink<'o>,
     pub(super) row: usize,

@@ -1,19 +1,19 @@
-//! What one window and head needs in scratch memory.
+//! Scratch memory of the general path for one window and head.
 
 use super::tables::KEY_BLOCK;
 use super::{Shape, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::reference::AttentionQuant;
 
-/// Queries taken together.
+/// Queries that are processed together.
 pub(super) const ROWS: usize = 6;
 
-/// Sizes in f32 of the regions of [`Work`], each a whole number of cache lines.
+/// Sizes in f32 of the parts of [`Work`], each a multiple of a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    /// Channels, padded to whole registers of any instruction set.
+    /// Channels, padded to full registers of every instruction set.
     pub(super) d_padded: usize,
-    /// Keys, padded likewise: from one row of logits or weights to the next.
+    /// Keys, padded in the same way: the stride of logits and weights.
     pub(super) n_padded: usize,
     rows: usize,
     keys: usize,
@@ -40,9 +40,9 @@ impl Layout {
     }
 }
 
-/// The scratch memory of one window and head. What a region holds depends on whether its product is in integers.
+/// The scratch memory. The contents of a part depend on whether its product is computed in integers.
 pub(super) struct Work<'s> {
-    /// Rows of q, k and v that cannot be used where they lie in the input: f32 or codes, `[n, d_padded]`.
+    /// Rows of q, k and v that cannot be used in place in the input: f32 or codes, `[n, d_padded]`.
     pub(super) rows: [&'s mut [f32]; 3],
     /// `[key block][channel group][lane][4]` s8, or `[key block][channel][lane]` f32.
     pub(super) keys: &'s mut [f32],

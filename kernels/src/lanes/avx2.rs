@@ -173,7 +173,7 @@ unsafe fn weave(rows: [*const u8; 4]) -> [__m256i; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn write_woven_codes(at: *mut u8, scaled: [__m256; 2]) {
-    // Values far below convert to the least i32; packing saturates it, and all others below -128.
+    // Values far below the range convert to the smallest i32; packing saturates everything below -128.
     let [a, b] = scaled.map(|x| _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(127.0))));
     let words = _mm256_packs_epi32(a, b);
     let bytes = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packs_epi16(words, words));

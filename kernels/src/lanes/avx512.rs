@@ -142,7 +142,7 @@ fn norms(rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
 unsafe fn write_codes4(at: *mut u8, scaled: [__m512; 4]) {
     let [a, b, c, d] = scaled.map(|x| {
         let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);
-        // Values far below convert to the least i32; packing saturates it, and all others below -128.
+        // Values far below the range convert to the smallest i32; packing saturates everything below -128.
         _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(x, _mm512_set1_ps(127.0)))
     });
     let bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
@@ -184,7 +184,7 @@ fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
     out
 }
 
-/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`, in the place of rows after `last` that one if `CLAMP`.
+/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`; with `CLAMP`, row `last` stands in for rows after it.
 ///
 /// # Safety
 /// Those are readable.
@@ -375,7 +375,7 @@ impl Lanes for Avx512 {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe {
             let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
-            // Values far below convert to the least i32; narrowing saturates it, and all others below -128.
+            // Values far below the range convert to the smallest i32; narrowing saturates everything below -128.
             let code = _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(scaled, _mm512_set1_ps(127.0)));
             let bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(code), _mm_set1_epi8(-128));
             _mm_storeu_si128(at.cast(), bytes);

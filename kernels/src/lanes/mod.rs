@@ -1,8 +1,8 @@
 //! Vector registers behind one trait, so that LayerNorm and attention are each written once for all instruction sets.
 //!
-//! A value that implements [`Lanes`] exists only where [`Cpu`] has proved its instructions, which is why most of its
-//! methods are safe. Everything generic over `Lanes` is `#[inline(always)]` down from [`dispatch`], so that it is
-//! compiled inside a function that has the instructions enabled; closures are not, and so must not use `lanes`.
+//! A value that implements [`Lanes`] exists only where a [`Cpu`] has proved its instructions, so most of its methods
+//! are safe. Everything generic over `Lanes` is `#[inline(always)]` from [`dispatch`] down, so that it is compiled
+//! inside a function with the instructions enabled. Closures are not, so they must not use `lanes`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -20,11 +20,11 @@ use crate::isa::Isa;
 use crate::reference::RowNorm;
 use crate::types::Quantizer;
 
-/// Work written for any [`Lanes`], and in scalar code.
+/// Work that is written once for any [`Lanes`] and once in scalar code.
 pub(crate) trait Kernel {
-    /// By the reference.
+    /// Does the work with the reference.
     fn scalar(self);
-    /// By vectors; `#[inline(always)]`, and so is all it calls that takes `lanes`.
+    /// Does the work with vectors. It and everything it calls with `lanes` is `#[inline(always)]`.
     fn vector<L: Lanes>(self, lanes: L);
 }
 
@@ -78,7 +78,7 @@ pub(crate) trait Lanes: Copy {
     fn load_or(self, x: &[f32], fill: Self::F) -> Self::F;
     /// Writes the first elements, as many as `out` holds, at most `N`.
     fn store_part(self, out: &mut [f32], x: Self::F);
-    /// As `store_part`, for an `out` that mostly holds a whole register.
+    /// As `store_part`, for an `out` that usually holds a full register.
     #[inline(always)]
     fn store(self, out: &mut [f32], x: Self::F) {
         if out.len() < Self::N {
@@ -206,24 +206,24 @@ pub(crate) trait Lanes: Copy {
     fn times_128(self, x: Self::I) -> Self::I;
     /// `a | b << 8 | c << 16 | d << 24`, of lanes in 0..=255.
     fn interleave(self, bytes: [Self::I; 4]) -> Self::I;
-    /// In each lane, `acc` plus the four products of the bytes of `u`, unsigned, and of `s`, signed. Exact.
+    /// Each lane of `acc` plus the four products of the unsigned bytes of `u` with the signed bytes of `s`, exactly.
     fn dot(self, acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
 
-    /// Sixteen bytes of `N` rows, `stride` apart from `at` on; in the place of rows after number `last`, that one. Lane
-    /// `r` of register `i` is bytes `4 i..4 i + 4` of row `r`.
+    /// Sixteen bytes of `N` rows, `stride` apart from `at` on; row `last` stands in for rows after it. Lane `r` of
+    /// register `i` is bytes `4 i..4 i + 4` of row `r`.
     ///
     /// # Safety
     /// Sixteen bytes of rows `0..=last.min(N - 1)` are readable.
     unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [Self::I; 4];
     /// The lanes, which are in 0..=255, as bytes: lanes `4 j..4 j + 4` of register `i` become bytes `16 j + 4 i..` and on.
     fn pack(self, x: [Self::I; 4]) -> Self::I;
-    /// `2 N` bytes of four rows, one column to a lane (row 0 in its low byte), *woven*: lanes `4 j..4 j + 4` are
+    /// `2 N` bytes of four rows, one column in each lane (row 0 in its low byte), *woven*: lanes `4 j..4 j + 4` are
     /// columns `8 j..8 j + 4` in the first register, `8 j + 4..8 j + 8` in the second.
     ///
     /// # Safety
     /// `2 N` bytes are readable at each.
     unsafe fn weave(self, rows: [*const u8; 4]) -> [Self::I; 2];
-    /// Woven columns in their order.
+    /// The columns in their order.
     fn unweave(self, x: [Self::F; 2]) -> [Self::F; 2];
     /// [`Lanes::write_codes`] of `2 N` woven columns, in their order. There must be no NaN.
     ///
@@ -237,7 +237,7 @@ pub(crate) trait Lanes: Copy {
     /// Clamped to [-128, 127]; 0 for a NaN.
     fn clamp(self, x: Self::F) -> Self::F;
 
-    /// What codes of `quantizer` stand for.
+    /// The values that the codes of `quantizer` represent.
     #[inline(always)]
     fn fake(self, x: Self::F, quantizer: Quantizer) -> Self::F {
         let codes = self.round(self.clamp(self.mul(x, self.splat(quantizer.recip()))));
@@ -263,13 +263,13 @@ mod tests {
         }
     }
 
-    /// Rounding a norm to f32 hides in which order its sums were taken; here every bit shows.
+    /// Rounding a norm to f32 hides the order of its sums; here every bit is compared.
     #[test]
     fn moments_are_the_references() {
         let available = Cpu::available();
         eprintln!("implementations: {:?}", available.iter().map(|cpu| cpu.name()).collect::<Vec<_>>());
         for len in [0, 1, 3, 4, 7, 8, 12, 15, 16, 17, 31, 33, 49, 96, 1023] {
-            // Magnitudes from 2^-20 to 2^20, so that sums in f64 are rounded too.
+            // Magnitudes from 2^-20 to 2^20, so that f64 sums are rounded too.
             let value =
                 |i: usize| ((i * 7919 % 1009) as f32 / 504.0 - 1.0) * 2f32.powi((i * 31 % 41) as i32 - 20);
             let x: Vec<f32> = (0..len).map(value).collect();

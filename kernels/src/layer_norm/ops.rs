@@ -10,7 +10,7 @@ use crate::reference;
 use crate::rows::{MapRows, RowSink, Segment, units_per_task};
 use crate::types::{PAD, RowMap, RowOut, RowStore};
 
-/// Rows that are normalised together where they are copied first.
+/// Rows that are copied and then normalised together.
 const TOGETHER: usize = 8;
 
 /// An instruction set and an [`Affine`].
@@ -33,7 +33,7 @@ impl Owned {
         self.gamma.len()
     }
 
-    /// [`normalise`] with these.
+    /// [`normalise`] with these parameters.
     pub(super) fn rows<'x, T: Target>(
         &self,
         count: usize,
@@ -46,7 +46,7 @@ impl Owned {
     }
 }
 
-/// LayerNorm of rows that a [`RowMap`] gathers: shift, padding and window partition happen in its reads.
+/// LayerNorm of rows that a [`RowMap`] gathers. The cyclic shift, padding and window partition happen in its reads.
 pub struct LayerNorm {
     affine: Owned,
     store: RowStore,
@@ -65,7 +65,7 @@ impl LayerNorm {
     /// [`PAD`]. `x` is f32 `[images * map.tokens(), c]`, `out` is `[images * map.rows().len(), c]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not suit.
+    /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         let (c, n) = (self.affine.channels(), map.rows().len());
         let tokens = images * map.tokens();
@@ -82,14 +82,14 @@ impl LayerNorm {
         });
     }
 
-    /// Rows `rows` of `map`'s order over all images into `out`, which holds these alone, on the caller's thread. `x` is as
-    /// in [`LayerNorm::run`].
+    /// Rows `rows` of `map`'s order over all images into `out`, which holds only these rows, on the caller's thread.
+    /// `x` is as in [`LayerNorm::run`].
     ///
     /// # Panics
     /// As [`LayerNorm::run`].
     ///
     /// # Safety
-    /// Nobody writes the rows of `x` that these are.
+    /// Nobody writes these rows of `x` meanwhile.
     pub(crate) unsafe fn run_on_this_thread(
         &self,
         rows: Range<usize>,
@@ -107,7 +107,7 @@ impl LayerNorm {
         self.gather(rows, map, source, out, scratch);
     }
 
-    /// Normalises rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` those of the order.
+    /// Normalises rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of the order.
     fn gather<'x, 's>(
         &self,
         rows: Range<usize>,
@@ -123,7 +123,7 @@ impl LayerNorm {
         self.affine.rows(rows.len(), source, |i| out(from + i), &mut scratch.as_f32_mut()[..c]);
     }
 
-    /// Channels, and what is done with the result.
+    /// Channels, and how results are stored.
     pub(crate) fn shape(&self) -> (usize, RowStore) {
         (self.affine.channels(), self.store)
     }
@@ -155,7 +155,7 @@ impl LayerNorm {
     }
 }
 
-/// Patch merging up to its product: four rows of `c` channels side by side, normalised as one row of `4c`.
+/// Patch merging without its linear: four rows of `c` channels side by side, normalised as one row of `4c`.
 pub struct MergeNorm {
     affine: Owned,
     store: RowStore,
@@ -165,10 +165,10 @@ pub struct MergeNorm {
 
 impl MergeNorm {
     /// The op that makes row `i` of each image from the rows `sources[i]` of its `tokens` rows, in that order; `None`
-    /// is a row of zeros, put in before the norm. `gamma` and `beta` have `4c` elements.
+    /// is a row of zeros, inserted before the norm. `gamma` and `beta` have `4c` elements.
     ///
     /// # Panics
-    /// If `gamma` is empty, not a multiple of four long, or as long as `beta` is not; if `eps` is negative or not
+    /// If the length of `gamma` is 0, no multiple of four, or other than that of `beta`; if `eps` is negative or not
     /// finite; if a source is outside `0..tokens`.
     pub fn new(
         cpu: Cpu,
@@ -238,8 +238,8 @@ fn gather(image: &[f32], sources: &[u32; 4], merged: &mut [f32]) {
     }
 }
 
-/// LayerNorm of every token of an image, then the mean over its tokens, as
-/// [`mean_of_rows`](crate::reference::mean_of_rows) takes it.
+/// LayerNorm of every token of an image, then the mean over its tokens as
+/// [`mean_of_rows`](crate::reference::mean_of_rows) defines it.
 pub struct PooledNorm {
     affine: Owned,
     store: RowStore,

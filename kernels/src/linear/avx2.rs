@@ -1,7 +1,7 @@
 //! AVX2 and FMA: f32 by fused multiply-add, INT8 by widening to 16 bits and `vpmaddwd`; 6 rows by 16 columns of
 //! accumulators in 12 registers. AVX-VNNI shares the epilogue.
 //!
-//! A pair of products is at most 2 * 128 * 128, so that `vpmaddwd` is exact; `vpmaddubsw` would saturate.
+//! The sum of two products is at most 2 * 128 * 128, so `vpmaddwd` is exact; `vpmaddubsw` would saturate.
 
 use std::arch::x86_64::*;
 
@@ -46,7 +46,7 @@ pub(super) static F32_KERNEL: F32Kernel = F32Kernel {
     peak: Some(probe::F32_AVX2),
 };
 
-/// Accumulators of a tile, `[ROWS][COLUMNS]`, between the product and the epilogue.
+/// The accumulators of a tile, `[ROWS][COLUMNS]`, between multiplication and epilogue.
 #[repr(C, align(64))]
 pub(super) struct Tile<T>(pub(super) [[T; COLUMNS]; ROWS]);
 

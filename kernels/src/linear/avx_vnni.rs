@@ -1,4 +1,4 @@
-//! AVX-VNNI: INT8 by `vpdpbusd` on 256-bit registers; the tile and its epilogue are AVX2's.
+//! AVX-VNNI: INT8 by `vpdpbusd` on 256-bit registers, with the tile and the epilogue of AVX2.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! The destination of a product, shared by the tasks that write it.
+//! The destination of a linear, shared by the tasks that write it.
 
 use std::ops::Range;
 
@@ -7,28 +7,28 @@ use super::split::MAX_ROWS;
 use crate::pool::Parts;
 use crate::types::{PAD, RowMap, code_stride};
 
-/// Where a row that is not stored starts.
+/// The start of a row that is dropped.
 pub(super) const DROPPED: usize = usize::MAX;
 
-/// Memory of the results. Every (row, column) of the product belongs to exactly one place in it.
+/// Memory of the results. Every row and column of the linear has its own place in it.
 pub(crate) enum Dest<'a> {
     F32(Parts<'a, f32>),
     Codes(Parts<'a, u8>),
     Residual(Parts<'a, f32>, Scatter<'a>),
 }
 
-/// Which row of a residual stream each row of a product is.
+/// The row of a residual stream for each row of a linear.
 pub(crate) struct Scatter<'a> {
     map: &'a RowMap,
-    /// Row of the map's order, over all images, that the product's first row is.
+    /// The linear's first row, in the map's order over all images.
     first: usize,
 }
 
 impl<'a> Dest<'a> {
-    /// The destination `out` of a product of `rows` rows and `n` columns.
+    /// The destination `out` of a linear of `rows` rows and `n` columns.
     ///
     /// # Panics
-    /// When `out` does not suit `store`, or is of another size.
+    /// If `out` does not match `store` or has another size.
     pub(super) fn new(out: LinearOut<'a>, store: &Store, rows: usize, n: usize) -> Dest<'a> {
         match (out, store) {
             (LinearOut::F32(out), Store::F32 | Store::Fake(_)) => {
@@ -48,7 +48,11 @@ impl<'a> Dest<'a> {
             (LinearOut::Residual { stream, map }, Store::Residual { .. }) => {
                 let (period, tokens) = (map.rows().len(), map.tokens());
                 let images = rows.checked_div(period).unwrap_or(0);
-                assert_eq!(rows, images * period, "{rows} rows are no whole number of maps of {period}");
+                assert_eq!(
+                    rows,
+                    images * period,
+                    "{rows} rows are not a multiple of the {period} rows of the map"
+                );
                 assert_eq!(
                     stream.len(),
                     images * tokens * n,
@@ -57,19 +61,19 @@ impl<'a> Dest<'a> {
                 );
                 Dest::Residual(Parts::new(stream), Scatter { map, first: 0 })
             }
-            (out, store) => panic!("a product that stores {store:?} cannot write {out:?}"),
+            (out, store) => panic!("a linear that stores {store:?} cannot write {out:?}"),
         }
     }
 
-    /// Row `i` of the product is row `first + i` of `map`'s order over all images of `stream`.
+    /// The rows of `stream` from row `first` of `map`'s order over all images.
     ///
     /// # Safety
-    /// Nobody else reads or writes the product's rows of `stream` while it writes them.
+    /// Nobody else reads or writes these rows of `stream` meanwhile.
     pub(crate) unsafe fn scatter(stream: Parts<'a, f32>, map: &'a RowMap, first: usize) -> Dest<'a> {
         Dest::Residual(stream, Scatter { map, first })
     }
 
-    /// Where row `row` of a product of `n` columns starts; `None` when it is dropped.
+    /// The start of row `row` of a linear of `n` columns; `None` if the row is dropped.
     pub(super) fn offset(&self, row: usize, n: usize) -> Option<usize> {
         match self {
             Dest::F32(_) => Some(row * n),
@@ -84,7 +88,8 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// Where column `column` of a row that starts at 0 is, or would be, if results are f32.
+    /// The address of column `column` of a row that starts at 0, if results are f32. It may lie outside of the
+    /// destination.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn floats(&self, column: usize) -> Option<*const f32> {
         match self {
@@ -93,7 +98,7 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// [`Dest::offset`] of each of `rows`, with [`DROPPED`] for none.
+    /// [`Dest::offset`] of each of `rows`; [`DROPPED`] for dropped rows.
     pub(super) fn starts(&self, rows: Range<usize>, n: usize) -> [usize; MAX_ROWS] {
         let mut starts = [DROPPED; MAX_ROWS];
         let starts_of = starts[..rows.len()].iter_mut();
@@ -101,7 +106,7 @@ impl<'a> Dest<'a> {
             Dest::F32(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * n),
             Dest::Codes(_) => starts_of.zip(rows).for_each(|(start, row)| *start = row * code_stride(n)),
             Dest::Residual(_, Scatter { map, first }) => {
-                // Two divisions for all rows, instead of two for each.
+                // Two divisions for all rows instead of two for each row.
                 let period = map.rows().len().max(1);
                 let from = first + rows.start;
                 let (mut image, mut row) = (from / period, from % period);

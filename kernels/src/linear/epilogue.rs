@@ -1,15 +1,15 @@
-//! From accumulators to stored values.
+//! The parameters that turn accumulators into stored values.
 
 use super::spec::{LinearSpec, Store};
 use crate::types::Quantizer;
 
-/// What follows the accumulators of a product: its vectors are padded with zeros to whole panels.
+/// The epilogue of a linear. Its vectors are padded with zeros to full panels.
 pub(super) struct Epilogue {
     /// Columns.
     pub(super) n: usize,
-    /// The multiplier of each column, before `output` is folded in.
+    /// The multiplier of each column without `output`.
     pub(super) multiplier: Vec<f32>,
-    /// What the accumulator of each column is multiplied with: `multiplier`, or `multiplier * output.recip`.
+    /// The factor of each column's accumulator: `multiplier`, or `multiplier * output.recip`.
     pub(super) factor: Vec<f32>,
     pub(super) bias: Vec<f32>,
     pub(super) output: Option<Quantizer>,
@@ -19,20 +19,20 @@ pub(super) struct Epilogue {
     /// reciprocal scale, does not fit an i32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) skips_range_checks: bool,
-    /// The cheaper way to codes of GELU, where the kernel has one for this product.
+    /// The faster epilogue for codes of GELU, if the kernel has one and it applies to this linear.
     #[cfg(target_arch = "x86_64")]
     pub(super) quick: Option<Box<super::avx512::quick::Plan>>,
 }
 
 impl Epilogue {
-    /// The epilogue of `spec`, with vectors of `padded` values, for accumulators of at most `reach` in magnitude.
+    /// The epilogue of `spec`, with vectors padded to `padded` values, for accumulators of magnitude at most `reach`.
     ///
     /// # Panics
-    /// When a vector of `spec` or `multiplier` has other than n values.
+    /// If a vector of `spec` or `multiplier` does not have n values.
     pub(super) fn new(spec: &LinearSpec<'_>, multiplier: &[f32], padded: usize, reach: f64) -> Epilogue {
         let n = spec.n;
         let pad = |what: &str, values: &[f32]| {
-            assert_eq!(values.len(), n, "{what} of a product with {n} columns has {} values", values.len());
+            assert_eq!(values.len(), n, "{what} of a linear with {n} columns has {} values", values.len());
             let mut values = values.to_vec();
             values.resize(padded, 0.0);
             values
@@ -40,7 +40,7 @@ impl Epilogue {
         let multiplier = pad("the multiplier", multiplier);
         let recip = spec.output.map_or(1.0, Quantizer::recip);
         let store = match &spec.store {
-            Store::Codes(recip) => Store::Codes(pad("the reciprocal steps", recip)),
+            Store::Codes(recip) => Store::Codes(pad("the reciprocal scales", recip)),
             store => store.clone(),
         };
         let mut epilogue = Epilogue {

@@ -24,7 +24,7 @@ impl LinearF32 {
     /// Packs `weight` `[n, k]`.
     ///
     /// # Panics
-    /// When a vector's length does not suit n and k.
+    /// If a vector's length does not match n and k.
     pub fn new(cpu: Cpu, spec: LinearSpec<'_>, weight: &[f32]) -> LinearF32 {
         let (n, k) = (spec.n, spec.k);
         assert_eq!(weight.len(), n * k, "weight: want f32 [{n}, {k}], have {} values", weight.len());
@@ -37,7 +37,7 @@ impl LinearF32 {
     /// The product of `rows` rows `[rows, k]`, stored in `out`.
     ///
     /// # Panics
-    /// When a size is wrong, or `out` does not suit the op's [`Store`](super::Store).
+    /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
     pub fn run(&self, pool: &mut Pool, rows: usize, input: &[f32], out: LinearOut<'_>) {
         let (n, k) = (self.epilogue.n, self.k);
         assert_eq!(input.len(), rows * k, "input: want f32 [{rows}, {k}], have {} values", input.len());

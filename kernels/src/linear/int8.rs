@@ -15,7 +15,7 @@ use crate::types::code_stride;
 /// The largest k of an INT8 product: 255 * 128 * k fits an i32.
 pub const MAX_INT8_K: usize = 65_793;
 
-/// A product of INT8 codes with an INT8 weight, accumulated exactly in INT32.
+/// A linear of INT8 codes and an INT8 weight, accumulated exactly in INT32.
 pub struct LinearI8 {
     cpu: Cpu,
     k: usize,
@@ -29,7 +29,7 @@ impl LinearI8 {
     /// Packs the weight `codes` `[n, k]`; `multiplier[c]` is the input's scale times the scale of weight row c.
     ///
     /// # Panics
-    /// When a vector's length does not suit n and k, or k exceeds [`MAX_INT8_K`].
+    /// If a vector's length does not match n and k, or k exceeds [`MAX_INT8_K`].
     pub fn new(cpu: Cpu, spec: LinearSpec<'_>, codes: &[i8], multiplier: &[f32]) -> LinearI8 {
         let (n, k) = (spec.n, spec.k);
         assert_eq!(codes.len(), n * k, "weight: want i8 [{n}, {k}], have {} codes", codes.len());
@@ -49,7 +49,7 @@ impl LinearI8 {
     /// The product of `rows` rows of codes (`u8 = code + 128`, `[rows, code_stride(k)]`), stored in `out`.
     ///
     /// # Panics
-    /// When a size is wrong, or `out` does not suit the op's [`Store`](super::Store).
+    /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
     pub fn run(&self, pool: &mut Pool, rows: usize, input: &[u8], out: LinearOut<'_>) {
         let stride = code_stride(self.k);
         assert_eq!(
@@ -68,7 +68,7 @@ impl LinearI8 {
         });
     }
 
-    /// Where [`LinearI8::run_on_this_thread`] puts `rows` rows.
+    /// The destination `out` of `rows` rows, for [`LinearI8::run_on_this_thread`].
     ///
     /// # Panics
     /// As [`LinearI8::run`].
@@ -76,7 +76,7 @@ impl LinearI8 {
         Dest::new(out, &self.epilogue.store, rows, self.epilogue.n)
     }
 
-    /// The product of `rows` rows `input`, as [`LinearI8::run`] has them, on the caller's thread.
+    /// As [`LinearI8::run`], on the caller's thread.
     pub(crate) fn run_on_this_thread(
         &self,
         rows: usize,
@@ -106,7 +106,7 @@ impl LinearI8 {
         unsafe { (kernel.block)(&block, &self.initial, &self.epilogue, dest, scratch) }
     }
 
-    /// Inputs and columns, and what is done with the results.
+    /// Inputs, columns, and how results are stored.
     pub(crate) fn shape(&self) -> (usize, usize, &Store) {
         (self.k, self.epilogue.n, &self.epilogue.store)
     }

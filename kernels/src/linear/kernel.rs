@@ -1,32 +1,14 @@
-//! The descriptors of product kernels, and the list of all INT8 kernels.
-//!
-//! To add an INT8 kernel, write one file with a `KERNEL` like the others', declare it in `linear/mod.rs` and add it to
-//! [`KERNELS`]. Nothing else names a kernel.
+//! The descriptors of product kernels. `linear/mod.rs` has the list of all INT8 kernels.
 
 use super::dest::Dest;
 use super::epilogue::Epilogue;
-#[cfg(target_arch = "aarch64")]
-use super::neon_dotprod;
 use super::pack::Layout;
 use super::{Block, scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx_vnni, avx2, avx512};
+use super::{avx2, avx512};
 use crate::buffer::AlignedBuf;
 use crate::isa::Isa;
 use crate::probe::Peak;
-
-/// All INT8 kernels for this type of processor, plainest first: the last that the processor can run is the default.
-pub(crate) static KERNELS: &[&Int8Kernel] = &[
-    &scalar::KERNEL,
-    #[cfg(target_arch = "x86_64")]
-    &avx2::KERNEL,
-    #[cfg(target_arch = "x86_64")]
-    &avx_vnni::KERNEL,
-    #[cfg(target_arch = "x86_64")]
-    &avx512::KERNEL,
-    #[cfg(target_arch = "aarch64")]
-    &neon_dotprod::KERNEL,
-];
 
 /// A kernel for INT8 products.
 pub(crate) struct Int8Kernel {

@@ -1,10 +1,11 @@
-//! Products with a weight, each with everything that follows it in one pass: bias, GELU, quantization, residual.
+//! Linears: products with a weight, with their epilogue in the same pass: bias, GELU, quantization, residual addition.
 //!
 //! ```text
 //! out[row] = store(gelu(output(input[row] x weight^T) + bias))
 //! ```
-//! A product is divided over row blocks and panels of columns. A kernel computes one tile of accumulators, a row tile
-//! by a panel, in registers; its epilogue turns the tile into stored values while it is in the first-level cache.
+//! A linear is divided into blocks of rows and panels of columns. A kernel computes one tile of accumulators, a few
+//! rows by one panel, in registers; the epilogue turns the tile into stored values while it is in the first-level
+//! cache.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -32,10 +33,26 @@ pub use float::LinearF32;
 pub use int8::{LinearI8, MAX_INT8_K};
 pub use spec::{LinearOut, LinearSpec, Store};
 
-/// Bytes of weights that row tile after row tile is multiplied with (one panel may exceed it).
+use kernel::Int8Kernel;
+
+/// All INT8 kernels for this type of processor, plainest first: the last one that the processor can run is the default. To add
+/// a kernel, write a file with a `KERNEL`, declare it above and list it here.
+pub(crate) static KERNELS: &[&Int8Kernel] = &[
+    &scalar::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx2::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx_vnni::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &avx512::KERNEL,
+    #[cfg(target_arch = "aarch64")]
+    &neon_dotprod::KERNEL,
+];
+
+/// Bytes of weights that all row tiles are multiplied with before the next weights (one panel may exceed it).
 const GROUP_BYTES: usize = 256 << 10;
 
-/// What one task computes: rows `rows` of the input by the panels `panels` of the weight.
+/// The part that one task computes: rows `rows` of the input by the panels `panels` of the weight.
 struct Block<'a, X, W> {
     input: &'a [X],
     /// Elements from one row of the input to the next.
@@ -58,7 +75,7 @@ impl<X, W> Block<'_, X, W> {
         &self.weight[panel * self.panel_len..][..self.panel_len]
     }
 
-    /// The panels in groups that stay in the second-level cache while all row tiles pass.
+    /// The panels in groups, each of which stays in the second-level cache while it is multiplied with all row tiles.
     fn panel_groups(&self) -> impl Iterator<Item = Range<usize>> {
         let all = self.panels.len() * self.panel_len == self.weight.len();
         let each = if all { (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1) } else { 1 };

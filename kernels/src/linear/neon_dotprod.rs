@@ -24,7 +24,7 @@ const ROWS: usize = 8;
 /// Columns of a tile: two registers of 4.
 const COLUMNS: usize = 8;
 
-/// Bytes of weights that four inputs are multiplied with.
+/// Bytes of weights of a group of four inputs.
 const GROUP: usize = 4 * COLUMNS;
 
 /// The kernel `neon_dotprod`. All other ops run the scalar reference.
@@ -42,7 +42,7 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     peak: None,
 };
 
-/// Accumulators of a tile between the product and the epilogue.
+/// The accumulators of a tile, between multiplication and epilogue.
 type Tile = [[i32; COLUMNS]; ROWS];
 
 /// Accumulators of one row, in registers.
@@ -151,7 +151,7 @@ fn dot<const LANE: usize>(mut acc: int32x4_t, weights: int8x16_t, codes: int8x16
 /// 8 values of a row.
 type Values = [float32x4_t; 2];
 
-/// The columns of a panel and what their epilogue needs, in registers.
+/// The columns of a panel, with the parameters of their epilogue in registers.
 struct Columns<'a> {
     epilogue: &'a Epilogue,
     /// The first column.
@@ -175,7 +175,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// The epilogue of the rows that start at `starts` in `dest`, with their accumulators in `tile`.
+    /// Stores the rows that start at `starts` in `dest`, from their accumulators in `tile`.
     #[inline]
     #[target_feature(enable = "neon")]
     fn finish(&self, tile: &Tile, starts: &[usize], dest: &Dest<'_>) {
@@ -205,11 +205,11 @@ impl<'a> Columns<'a> {
                     put(&array([vaddq_f32(held[0], value[0]), vaddq_f32(held[1], value[1])]), place);
                 }
             }
-            _ => unreachable!("`Dest::new` refuses what does not suit the store"),
+            _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
         }
     }
 
-    /// Each stored row's values after bias and GELU, and where they go.
+    /// The values of each stored row after bias and GELU, and their place.
     #[inline]
     #[target_feature(enable = "neon")]
     fn rows(&self, tile: &Tile, starts: &[usize]) -> impl Iterator<Item = (Values, usize)> {
@@ -267,8 +267,8 @@ fn put<T: Copy>(values: &[T; COLUMNS], place: &mut [T]) {
     }
 }
 
-/// Codes in [-128, 127] of values already multiplied by the reciprocal step. The conversion rounds ties to even, makes 0
-/// of a NaN and saturates, so that clamping integers is clamping values.
+/// Codes in [-128, 127] of values already multiplied by the reciprocal scale. The conversion rounds ties to even, turns
+/// a NaN into 0 and saturates, so clamping the integers equals clamping the values.
 #[inline]
 #[target_feature(enable = "neon")]
 fn code(scaled: float32x4_t) -> int32x4_t {

@@ -1,4 +1,4 @@
-//! Weights in the order in which the kernels read them.
+//! Packs weights in the order in which kernels read them.
 
 use crate::buffer::AlignedBuf;
 
@@ -30,7 +30,7 @@ impl Layout {
         self.groups(k) * self.columns * self.group
     }
 
-    /// Puts `weight` `[n, k]` into `packed`, which holds zeros and `panels(n) * panel_len(k)` elements.
+    /// Copies `weight` `[n, k]` into `packed`, which holds `panels(n) * panel_len(k)` zeros.
     fn pack<T: Copy, P>(self, n: usize, k: usize, weight: &[T], packed: &mut [P], cast: impl Fn(T) -> P) {
         for c in 0..n {
             let panel = c / self.columns * self.panel_len(k) + c % self.columns * self.group;
@@ -40,14 +40,14 @@ impl Layout {
         }
     }
 
-    /// INT8 weights.
+    /// Packs INT8 weights.
     pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> AlignedBuf {
         let mut packed = AlignedBuf::new(self.panels(n) * self.panel_len(k));
         self.pack(n, k, weight, packed.as_u8_mut(), |w| w as u8);
         packed
     }
 
-    /// f32 weights.
+    /// Packs f32 weights.
     pub(super) fn pack_f32(self, n: usize, k: usize, weight: &[f32]) -> AlignedBuf {
         let mut packed = AlignedBuf::new(4 * self.panels(n) * self.panel_len(k));
         self.pack(n, k, weight, packed.as_f32_mut(), |w| w);

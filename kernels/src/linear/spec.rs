@@ -1,27 +1,27 @@
-//! What a product is asked to do, and where its results go.
+//! The parameters of a linear, and the destination of its results.
 
 use crate::types::{Quantizer, RowMap, RowOut};
 
-/// What a product's op does with each value after bias and GELU.
+/// How a linear stores each value after bias and GELU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Store {
     /// Writes it as f32.
     F32,
     /// Quantizes and dequantizes it, then writes f32.
     Fake(Quantizer),
-    /// Writes its code with the reciprocal step of its column (n of them), as `u8 = code + 128`.
+    /// Writes its code as `u8 = code + 128`, with one reciprocal scale for each of the n columns.
     Codes(Vec<f32>),
     /// Adds it to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
     /// nothing.
     Residual {
-        /// Quantizer of the product's value.
+        /// Quantizer of the linear's value.
         branch: Option<Quantizer>,
-        /// Quantizer of what the stream held.
+        /// Quantizer of the stream's previous value.
         shortcut: Option<Quantizer>,
     },
 }
 
-/// Where the results go; the variant must suit the op's [`Store`].
+/// The destination of the results; the variant must match the op's [`Store`].
 #[derive(Debug)]
 pub enum LinearOut<'a> {
     /// f32 `[rows, n]`, for [`Store::F32`] and [`Store::Fake`].
@@ -32,8 +32,8 @@ pub enum LinearOut<'a> {
     Residual {
         /// f32 `[images * map.tokens(), n]`.
         stream: &'a mut [f32],
-        /// Row of the stream, within its image, of each row of the product; rows that map to padding are dropped. The
-        /// product has `images * map.rows().len()` rows.
+        /// Row of the stream, within its image, of each row of the linear; rows that map to padding are dropped. The
+        /// linear has `images * map.rows().len()` rows.
         map: &'a RowMap,
     },
 }
@@ -47,7 +47,7 @@ impl<'a> From<RowOut<'a>> for LinearOut<'a> {
     }
 }
 
-/// The parts of a product's op other than its weight.
+/// The parameters of a linear other than its weight.
 #[derive(Clone, Debug)]
 pub struct LinearSpec<'a> {
     /// Columns of the result: output features.
@@ -56,10 +56,10 @@ pub struct LinearSpec<'a> {
     pub k: usize,
     /// Bias, n values.
     pub bias: Option<&'a [f32]>,
-    /// Quantizer of the product before its bias (the site `.output`).
+    /// Quantizer of the product before the bias (the site `.output`).
     pub output: Option<Quantizer>,
     /// Whether GELU follows the bias.
     pub gelu: bool,
-    /// What is done with the result.
+    /// How the result is stored.
     pub store: Store,
 }

@@ -1,21 +1,22 @@
-//! How a product is divided over threads.
+//! Divides a linear into tasks for threads.
 
 use std::ops::Range;
 
-/// Tasks per thread, so that a thread that is held up is helped out.
+/// Tasks per thread; more than one, so that other threads can take over the tasks of a slow thread.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows of a task at most: its inputs and outputs stay in the second-level cache while the weights pass.
+/// The most rows of a task: its inputs and outputs stay in the second-level cache while all its weights are read.
 pub(super) const MAX_ROWS: usize = 256;
 
-/// Bytes of the inputs of a task at most (one row tile may exceed it).
+/// The most bytes of input of a task (one row tile may exceed it).
 const MAX_BYTES: usize = 512 << 10;
 
-/// Rows of each thread from which on rows are divided over the threads, though then every thread reads all weights: a panel of
-/// weights that is read from afar serves so many rows that it comes in time, and fewer rows stay in the first-level cache.
+/// Minimum rows per thread before work is split by rows; every thread then reads all weights. With this many rows,
+/// multiplying one panel takes long enough to prefetch the next one, and each thread keeps fewer rows in its
+/// first-level cache.
 const ROWS_PER_THREAD: usize = 98;
 
-/// A product's row tiles and panels of columns, divided into a grid of tasks.
+/// A linear's row tiles and panels of columns, divided into a grid of tasks.
 pub(super) struct Split {
     rows: usize,
     tile: usize,
@@ -27,9 +28,9 @@ pub(super) struct Split {
 impl Split {
     /// Tasks for `threads` threads; a row has `row_bytes` bytes, and a row tile `tile` rows.
     ///
-    /// Rows are divided first, as far as the caches ask for it or every thread gets [`ROWS_PER_THREAD`], and then equally over
-    /// the threads; if they need not be, panels are, so that each weight is read by as few tasks as can be; then rows again,
-    /// when there are too few panels.
+    /// Rows are split first if the caches require it or if every thread gets [`ROWS_PER_THREAD`]. Otherwise panels are
+    /// split, so that as few tasks as possible read each weight. If there are too few panels for all threads, rows are
+    /// split too.
     pub(super) fn new(rows: usize, panels: usize, row_bytes: usize, tile: usize, threads: usize) -> Split {
         let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let tiles = rows.div_ceil(tile);
@@ -49,7 +50,7 @@ impl Split {
         self.row_parts * self.panel_parts
     }
 
-    /// Rows and panels of a task. Those of all tasks cover the product and are disjoint.
+    /// Rows and panels of a task. All tasks together cover the linear, and they are disjoint.
     pub(super) fn block(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let part = |len, parts, index| share(len, parts, index)..share(len, parts, index + 1);
         let tiles = part(self.rows.div_ceil(self.tile), self.row_parts, task / self.panel_parts);
@@ -60,18 +61,19 @@ impl Split {
     }
 }
 
-/// Where share `index` of `parts` nearly equal shares of `len` starts.
+/// The start of share `index` of `parts` nearly equal shares of `len`.
 pub(super) fn share(len: usize, parts: usize, index: usize) -> usize {
     len * index / parts
 }
 
-/// Blocks of `rows` rows for one thread: whole tiles of `tile` rows, of at most [`MAX_ROWS`] unless one tile has more.
+/// Splits `rows` rows into blocks for one thread: full tiles of `tile` rows, at most [`MAX_ROWS`] unless one tile has
+/// more.
 pub(super) fn row_blocks(rows: usize, tile: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (MAX_ROWS / tile).max(1) * tile;
     (0..rows).step_by(each).map(move |from| from..rows.min(from + each))
 }
 
-/// Row tiles of `rows`: as few as hold at most `tile` rows each, nearly equal.
+/// Splits `rows` into as few nearly equal tiles of at most `tile` rows as possible.
 pub(super) fn row_tiles(rows: Range<usize>, tile: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = rows.len().div_ceil(tile);
     (0..parts)

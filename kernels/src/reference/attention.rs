@@ -13,11 +13,11 @@ pub enum Probs {
     S8(Quantizer),
 }
 
-/// Logits further than this below the largest are taken to be this far below: `e^-60` is lost in the rounding of any
-/// sum that has a 1 in it, and its products are still normal numbers, where subnormal ones would be slow.
+/// Logits that are further below the largest one are raised to this distance. `e^-60` vanishes in the rounding of any
+/// sum that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
 pub(crate) const FLOOR: f32 = -60.0;
 
-/// The largest of `logits`, NaNs left out; -inf of none.
+/// The largest of `logits`, ignoring NaNs; -inf if there is none.
 fn largest(logits: &[f32]) -> f32 {
     logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
 }
@@ -36,8 +36,8 @@ pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     sum
 }
 
-/// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums by the index
-/// mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold). A NaN stays one.
+/// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums selected by
+/// the index mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold). A NaN stays one.
 pub fn attention_row_exp(logits: &mut [f32]) -> f32 {
     let max = largest(logits);
     let mut sums = [0.0; 16];
@@ -67,10 +67,10 @@ pub struct AttentionQuant {
 /// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias` is `[n, n]`
 /// with the mask added, `out` is `[n, d]`.
 ///
-/// A product whose two operands are on is taken over their codes in integers, otherwise over what the sites return,
-/// in f32: fused multiply-adds in the order of the channels (`q . k`) or of the keys (`p . v`), starting from 0. The
-/// weights `p` are the codes of [`attention_row_u8`], the results of [`attention_row_exp`] with their sum `total`, or
-/// `code(exp * (1 / total))`.
+/// A product whose two operands have their sites on is computed in integers over their codes. Any other product is
+/// computed in f32 over the values that the sites return, by fused multiply-adds in the order of the channels (`q . k`)
+/// or of the keys (`p . v`), starting from 0. The weights `p` are the codes of [`attention_row_u8`], the results of
+/// [`attention_row_exp`] with their sum `total`, or `code(exp * (1 / total))`.
 ///
 /// ```text
 /// logit = fma(acc, (s_q * s_k) * scale, bias)             integers, `scores` off
@@ -102,14 +102,14 @@ pub fn attention_window(
     }
 }
 
-/// One operand of a product: its codes, or what its site returns.
+/// One operand of a product: its codes, or the values that its site returns.
 enum Operand {
     Codes(Vec<i32>, f32),
     Float(Vec<f32>),
 }
 
 impl Operand {
-    /// `integer`: whether the other operand of the product is on.
+    /// `integer`: whether the site of the other operand is on.
     fn new(x: &[f32], site: Option<Quantizer>, integer: bool) -> Operand {
         match site {
             Some(s) if integer => {
@@ -121,7 +121,7 @@ impl Operand {
     }
 }
 
-/// `QK^T` and what follows it up to the logits.
+/// `QK^T`, scale and bias: everything up to the logits.
 struct Scores {
     q: Operand,
     k: Operand,
@@ -201,7 +201,7 @@ impl Values {
     }
 }
 
-/// What turns a product with the weights into the result.
+/// The factor that turns a product with the weights into the result.
 enum Factor {
     Inverse(f32),
     Step(f32),

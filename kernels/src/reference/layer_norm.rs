@@ -2,14 +2,14 @@
 
 use crate::types::Quantizer;
 
-/// What normalises one row: three numbers, from its sums.
+/// The three numbers that normalise one row, computed from its sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowNorm {
     /// The mean, rounded to f32.
     pub mean: f32,
     /// `1 / sqrt(var + eps)`, rounded to f32.
     pub inverse: f32,
-    /// What the rounding of the mean left out, already normalised.
+    /// The rounding error of the mean, normalised.
     pub shift: f32,
 }
 
@@ -22,7 +22,7 @@ impl RowNorm {
     /// inverse = 1 / sqrt(var + eps)
     /// shift = (f32(mean) - mean) * inverse
     /// ```
-    /// Squares of f32 are exact in f64, so that the difference loses less than rounding one mean to f32 would.
+    /// Squares of f32 are exact in f64, so the difference loses less than rounding the mean to f32 would.
     #[inline(always)]
     pub fn new([sum, squares]: [f64; 2], count: usize, eps: f32) -> RowNorm {
         let count = count as f64;
@@ -41,7 +41,7 @@ impl RowNorm {
     }
 }
 
-/// The sums of `x` and of its squares in f64: sixteen partial sums each, by the index mod 16, every one taken in the
+/// The sums of `x` and of its squares in f64: sixteen partial sums each, selected by the index mod 16 and summed in the
 /// order of the index with one rounding per element; then [`fold`].
 pub fn moments(x: &[f32]) -> [f64; 2] {
     let (mut sums, mut squares) = ([0.0; 16], [0.0; 16]);

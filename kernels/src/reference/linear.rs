@@ -1,4 +1,4 @@
-//! Products with a weight, and what follows them in the same op.
+//! Linears: products with a weight, and their epilogues.
 
 use crate::types::Quantizer;
 
@@ -19,7 +19,7 @@ pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// From an accumulator to the value after bias and GELU.
+/// The value after bias and GELU, from an accumulator.
 ///
 /// ```text
 /// y = fma(acc, multiplier, bias)                                        without `output`

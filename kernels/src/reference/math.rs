@@ -1,5 +1,5 @@
-//! GELU and the exponential, as sequences of correctly rounded f32 operations: whoever performs the same ones in the same
-//! order gets the same bits. The vector versions in `simd_math` do.
+//! GELU and the exponential, as sequences of correctly rounded f32 operations. Any implementation that performs the
+//! same operations in the same order produces the same bits, as the vector versions in `simd_math` do.
 //!
 //! ```text
 //! gelu(x) = max(x, 0) - a * h(a)      a = |x|,  h(a) = erfc(a / sqrt(2)) / 2
@@ -128,7 +128,7 @@ pub(crate) struct Tail(pub(crate) [[f32; 16]; 6]);
 /// Intervals of [`TAIL`] per unit of `a`.
 pub(crate) const TAIL_PER_UNIT: f32 = 2.589_285_6;
 
-/// `a` at the last column, to which greater ones are clamped.
+/// `a` at the last column, to which larger values are clamped.
 pub(crate) const TAIL_LAST: f32 = 5.793_103_7;
 
 /// 2^23: adding it rounds a small non-negative f32 to an integer, held in the low bits of the sum.
@@ -141,7 +141,7 @@ pub(crate) const EXP: [f32; 7] =
 /// The leading bits of ln(2): its product with any exponent of an f32 is exact.
 pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 
-/// What is left of ln(2).
+/// The remaining bits of ln(2).
 pub(crate) const LN2_LOW: f32 = -0.000_212_194_44;
 
 /// Arguments outside these give 0 and infinity.
@@ -164,8 +164,8 @@ pub fn gelu(x: f32) -> f32 {
     (-a).mul_add(h, positive)
 }
 
-/// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density `p`, to a few units
-/// of f32 rounding (training; not part of the contract).
+/// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density `p`, up to a
+/// few f32 roundings. It is for training and not part of the contract.
 #[inline(always)]
 pub fn gelu_derivative(x: f32) -> f32 {
     let (_, h) = tail(x);
@@ -207,7 +207,7 @@ pub fn exp(x: f32) -> f32 {
     let r = (-n).mul_add(LN2_LOW, (-n).mul_add(LN2_HIGH, x));
     let [low @ .., highest] = &EXP;
     let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(r, c));
-    // 2^n in two factors: neither under- nor overflows where the product does not, and the first product is exact.
+    // Split 2^n into two factors that do not underflow or overflow unless the product does; the first product is exact.
     let (n, half) = (n as i32, n as i32 >> 1);
     p * power_of_two(half) * power_of_two(n - half)
 }

@@ -50,7 +50,7 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     // The second operand is returned when either is a NaN.
     let x = _mm256_max_ps(_mm256_set1_ps(EXP_RANGE.0), x);
     let (p, n) = exp_parts(_mm256_min_ps(_mm256_set1_ps(EXP_RANGE.1), x));
-    // 2^n in two factors: neither under- nor overflows where the product does not.
+    // Split 2^n into two factors that do not underflow or overflow unless the product does.
     let half = _mm256_srai_epi32::<1>(n);
     _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)))
 }

@@ -18,7 +18,7 @@ pub(crate) fn gelu(x: __m512) -> __m512 {
 pub(crate) fn tail(x: __m512) -> (__m512, __m512) {
     let rounder = _mm512_set1_ps(ROUNDER);
     let per_unit = _mm512_set1_ps(TAIL_PER_UNIT);
-    // The lesser magnitude, without a sign; the second operand when the first is a NaN.
+    // The smaller magnitude, without sign; the second operand if the first is a NaN.
     let a = _mm512_range_ps::<0b1010>(x, _mm512_set1_ps(TAIL_LAST));
     let column = _mm512_fmadd_ps(a, per_unit, rounder);
     let u = _mm512_fmsub_ps(a, per_unit, _mm512_sub_ps(column, rounder));

@@ -1,14 +1,14 @@
-//! What the conformance suites share: the implementations to run, and numbers to run them on.
+//! Shared by the conformance suites: the implementations to run, and input for them.
 
 #![allow(dead_code)] // Each suite uses its own part.
 
 use swinq_kernels::{Cpu, Quantizer};
 
-/// What `REQUIRE_IMPL` may name that is no instruction set: other suites see to it.
+/// Names in `REQUIRE_IMPL` that are not kernels; other suites check them.
 const OTHERS: [&str; 3] = ["cuda", "host_kernels", "nvrtc"];
 
-/// Runs `check` for every implementation that the processor has, and prints which. One that `REQUIRE_IMPL` (names
-/// with commas between) asks for and that is absent is a failure.
+/// Runs `check` for every implementation that the processor can run, and prints their names. Fails if an implementation
+/// in `REQUIRE_IMPL` (comma-separated names) is absent.
 pub fn for_each_cpu(check: impl Fn(Cpu)) {
     let available = Cpu::available();
     let names: Vec<&str> = available.iter().map(|cpu| cpu.name()).collect();
@@ -45,7 +45,7 @@ impl Rng {
     }
 }
 
-/// A quantizer of step `scale`.
+/// A quantizer with scale `scale`.
 pub fn step(scale: f32) -> Quantizer {
     Quantizer::new(scale).unwrap()
 }
@@ -56,7 +56,7 @@ pub fn max_error(a: &[f32], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max)
 }
 
-/// Panics unless both are the same bit for bit (any NaN is as good as another), and not all equal.
+/// Panics unless both are equal bit for bit (all NaNs count as equal), and their elements are not all equal.
 pub fn assert_same(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (a, b)) in got.iter().zip(want).enumerate() {
@@ -68,7 +68,7 @@ pub fn assert_same(got: &[f32], want: &[f32], what: &str) {
     assert_varied(want, what);
 }
 
-/// Panics if all elements are equal, where there are enough of them to tell.
+/// Panics if all of at least 8 elements are equal.
 pub fn assert_varied<T: PartialEq>(x: &[T], what: &str) {
     assert!(x.len() < 8 || x.iter().any(|v| *v != x[0]), "{what}: all outputs are equal");
 }

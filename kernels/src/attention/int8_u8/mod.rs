@@ -39,11 +39,11 @@ pub(super) fn suits<L: Lanes>(shape: Shape, quant: &AttentionQuant, input: Atten
 struct Sizes {
     n: usize,
     d: usize,
-    /// Registers of keys; the lone key is not among them.
+    /// Registers of keys, without the lone key.
     blocks: usize,
-    /// Whether the last key is in no block.
+    /// Whether the last key is in none of the blocks.
     lone: bool,
-    /// Registers of weights of one query, four blocks in each.
+    /// Registers of weights of one query; each holds four blocks.
     packs: usize,
 }
 
@@ -59,22 +59,22 @@ impl Sizes {
         (self.blocks - 4 * pack).min(4)
     }
 
-    /// Groups of four keys whose weights lie together; a lone key is a group.
+    /// Groups of four keys whose weights are adjacent; a lone key is one group.
     fn groups<L: Lanes>(&self) -> usize {
         self.blocks * L::N / 4 + usize::from(self.lone)
     }
 
-    /// f32 from one query's logits to the next.
+    /// Stride of the logits of a query, in f32.
     fn logits<L: Lanes>(&self) -> usize {
         self.blocks * L::N
     }
 
-    /// Bytes from one query's weights to the next.
+    /// Stride of the weights of a query, in bytes.
     fn weights<L: Lanes>(&self) -> usize {
         self.packs * 4 * L::N
     }
 
-    /// Sizes in f32 of the regions of [`Work`], whole cache lines.
+    /// Sizes in f32 of the parts of [`Work`], multiples of a cache line.
     fn regions<L: Lanes>(&self) -> [usize; 6] {
         let keys = self.blocks * L::N * self.d / 4;
         let values = self.groups::<L>() * self.d;
@@ -96,7 +96,7 @@ struct Work<'s> {
     logits: &'s mut [f32],
     /// `[CHUNK, packs * 4 N]`, in the order of [`Lanes::pack`].
     weights: &'s mut [u8],
-    /// Where in a query's weights each group of four keys is, in the order of `values`; the lone key is not among them.
+    /// Position in a query's weights of each group of four keys, in the order of `values`, without the lone key.
     order: &'s mut [u32],
 }
 
@@ -113,7 +113,7 @@ impl<'s> Work<'s> {
     }
 }
 
-/// Attention of `unit`, which [`suits`].
+/// Computes attention of `unit`, which [`suits`] accepts.
 #[inline(always)]
 pub(super) fn unit<L: Lanes>(
     lanes: L,

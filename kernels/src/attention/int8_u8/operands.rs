@@ -1,12 +1,12 @@
-//! Keys and values of one window and head, packed.
+//! Packs keys and values of one window and head.
 
 use super::{Rows, Sizes, Work};
 use crate::lanes::Lanes;
 
-/// What turns codes + 128 into codes.
+/// XOR with this turns bytes `code + 128` into codes.
 pub(super) const SIGN: i32 = 0x8080_8080_u32.cast_signed();
 
-/// Packs the keys of whole blocks, and their offsets. Lanes past the last key repeat it.
+/// Packs the keys of all blocks, and their offsets. Lanes after the last key repeat it.
 #[inline(always)]
 pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
     let Sizes { n, d, blocks, .. } = sizes;
@@ -36,7 +36,7 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
     }
 }
 
-/// Where in a query's weights, as [`Lanes::pack`] leaves them, each group of four keys is: in the order of those places.
+/// The position of each group of four keys in a query's weights as [`Lanes::pack`] orders them, ascending.
 pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
     let mut group = 0;
     for pack in 0..sizes.packs {
@@ -49,7 +49,8 @@ pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
     }
 }
 
-/// Packs values: groups of four keys in [`order`], then the lone key. Keys past the last, whose weights are 0, repeat it.
+/// Packs values: groups of four keys in [`order`], then the lone key. Keys after the last one repeat it; their weights
+/// are 0.
 #[inline(always)]
 pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
     let (groups, bytes) = (sizes.groups::<L>(), 8 * L::N);
@@ -63,14 +64,14 @@ pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, 
     }
 }
 
-/// The first key of the group that is number `place` of a query's weights.
+/// The first key of group `place` of a query's weights.
 #[inline(always)]
 fn key_of<L: Lanes>(place: usize) -> usize {
     let (pack, lane, block) = (place / L::N, place % L::N / 4, place % 4);
     (4 * pack + block) * L::N + 4 * lane
 }
 
-/// Columns `column..column + 2 N` of four keys from `key` on.
+/// Packs columns `column..column + 2 N` of four keys from `key` on.
 #[inline(always)]
 fn pack_group<L: Lanes>(
     lanes: L,

@@ -1,11 +1,11 @@
-//! Values weighted by the codes of a chunk of queries, stored.
+//! Results of a chunk of queries: values weighted by codes.
 
 use super::{Chunk, Column, Work};
 use crate::lanes::Lanes;
 use crate::rows::{RowSink, Segment};
 
 impl Chunk<'_> {
-    /// Writes the results of all queries.
+    /// Stores the results of all queries.
     #[inline(always)]
     pub(super) fn results<L: Lanes>(
         &self,
@@ -29,7 +29,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// `R` queries from `row` on; gives `R`.
+    /// Computes `R` queries from `row` on; returns `R`.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     fn result_rows<L: Lanes, const R: usize>(
@@ -82,7 +82,7 @@ impl Chunk<'_> {
         sums
     }
 
-    /// Stores what [`Chunk::weighted`] gave.
+    /// Stores the sums of [`Chunk::weighted`].
     #[inline(always)]
     fn store<L: Lanes, const R: usize>(
         &self,

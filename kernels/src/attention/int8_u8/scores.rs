@@ -1,4 +1,4 @@
-//! Logits of a chunk of queries, and the largest of each.
+//! Logits of a chunk of queries, and the largest logit of each query.
 
 use super::operands::SIGN;
 use super::{CHUNK, Chunk, Column, Rows, Work};
@@ -7,11 +7,11 @@ use crate::attention::products::{Blocks, Integer, Product, products};
 use crate::attention::scores::Finish;
 use crate::lanes::Lanes;
 
-/// Queries taken together.
+/// Queries that are processed together.
 const ROWS: usize = 4;
 
 impl Chunk<'_> {
-    /// Logits of the keys in blocks, in `work`, and the largest of them, NaNs left out.
+    /// Stores the logits of the keys in blocks in `work`, and the largest of each query, ignoring NaNs, in `largest`.
     #[inline(always)]
     pub(super) fn scores<L: Lanes>(
         &self,
@@ -34,7 +34,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// `R` queries from `row` on; gives the largest logits by lane.
+    /// Computes `R` queries from `row` on; returns the largest logits by lane.
     #[inline(always)]
     fn score_rows<L: Lanes, const R: usize>(
         &self,
@@ -56,7 +56,7 @@ impl Chunk<'_> {
         max
     }
 
-    /// `R` queries by `T` blocks of keys; gives `T`.
+    /// Computes `R` queries by `T` blocks of keys; returns `T`.
     #[inline(always)]
     fn tile<L: Lanes, const R: usize, const T: usize>(
         &self,
@@ -75,7 +75,7 @@ impl Chunk<'_> {
         T
     }
 
-    /// Puts logits into `out`; `SITE`: the scores have one.
+    /// Stores logits in `out`. `SITE`: the site `scores` is on.
     #[inline(always)]
     fn put<L: Lanes, const R: usize, const T: usize, const SITE: bool>(
         &self,
@@ -128,7 +128,7 @@ impl Chunk<'_> {
         products::<L, Integer, R, T>(lanes, groups, queries, keys, initial)
     }
 
-    /// Logits of the lone key, which `largest` then takes into account.
+    /// Stores the logits of the lone key in `lone` and updates `largest`.
     #[inline(always)]
     pub(super) fn lone_scores<L: Lanes>(
         &self,

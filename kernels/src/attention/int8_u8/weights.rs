@@ -1,15 +1,15 @@
-//! From the logits of a chunk of queries to codes of weights, their sums, and what results are multiplied by.
+//! Turns the logits of a chunk of queries into codes of weights, their sums, and the factors of the results.
 
 use super::{CHUNK, Chunk, Column, Work};
 use crate::attention::softmax::unsigned_code;
 use crate::lanes::Lanes;
 use crate::rows::RowSink;
 
-/// Queries taken together.
+/// Queries that are processed together.
 const ROWS: usize = 4;
 
 impl Chunk<'_> {
-    /// Codes of the keys in blocks, in `work`, and their sums.
+    /// Stores the codes of the keys in blocks in `work`, and their sums in `sums`.
     #[inline(always)]
     pub(super) fn weights<L: Lanes>(
         &self,
@@ -30,7 +30,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// Codes of the lone key, which are added to `sums`.
+    /// Stores the codes of the lone key in `weights` and adds them to `sums`.
     #[inline(always)]
     pub(super) fn lone_weights<L: Lanes>(
         &self,
@@ -52,10 +52,10 @@ impl Chunk<'_> {
         }
     }
 
-    /// What the sums of products of each query are multiplied by: the step of the values over the sum of the weights.
+    /// The factor of each query's sums of products: the scale of the values over the sum of the weights.
     ///
-    /// Of logits that are all NaN, no weight is left. The result is NaN then, of which the code is 0: that of 0, by which such
-    /// rows are multiplied if codes are stored.
+    /// If all logits are NaN, all weights are 0 and the reference's result is NaN, whose code is 0. If codes are
+    /// stored, the factor of such a row is finite instead, which gives code 0 too.
     #[inline(always)]
     pub(super) fn factors<L: Lanes>(&self, lanes: L, sums: &Column<i32>, sink: &RowSink<'_>) -> Column<f32> {
         let step = self.op.quant.v.expect("a product in integers has both its sites on").scale();
@@ -70,7 +70,7 @@ impl Chunk<'_> {
     }
 }
 
-/// Codes of one query's logits, in the order of [`Lanes::pack`]; gives their sums by lane.
+/// Stores the codes of one query's logits in the order of [`Lanes::pack`]; returns their sums by lane.
 #[inline(always)]
 fn row_weights<L: Lanes>(lanes: L, logits: &[f32], max: L::F, weights: &mut [u8]) -> L::I {
     let mut total = lanes.splat_i(0);
@@ -88,7 +88,7 @@ fn row_weights<L: Lanes>(lanes: L, logits: &[f32], max: L::F, weights: &mut [u8]
     total
 }
 
-/// Codes of `B` blocks of logits.
+/// The codes of `B` blocks of logits.
 #[inline(always)]
 fn packed_weights<L: Lanes, const B: usize>(lanes: L, logits: &[f32], max: L::F) -> L::I {
     let logits = &logits[..B * L::N];

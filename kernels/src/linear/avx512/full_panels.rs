@@ -1,6 +1,6 @@
-//! The epilogues of whole panels, as a quantized Swin has them: without the site `.output`, and with nothing that could be
-//! a NaN. Two rows of a tile are turned into codes at once, so that narrowing takes few instructions: they run on the
-//! ports of `vpdpbusd`, so that each of them delays the next tile.
+//! Faster epilogues for full panels, without the site `.output` and without values that could be a NaN, as in a
+//! quantized Swin. Two rows of a tile become codes at once, because narrowing instructions run on the ports of
+//! `vpdpbusd`, where each of them delays the next tile.
 
 use std::arch::x86_64::*;
 
@@ -13,7 +13,7 @@ use crate::lanes::Avx512;
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
 
-/// The epilogue of `panel` if it is one of these; `false` if not, and then nothing is stored.
+/// Stores `panel` if one of these epilogues applies; otherwise stores nothing and returns `false`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn finish<A: Accumulator>(
@@ -43,7 +43,7 @@ pub(super) fn finish<A: Accumulator>(
     true
 }
 
-/// From accumulators to values: what that takes, for the columns of a panel.
+/// The parameters of a panel's columns, in registers.
 struct Columns {
     factor: [__m512; 2],
     bias: [__m512; 2],
@@ -80,7 +80,7 @@ impl Columns {
         rows: [&[A; COLUMNS]; 2],
         recip: [__m512; 2],
     ) -> __m512i {
-        // Not by a closure: it would not be inlined into a `map` that knows no such instructions.
+        // A closure would not be inlined into `map`, which lacks the target features.
         let mut words = [_mm512_setzero_si512(); 2];
         for (words, row) in words.iter_mut().zip(rows) {
             let [low, high] = self.values(row);
@@ -89,7 +89,7 @@ impl Columns {
             *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
         }
         let [upper, lower] = words;
-        // Dwords of four codes: four columns of each row and half in turn become a row after the other.
+        // Dwords of four codes, ordered by four columns of each row and half in turn, become one row after the other.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
         _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
@@ -99,7 +99,7 @@ impl Columns {
 /// The values of the columns from `first` on.
 #[inline(always)]
 pub(super) fn panel_values(values: &[f32], first: usize) -> &[f32; COLUMNS] {
-    values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to whole panels")
+    values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to full panels")
 }
 
 #[inline]

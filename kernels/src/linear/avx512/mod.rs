@@ -58,7 +58,7 @@ fn prepare_gelu(epilogue: &mut Epilogue, initial: &mut [i32], reach: &dyn Fn(usi
     epilogue.quick = Some(Box::new(plan));
 }
 
-/// Accumulators of a tile, `[ROWS][COLUMNS]`, between the product and the epilogue.
+/// The accumulators of a tile, `[ROWS][COLUMNS]`, between multiplication and epilogue.
 #[repr(C, align(64))]
 struct Tile<T>([[T; COLUMNS]; ROWS]);
 
@@ -109,7 +109,7 @@ fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) 
     });
 }
 
-/// A tile: its first row, where its rows are stored, and its panel.
+/// A tile: its first row, the starts of its rows in the destination, and its panel.
 struct At<'a> {
     row: usize,
     starts: &'a [usize],
