@@ -160,17 +160,17 @@ impl Window<'_> {
     #[inline(always)]
     fn weigh<L: Lanes>(&self, lanes: L, logits: &mut [f32], codes: &mut [u8]) -> f32 {
         let keys = &mut logits[..self.op.shape.n];
-        let step = match self.values {
-            Values::Codes(step) => step,
+        let value_scale = match self.values {
+            Values::Codes(scale) => scale,
             Values::F32(_) => 1.0,
         };
         let factor = match self.op.quant.probs {
             Probs::Float => return 1.0 / softmax::exponentials(lanes, keys),
-            Probs::U8 => step / softmax::unsigned_codes(lanes, keys, codes) as f32,
+            Probs::U8 => value_scale / softmax::unsigned_codes(lanes, keys, codes) as f32,
             Probs::S8(quantizer) => {
                 let inverse = 1.0 / softmax::exponentials(lanes, keys);
                 softmax::signed_codes(lanes, keys, inverse, quantizer, codes);
-                quantizer.scale() * step
+                quantizer.scale() * value_scale
             }
         };
         if let Values::F32(_) = self.values {

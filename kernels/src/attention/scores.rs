@@ -6,11 +6,11 @@ use super::products::{Blocks, Product, products};
 use crate::lanes::Lanes;
 use crate::types::Quantizer;
 
-/// How a product becomes a logit: `fma(site(product * step), scale, bias + mask)`.
+/// How a product becomes a logit: `fma(site(product * product_scale), scale, bias + mask)`.
 #[derive(Clone, Copy)]
 pub(super) struct Finish {
     /// `s_q * s_k` for integers; 1 for f32.
-    pub(super) step: f32,
+    pub(super) product_scale: f32,
     pub(super) scale: f32,
     pub(super) site: Option<Quantizer>,
 }
@@ -18,21 +18,22 @@ pub(super) struct Finish {
 impl Finish {
     /// For each head of `spec`.
     pub(super) fn of_heads(spec: &AttentionSpec<'_>) -> Vec<Finish> {
-        let step = match (spec.quant.q, spec.quant.k) {
+        let product_scale = match (spec.quant.q, spec.quant.k) {
             (Some(q), Some(k)) => q.scale() * k.scale(),
             _ => 1.0,
         };
-        spec.scales.iter().map(|&scale| Finish { step, scale, site: spec.quant.scores }).collect()
+        spec.scales.iter().map(|&scale| Finish { product_scale, scale, site: spec.quant.scores }).collect()
     }
 
     /// `integer`: the product was of codes.
     #[inline(always)]
     pub(super) fn logit<L: Lanes>(self, lanes: L, product: L::F, bias: L::F, integer: bool) -> L::F {
         match self.site {
-            None if integer => lanes.fma(product, lanes.splat(self.step * self.scale), bias),
+            None if integer => lanes.fma(product, lanes.splat(self.product_scale * self.scale), bias),
             None => lanes.fma(product, lanes.splat(self.scale), bias),
             Some(site) => {
-                let score = if integer { lanes.mul(product, lanes.splat(self.step)) } else { product };
+                let score =
+                    if integer { lanes.mul(product, lanes.splat(self.product_scale)) } else { product };
                 lanes.fma(lanes.fake(score, site), lanes.splat(self.scale), bias)
             }
         }

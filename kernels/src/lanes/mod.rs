@@ -125,7 +125,7 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.narrow(bytes.as_mut_ptr(), x) };
         out.copy_from_slice(&bytes[..out.len()]);
     }
-    /// `code + 128` of values already multiplied by the reciprocal of the step.
+    /// Writes bytes `code + 128` of values already multiplied by the reciprocal scale.
     ///
     /// # Safety
     /// `N` bytes at `at` are writable.

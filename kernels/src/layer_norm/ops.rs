@@ -196,7 +196,7 @@ impl MergeNorm {
     /// Reads `x`, f32 `[images * tokens, c]`; writes `[images * sources.len(), 4c]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not suit.
+    /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
         let (wide, n) = (self.affine.channels(), self.sources.len());
         let c = wide / 4;
@@ -266,7 +266,7 @@ impl PooledNorm {
     /// Reads `x`, f32 `[images * tokens, c]`; writes `[images, c]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not suit.
+    /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
         let (c, tokens) = (self.affine.channels(), self.tokens);
         assert_eq!(x.len(), images * tokens * c, "PooledNorm: input is not [{}, {c}]", images * tokens);

@@ -43,7 +43,7 @@ impl Chunk<'_> {
         for first in (0..self.count).step_by(L::N) {
             let code = unsigned_code(lanes, lanes.load(&lone[first..]), lanes.load(&largest[first..]));
             const { assert!(CHUNK.is_multiple_of(L::N)) };
-            // SAFETY: `first` is a multiple of N below `CHUNK`, which is one, too.
+            // SAFETY: `first` is a multiple of N below `CHUNK`, which is a multiple of N as well.
             unsafe {
                 lanes.write_i(weights.as_mut_ptr().add(first).cast(), code);
                 let sum = sums.as_mut_ptr().add(first).cast();
@@ -58,13 +58,13 @@ impl Chunk<'_> {
     /// stored, the factor of such a row is finite instead, which gives code 0 too.
     #[inline(always)]
     pub(super) fn factors<L: Lanes>(&self, lanes: L, sums: &Column<i32>, sink: &RowSink<'_>) -> Column<f32> {
-        let step = self.op.quant.v.expect("a product in integers has both its sites on").scale();
+        let value_scale = self.op.quant.v.expect("a product in integers has both its sites on").scale();
         let least = lanes.splat(if sink.is_codes() { 1.0 } else { 0.0 });
         let mut factors = [0.0; CHUNK];
         for (sums, factors) in sums.chunks_exact(L::N).zip(factors.chunks_exact_mut(L::N)) {
             // SAFETY: `chunks_exact` gives N values of four bytes.
             let sum = lanes.float(unsafe { lanes.read_i(sums.as_ptr().cast()) });
-            lanes.store(factors, lanes.div(lanes.splat(step), lanes.max(sum, least)));
+            lanes.store(factors, lanes.div(lanes.splat(value_scale), lanes.max(sum, least)));
         }
         factors
     }

@@ -4,13 +4,16 @@
 //! others. Ops number their tasks by rows, so that a thread finds the rows that it wrote in the previous op in its own
 //! second-level cache.
 
+mod parts;
+
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+
+pub(crate) use parts::Parts;
 
 use crate::buffer::AlignedBuf;
 
@@ -259,134 +262,5 @@ impl Drop for Pool {
     }
 }
 
-/// A mutable slice whose disjoint parts are written by the tasks of one job. A copy refers to the same slice.
-#[derive(Clone, Copy)]
-pub(crate) struct Parts<'a, T> {
-    data: *mut T,
-    len: usize,
-    life: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: a `Parts` only hands out memory through `get` and `read`, whose callers promise that a part that may be written
-// overlaps no other in use; `T: Send + Sync` lets parts be used, and read together, on other threads.
-unsafe impl<T: Send + Sync> Sync for Parts<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Parts<'_, T> {}
-
-impl<'a, T> Parts<'a, T> {
-    pub(crate) fn new(slice: &'a mut [T]) -> Parts<'a, T> {
-        Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
-    }
-
-    /// The address of element `index`, which may lie outside of the slice.
-    pub(crate) fn address(&self, index: usize) -> *const T {
-        self.data.wrapping_add(index)
-    }
-
-    /// The elements `start..start + len`.
-    ///
-    /// # Safety
-    /// No two parts alive at the same time may overlap.
-    ///
-    /// # Panics
-    /// Outside the slice.
-    #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
-    pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; disjoint by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start_of(start, len), len) }
-    }
-
-    /// The elements `start..start + len`, for reading.
-    ///
-    /// # Safety
-    /// Nobody writes any of them while the result is alive.
-    ///
-    /// # Panics
-    /// Outside the slice.
-    pub(crate) unsafe fn read(&self, start: usize, len: usize) -> &'a [T] {
-        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; not written by the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
-    }
-
-    /// The address of the elements `start..start + len`.
-    #[inline(always)]
-    fn start_of(&self, start: usize, len: usize) -> *mut T {
-        if start > self.len || len > self.len - start {
-            outside(start, len, self.len);
-        }
-        self.data.wrapping_add(start)
-    }
-}
-
-/// Not inlined, so that loops over parts keep no arguments of the message in registers.
-#[cold]
-#[inline(never)]
-fn outside(start: usize, len: usize, total: usize) -> ! {
-    panic!("part {start}+{len} of {total}")
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicU32;
-
-    use super::*;
-
-    #[test]
-    fn every_task_runs_once_in_every_job() {
-        for threads in [1, 2, 5] {
-            let mut pool = Pool::new(threads);
-            for tasks in [0, 1, 2, 7, 1000] {
-                let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
-                pool.run(tasks, &|i, _| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(
-                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
-                    "{threads} threads, {tasks} tasks"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn sleepers_wake_and_scratch_is_kept() {
-        let mut pool = Pool::new(3);
-        for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            let sum = AtomicU32::new(0);
-            pool.run(64, &|i, scratch| {
-                scratch.op.reserve(256);
-                scratch.op.as_u8_mut()[0] = i as u8;
-                sum.fetch_add(u32::from(scratch.op.as_u8()[0]), Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 63 * 64 / 2);
-        }
-    }
-
-    #[test]
-    fn every_thread_has_the_scratch_that_one_needed() {
-        let mut pool = Pool::new(3);
-        pool.run(2, &|i, scratch| {
-            scratch.op.reserve(if i == 0 { 4096 } else { 0 });
-            scratch.intermediate.reserve(if i == 1 { 8192 } else { 0 });
-        });
-        for _ in 0..20 {
-            pool.run(64, &|_, scratch| {
-                assert!(scratch.op.len() >= 4096 && scratch.intermediate.len() >= 8192)
-            });
-        }
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let mut pool = Pool::new(2);
-        let run = |pool: &mut Pool| pool.run(8, &|i, _| assert_ne!(i, 5, "task five"));
-        let payload = catch_unwind(AssertUnwindSafe(|| run(&mut pool))).unwrap_err();
-        assert!(payload.downcast_ref::<String>().unwrap().contains("task five"));
-        let done = AtomicU32::new(0);
-        pool.run(8, &|_, _| {
-            done.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(done.into_inner(), 8);
-    }
-}
+mod tests;

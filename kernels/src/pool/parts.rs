@@ -1,0 +1,69 @@
+//! A slice whose disjoint parts are written by the tasks of one job.
+
+use std::marker::PhantomData;
+
+/// A mutable slice whose disjoint parts are written by the tasks of one job. A copy refers to the same slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a, T> {
+    data: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `Parts` only hands out memory through `get` and `read`, whose callers promise that a part that may be written
+// overlaps no other in use; `T: Send + Sync` lets parts be used, and read together, on other threads.
+unsafe impl<T: Send + Sync> Sync for Parts<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> Parts<'a, T> {
+        Parts { data: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+
+    /// The address of element `index`, which may lie outside of the slice.
+    pub(crate) fn address(&self, index: usize) -> *const T {
+        self.data.wrapping_add(index)
+    }
+
+    /// The elements `start..start + len`.
+    ///
+    /// # Safety
+    /// No two parts alive at the same time may overlap.
+    ///
+    /// # Panics
+    /// Outside the slice.
+    #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
+    pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start_of(start, len), len) }
+    }
+
+    /// The elements `start..start + len`, for reading.
+    ///
+    /// # Safety
+    /// Nobody writes any of them while the result is alive.
+    ///
+    /// # Panics
+    /// Outside the slice.
+    pub(crate) unsafe fn read(&self, start: usize, len: usize) -> &'a [T] {
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
+    }
+
+    /// The address of the elements `start..start + len`.
+    #[inline(always)]
+    fn start_of(&self, start: usize, len: usize) -> *mut T {
+        if start > self.len || len > self.len - start {
+            outside(start, len, self.len);
+        }
+        self.data.wrapping_add(start)
+    }
+}
+
+/// Not inlined, so that loops over parts keep no arguments of the message in registers.
+#[cold]
+#[inline(never)]
+fn outside(start: usize, len: usize, total: usize) -> ! {
+    panic!("part {start}+{len} of {total}")
+}
