@@ -1,30 +1,33 @@
-//! Swin V1's shape: the configuration, and the geometry of each stage that follows from it.
+//! The architecture of a Swin V1: its configuration, and the geometry of each stage that follows from it.
 //!
 //! Paper: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021.
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::ModelError;
+mod check;
+mod stage;
 
-/// What happens where the windows do not divide a stage's token grid.
+pub use stage::Stage;
+
+/// What to do when the side of a stage's token grid is not a multiple of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowPolicy {
-    /// Microsoft: a stage no larger than the window takes its own size as the window; anything else that the
-    /// window does not divide is refused, and so is merging an odd grid.
+    /// Microsoft's rule. A stage no larger than the window uses its own side as the window. Every other grid must be a
+    /// multiple of the window, and every grid to merge must be even; other sizes are refused.
     Microsoft,
-    /// timm and Hugging Face: the same shrinking of the window; other grids are padded with zeros (after the
-    /// norm) to a multiple of the window, odd grids with zeros before merging.
+    /// The rule of timm and Hugging Face. The window shrinks as under Microsoft's rule. Other grids are padded after the
+    /// norm with zeros, up to a multiple of the window; odd grids are padded with zeros before merging.
     ShrinkAndPad,
-    /// torchvision: the window keeps its size, every grid is padded to a multiple of it, and a stage that one
+    /// torchvision's rule. The window keeps its size and every grid is padded to a multiple of it. A stage that one
     /// window covers is not shifted.
     Pad,
 }
 
 /// A Swin V1 classifier's architecture, with every field resolved.
 ///
-/// Build one from Microsoft's YAML, from a directory's `config.json`, or by [`SwinConfig::official`]; call
-/// [`SwinConfig::validate`] before trusting the numbers.
+/// It comes from Microsoft's YAML, from a directory's `config.json`, or from [`SwinConfig::official`]. Call
+/// [`SwinConfig::validate`] before use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwinConfig {
@@ -44,11 +47,11 @@ pub struct SwinConfig {
     pub num_heads: Vec<usize>,
     /// Side of an attention window in tokens.
     pub window_size: usize,
-    /// Hidden width of the MLP, as a multiple of the channels.
+    /// Hidden width of the MLP divided by the stage's channels.
     pub mlp_ratio: f64,
     /// Whether the QKV projection has a bias.
     pub qkv_bias: bool,
-    /// Scale of the attention scores; `None` means `head_dim^-0.5`.
+    /// Factor of `QK^T`; `None` means `head_dim^-0.5`.
     pub qk_scale: Option<f64>,
     /// Whether a learned absolute position embedding is added after the patch embedding.
     pub ape: bool,
@@ -56,151 +59,14 @@ pub struct SwinConfig {
     pub patch_norm: bool,
     /// Epsilon of every LayerNorm.
     pub norm_eps: f64,
-    /// What happens where windows do not divide the grid.
+    /// What to do when the grid is not a multiple of the window.
     pub window_policy: WindowPolicy,
 }
 
-/// The resolved geometry of one stage. Sizes are in tokens; grids are square.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
-    /// Index of the stage.
-    pub index: usize,
-    /// Blocks in the stage.
-    pub depth: usize,
-    /// Channels.
-    pub dim: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Hidden width of the MLP.
-    pub hidden: usize,
-    /// Side of the token grid.
-    pub grid: usize,
-    /// Side of the window in use.
-    pub window: usize,
-    /// Shift of the odd blocks; 0 where one window covers the grid.
-    pub shift: usize,
-    /// Side of the grid after padding to whole windows.
-    pub padded: usize,
-    /// Whether a patch merging follows (all stages but the last).
-    pub merge: bool,
-}
-
-impl Stage {
-    /// Channels of one head.
-    pub fn head_dim(&self) -> usize {
-        self.dim / self.heads
-    }
-
-    /// Shift of block `block`: odd blocks are shifted.
-    pub fn shift_of(&self, block: usize) -> usize {
-        if block % 2 == 1 { self.shift } else { 0 }
-    }
-
-    /// Windows in one image.
-    pub fn windows(&self) -> usize {
-        (self.padded / self.window).pow(2)
-    }
-
-    /// Tokens in one window.
-    pub fn window_tokens(&self) -> usize {
-        self.window * self.window
-    }
-
-    /// Tokens of one image, without padding.
-    pub fn tokens(&self) -> usize {
-        self.grid * self.grid
-    }
-
-    /// Side of the token grid after the merge.
-    pub fn merged_grid(&self) -> usize {
-        self.grid.div_ceil(2)
-    }
-
-    /// Relative position index of a window: `[n, n]` rows into the bias table of `(2 window - 1)^2` rows.
-    pub fn relative_position_index(&self) -> Vec<usize> {
-        let w = self.window;
-        let mut index = Vec::with_capacity(self.window_tokens().pow(2));
-        for i in 0..w * w {
-            for j in 0..w * w {
-                let dy = i / w + w - 1 - j / w;
-                let dx = i % w + w - 1 - j % w;
-                index.push(dy * (2 * w - 1) + dx);
-            }
-        }
-        index
-    }
-
-    /// Region of each token of the padded, shifted grid: `[windows, n]`. Tokens of one window may attend to each
-    /// other only where their regions are equal. `None` where `shift` is 0 (nothing is masked).
-    pub fn shift_regions(&self, shift: usize) -> Option<Vec<u8>> {
-        if shift == 0 {
-            return None;
-        }
-        let band = |i: usize| match i {
-            i if i < self.padded - self.window => 0u8,
-            i if i < self.padded - shift => 1,
-            _ => 2,
-        };
-        let per_side = self.padded / self.window;
-        let mut regions = Vec::with_capacity(self.padded * self.padded);
-        for wy in 0..per_side {
-            for wx in 0..per_side {
-                for y in 0..self.window {
-                    for x in 0..self.window {
-                        regions.push(band(wy * self.window + y) * 3 + band(wx * self.window + x));
-                    }
-                }
-            }
-        }
-        Some(regions)
-    }
-
-    /// Window partition of the shifted, padded grid of one image: for each row `[windows * n]` in window order the
-    /// token index it comes from (and goes back to), or `None` for a padded token.
-    pub fn partition(&self, shift: usize) -> Vec<Option<usize>> {
-        let per_side = self.padded / self.window;
-        let mut rows = Vec::with_capacity(self.padded * self.padded);
-        for wy in 0..per_side {
-            for wx in 0..per_side {
-                for y in 0..self.window {
-                    for x in 0..self.window {
-                        let ty = (wy * self.window + y + shift) % self.padded;
-                        let tx = (wx * self.window + x + shift) % self.padded;
-                        rows.push((ty < self.grid && tx < self.grid).then_some(ty * self.grid + tx));
-                    }
-                }
-            }
-        }
-        rows
-    }
-
-    /// Patch merging's gather of one image: for each merged token its four source tokens in Microsoft's order
-    /// (top left, bottom left, top right, bottom right), `None` where an odd grid is padded.
-    pub fn merge_sources(&self) -> Vec<[Option<usize>; 4]> {
-        let side = self.merged_grid();
-        let at = |y: usize, x: usize| (y < self.grid && x < self.grid).then_some(y * self.grid + x);
-        let mut sources = Vec::with_capacity(side * side);
-        for y in 0..side {
-            for x in 0..side {
-                let (y, x) = (2 * y, 2 * x);
-                sources.push([at(y, x), at(y + 1, x), at(y, x + 1), at(y + 1, x + 1)]);
-            }
-        }
-        sources
-    }
-}
-
-/// Largest sizes accepted from a configuration, so that a hostile file cannot ask for absurd memory.
-const MAX_IMAGE: usize = 4096;
-const MAX_DIM: usize = 16384;
-const MAX_DEPTH: usize = 256;
-const MAX_CLASSES: usize = 1 << 20;
-const MAX_WINDOW: usize = 64;
-const MAX_STREAM: usize = 1 << 26;
-
 impl SwinConfig {
-    /// An official Swin V1 by its name, such as `swin_tiny_patch4_window7_224` (224 window 7 and 384 window 12;
-    /// a suffix `_22k`, `_22kto1k` or `_22kto1k_finetune` is accepted). `None` for other names.
+    /// An official Swin V1 by name, such as `swin_tiny_patch4_window7_224`. The sizes are 224 pixels with window 7 and
+    /// 384 pixels with window 12; the suffixes `_22k`, `_22kto1k` and `_22kto1k_finetune` are accepted. `None` for
+    /// other names.
     pub fn official(name: &str) -> Option<SwinConfig> {
         let (base, classes) = match name.strip_suffix("_22k") {
             Some(base) => (base, 21841),
@@ -231,90 +97,6 @@ impl SwinConfig {
         })
     }
 
-    /// Checks every field and every size that follows from them.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`] naming the field, its value and what is allowed.
-    pub fn validate(&self) -> Result<(), ModelError> {
-        let bound = |field: &str, value: usize, max: usize| {
-            if (1..=max).contains(&value) {
-                return Ok(());
-            }
-            Err(ModelError::config(field, format!("{value} is outside 1..={max}")))
-        };
-        bound("DATA.IMG_SIZE", self.image_size, MAX_IMAGE)?;
-        bound("MODEL.SWIN.PATCH_SIZE", self.patch_size, 64)?;
-        bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
-        bound("MODEL.SWIN.EMBED_DIM", self.embed_dim, MAX_DIM)?;
-        bound("MODEL.SWIN.WINDOW_SIZE", self.window_size, MAX_WINDOW)?;
-        bound("MODEL.SWIN.DEPTHS (its length)", self.depths.len(), 8)?;
-        if self.num_heads.len() != self.depths.len() {
-            let text = format!("{} entries, but DEPTHS has {}", self.num_heads.len(), self.depths.len());
-            return Err(ModelError::config("MODEL.SWIN.NUM_HEADS", text));
-        }
-        if !(self.mlp_ratio.is_finite() && self.mlp_ratio > 0.0 && self.mlp_ratio <= 64.0) {
-            return Err(ModelError::config(
-                "MODEL.SWIN.MLP_RATIO",
-                format!("{} is outside (0, 64]", self.mlp_ratio),
-            ));
-        }
-        if self.qk_scale.is_some_and(|s| !s.is_finite() || s == 0.0) {
-            return Err(ModelError::config("MODEL.SWIN.QK_SCALE", "must be finite and not 0".to_owned()));
-        }
-        if !(self.norm_eps.is_finite() && self.norm_eps > 0.0) {
-            return Err(ModelError::config(
-                "norm_eps",
-                format!("{} is not a positive number", self.norm_eps),
-            ));
-        }
-        if !self.image_size.is_multiple_of(self.patch_size) {
-            let text = format!("{} is not a multiple of PATCH_SIZE {}", self.image_size, self.patch_size);
-            return Err(ModelError::config("DATA.IMG_SIZE", text));
-        }
-        for (stage, (&depth, &heads)) in self.depths.iter().zip(&self.num_heads).enumerate() {
-            bound(&format!("MODEL.SWIN.DEPTHS[{stage}]"), depth, MAX_DEPTH)?;
-            let dim = self.embed_dim << stage;
-            bound(&format!("channels of stage {stage}"), dim, MAX_DIM)?;
-            bound(&format!("MODEL.SWIN.NUM_HEADS[{stage}]"), heads, dim)?;
-            if !dim.is_multiple_of(heads) {
-                let text = format!("{heads} does not divide the stage's {dim} channels");
-                return Err(ModelError::config(format!("MODEL.SWIN.NUM_HEADS[{stage}]"), text));
-            }
-            bound(&format!("MLP width of stage {stage}"), self.hidden(dim), 4 * MAX_DIM)?;
-        }
-        let stream = self.grid().pow(2) * self.embed_dim;
-        if stream > MAX_STREAM {
-            let text = format!(
-                "{} tokens of {} channels are more than this program accepts",
-                self.grid().pow(2),
-                self.embed_dim
-            );
-            return Err(ModelError::config("DATA.IMG_SIZE", text));
-        }
-        self.validate_windows()
-    }
-
-    fn validate_windows(&self) -> Result<(), ModelError> {
-        if self.window_policy != WindowPolicy::Microsoft {
-            return Ok(());
-        }
-        for stage in self.stages() {
-            if stage.padded != stage.grid {
-                let text = format!(
-                    "window {} does not divide the {}x{} tokens of stage {} (Microsoft's code refuses it too; timm, \
-                     Hugging Face and torchvision pad)",
-                    stage.window, stage.grid, stage.grid, stage.index
-                );
-                return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", text));
-            }
-            if stage.merge && !stage.grid.is_multiple_of(2) {
-                let text = format!("stage {} ends with an odd grid of {} tokens", stage.index, stage.grid);
-                return Err(ModelError::config("DATA.IMG_SIZE", text));
-            }
-        }
-        Ok(())
-    }
-
     /// Hidden width of the MLP of a stage of `dim` channels.
     fn hidden(&self, dim: usize) -> usize {
         (dim as f64 * self.mlp_ratio) as usize
@@ -330,7 +112,7 @@ impl SwinConfig {
         self.embed_dim << (self.depths.len() - 1)
     }
 
-    /// Factor of `QK^T` in a stage: `qk_scale`, or `head_dim^-0.5`.
+    /// Factor of `QK^T` in `stage`: `qk_scale` if set, else `head_dim^-0.5`.
     pub fn attention_scale(&self, stage: &Stage) -> f32 {
         self.qk_scale.unwrap_or_else(|| (stage.head_dim() as f64).powf(-0.5)) as f32
     }
@@ -364,7 +146,7 @@ impl SwinConfig {
         stages
     }
 
-    /// Multiply-accumulates of one forward of one image (weighted products and attention).
+    /// Multiply-accumulates of one image's forward pass, in the linear layers and in attention.
     pub fn macs(&self) -> u64 {
         let patches = self.grid().pow(2) * self.embed_dim * 3 * self.patch_size.pow(2);
         let mut macs = (patches + self.features() * self.num_classes) as u64;
@@ -382,7 +164,7 @@ impl SwinConfig {
 }
 
 impl Default for SwinConfig {
-    /// Microsoft's defaults: Swin-T at 224.
+    /// Microsoft's defaults: Swin-T at 224 pixels.
     fn default() -> SwinConfig {
         SwinConfig {
             name: "swin_tiny_patch4_window7_224".to_owned(),
@@ -405,51 +187,4 @@ impl Default for SwinConfig {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiny_has_the_published_work() {
-        let config = SwinConfig::official("swin_tiny_patch4_window7_224").unwrap();
-        config.validate().unwrap();
-        assert_eq!((config.macs() as f64 / 1e7).round(), 449.0); // 4.49 GMAC
-        let grids: Vec<_> = config.stages().iter().map(|s| (s.grid, s.window, s.shift)).collect();
-        assert_eq!(grids, [(56, 7, 3), (28, 7, 3), (14, 7, 3), (7, 7, 0)]);
-    }
-
-    #[test]
-    fn partition_of_a_padded_grid_covers_each_token_once() {
-        let config = SwinConfig {
-            image_size: 40,
-            window_size: 4,
-            depths: vec![2, 2],
-            num_heads: vec![3, 6],
-            window_policy: WindowPolicy::ShrinkAndPad,
-            ..SwinConfig::default()
-        };
-        let stage = &config.stages()[0];
-        assert_eq!((stage.grid, stage.padded, stage.shift), (10, 12, 2));
-        let rows = stage.partition(stage.shift);
-        let mut seen: Vec<_> = rows.iter().flatten().copied().collect();
-        seen.sort_unstable();
-        assert_eq!(seen, (0..100).collect::<Vec<_>>());
-        assert_eq!(rows.len(), 144);
-        assert_eq!(stage.shift_regions(stage.shift).unwrap().len(), 144);
-    }
-
-    #[test]
-    fn absurd_and_contradicting_sizes_are_named() {
-        let bad = [
-            ("IMG_SIZE", SwinConfig { image_size: 1 << 40, ..SwinConfig::default() }),
-            ("EMBED_DIM", SwinConfig { embed_dim: 0, ..SwinConfig::default() }),
-            ("NUM_HEADS", SwinConfig { num_heads: vec![5, 6, 12, 24], ..SwinConfig::default() }),
-            ("WINDOW_SIZE", SwinConfig { window_size: 5, ..SwinConfig::default() }),
-            ("DEPTHS", SwinConfig { depths: vec![], num_heads: vec![], ..SwinConfig::default() }),
-            ("MLP_RATIO", SwinConfig { mlp_ratio: f64::NAN, ..SwinConfig::default() }),
-        ];
-        for (field, config) in bad {
-            let message = config.validate().unwrap_err().to_string();
-            assert!(message.contains(field), "{field}: {message}");
-        }
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
-//! Files that exist whole or not at all.
+//! Atomic file writes: a file has its complete content or does not exist.
 
 use std::io::Write;
 use std::path::Path;
 
 use crate::error::ModelError;
 
-/// Writes `path` through a temporary file beside it: flush, fsync, rename, fsync of the folder. A failure at any
-/// point leaves an existing `path` as it was and no other file behind.
+/// Writes `path` through a temporary file in the same folder: flush, fsync, rename, fsync of the folder. A failure at
+/// any point leaves an existing `path` unchanged and leaves no other file behind.
 ///
 /// # Errors
 /// [`ModelError::Io`] naming `path`.
@@ -38,18 +38,18 @@ fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile, ModelError> 
     if !folder.is_dir() {
         return Err(ModelError::file(
             path,
-            format!("the folder {} does not exist; make it first", folder.display()),
+            format!("the folder {} does not exist; create it first", folder.display()),
         ));
     }
     let file = tempfile::Builder::new().prefix(".swinq-").suffix(".part").tempfile_in(folder);
-    // The message of the bare kind: the temporary file's own name would mean nothing to the reader.
+    // Only the kind of the error is kept: its text names the temporary file, which the user does not know.
     file.map_err(|e| ModelError::io(path, e.kind().into()))
 }
 
-/// Checks that a file can be made at `path`, so that long work does not end in a refusal.
+/// Checks that a file can be created at `path`, so that long work does not fail when it saves its result.
 ///
 /// # Errors
-/// [`ModelError::Io`] naming `path`.
+/// [`ModelError::Io`] or [`ModelError::File`] naming `path`.
 pub fn check_writable(path: &Path) -> Result<(), ModelError> {
     temporary_beside(path)?;
     if path.is_dir() {

@@ -1,8 +1,8 @@
-//! What crosses crate lines at run time: image batches, the preprocessing that made them, logits and classifiers.
+//! The types that crates exchange at run time: image batches, the preprocessing that made them, logits, classifiers.
 
 use serde::{Deserialize, Serialize};
 
-/// An error of an injected implementation (a data set, an engine), to be shown as it is.
+/// An error of an implementation that this crate does not know, such as a data set or an engine.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Images after resize and crop: `u8`, `[n, size, size, 3]` (NHWC, RGB), before normalisation.
@@ -41,7 +41,7 @@ pub trait BatchSource: Send {
     /// Batch `index` of `epoch`.
     ///
     /// # Errors
-    /// Whatever the data set met, naming the file.
+    /// The data set's error, naming the file.
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError>;
 }
 
@@ -49,13 +49,13 @@ pub trait BatchSource: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resize {
-    /// The shorter side to this many pixels (the longer in proportion, truncated), then a center crop.
+    /// Resize the shorter side to this many pixels and the longer side in proportion (truncated), then crop the center.
     ShorterSide(usize),
-    /// Both sides directly to the input size.
+    /// Resize both sides to the input size.
     Direct,
 }
 
-/// Resampling filter, as Pillow defines it (with antialias).
+/// Resampling filter, as Pillow defines it, with antialiasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
@@ -65,15 +65,15 @@ pub enum Filter {
     Bilinear,
 }
 
-/// From a decoded image to the network's input: recorded in every file and report that depends on it.
+/// Preprocessing from a decoded image to the network's input. Every file and report that depends on it records it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transform {
-    /// Whose convention this is: `ms`, `timm`, `torchvision`, `hf`, or `custom`.
+    /// Origin of the convention: `ms`, `timm`, `torchvision`, `hf`, or `custom`.
     pub family: String,
     /// Side of the network's input in pixels.
     pub size: usize,
-    /// How it gets there.
+    /// How images are brought to that size.
     pub resize: Resize,
     /// Resampling filter.
     pub filter: Filter,
@@ -89,8 +89,8 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 pub const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
 impl Transform {
-    /// Microsoft's evaluation transform: with `crop`, the shorter side to `int(256 / 224 * size)` and a center
-    /// crop; without (`TEST.CROP: False`), a direct resize.
+    /// Microsoft's evaluation transform. With `crop`, the shorter side is resized to `int(256 / 224 * size)` and the
+    /// center is cropped; without it (`TEST.CROP: False`), both sides are resized to `size`.
     pub fn microsoft(size: usize, crop: bool) -> Transform {
         let resize =
             if crop { Resize::ShorterSide((256.0 / 224.0 * size as f64) as usize) } else { Resize::Direct };
@@ -104,8 +104,8 @@ impl Transform {
         }
     }
 
-    /// The normalised value of every pixel byte: `[channel][byte]`, `(byte / 255 - mean) / std` in f32, in the
-    /// order of operations of torchvision's `ToTensor` and `Normalize`.
+    /// Table of normalised pixels, `[channel][byte]`: `(byte / 255 - mean) / std` in f32. The order of operations is
+    /// that of torchvision's `ToTensor` and `Normalize`.
     pub fn lookup(&self) -> [[f32; 256]; 3] {
         let mut table = [[0.0; 256]; 3];
         for (channel, row) in table.iter_mut().enumerate() {
@@ -130,7 +130,7 @@ impl std::fmt::Display for Transform {
     }
 }
 
-/// Raw scores, f32 `[n, classes]`, row-major.
+/// Class scores before softmax: f32 `[n, classes]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
     /// `n * classes` values.
@@ -140,13 +140,13 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// The scores of each image in turn.
+    /// The scores of each image, in order.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.values.chunks_exact(self.classes)
     }
 }
 
-/// A ready classifier, whatever runs it.
+/// A classifier that is ready to run, on any backend.
 pub trait Classifier {
     /// Number of classes.
     fn classes(&self) -> usize;
@@ -157,6 +157,6 @@ pub trait Classifier {
     /// Scores of every image of `batch`.
     ///
     /// # Errors
-    /// A batch of another image size, or whatever the backend met; a NaN among the logits is an error.
+    /// A batch of another image size, a NaN among the logits, or an error of the backend.
     fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError>;
 }

@@ -1,21 +1,21 @@
-//! Random numbers that are the same everywhere: on every machine, in any order of reading, with any number of threads.
+//! Random numbers that are equal on every machine, in any order of use and with any number of threads.
 
-/// SplitMix64's increment: 2^64 over the golden ratio, odd.
+/// SplitMix64's increment: 2^64 divided by the golden ratio, rounded to an odd number.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): draw `i` is a
-/// mix of `start + i * GAMMA` and of nothing else.
+/// The generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// Draw `i` is `mix(start + i * GAMMA)`: it depends on the seed and on `i` alone.
 #[derive(Clone, Debug)]
 pub struct Draws(u64);
 
 impl Draws {
-    /// The draws of a seed.
+    /// The generator of a seed.
     pub fn new(seed: u64) -> Draws {
         Draws(seed)
     }
 
-    /// The draws that belong to `key`, a function of its words alone: each word goes through the generator's mix, so
-    /// keys that differ in one bit start far apart.
+    /// The generator of a key of several words. Each word goes through the generator's mix, so keys that differ in one
+    /// bit give unrelated draws.
     pub fn keyed(key: &[u64]) -> Draws {
         Draws(key.iter().fold(0, |state: u64, &word| mix(state.wrapping_add(GAMMA) ^ word)))
     }
@@ -27,7 +27,7 @@ impl Draws {
         mix(self.0)
     }
 
-    /// Uniform in `0..bound`, by rejection of the incomplete last interval.
+    /// Uniform in `0..bound`. Draws from the incomplete last interval are rejected, so there is no bias.
     pub fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
         let limit = u64::MAX - u64::MAX % bound;
@@ -49,7 +49,7 @@ impl Draws {
         low + (high - low) * self.unit()
     }
 
-    /// Moves a uniform sample of `count` items to the front, in random order (Fisher and Yates).
+    /// Moves a uniform random sample of `count` items to the front, in random order (Fisher and Yates).
     pub fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
         for i in 0..count.min(items.len().saturating_sub(1)) {
             let j = i + self.below(items.len() - i);
@@ -57,7 +57,7 @@ impl Draws {
         }
     }
 
-    /// Puts all of `items` in random order.
+    /// Puts `items` in random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         let count = items.len();
         self.shuffle_front(items, count);
@@ -77,7 +77,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_generator_is_the_published_one() {
+    fn the_first_draw_is_the_published_one() {
         assert_eq!(Draws::new(0).next(), 0xe220_a839_7b1d_cdaf);
     }
 
@@ -86,10 +86,10 @@ mod tests {
         let key = |i: u64| [i / 100, i / 10 % 10, i % 10];
         let first: BTreeSet<u64> = (0..1000).map(|i| Draws::keyed(&key(i)).next()).collect();
         assert_eq!(first.len(), 1000);
-        // The mean of 1000 uniform numbers has deviation 0.0091; five of them.
+        // The mean of 1000 uniform numbers has a standard deviation of 0.0091; five deviations are allowed.
         let mean = (0..1000).map(|i| Draws::keyed(&key(i)).unit()).sum::<f64>() / 1000.0;
         assert!((mean - 0.5).abs() < 0.046, "{mean}");
-        // Half of the bits differ between neighbours: 32 of 64, deviation of the mean 0.13.
+        // On average 32 of 64 bits differ between two draws; the mean's standard deviation is 0.13.
         let differing = |i| (Draws::keyed(&key(i)).next() ^ Draws::keyed(&key(i + 1)).next()).count_ones();
         let mean = (0..999).map(|i| f64::from(differing(i))).sum::<f64>() / 999.0;
         assert!((mean - 32.0).abs() < 0.7, "{mean}");

@@ -1,25 +1,26 @@
-//! What can be wrong with a model, its configuration, its recipe or its file.
+//! The error type of this crate.
 
 use std::path::{Path, PathBuf};
 
-/// An error of this crate. Every message names the file, key, tensor or site at fault and what to do about it.
+/// An error in a model, its configuration, its recipe or its file. Every message names the file, key, tensor or site
+/// at fault, and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A field of the architecture holds a value that cannot be.
+    /// A field of the architecture holds an impossible value.
     #[error("configuration field {field}: {problem}")]
     Config {
         /// The field, in Microsoft's naming where it has one.
         field: String,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
-    /// A recipe is malformed, or a rule in it matches nothing.
+    /// A recipe is malformed, or one of its rules matches no site.
     #[error("recipe {recipe}: {problem}")]
     Recipe {
         /// The recipe's name or file.
         recipe: String,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
     /// A file could not be opened, read or written.
@@ -27,31 +28,31 @@ pub enum ModelError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file's content is damaged or of another kind.
+    /// A file is damaged or of another format.
     #[error("{}: {problem}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A tensor is absent, unexpected, of the wrong shape or type, or holds a value that cannot be.
+    /// A tensor is missing, unexpected, of the wrong shape or type, or holds an impossible value.
     #[error("tensor `{tensor}`: {problem}")]
     Tensor {
         /// The tensor's name.
         tensor: String,
-        /// What is wrong with it and what to do.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// A site's state cannot be used.
+    /// A site has no usable state.
     #[error("site {site}: {problem}")]
     Site {
         /// The site's name.
         site: String,
-        /// What is wrong with it and what to do.
+        /// What is wrong, and what to do.
         problem: String,
     },
 }

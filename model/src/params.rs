@@ -1,4 +1,4 @@
-//! The parameters a configuration has: names in Microsoft's naming, and shapes.
+//! The parameters of a configuration: their names in Microsoft's naming, and their shapes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +53,7 @@ pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     list
 }
 
-/// What [`check_parameters`] asks of a parameter.
+/// A parameter that [`check_parameters`] can check.
 pub trait Parameter {
     /// Sizes.
     fn shape(&self) -> &[usize];
@@ -71,7 +71,7 @@ impl Parameter for HostTensor {
     }
 }
 
-/// Checks that `tensors` are exactly the parameters of `config`, with their shapes and finite values.
+/// Checks that `tensors` are exactly the parameters of `config`, have their shapes, and hold finite values only.
 ///
 /// # Errors
 /// [`ModelError::Tensor`] naming the missing, unexpected, mis-shaped or non-finite tensors.
@@ -118,15 +118,15 @@ fn check_tensor(
     }
     if let Some((index, value)) = tensor.not_finite() {
         let problem = format!(
-            "value {value} at flat index {index}; a trained checkpoint has finite values only, so the file is damaged or \
-             the training diverged"
+            "value {value} at flat index {index} is not finite: the file is damaged or the training diverged; use \
+             another checkpoint"
         );
         return Err(ModelError::tensor(name, problem));
     }
     Ok(())
 }
 
-/// Up to eight names, and how many more there are.
+/// Lists up to eight names, and the number of further names.
 pub(crate) fn name_list(names: &[&str]) -> String {
     match names {
         [] => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! Patterns over the names of sites, as rules have them.
+//! Patterns over site names, as the rules of recipes and job files use them.
 //!
 //! `*` stays within one dot-separated part of a name, `**` crosses parts, `re:` introduces a regular expression that
 //! must match the whole name.
@@ -8,7 +8,7 @@ use regex::Regex;
 
 use crate::site::Site;
 
-/// A pattern over names of sites.
+/// A pattern over site names.
 ///
 /// ```
 /// let pattern = swinq_model::SitePattern::new("layers.*.blocks.**.weight").unwrap();
@@ -28,7 +28,7 @@ impl SitePattern {
     /// Reads a pattern.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why `pattern` is malformed.
     pub fn new(pattern: &str) -> Result<SitePattern, String> {
         if let Some(pattern) = pattern.strip_prefix("re:") {
             let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|e| e.to_string())?;
@@ -38,7 +38,7 @@ impl SitePattern {
         Ok(SitePattern(Matcher::Glob(glob.map_err(|e| e.to_string())?.compile_matcher())))
     }
 
-    /// Whether the site of this name is meant.
+    /// Whether the pattern matches a site's name.
     pub fn matches(&self, name: &str) -> bool {
         match &self.0 {
             Matcher::Glob(glob) => glob.is_match(name.replace('.', "/")),
@@ -47,15 +47,15 @@ impl SitePattern {
     }
 }
 
-/// The three of `sites` most like `pattern`, for the message about a pattern that matches none.
+/// Names of the three `sites` most similar to `pattern`, for the error about a pattern that matches no site.
 pub fn nearest_sites(pattern: &str, sites: impl IntoIterator<Item = Site>) -> String {
     let mut names: Vec<String> = sites.into_iter().map(|site| site.to_string()).collect();
-    // Parts in common say most about what was meant, then what the pattern begins with.
+    // Common parts say most about the intended site; then the length of the common prefix; then the edit distance.
     let wanted: Vec<&str> = pattern.split('.').collect();
     let parts = |name: &str| name.split('.').filter(|part| wanted.contains(part)).count();
-    let begin = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+    let common_prefix = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
     names.sort_by_cached_key(|name| {
-        (std::cmp::Reverse((parts(name), begin(name))), strsim::levenshtein(pattern, name))
+        (std::cmp::Reverse((parts(name), common_prefix(name))), strsim::levenshtein(pattern, name))
     });
     names.truncate(3);
     names.join(", ")

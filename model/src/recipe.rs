@@ -1,4 +1,4 @@
-//! Recipes: ordered rules that say which sites are quantized, and how.
+//! Recipes: ordered rules that say which sites are quantized and how.
 //!
 //! ```yaml
 //! name: mine
@@ -7,8 +7,8 @@
 //!   - {match: "{patch_embed,head}.**", enable: false}
 //! ```
 //!
-//! [`SitePattern`] says what a pattern matches. Each key a rule states overrides what earlier rules stated for the
-//! sites it matches. A rule that matches no site of the model is an error.
+//! [`SitePattern`] defines the patterns. A key of a rule overrides the same key of earlier rules at every site that
+//! the rule matches. A rule that matches no site of the model is an error.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,17 +17,17 @@ use crate::error::ModelError;
 use crate::pattern::{SitePattern, nearest_sites};
 use crate::site::{Site, all_sites};
 
-/// How a range is chosen from what was observed.
+/// How the range of a site is chosen from the observed values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Calibrator {
     /// The largest magnitude seen.
     Max,
-    /// The magnitude below which this percentage of the values lies.
+    /// The magnitude below which this percentage of the magnitudes lies.
     Percentile(f64),
     /// The range with the least mean squared quantization error.
     Mse,
-    /// The range with the least Kullback-Leibler divergence.
+    /// The range with the least Kullback-Leibler divergence between the observed and the quantized distribution.
     Entropy,
 }
 
@@ -75,23 +75,24 @@ impl Calibrator {
     }
 }
 
-/// Whether a weight has one scale per output channel or one in all.
+/// Granularity of a weight's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// One scale per output channel.
     Channel,
-    /// One scale for the tensor.
+    /// One scale for the whole tensor.
     Tensor,
 }
 
-/// The integer codes of a site.
+/// The integer codes that a site uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Signed codes, symmetric, with a scale.
+    /// Signed, symmetric codes with a scale.
     S8,
-    /// Attention probabilities as unsigned codes of `exp(x - rowmax)`, divided by their own sum; no calibration.
+    /// Unsigned codes of attention probabilities: `round(255 exp(x - rowmax))`, normalised by the sum of the row's codes.
+    /// They need no calibration.
     U8,
 }
 
@@ -105,19 +106,19 @@ pub struct Rule {
     /// Whether the sites are quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Bits of the codes: 8, or 4 for weights.
+    /// Bits of a code: 8, or 4 for weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u8>,
-    /// Scales per weight.
+    /// Granularity of the scales of weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
     /// How the range is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibrator: Option<Calibrator>,
-    /// A fixed range, instead of a calibrated one.
+    /// A fixed range, which replaces the calibrated one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amax: Option<f32>,
-    /// Signed or unsigned codes; `u8` is for `probs` sites only.
+    /// Signed or unsigned codes; only `probs` sites accept `u8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Kind>,
 }
@@ -128,26 +129,26 @@ pub struct Rule {
 pub struct Recipe {
     /// Name, for messages and reports.
     pub name: String,
-    /// What it is for.
+    /// The recipe's purpose.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// Rules, applied in order.
     pub rules: Vec<Rule>,
 }
 
-/// What a recipe says of one site.
+/// The effective setting of one site under a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SiteSpec {
     /// Whether the site is quantized.
     pub enabled: bool,
-    /// Bits of the codes.
+    /// Bits of a code.
     pub bits: u8,
-    /// Scales per weight (meaningless for activations, which have one).
+    /// Granularity of the scales; has no effect on activations, which have one scale.
     pub granularity: Granularity,
     /// How the range is chosen.
     pub calibrator: Calibrator,
-    /// A fixed range.
+    /// A fixed range, if the recipe gives one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amax: Option<f32>,
     /// Signed or unsigned codes.
@@ -155,7 +156,8 @@ pub struct SiteSpec {
 }
 
 impl SiteSpec {
-    /// Whether the site needs a range from calibration or the recipe: an enabled activation with signed codes.
+    /// Whether the site needs a range, from calibration or from the recipe: true for enabled activations with signed
+    /// codes.
     pub fn needs_scale(&self, site: Site) -> bool {
         self.enabled && !site.is_weight() && self.kind == Kind::S8
     }
@@ -168,16 +170,16 @@ impl Recipe {
         Some(Recipe::from_yaml(name, text).expect("the shipped recipes are well formed"))
     }
 
-    /// The recipe under which nothing is quantized.
+    /// The recipe that quantizes nothing.
     pub fn float() -> Recipe {
         let rule = Rule { pattern: "**".to_owned(), enable: Some(false), ..Rule::default() };
         Recipe { name: "float".to_owned(), description: "nothing is quantized".to_owned(), rules: vec![rule] }
     }
 
-    /// Parses YAML. `origin` is the file or name to blame in errors.
+    /// Parses YAML. Errors name `origin`, the recipe's file or name.
     ///
     /// # Errors
-    /// [`ModelError::Recipe`] for malformed YAML, unknown keys, and values that no site could take.
+    /// [`ModelError::Recipe`] for malformed YAML, an unknown key, or a value that no site accepts.
     pub fn from_yaml(origin: &str, text: &str) -> Result<Recipe, ModelError> {
         let recipe: Recipe =
             serde_saphyr::from_str(text).map_err(|e| ModelError::recipe(origin, e.to_string()))?;
@@ -189,17 +191,17 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The recipe with one more rule at its end.
+    /// Appends a rule.
     pub fn with_rule(mut self, rule: Rule) -> Recipe {
         self.rules.push(rule);
         self
     }
 
-    /// What the recipe says of every site of `config`, in forward order.
+    /// The effective setting of every site of `config`, in forward order.
     ///
     /// # Errors
-    /// [`ModelError::Recipe`] where a rule matches nothing (naming the nearest sites) or gives a site something
-    /// it cannot be (4-bit activations, `u8` outside `probs`, a per-channel activation range).
+    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites; for 4-bit activations, `u8`
+    /// outside `probs`, and a fixed range of a weight.
     pub fn resolve(&self, config: &SwinConfig) -> Result<Vec<(Site, SiteSpec)>, ModelError> {
         let sites = all_sites(config);
         let mut table: Vec<(Site, SiteSpec)> = sites.iter().map(|&site| (site, default_spec(site))).collect();
@@ -224,7 +226,7 @@ impl Recipe {
         Ok(table)
     }
 
-    /// The last rule that says whether the site of this name is quantized, if one does.
+    /// The rule that decides whether the site of this name is quantized: the last matching rule with `enable`.
     pub fn deciding_rule(&self, name: &str) -> Option<&Rule> {
         let decides = |rule: &&Rule| {
             rule.enable.is_some()
@@ -234,7 +236,7 @@ impl Recipe {
     }
 }
 
-/// What holds before any rule: nothing is quantized; probabilities would be `u8`.
+/// The setting of `site` before any rule: not quantized; `probs` sites have kind `u8`.
 fn default_spec(site: Site) -> SiteSpec {
     SiteSpec {
         enabled: false,
@@ -247,13 +249,13 @@ fn default_spec(site: Site) -> SiteSpec {
 }
 
 impl Rule {
-    /// What is wrong with the rule whatever it matches.
+    /// Checks the values that are wrong at every site.
     fn check(&self) -> Result<(), String> {
         if self.pattern.is_empty() {
             return Err("`match` is empty".to_owned());
         }
         if let Some(bits) = self.bits.filter(|b| ![4, 8].contains(b)) {
-            return Err(format!("bits {bits} is neither 8 nor 4"));
+            return Err(format!("bits {bits} is not supported; use 8, or 4 for weights"));
         }
         if let Some(amax) = self.amax.filter(|a| !(a.is_finite() && *a > 0.0)) {
             return Err(format!("amax {amax} is not a positive number"));
@@ -263,13 +265,13 @@ impl Rule {
 
     fn apply(&self, site: Site, spec: &mut SiteSpec) -> Result<(), String> {
         if self.bits == Some(4) && !site.is_weight() {
-            return Err("4 bits are for weights only".to_owned());
+            return Err("4 bits are supported for weights only".to_owned());
         }
         if self.kind == Some(Kind::U8) && !matches!(site, Site::Probs(_)) {
-            return Err("kind u8 is for `probs` sites only".to_owned());
+            return Err("kind u8 is supported for `probs` sites only".to_owned());
         }
         if self.amax.is_some() && site.is_weight() {
-            return Err("a weight's range comes from the weight; `amax` is for activations".to_owned());
+            return Err("a weight's range comes from its values; `amax` is for activations only".to_owned());
         }
         spec.enabled = self.enable.unwrap_or(spec.enabled);
         spec.bits = self.bits.unwrap_or(spec.bits);
@@ -284,102 +286,4 @@ impl Rule {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tiny() -> SwinConfig {
-        SwinConfig::default()
-    }
-
-    fn spec_of(recipe: &Recipe, name: &str) -> SiteSpec {
-        let site: Site = name.parse().unwrap();
-        recipe.resolve(&tiny()).unwrap().into_iter().find(|(s, _)| *s == site).unwrap().1
-    }
-
-    fn recipe(rules: &str) -> Result<Recipe, ModelError> {
-        Recipe::from_yaml("test.yaml", &format!("name: test\nrules:\n{rules}"))
-    }
-
-    #[test]
-    fn later_rules_override_the_keys_they_state() {
-        let recipe = recipe(
-            "  - {match: '**', enable: true, calibrator: {percentile: 99.9}}\n  - {match: '**.fc1.*', calibrator: mse}\n  \
-             - {match: 're:layers\\.0\\..*fc1\\.input', enable: false}\n",
-        )
-        .unwrap();
-        let spec = spec_of(&recipe, "layers.1.blocks.0.mlp.fc1.input");
-        assert_eq!((spec.enabled, spec.calibrator), (true, Calibrator::Mse));
-        assert!(!spec_of(&recipe, "layers.0.blocks.1.mlp.fc1.input").enabled);
-        assert_eq!(spec_of(&recipe, "head.input").calibrator, Calibrator::Percentile(99.9));
-    }
-
-    #[test]
-    fn one_star_stays_within_a_part() {
-        let recipe =
-            recipe("  - {match: 'head.*', enable: true}\n  - {match: '*.input', enable: true}\n").unwrap();
-        assert!(spec_of(&recipe, "head.input").enabled);
-        assert!(!spec_of(&recipe, "patch_embed.proj.input").enabled);
-    }
-
-    fn recipe_of_one(pattern: &str) -> Recipe {
-        recipe(&format!("  - {{match: '{pattern}', enable: false}}\n")).unwrap()
-    }
-
-    #[test]
-    fn a_rule_without_a_match_names_the_nearest_sites() {
-        let recipe = recipe("  - {match: 'layers.0.blocks.0.mlp.fc3.input', enable: false}\n").unwrap();
-        let message = recipe.resolve(&tiny()).unwrap_err().to_string();
-        assert!(message.contains("fc3") && message.contains("layers.0.blocks.0.mlp.fc1.input"), "{message}");
-        let message = recipe_of_one("layers.7.**.fc2.*").resolve(&tiny()).unwrap_err().to_string();
-        assert!(message.contains(".mlp.fc2."), "{message}");
-    }
-
-    #[test]
-    fn impossible_rules_are_refused() {
-        for (rules, word) in [
-            ("  - {match: '**', bits: 4}\n", "4 bits"),
-            ("  - {match: '**.input', kind: u8}\n", "kind u8"),
-            ("  - {match: '**.weight', amax: 1.0}\n", "amax"),
-        ] {
-            let message = recipe(rules).unwrap().resolve(&tiny()).unwrap_err().to_string();
-            assert!(message.contains(word), "{message}");
-        }
-        for (rules, word) in [
-            ("  - {match: '**', bits: 3}\n", "bits 3"),
-            ("  - {match: '**', amax: -1}\n", "amax"),
-            ("  - {match: '**', calibrator: {percentile: 0}}\n", "percentile"),
-            ("  - {match: '**', enabled: true}\n", "enabled"),
-        ] {
-            let message = recipe(rules).unwrap_err().to_string();
-            assert!(message.contains(word), "{message}");
-        }
-    }
-
-    #[test]
-    fn shipped_recipes_keep_what_they_promise() {
-        let default = Recipe::shipped("default").unwrap();
-        for off in [
-            "head.weight",
-            "patch_embed.proj.input",
-            "layers.0.blocks.0.attn.scores",
-            "layers.0.blocks.0.mlp.fc1.output",
-        ] {
-            assert!(!spec_of(&default, off).enabled, "{off}");
-        }
-        assert_eq!(spec_of(&default, "layers.0.blocks.0.attn.probs").kind, Kind::U8);
-        let (mode1, mode2) = (Recipe::shipped("mode1").unwrap(), Recipe::shipped("mode2").unwrap());
-        for site in ["layers.0.blocks.0.mlp.fc2.output", "layers.0.downsample.reduction.output"] {
-            assert!(spec_of(&mode1, site).enabled && !spec_of(&mode2, site).enabled, "{site}");
-        }
-        for recipe in [mode1, mode2] {
-            assert!(spec_of(&recipe, "layers.0.blocks.0.attn.qkv.output").enabled);
-            assert_eq!(
-                spec_of(&recipe, "layers.0.blocks.0.attn.qkv.weight").granularity,
-                Granularity::Tensor
-            );
-            let probs = spec_of(&recipe, "layers.0.blocks.0.attn.probs");
-            assert_eq!((probs.kind, probs.calibrator), (Kind::S8, Calibrator::Percentile(99.99)));
-            assert!(!spec_of(&recipe, "layers.0.blocks.0.attn.add.branch").enabled);
-        }
-    }
-}
+mod tests;

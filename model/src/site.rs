@@ -1,19 +1,19 @@
 //! Sites: the named places of a Swin where a tensor may be quantized.
 //!
-//! A site's name is the module path in Microsoft's naming with the site last; rules of a [`Recipe`](crate::Recipe)
-//! match these names. [`all_sites`] lists every site of a configuration in forward order.
+//! A site's name is its module's path in Microsoft's naming, followed by the tensor; rules of a
+//! [`Recipe`](crate::Recipe) match these names. [`all_sites`] lists every site of a configuration in forward order.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::arch::SwinConfig;
 
-/// One transformer block: stage index, then block index inside the stage.
+/// A transformer block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId {
     /// Stage, from 0.
     pub stage: usize,
-    /// Block inside the stage, from 0.
+    /// Block in the stage, from 0.
     pub block: usize,
 }
 
@@ -23,27 +23,27 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// A matrix product of the network that has a weight.
+/// A linear layer of the network: a matrix product with a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Linear {
-    /// The patch embedding, a `patch x patch` convolution with equal stride.
+    /// The patch embedding: a convolution whose kernel and stride have the patch's size.
     PatchEmbed,
     /// The fused query, key and value projection.
     Qkv(BlockId),
     /// The projection after attention.
     Proj(BlockId),
-    /// The first linear of the MLP.
+    /// The first linear layer of the MLP.
     Fc1(BlockId),
-    /// The second linear of the MLP.
+    /// The second linear layer of the MLP.
     Fc2(BlockId),
-    /// The reduction of the patch merging that ends stage `0`.
+    /// The reduction of the patch merging that ends this stage.
     Reduction(usize),
     /// The classifier.
     Head,
 }
 
 impl Linear {
-    /// The block this product belongs to, if it is in one.
+    /// The block that contains the layer, if any.
     pub fn block(self) -> Option<BlockId> {
         match self {
             Linear::Qkv(b) | Linear::Proj(b) | Linear::Fc1(b) | Linear::Fc2(b) => Some(b),
@@ -88,7 +88,7 @@ pub enum Half {
 /// Which operand of a residual addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operand {
-    /// What the attention or the MLP computed (FasterTransformer: `local_input`).
+    /// The output of attention or of the MLP (FasterTransformer: `local_input`).
     Branch,
     /// The residual stream (FasterTransformer: `residual_input`).
     Shortcut,
@@ -97,11 +97,11 @@ pub enum Operand {
 /// A place where a tensor may be quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Site {
-    /// Input activation of a product.
+    /// Input activation of a linear layer.
     Input(Linear),
-    /// Weight of a product.
+    /// Weight of a linear layer.
     Weight(Linear),
-    /// Result of a product, before bias, activation and residual.
+    /// Result of a linear layer's product, before bias, GELU and residual addition.
     Output(Linear),
     /// Queries, after bias.
     Q(BlockId),
@@ -109,7 +109,7 @@ pub enum Site {
     K(BlockId),
     /// Values, after bias.
     V(BlockId),
-    /// `QK^T` before scale, bias and mask.
+    /// `QK^T`, before scale, bias and mask.
     Scores(BlockId),
     /// Attention probabilities.
     Probs(BlockId),
@@ -118,7 +118,7 @@ pub enum Site {
 }
 
 impl Site {
-    /// Whether the site holds a weight (quantized once, from the weight itself) rather than an activation.
+    /// Whether the site is a weight, which is quantized from its own values, rather than an activation.
     pub fn is_weight(self) -> bool {
         matches!(self, Site::Weight(_))
     }
@@ -144,9 +144,9 @@ impl fmt::Display for Site {
     }
 }
 
-/// A text that is no site name.
+/// A text that is not a site's name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("`{0}` is not a site name (an example of one: layers.0.blocks.0.mlp.fc1.input)")]
+#[error("`{0}` is not a site's name; an example is layers.0.blocks.0.mlp.fc1.input")]
 pub struct ParseSiteError(pub String);
 
 impl FromStr for Site {
@@ -195,7 +195,7 @@ fn parse_parts(parts: &[&str]) -> Option<Site> {
     }
 }
 
-/// Every weighted product of `config`, in forward order.
+/// Every linear layer of `config`, in forward order.
 pub fn all_linears(config: &SwinConfig) -> Vec<Linear> {
     let mut linears = vec![Linear::PatchEmbed];
     for (stage, &depth) in config.depths.iter().enumerate() {

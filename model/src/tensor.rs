@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct HostTensor {
     /// Sizes, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
-    /// The product of `shape` values.
+    /// The values; as many as the product of `shape`.
     pub data: Vec<f32>,
 }
 
@@ -15,19 +15,19 @@ impl HostTensor {
     /// A tensor of this shape.
     ///
     /// # Panics
-    /// Where `data` does not have the shape's number of values.
+    /// If the length of `data` is not the product of `shape`.
     pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f32>) -> HostTensor {
         let shape = shape.into();
         assert_eq!(shape.iter().product::<usize>(), data.len(), "shape {shape:?}");
         HostTensor { shape, data }
     }
 
-    /// Sizes of the matrix that a weight is: the first dimension, and the product of the others.
+    /// Rows and columns of the tensor as a matrix: the first dimension, and the product of the others.
     pub fn matrix(&self) -> (usize, usize) {
         let rows = self.shape.first().copied().unwrap_or(1);
         (rows, self.data.len().checked_div(rows).unwrap_or(0))
     }
 }
 
-/// Float tensors by name, in Microsoft's naming. Ordered, so that whatever sums over them is deterministic.
+/// Float tensors by name, in Microsoft's naming. The map is ordered, so that sums over it are deterministic.
 pub type StateDict = BTreeMap<String, HostTensor>;

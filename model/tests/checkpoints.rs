@@ -197,7 +197,7 @@ fn mismatches_are_explained() {
     let message = refusal("ms.pth", &LoadOptions::default());
     assert!(message.contains("ms.pth") && message.contains("--cfg"), "{message}");
     let message = refusal("hf/model.safetensors", &LoadOptions::default());
-    assert!(message.contains("name its folder"), "{message}");
+    assert!(message.contains("pass its folder"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.NUM_CLASSES", "7")]));
     assert!(message.contains("head.") && message.contains("5 classes") && message.contains('7'), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.WINDOW_SIZE", "6")]));

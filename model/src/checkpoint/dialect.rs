@@ -7,24 +7,24 @@ use crate::arch::WindowPolicy;
 use crate::error::ModelError;
 use crate::params::name_list;
 
-/// Whose names a checkpoint's tensors have.
+/// The naming convention of a checkpoint's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Microsoft's Swin Transformer repository: `layers.{s}.downsample`, `head`.
     Microsoft,
-    /// timm 0.9 and later: the downsample at the start of the next stage, `head.fc`. (Earlier versions of timm have
-    /// Microsoft's names.)
+    /// timm 0.9 and later: the downsample belongs to the next stage, and the classifier is `head.fc`. Earlier versions
+    /// of timm use Microsoft's names.
     Timm,
-    /// Hugging Face transformers: q, k and v apart, `classifier`.
+    /// Hugging Face transformers: separate tensors for q, k and v; the classifier is `classifier`.
     HuggingFace,
     /// torchvision: `features.*`.
     TorchVision,
-    /// FasterTransformer's calibrated checkpoints: Microsoft's names and `*_quantizer._amax`.
+    /// FasterTransformer's calibrated checkpoints: Microsoft's names, and ranges in `*_quantizer._amax`.
     FasterTransformer,
 }
 
 impl Dialect {
-    /// The dialect of a checkpoint with these tensor names; `None` where no dialect's mark is among them.
+    /// Detects the dialect from a checkpoint's tensor names; `None` if no name is typical of a dialect.
     pub fn detect<'a>(keys: impl IntoIterator<Item = &'a str>) -> Option<Dialect> {
         let keys: Vec<&str> = keys.into_iter().collect();
         let has = |test: &dyn Fn(&str) -> bool| keys.iter().any(|key| test(key));
@@ -45,7 +45,7 @@ impl Dialect {
         }
     }
 
-    /// What the dialect's own code does where windows do not divide the grid.
+    /// What the dialect's original code does when the grid is not a multiple of the window.
     pub fn window_policy(self) -> WindowPolicy {
         match self {
             Dialect::Microsoft | Dialect::FasterTransformer => WindowPolicy::Microsoft,
@@ -70,7 +70,7 @@ impl fmt::Display for Dialect {
 impl FromStr for Dialect {
     type Err = ModelError;
 
-    /// Reads what [`Display`](fmt::Display) writes, and the full names.
+    /// Parses the names that [`Display`](fmt::Display) writes, and the full names.
     fn from_str(text: &str) -> Result<Dialect, ModelError> {
         match text.to_ascii_lowercase().as_str() {
             "microsoft" | "ms" => Ok(Dialect::Microsoft),
@@ -97,10 +97,10 @@ pub(super) fn refuse_v2<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<(
     }
 }
 
-/// The error for names in which no dialect shows.
+/// The error for tensor names that fit no dialect.
 pub(super) fn unknown_dialect(path: &std::path::Path, keys: &[&str]) -> ModelError {
     let problem = format!(
-        "its tensors have no known naming convention of a Swin ({}); if it is one, say which with --dialect",
+        "its tensors follow no known naming convention of a Swin ({}); if they do, name it with --dialect",
         name_list(keys)
     );
     ModelError::file(path, problem)

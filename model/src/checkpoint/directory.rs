@@ -1,4 +1,4 @@
-//! Directories with a `config.json`.
+//! Model directories: `config.json` and the file with the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use super::{Description, hf, timm};
 use crate::config::LoadedConfig;
 use crate::error::ModelError;
 
-/// The file with the weights.
+/// The path of the file with the weights.
 ///
 /// # Errors
-/// [`ModelError::File`] where there is none, or where they are in several.
+/// [`ModelError::File`] if there is no such file, or if the weights are split over several.
 pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
     for name in ["model.safetensors", "pytorch_model.bin"] {
         let path = folder.join(name);
@@ -21,21 +21,21 @@ pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
         if index.is_file() {
             return Err(ModelError::file(
                 index,
-                "says that the weights are in several files; save them in one",
+                "says that the weights are split over several files; save them in one",
             ));
         }
     }
     Err(ModelError::file(
         folder,
-        "has neither model.safetensors nor pytorch_model.bin; name a checkpoint file",
+        "has neither model.safetensors nor pytorch_model.bin; pass a checkpoint file",
     ))
 }
 
-/// Architecture, transform and labels: from `cfg` where given (labels still from the directory), else from
-/// `config.json` of transformers or timm.
+/// Architecture, transform and labels. `cfg`, if given, replaces the architecture and the transform that `config.json`
+/// of transformers or timm describes.
 ///
 /// # Errors
-/// [`ModelError::File`] naming the file and field that is missing or cannot be honoured.
+/// [`ModelError::File`] naming the file and the field that is missing or not supported.
 pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Description, ModelError> {
     let path = folder.join("config.json");
     if !path.is_file() {

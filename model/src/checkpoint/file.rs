@@ -9,13 +9,13 @@ use super::{safetensors, torch};
 use crate::error::ModelError;
 use crate::params::name_list;
 
-/// Largest checkpoint file accepted, in bytes (Swin-L with its optimizer's state has under 3 GB).
+/// Largest checkpoint file accepted, in bytes; ample for Swin-L with its optimizer's state.
 const MAX_FILE: u64 = 16 << 30;
 
-/// Longest name of a tensor, in bytes.
+/// Longest tensor name accepted, in bytes.
 const MAX_NAME: usize = 1024;
 
-/// A checkpoint file's bytes and their hash.
+/// A checkpoint file in memory.
 #[derive(Debug)]
 pub(super) struct CheckpointFile {
     pub(super) path: PathBuf,
@@ -26,20 +26,20 @@ impl CheckpointFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// The system's reason, or a size that no checkpoint of a Swin has.
+    /// The operating system's error, or a file that is too large.
     pub(super) fn open(path: &Path) -> Result<CheckpointFile, ModelError> {
         let metadata = std::fs::metadata(path).map_err(|e| ModelError::io(path, e))?;
         if !metadata.is_file() {
             return Err(ModelError::file(path, "is not a regular file"));
         }
         if metadata.len() > MAX_FILE {
-            return Err(ModelError::file(path, format!("has {} bytes, more than any Swin", metadata.len())));
+            return Err(ModelError::file(path, format!("has {} bytes, too many for a Swin", metadata.len())));
         }
         let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
         Ok(CheckpointFile { path: path.to_owned(), bytes })
     }
 
-    /// Its bytes.
+    /// The file's bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -49,10 +49,10 @@ impl CheckpointFile {
         Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The file's tensors, whatever its format; the content decides, not the name.
+    /// The file's tensors. The format is detected from the content, not from the file's name.
     ///
     /// # Errors
-    /// [`ModelError::File`] with what is wrong.
+    /// [`ModelError::File`] with the reason.
     pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
         let result = if safetensors::is_safetensors(&self.bytes) {
             safetensors::read(&self.bytes)
@@ -63,25 +63,25 @@ impl CheckpointFile {
         };
         let tensors = result.map_err(|problem| ModelError::file(&self.path, problem))?;
         if let Some(name) = tensors.keys().find(|name| name.len() > MAX_NAME) {
-            let problem = format!("has a tensor with a name of {} bytes, which no Swin has", name.len());
+            let problem = format!("has a tensor name of {} bytes, which no Swin has", name.len());
             return Err(ModelError::file(&self.path, problem));
         }
         Ok(tensors)
     }
 
     fn unknown_format(&self) -> String {
-        let formats = "is neither a safetensors file nor one of torch.save";
+        let formats = "is neither a safetensors file nor a file of torch.save";
         if self.bytes.starts_with(b"version https://git-lfs") {
-            return format!("{formats}, but a pointer of Git LFS; fetch the file itself with `git lfs pull`");
+            return format!("{formats}, but a Git LFS pointer; fetch the file itself with `git lfs pull`");
         }
         if self.bytes.is_empty() {
-            return "is empty; fetch it again".to_owned();
+            return "is empty; download it again".to_owned();
         }
-        format!("{formats}; it is damaged or of another kind")
+        format!("{formats}; it is damaged or of another format")
     }
 }
 
-/// The names, for messages.
+/// Lists the tensor names, for messages.
 pub(super) fn names_of(raw: &RawDict<'_>) -> String {
     name_list(&raw.keys().map(String::as_str).collect::<Vec<_>>())
 }

@@ -10,7 +10,7 @@
 //! | `B.add2_local_input_quantizer`, `B.add2_residual_input_quantizer` | `B.mlp.add.branch`, `B.mlp.add.shortcut` |
 //! | `B.layernorm_input1_quantizer`, `B.layernorm_input2_quantizer` | none: the residual stream is not quantized |
 //!
-//! `M` is a product (`layers.0.blocks.1.mlp.fc1`), `B` a block (`layers.0.blocks.1`).
+//! `M` is a linear layer (`layers.0.blocks.1.mlp.fc1`), `B` a block (`layers.0.blocks.1`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::site::{BlockId, Half, Operand, Site, all_sites};
 
 const SUFFIX: &str = "_quantizer._amax";
 
-/// FasterTransformer's name of the range of `site`.
+/// FasterTransformer's tensor name for the range of `site`.
 pub fn ft_key(site: Site) -> String {
     let attention = |b: BlockId, quantizer: &str| format!("{b}.attn.{quantizer}_input{SUFFIX}");
     match site {
@@ -44,7 +44,7 @@ pub fn ft_key(site: Site) -> String {
     }
 }
 
-/// The site whose range FasterTransformer calls `key`; `None` for other names.
+/// The site whose range has FasterTransformer's tensor name `key`; `None` for other names.
 pub fn ft_site(key: &str) -> Option<Site> {
     let (module, quantizer) = key.strip_suffix(SUFFIX)?.rsplit_once('.')?;
     let block = || format!("{module}.attn.q").parse().ok().and_then(block_of);
@@ -74,18 +74,19 @@ fn block_of(site: Site) -> Option<BlockId> {
     }
 }
 
-/// FasterTransformer's quantizers that have no site.
+/// Whether `key` is a quantizer of FasterTransformer that has no site here.
 fn is_siteless(key: &str) -> bool {
     ["layernorm_input1", "layernorm_input2", "final_input"]
         .iter()
         .any(|q| key.ends_with(&format!("{q}{SUFFIX}")))
 }
 
-/// Reads the ranges (amax) of a checkpoint that FasterTransformer calibrated, by site. Ranges of norms' inputs, which
-/// no site has, are left out; of a weight's per-channel ranges the largest is taken.
+/// Reads the ranges (amax) of a checkpoint that FasterTransformer calibrated, by site. Ranges of the inputs of norms are
+/// skipped, because these have no site. A weight's per-channel ranges are reduced to the largest.
 ///
 /// # Errors
-/// A file that cannot be read or has no ranges; a range of no site of `config`; one that is no positive, finite scalar.
+/// A file that is unreadable or has no ranges; a range that belongs to no site of `config`; a range of an activation
+/// that is not a positive, finite scalar.
 pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site, f32>, ModelError> {
     let file = CheckpointFile::open(path)?;
     let raw = file.tensors()?;
@@ -93,16 +94,13 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
     let mut ranges = BTreeMap::new();
     for (key, tensor) in raw.iter().filter(|(key, _)| key.ends_with(SUFFIX) && !is_siteless(key)) {
         let site = ft_site(key).filter(|site| known.contains(site)).ok_or_else(|| {
-            ModelError::tensor(
-                key,
-                format!("is the range of no site of {}; is it the right --cfg?", config.name),
-            )
+            ModelError::tensor(key, format!("belongs to no site of {}; check --cfg", config.name))
         })?;
         ranges.insert(site, amax(site, key, tensor)?);
     }
     if ranges.is_empty() {
         let problem = format!(
-            "has no calibrated ranges (`*{SUFFIX}`) among its tensors ({}); is it a *_calib.pth of FasterTransformer?",
+            "has no calibrated ranges (`*{SUFFIX}`) among its tensors ({}); pass a *_calib.pth of FasterTransformer",
             names_of(&raw)
         );
         return Err(ModelError::file(path, problem));
@@ -115,12 +113,12 @@ fn amax(site: Site, key: &str, tensor: &RawTensor<'_>) -> Result<f32, ModelError
     if values.len() != 1 && !site.is_weight() || values.is_empty() {
         return Err(ModelError::tensor(
             key,
-            format!("has {} values; an activation's range is one", values.len()),
+            format!("has {} values; an activation has one range", values.len()),
         ));
     }
-    // A NaN must not hide behind a larger value.
-    let worst = values.iter().copied().find(|v| !v.is_finite());
-    let amax = worst.unwrap_or_else(|| values.iter().copied().fold(f32::MIN, f32::max));
+    // `f32::max` ignores NaN, so values that are not finite are searched first.
+    let not_finite = values.iter().copied().find(|v| !v.is_finite());
+    let amax = not_finite.unwrap_or_else(|| values.iter().copied().fold(f32::MIN, f32::max));
     check_range(site, amax)?;
     Ok(amax)
 }

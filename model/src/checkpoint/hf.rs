@@ -10,7 +10,7 @@ use crate::arch::{SwinConfig, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
 use crate::error::ModelError;
 
-/// The model that the folder's files describe; absent fields have the defaults of transformers' `SwinConfig`.
+/// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`.
 pub(super) fn describe(folder: &Path, json: &Json) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
     let transform = transform(folder, config.image_size)?;
@@ -48,16 +48,15 @@ fn refuse_unsupported(json: &Json) -> Result<(), ModelError> {
     if let Some(channels) = json.side("num_channels")?.filter(|&channels| channels != 3) {
         return Err(json.error("num_channels", format!("{channels}: only RGB input (3) is supported")));
     }
-    // transformers uses it in the blocks only; its other norms keep 1e-5.
+    // transformers applies `layer_norm_eps` to the norms of blocks only; the other norms keep 1e-5.
     if let Some(eps) = json.float("layer_norm_eps")?.filter(|&eps| eps != 1e-5) {
-        let problem =
-            format!("{eps} is not supported; only 1e-5, which every other norm of the model has, is");
+        let problem = format!("{eps} is not supported; only 1e-5 is");
         return Err(json.error("layer_norm_eps", problem));
     }
     Ok(())
 }
 
-/// Number of classes: of `id2label`, else `num_labels`, else transformers' default of 2.
+/// Number of classes: the size of `id2label`, else `num_labels`, else transformers' default of 2.
 fn classes(json: &Json) -> Result<usize, ModelError> {
     match json.object("id2label")? {
         Some(labels) => Ok(labels.names().count()),
@@ -65,7 +64,7 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
     }
 }
 
-/// Class names by index from `id2label`; `None` where they are absent or transformers' own `LABEL_0`, ….
+/// Class names by index from `id2label`; `None` if they are absent or transformers' placeholders `LABEL_0`, ….
 pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
     let Some(table) = json.object("id2label")? else { return Ok(None) };
     let mut labels = Vec::new();
@@ -87,7 +86,9 @@ fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
     let json = Json::read(&path)?;
     let crop = json.bool("do_center_crop")?.unwrap_or(false);
     if !json.bool("do_resize")?.unwrap_or(true) {
-        return Err(json.error("do_resize", "false is not supported: images would have any size"));
+        return Err(
+            json.error("do_resize", "false is not supported, because images would keep their own sizes")
+        );
     }
     let rescaled = json.bool("do_rescale")?.unwrap_or(true);
     let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
@@ -110,7 +111,8 @@ fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
     })
 }
 
-/// `size` is a side, `{height, width}` (both sides directly), or `{shortest_edge}` (in proportion, then a crop).
+/// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in
+/// proportion and needs a crop.
 fn resize(json: &Json, side: usize, crop: bool) -> Result<Resize, ModelError> {
     let sides = |field: &str| match json.get(field) {
         Some(Value::Object(_)) => {
@@ -132,8 +134,7 @@ fn resize(json: &Json, side: usize, crop: bool) -> Result<Resize, ModelError> {
     match (in_proportion, crop) {
         (true, true) => Ok(Resize::ShorterSide(resized)),
         (true, false) => {
-            Err(json
-                .error("size", "a shortest_edge without do_center_crop leaves images that are no squares"))
+            Err(json.error("size", "a shortest_edge without do_center_crop gives images that are not square"))
         }
         (false, _) if resized == side => Ok(Resize::Direct),
         (false, _) => Err(json.error("size", "a direct resize followed by a crop is not supported")),

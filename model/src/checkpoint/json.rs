@@ -1,4 +1,4 @@
-//! Fields of a directory's JSON files, with errors that name the file and the field.
+//! Typed access to a JSON file's fields, with errors that name the file and the field.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use crate::batch::Filter;
 use crate::error::ModelError;
 
-/// Largest JSON file accepted, in bytes (22k class names are about 2 MB).
+/// Largest JSON file accepted, in bytes; ample for the class names of ImageNet-22k.
 const MAX_JSON: u64 = 64 << 20;
 
-/// A JSON object of a file.
+/// A JSON object and the file that holds it.
 #[derive(Clone, Debug)]
 pub(super) struct Json {
     path: PathBuf,
@@ -24,7 +24,7 @@ impl Json {
         if size > MAX_JSON {
             return Err(ModelError::file(
                 path,
-                format!("has {size} bytes, too many for a description of a model"),
+                format!("has {size} bytes, too many for a model's description"),
             ));
         }
         let text = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
@@ -40,7 +40,7 @@ impl Json {
         ModelError::file(&self.path, format!("field {field}: {problem}"))
     }
 
-    /// A field; one that is `null` counts as absent.
+    /// The value of a field; `null` counts as absent.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
@@ -78,12 +78,12 @@ impl Json {
     }
 
     pub(super) fn text(&self, field: &str) -> Result<Option<String>, ModelError> {
-        self.typed(field, "a text", |value| value.as_str().map(str::to_owned))
+        self.typed(field, "a string", |value| value.as_str().map(str::to_owned))
     }
 
-    /// A whole number, or a list of equal ones (a square's sides).
+    /// The side of a square: a whole number, or a list of equal whole numbers.
     pub(super) fn side(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        self.typed(field, "a whole number, or equal ones", |value| match value {
+        self.typed(field, "a whole number or a list of equal ones", |value| match value {
             Value::Array(sides) => {
                 let first = sides.first().and_then(as_size)?;
                 sides.iter().all(|side| as_size(side) == Some(first)).then_some(first)
@@ -100,7 +100,7 @@ impl Json {
         let read = |value: &Value| {
             value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
         };
-        self.typed(field, "a list of texts", read)
+        self.typed(field, "a list of strings", read)
     }
 
     /// Three finite numbers.
@@ -112,7 +112,7 @@ impl Json {
         })
     }
 
-    /// Three positive deviations.
+    /// Three positive standard deviations.
     pub(super) fn deviations(&self, field: &str) -> Result<Option<[f32; 3]>, ModelError> {
         match self.rgb(field)? {
             Some(values) if values.iter().any(|v| *v <= 0.0) => Err(self.error(field, "is not positive")),
@@ -120,7 +120,7 @@ impl Json {
         }
     }
 
-    /// A resampling filter, by its name or by Pillow's number.
+    /// A resampling filter, given by name or by Pillow's number.
     pub(super) fn filter(&self, field: &str) -> Result<Option<Filter>, ModelError> {
         self.typed(field, "a supported filter (bicubic or bilinear)", |value| match value {
             Value::Number(number) => match number.as_u64()? {

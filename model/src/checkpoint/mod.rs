@@ -1,6 +1,6 @@
-//! Float checkpoints: files and directories in any of the dialects that trained Swins come in.
+//! Reading float checkpoints: files and directories in every dialect in which trained Swins are published.
 //!
-//! Nothing in a checkpoint is executed: pickles are read as plain data.
+//! Pickles are read as plain data; nothing in a checkpoint is executed.
 
 mod dialect;
 mod directory;
@@ -32,19 +32,19 @@ use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use file::CheckpointFile;
 
-/// The dialect of this program's own float checkpoints, as [`Source::dialect`] has it.
+/// [`Source::dialect`] of float checkpoints that this program wrote.
 const OWN: &str = "swinq";
 
 /// How to read a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Architecture and transform; needed for a bare file, and instead of a directory's own where given.
+    /// Architecture and transform. Required for a bare file; replaces a directory's own description.
     pub cfg: Option<LoadedConfig>,
-    /// Naming convention, instead of detecting it.
+    /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
 }
 
-/// What a directory says of its model.
+/// What the files of a directory say about its model.
 #[derive(Clone, Debug, PartialEq)]
 struct Description {
     config: SwinConfig,
@@ -54,20 +54,22 @@ struct Description {
 
 /// Loads a float Swin V1.
 ///
-/// `path` is a file of `torch.save` (either format; a state dictionary under `model`, `state_dict` or
-/// `model_state_dict`, looked for in this order, or at the top level; a common prefix `module.` is taken off), a
-/// safetensors file, or a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
-/// `pytorch_model.bin`, and for transformers `preprocessor_config.json`. Parameters may be f32, f16, bf16 or f64
-/// (rounded to f32) and come out as f32 under Microsoft's names.
+/// `path` is one of:
+/// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
+///   `model_state_dict`, in this order, then at the top level. A prefix `module.` of every name is removed.
+/// - a safetensors file.
+/// - a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
+///   `pytorch_model.bin`; transformers also needs `preprocessor_config.json`.
+/// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
-/// A float model that this program wrote (a training's `float.safetensors`) needs no `options`.
+/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under Microsoft's names.
 ///
-/// The dialect is detected from the tensor names. It decides the window policy, also where `options.cfg` gives the
-/// shape. `options.cfg` decides the transform, else the directory does.
+/// The dialect decides the window policy, even if `options.cfg` gives the architecture. The transform comes from
+/// `options.cfg` if given, else from the directory.
 ///
 /// # Errors
-/// A file that is damaged, of another kind, or tries to execute something; a bare file without `options.cfg`; tensors
-/// that are missing, unexpected, of another shape, or not finite; a Swin V2; an architecture that cannot be.
+/// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
+/// are missing, unexpected, of another shape, or not finite; a Swin V2; an impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
     let (weights, described) = if path.is_dir() {
         (directory::weights(path)?, Some(directory::describe(path, options.cfg.as_ref())?))
@@ -75,7 +77,7 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
         (path.to_owned(), None)
     };
     if is_quantized_file(&weights) {
-        return own(&weights);
+        return load_own(&weights);
     }
     let file = CheckpointFile::open(&weights)?;
     let raw = file.tensors()?;
@@ -85,8 +87,8 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
         .dialect
         .or_else(|| Dialect::detect(keys()))
         .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
-    let description = described.map_or_else(|| bare(&weights, options, dialect), Ok)?;
-    let config = configured(description.config, dialect)?;
+    let description = described.map_or_else(|| describe_bare_file(&weights, options, dialect), Ok)?;
+    let config = apply_dialect(description.config, dialect)?;
     let tensors = names::to_microsoft(dialect, &raw)?;
     check_tables(&config, &tensors)?;
     check_parameters(&config, &tensors)?;
@@ -94,58 +96,62 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
     Ok(FloatModel { config, transform: description.transform, labels: description.labels, tensors, source })
 }
 
-/// A float model in this program's own format, which describes itself.
-fn own(path: &Path) -> Result<FloatModel, ModelError> {
+/// Loads a float model in this program's own format, which holds its own description.
+fn load_own(path: &Path) -> Result<FloatModel, ModelError> {
     let file = CheckpointFile::open(path)?;
     let model = QuantizedModel::from_bytes(path, file.bytes())?.into_float().ok_or_else(|| {
-        let problem = "is a quantized checkpoint, but a float one is needed here: the one it was made of (`swinq inspect` \
-                       names it)";
+        let problem = "is a quantized checkpoint, but a float one is needed; use the float checkpoint it was made from \
+                       (`swinq inspect` names it)";
         ModelError::file(path, problem)
     })?;
-    // What is made of it is made of this file, not of the one that its training began with.
+    // A model derived from this file names this file as its source, not the checkpoint its training started from.
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
     Ok(FloatModel { source, ..model })
 }
 
-/// A file without a description of its own.
-fn bare(path: &Path, options: &LoadOptions, dialect: Dialect) -> Result<Description, ModelError> {
+/// The description of a file that has none of its own: `options.cfg`.
+fn describe_bare_file(
+    path: &Path,
+    options: &LoadOptions,
+    dialect: Dialect,
+) -> Result<Description, ModelError> {
     let Some(cfg) = &options.cfg else {
         let mut problem = format!(
             "holds weights in {dialect} names, but no architecture: pass --cfg NAME or --cfg FILE.yaml (names: {}, …)",
             crate::config::shipped_configs().next().unwrap_or_default()
         );
         if path.parent().is_some_and(|folder| folder.join("config.json").is_file()) {
-            problem += "; or name its folder, which has a config.json, instead of the file";
+            problem += "; or pass its folder, which has a config.json, instead of the file";
         }
         return Err(ModelError::file(path, problem));
     };
     Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None })
 }
 
-/// The configuration with the dialect's window policy, checked.
-fn configured(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
+/// Sets the dialect's window policy and checks the configuration.
+fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
     config.window_policy = dialect.window_policy();
     check_sizes(&config)?;
     config.validate()?;
-    // timm shifts the grid cyclically before it pads it, so the windows of a shifted block differ from those of a
-    // grid padded first, as `Stage::partition` and transformers have them.
+    // `Stage::partition` and transformers pad the grid before the cyclic shift. timm shifts before it pads, so its
+    // shifted windows hold other tokens.
     let shifted_padding = |s: &crate::arch::Stage| s.shift > 0 && s.depth > 1 && s.padded != s.grid;
     if let Some(stage) = config.stages().iter().find(|s| dialect == Dialect::Timm && shifted_padding(s)) {
         let problem = format!(
             "window {} does not divide the {}x{} tokens of stage {}; timm shifts before it pads, which is not \
-             supported; use an input size that the windows divide",
+             supported; use an input size whose token grids are multiples of the window",
             stage.window, stage.grid, stage.grid, stage.index
         );
         return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", problem));
     }
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
-        let problem = format!("a model in {dialect} names has no such setting; remove it");
+        let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }
     Ok(config)
 }
 
-/// Refuses bias tables of another window than the configuration's: they are not resized.
+/// Refuses bias tables of another window size than the configuration's, because tables are not resized.
 fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
     for (name, shape) in parameters(config) {
         if !name.ends_with(".relative_position_bias_table") {
@@ -158,7 +164,7 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         let window = |rows: usize| rows.isqrt().div_ceil(2);
         let problem = format!(
             "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
-             resized here: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
+             resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
             window(rows),
             config.name,
             config.image_size,

@@ -1,4 +1,4 @@
-//! From a dialect's tensor names to Microsoft's.
+//! Renaming tensors from a dialect's names to Microsoft's.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use super::raw::RawDict;
 use crate::error::ModelError;
 use crate::tensor::{HostTensor, StateDict};
 
-/// What becomes of a tensor.
+/// The parameter that a stored tensor belongs to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// It is this parameter.
+    /// The tensor is this parameter.
     Whole(String),
-    /// It is the query (0), key (1) or value (2) third of this parameter's rows.
+    /// The tensor is one third of this parameter's rows: the query (0), key (1) or value (2).
     Third(String, usize),
-    /// A buffer or a quantizer's range: rebuilt or read elsewhere.
+    /// The tensor is no parameter: buffers are rebuilt, and quantizer ranges are read by `ft`.
     Dropped,
 }
 
-/// Where the tensor `name` goes. A name that the dialect does not know stays as it is, for
-/// [`check_parameters`](crate::params::check_parameters) to report as unexpected.
+/// The target of the tensor `name`. A name that the dialect does not know is kept, so that
+/// [`check_parameters`](crate::params::check_parameters) reports it as unexpected.
 pub(super) fn target(dialect: Dialect, name: &str) -> Target {
     let last = name.rsplit('.').next().unwrap_or(name);
     if matches!(last, "relative_position_index" | "attn_mask") {
@@ -74,8 +74,8 @@ fn torchvision(name: &str) -> Option<String> {
     }
 }
 
-/// Modules of a Hugging Face block, as saved files and as transformers 5 name them, and Microsoft's; a digit is the
-/// third of `attn.qkv`.
+/// Modules of a Hugging Face block and Microsoft's names for them. Saved files and transformers 5 use different names;
+/// both are listed. A digit is the third of `attn.qkv`.
 const HF_BLOCK: [(&str, &str); 14] = [
     ("layernorm_before", "norm1"),
     ("layernorm_after", "norm2"),
@@ -129,17 +129,17 @@ fn hugging_face_block(block: &str, rest: &str) -> Option<Target> {
     })
 }
 
-/// Renames, converts to f32 and puts split parameters together.
+/// Renames the tensors, converts them to f32 and joins the q, k and v thirds.
 ///
 /// # Errors
-/// [`ModelError::Tensor`] for a parameter that is no float tensor, that comes twice, or of which a part is missing.
+/// [`ModelError::Tensor`] for a parameter that is not a float tensor, occurs twice, or lacks a third.
 pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateDict, ModelError> {
     let mut whole = StateDict::new();
     let mut thirds: BTreeMap<String, [Option<HostTensor>; 3]> = BTreeMap::new();
     for (name, tensor) in raw {
         let read = || tensor.to_f32().map_err(|problem| ModelError::tensor(name, problem));
         let twice =
-            || ModelError::tensor(name, "is in the checkpoint twice, under two names of one parameter");
+            || ModelError::tensor(name, "is in the checkpoint twice: two of its names are one parameter");
         match target(dialect, name) {
             Target::Dropped => {}
             Target::Whole(ours) => {
@@ -157,7 +157,10 @@ pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateD
     for (name, parts) in thirds {
         let joined = concatenate(&name, parts)?;
         if whole.insert(name.clone(), joined).is_some() {
-            return Err(ModelError::tensor(name, "is in the checkpoint both whole and split into q, k, v"));
+            return Err(ModelError::tensor(
+                name,
+                "is in the checkpoint twice: once whole and once split into q, k and v",
+            ));
         }
     }
     Ok(whole)
@@ -166,10 +169,7 @@ pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateD
 /// Query, key and value rows, one under the other.
 fn concatenate(name: &str, parts: [Option<HostTensor>; 3]) -> Result<HostTensor, ModelError> {
     let [Some(q), Some(k), Some(v)] = parts else {
-        return Err(ModelError::tensor(
-            name,
-            "one of its query, key and value parts is missing from the checkpoint",
-        ));
+        return Err(ModelError::tensor(name, "lacks its query, key or value part in the checkpoint"));
     };
     if q.shape.is_empty() || q.shape != k.shape || q.shape != v.shape {
         let problem =

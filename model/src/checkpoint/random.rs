@@ -1,4 +1,4 @@
-//! Models with drawn parameters: the shape of a trained one without its values.
+//! Models with random parameters, which stand for trained checkpoints in measurements.
 
 use crate::config::LoadedConfig;
 use crate::draws::Draws;
@@ -6,9 +6,9 @@ use crate::params::parameters;
 use crate::quantized::{FloatModel, Source};
 use crate::tensor::{HostTensor, StateDict};
 
-/// A model of the given shape whose every parameter is drawn from `seed`: weights N(0, 1 / fan-in), norm weights
-/// uniform in 0.7..1.3, biases, bias tables and position embeddings N(0, 0.5^2). The same seed gives the same bits on
-/// every machine. It stands for a checkpoint in measurements; its predictions mean nothing.
+/// A model with random parameters. Weights have the distribution N(0, 1 / fan-in); norm weights are uniform in
+/// 0.7..1.3; biases, bias tables and position embeddings have N(0, 0.5^2). A seed gives the same bits on every machine.
+/// The model stands for a trained checkpoint in measurements; its predictions mean nothing.
 pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let mut tensors = StateDict::new();
     for (index, (name, shape)) in parameters(&loaded.config).into_iter().enumerate() {
@@ -49,8 +49,8 @@ fn uniform(draws: &mut Draws) -> f32 {
     (draws.next() >> 40) as f32 / (1 << 24) as f32
 }
 
-/// Nearly normal, of mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall), exact in f32
-/// and therefore the same on every machine.
+/// Approximately normal with mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall). The sum is
+/// exact in f32, so it is equal on every machine.
 fn normal(draws: &mut Draws) -> f32 {
     let mut sum = 0u64;
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Tensors as a file stores them: a typed, strided window into the file's bytes.
+//! Tensors as a file stores them: typed, strided views of the file's bytes.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(crate) enum DType {
     Bf16,
     F32,
     F64,
-    /// Any other type, by its element size in bytes: only buffers, which are never read, have it.
+    /// Any other type, with its element size in bytes. Only buffers have such types, and buffers are never read.
     Other(usize),
 }
 
@@ -29,26 +29,25 @@ impl DType {
     }
 }
 
-/// A tensor inside a file's bytes. Every index that it can reach is inside `bytes`.
+/// A tensor in a file's bytes. Every index that it can reach lies inside `bytes`.
 #[derive(Clone, Debug)]
 pub(crate) struct RawTensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
-    /// In elements; one per dimension.
+    /// One stride per dimension, in elements.
     strides: Vec<usize>,
-    /// The storage, from the tensor's first element on.
+    /// The storage, starting at the tensor's first element.
     bytes: &'a [u8],
 }
 
-/// Stored tensors by the file's own names.
+/// Stored tensors by their names in the file.
 pub(crate) type RawDict<'a> = BTreeMap<String, RawTensor<'a>>;
 
 impl<'a> RawTensor<'a> {
-    /// A tensor of `shape` that starts `offset` elements into `storage` and steps by `strides` elements.
+    /// A tensor of `shape` that starts at element `offset` of `storage`; `strides` are in elements.
     ///
     /// # Errors
-    /// What is wrong, where an element lies outside the storage or the tensor repeats elements so often that it
-    /// has more of them than the storage.
+    /// An element lies outside the storage, or the tensor has more elements than the storage because it repeats them.
     pub(crate) fn new(
         dtype: DType,
         shape: Vec<usize>,
@@ -78,7 +77,7 @@ impl<'a> RawTensor<'a> {
         Ok(RawTensor { dtype, shape, strides, bytes })
     }
 
-    /// A contiguous, row-major tensor that is all of `bytes`.
+    /// A contiguous, row-major tensor that fills `bytes`.
     pub(crate) fn contiguous(
         dtype: DType,
         shape: Vec<usize>,
@@ -88,7 +87,7 @@ impl<'a> RawTensor<'a> {
         RawTensor::new(dtype, shape, strides, 0, bytes)
     }
 
-    /// A tensor of a type that no parameter has.
+    /// A tensor of a type that no parameter has; it cannot be converted.
     pub(crate) fn unreadable() -> RawTensor<'a> {
         RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], bytes: &[] }
     }
@@ -101,7 +100,7 @@ impl<'a> RawTensor<'a> {
     /// The values in f32, row-major. f64 is rounded to nearest.
     ///
     /// # Errors
-    /// For a type that is no float.
+    /// The type is not a float.
     pub(crate) fn to_f32(&self) -> Result<HostTensor, String> {
         let data = match self.dtype {
             DType::F16 => self.gather(|b| f16::from_le_bytes(b).to_f32()),
@@ -110,7 +109,7 @@ impl<'a> RawTensor<'a> {
             DType::F64 => self.gather(|b| f64::from_le_bytes(b) as f32),
             DType::Other(_) => {
                 return Err(
-                    "holds integers or another type that is no parameter (f16, bf16, f32 or f64)".to_owned()
+                    "has a type that no parameter has; parameters are f16, bf16, f32 or f64".to_owned()
                 );
             }
         };
@@ -130,7 +129,7 @@ impl<'a> RawTensor<'a> {
             data.push(read(stored[at]));
             for dim in (0..index.len()).rev() {
                 index[dim] += 1;
-                // A dimension of size 1 may have any stride; what it adds is taken back below.
+                // A dimension of size 1 may have any stride: the step below takes it back, so overflow is harmless.
                 at = at.wrapping_add(self.strides[dim]);
                 if index[dim] < self.shape[dim] {
                     break;

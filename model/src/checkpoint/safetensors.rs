@@ -1,4 +1,4 @@
-//! safetensors files.
+//! Reading safetensors files.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,7 @@ use super::raw::{DType, RawDict, RawTensor};
 /// Largest header that the format allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Whether the file begins as a safetensors file does: the header's length, then JSON.
+/// Whether the bytes start like a safetensors file: the header's length, then JSON.
 pub(super) fn is_safetensors(bytes: &[u8]) -> bool {
     bytes.first_chunk().is_some_and(|length| u64::from_le_bytes(*length) <= MAX_HEADER)
         && bytes.get(8) == Some(&b'{')
@@ -20,9 +20,9 @@ pub(super) fn is_safetensors(bytes: &[u8]) -> bool {
 /// Every tensor of the file.
 ///
 /// # Errors
-/// A header that is damaged or contradicts the file.
+/// The header is damaged or contradicts the file.
 pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
-    let damaged = |e| format!("is a truncated or damaged safetensors file ({e}); fetch it again");
+    let damaged = |e| format!("is a truncated or damaged safetensors file ({e}); download it again");
     let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
     let mut tensors = RawDict::new();
     for (name, view) in file.iter() {
@@ -43,7 +43,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
 }
 
 /// Whether the file at `path` is a quantized checkpoint: a safetensors file whose `__metadata__` has the key `swinq`.
-/// Only the header is read. A file that cannot be read, or is of another kind, is none.
+/// Only the header is read. A file that is unreadable or of another kind is not a quantized checkpoint.
 pub fn is_quantized_file(path: impl AsRef<Path>) -> bool {
     has_metadata_key(path.as_ref(), "swinq").unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Damaged and hostile files: an error or a clean result, never a panic, with memory bounded by the file's size.
+//! Damaged and hostile files give an error or a valid result, never a panic, in memory bounded by the file's size.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const SAFE: &[u8] = include_bytes!("../../tests/checkpoints/timm/model.safetenso
 type Reader = for<'a> fn(&'a [u8]) -> Result<RawDict<'a>, String>;
 const FILES: [(&[u8], Reader); 3] = [(ZIP, torch::read), (LEGACY, torch::read), (SAFE, safetensors::read)];
 
-/// Reads and converts everything; the values read are at most as many as the file has bytes.
+/// Reads and converts every tensor; there must be at most as many values as the file has bytes.
 fn exercise(bytes: &[u8], read: Reader) -> Result<usize, String> {
     let raw = read(bytes)?;
     let mut values = 0;
@@ -66,7 +66,7 @@ fn headers_that_lie_are_refused() {
 
 #[test]
 fn tensors_that_repeat_one_storage_are_bounded() {
-    // A thousand names for one tensor of 1000 values; the values together are more than the file's bytes.
+    // A thousand names for one tensor of 1000 values: together more values than the file has bytes.
     let mut body = b"\x80\x02}(".to_vec();
     let tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000\
         X\x03\x00\x00\x00cpuM\xe8\x03tQK\x00M\xe8\x03\x85K\x01\x85\x89Nt";
@@ -87,10 +87,10 @@ fn tensors_that_repeat_one_storage_are_bounded() {
     file.extend(1000i64.to_le_bytes());
     file.extend([0; 4000]);
     let message = exercise(&file, torch::read).unwrap_err();
-    assert!(message.contains("more values together than the file has bytes"), "{message}");
+    assert!(message.contains("together have more values than the file has bytes"), "{message}");
 }
 
-/// Length of the three pickles that every file of the older format begins with.
+/// Length of the three pickles at the start of every file of the older format.
 fn legacy_prefix() -> usize {
     (0..3).fold(0, |at, _| at + super::pickle::read(&LEGACY[at..]).unwrap().consumed)
 }
@@ -102,7 +102,7 @@ proptest! {
     fn mutated_files_never_panic(
         file in 0usize..3,
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-        // Most of a file is tensor data; aim at the header, the pickle or the zip directory instead.
+        // Most of a file is tensor data, so most edits go to the header, the pickle or the zip directory.
         window in prop_oneof![Just(0.0..0.15f64), Just(0.85..1.0), Just(0.0..1.0)],
     ) {
         let (bytes, read) = FILES[file];

@@ -1,4 +1,4 @@
-//! Directories of timm: `config.json` with `architecture`, `pretrained_cfg` and `model_args`.
+//! Model directories of timm: `config.json` with `architecture`, `pretrained_cfg` and `model_args`.
 
 use super::Description;
 use super::json::Json;
@@ -6,7 +6,7 @@ use crate::arch::{SwinConfig, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
 use crate::error::ModelError;
 
-/// Arguments of timm's `SwinTransformer` that inference does not depend on.
+/// Arguments of timm's `SwinTransformer` that have no effect on inference.
 const TRAINING_ONLY: [&str; 6] =
     ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "strict_img_size", "weight_init"];
 /// Arguments that [`config`] reads.
@@ -25,7 +25,7 @@ const READ: [&str; 12] = [
     "always_partition",
 ];
 
-/// The model that the file describes: the named architecture changed by `model_args`, with the transform of
+/// The model that the file describes: the named architecture with the changes of `model_args`, and the transform of
 /// `pretrained_cfg`.
 pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
     let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
@@ -44,7 +44,7 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let base = name.split('.').next().unwrap_or_default();
     let Some(official) = SwinConfig::official(base) else {
         let problem = format!(
-            "`{name}` is not supported; swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} are (Swin V1)"
+            "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} (Swin V1)"
         );
         return Err(json.error("architecture", problem));
     };
@@ -55,7 +55,7 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     }
     let side = |field| args.map_or(Ok(None), |args| args.side(field));
     let sizes = |field| args.map_or(Ok(None), |args| args.sizes(field));
-    // Precedence as in timm: an argument, the file's own count, the pretrained configuration.
+    // timm's precedence: an argument, then the file's own count, then the pretrained configuration.
     let classes = match (side("num_classes")?, json.side("num_classes")?) {
         (Some(classes), _) | (None, Some(classes)) => classes,
         (None, None) => cfg.side("num_classes")?.unwrap_or(official.num_classes),
@@ -94,7 +94,7 @@ fn refuse_unsupported(args: &Json) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The side of `input_size`, `[3, side, side]`.
+/// The side in `input_size`, which must be `[3, side, side]`.
 fn input_side(cfg: &Json) -> Result<Option<usize>, ModelError> {
     match cfg.sizes("input_size")?.as_deref() {
         None => Ok(None),
@@ -111,8 +111,8 @@ pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
     }
 }
 
-/// timm's evaluation transform: the shorter side to `floor(size / crop_pct)`, then a center crop; with `crop_mode:
-/// squash` both sides directly. Absent fields have timm's defaults for Swin.
+/// timm's evaluation transform: the shorter side is resized to `floor(size / crop_pct)` and the center is cropped. With
+/// `crop_mode: squash` both sides are resized. Absent fields have timm's defaults for Swin.
 fn transform(cfg: &Json, side: usize) -> Result<Transform, ModelError> {
     if let Some(input) = input_side(cfg)?.filter(|&input| input != side) {
         return Err(cfg.error("input_size", format!("{input} contradicts model_args.img_size {side}")));

@@ -1,4 +1,4 @@
-//! Files of `torch.save`: the zip format (since 1.6) and the one before it.
+//! Reading files of `torch.save`: the zip format (PyTorch 1.6 and later) and the older format.
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -8,14 +8,14 @@ use super::pickle::{self, Id, Object, Pickle, StorageRef};
 use super::raw::{RawDict, RawTensor};
 use crate::params::name_list;
 
-/// Largest pickle accepted; tensors' values are outside it.
+/// Largest pickle accepted, in bytes. The values of tensors are stored outside the pickle.
 const MAX_PICKLE: usize = 64 << 20;
-/// The number that a file of the older format begins with, little-endian.
+/// The magic number of the older format, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// Keys under which a state dictionary is looked for, in this order, before the top level itself.
+/// Keys that may hold the state dictionary, in order of precedence; the top level comes last.
 const WRAPPERS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
 
-/// Whether the file begins as one of the two formats does.
+/// Whether the bytes start like one of the two formats.
 pub(super) fn is_torch(bytes: &[u8]) -> bool {
     is_zip(bytes) || (bytes.first() == Some(&0x80) && bytes.get(1).is_some_and(|v| (2..=5).contains(v)))
 }
@@ -24,8 +24,8 @@ fn is_zip(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK\x03\x04")
 }
 
-/// The tensors of the state dictionary in the file: under `model`, `state_dict` or `model_state_dict`, in this order,
-/// or the top level itself. A prefix `module.` that every name has is taken off.
+/// The tensors of the file's state dictionary, which is searched under the keys of [`WRAPPERS`], then at the top level.
+/// A prefix `module.` of every name is removed.
 ///
 /// # Errors
 /// What is wrong with the file.
@@ -38,7 +38,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
         let tensor = tensor(&pickle, id, &storages).map_err(|problem| format!("`{name}`: {problem}"))?;
         elements = elements.saturating_add(tensor.elements());
         if elements > bytes.len() {
-            return Err("its tensors have more values together than the file has bytes".to_owned());
+            return Err("its tensors together have more values than the file has bytes".to_owned());
         }
         tensors.insert(name.to_owned(), tensor);
     }
@@ -64,7 +64,7 @@ fn tensor<'a>(pickle: &Pickle, id: Id, storages: &Storages<'a>) -> Result<RawTen
 
 fn missing_storage(storage: &StorageRef) -> String {
     format!(
-        "its storage {} of {} elements is not in the file, which is truncated or damaged; fetch it again",
+        "its storage {} of {} elements is not in the file, which is truncated or damaged; download it again",
         storage.key, storage.elements
     )
 }
@@ -109,7 +109,7 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
         entries.keys().filter_map(|path| path.strip_suffix("/data.pkl")).filter(|r| !r.contains('/'));
     let root = match (roots.next(), roots.next()) {
         (Some(root), None) => root,
-        _ => return Err("is a zip archive, but not one of torch.save (it has no data.pkl)".to_owned()),
+        _ => return Err("is a zip archive, but not one of torch.save: it has no data.pkl".to_owned()),
     };
     if entries.contains_key(&format!("{root}/constants.pkl")) {
         return Err(
@@ -128,10 +128,10 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
     Ok((pickle, storages))
 }
 
-/// Name and position of each entry; torch.save never compresses.
+/// Name and byte range of each entry; torch.save never compresses entries.
 fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let damaged =
-        |e: zip::result::ZipError| format!("is a truncated or damaged zip archive ({e}); fetch it again");
+        |e: zip::result::ZipError| format!("is a truncated or damaged zip archive ({e}); download it again");
     let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(damaged)?;
     let mut entries = HashMap::with_capacity(archive.len());
     for index in 0..archive.len() {
@@ -145,8 +145,11 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
             let end = start.checked_add(usize::try_from(entry.size()).ok()?)?;
             (end <= bytes.len()).then_some(start..end)
         });
-        let range =
-            range.ok_or_else(|| format!("its entry {name} reaches beyond the end: the file is truncated"))?;
+        let range = range.ok_or_else(|| {
+            format!(
+                "its entry {name} reaches beyond the end of the file, which is truncated; download it again"
+            )
+        })?;
         if entries.insert(name.clone(), range).is_some() {
             return Err(format!("has two entries named {name}"));
         }
@@ -158,8 +161,8 @@ fn read_pickle(bytes: &[u8]) -> Result<Pickle, String> {
     pickle::read(&bytes[..bytes.len().min(MAX_PICKLE)])
 }
 
-/// The older format: magic number, protocol, system description, object and storage names, a pickle each; then for
-/// each storage its number of elements (i64) and its values.
+/// Reads the older format. It starts with five pickles: magic number, protocol, system description, object, storage
+/// names. Each storage follows with its number of elements (i64) and its values.
 fn read_legacy(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
     let mut rest = bytes;
     let mut next = || -> Result<Pickle, String> {
@@ -173,10 +176,8 @@ fn read_legacy(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
     }
     let protocol = next()?;
     if *protocol.get(protocol.root) != Object::Int(1001) {
-        return Err(
-            "is of an unknown version of torch.save's older format; save it again with a newer torch"
-                .to_owned(),
-        );
+        return Err("has an unknown version of torch.save's older format; save it again with a newer torch"
+            .to_owned());
     }
     let system = next()?;
     let entries = system.entries(system.root).unwrap_or_default();
@@ -208,7 +209,9 @@ fn legacy_storages<'a>(object: &Pickle, keys: &Pickle, mut rest: &'a [u8]) -> Re
         let storage = *known.get(key.as_str()).ok_or("its list names a storage that no tensor has")?;
         let (count, values) = rest.split_first_chunk::<8>().ok_or_else(|| missing_storage(storage))?;
         if usize::try_from(i64::from_le_bytes(*count)) != Ok(storage.elements) {
-            return Err(format!("storage {key} has another size than its tensors say; the file is damaged"));
+            return Err(format!(
+                "storage {key} does not have the size that its tensors state; the file is damaged"
+            ));
         }
         let length = storage.elements.checked_mul(storage.dtype.size());
         let split = length.and_then(|length| values.split_at_checked(length));

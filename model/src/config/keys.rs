@@ -1,9 +1,9 @@
-//! Every key of Microsoft's `config.py` (Swin Transformer repository), dotted.
+//! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path.
 //!
-//! Keys that decide the architecture or the evaluation transform are read by [`super::resolve`]; the others are
-//! known, so that a file made for Microsoft's code is accepted as it is, and have no effect on inference.
+//! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed so that
+//! files written for Microsoft's code are accepted unchanged; they have no effect.
 
-/// The known keys, in the order of Microsoft's file; a section is known through the keys below it.
+/// The known keys, in the order of Microsoft's file. A section is known through the keys in it.
 pub(super) const KEYS: &[&str] = &[
     "BASE",
     "DATA.BATCH_SIZE",
@@ -137,17 +137,17 @@ pub(super) const KEYS: &[&str] = &[
     "FUSED_LAYERNORM",
 ];
 
-/// What a dotted name is.
+/// The meaning of a dotted name.
 pub(super) enum Known {
     /// A key that holds a value.
     Leaf(&'static str),
-    /// A section above keys.
+    /// A section that contains keys.
     Section,
-    /// Neither; the nearest known key.
+    /// An unknown name, with the nearest known key.
     Unknown(&'static str),
 }
 
-/// Looks `name` up.
+/// Looks up the meaning of `name`.
 pub(super) fn look_up(name: &str) -> Known {
     if let Some(key) = KEYS.iter().find(|key| **key == name) {
         return Known::Leaf(key);

@@ -1,4 +1,4 @@
-//! Configurations in Microsoft's YAML keys: files with `BASE` includes, overrides, and the shipped presets.
+//! Configurations in Microsoft's YAML keys: files with `BASE` includes, overrides, and the shipped configurations.
 
 mod keys;
 mod presets;
@@ -14,24 +14,24 @@ use crate::params::parameters;
 use source::Settings;
 use value::Value;
 
-/// Most parameters that a configuration may ask for (Swin-L has 197 million).
+/// Most parameters that a configuration may have; ten times those of Swin-L.
 const MAX_PARAMETERS: u128 = 1 << 31;
 
-/// A configuration with every field resolved, and where it came from.
+/// A configuration with every field resolved, and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedConfig {
-    /// Architecture. Sizes are checked; whether the windows divide every grid is checked once the checkpoint's
-    /// dialect is known ([`crate::load_float`]) or by [`SwinConfig::validate`].
+    /// Architecture. Its sizes are checked. Whether the windows divide every grid is checked when the checkpoint's
+    /// dialect is known ([`crate::load_float`]), or by [`SwinConfig::validate`].
     pub config: SwinConfig,
     /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
     pub transform: Transform,
-    /// DropPath's highest rate in training: `MODEL.DROP_PATH_RATE`.
+    /// Highest rate of DropPath in training: `MODEL.DROP_PATH_RATE`.
     pub drop_path: f64,
-    /// The file or shipped name, for messages and reports.
+    /// The file or the shipped name, for messages and reports.
     pub origin: String,
 }
 
-/// Overrides of configuration keys, in the order given.
+/// Overrides of configuration keys, in order.
 ///
 /// ```
 /// let words = ["MODEL.NUM_CLASSES", "10", "TEST.CROP", "False"].map(str::to_owned);
@@ -42,7 +42,7 @@ pub struct LoadedConfig {
 pub struct ConfigOverrides(Vec<(String, String)>);
 
 impl ConfigOverrides {
-    /// Pairs up the words after `--opts`: `KEY VALUE KEY VALUE …`.
+    /// Parses the words after `--opts`: `KEY VALUE KEY VALUE …`.
     ///
     /// # Errors
     /// [`ModelError::Config`] naming a key without a value.
@@ -54,7 +54,7 @@ impl ConfigOverrides {
         Ok(ConfigOverrides(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()))
     }
 
-    /// The pairs, as [`load_config`] takes them.
+    /// The pairs of key and value, for [`load_config`].
     pub fn pairs(&self) -> &[(String, String)] {
         &self.0
     }
@@ -68,17 +68,17 @@ pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
     swinq_configs::SWIN.iter().map(|(name, _)| *name)
 }
 
-/// Loads a configuration written in Microsoft's keys: its `BASE` files (relative to the file), then the file, then
-/// `opts`. Keys that are not set have the defaults of Microsoft's `config.py`; as there, `DATA.DATASET:
-/// imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
+/// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files (relative to
+/// the file), the file, `opts`. Keys that are not set have the defaults of Microsoft's `config.py`. As in Microsoft's
+/// code, `DATA.DATASET: imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
 ///
-/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`);
-/// for the latter the suffixes of Microsoft's checkpoint names (`_22k`, `_22kto1k`, `_22kto1k_finetune`) are known.
-/// The window policy is Microsoft's; [`crate::load_float`] replaces it by the checkpoint's.
+/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`). A
+/// shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or `_22kto1k_finetune`. The window
+/// policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the checkpoint's dialect.
 ///
 /// # Errors
-/// An unreadable file; an unknown key, with the nearest known one; a value of the wrong kind; `MODEL.TYPE` other
-/// than `swin`; sizes that cannot be.
+/// An unreadable file; an unknown key, with the nearest known one; a value of the wrong type; `MODEL.TYPE` other than
+/// `swin`; impossible sizes.
 pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<LoadedConfig, ModelError> {
     let path = Path::new(name_or_path);
     let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
@@ -149,14 +149,14 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     Ok(config)
 }
 
-/// Checks everything but the windows, which depend on the checkpoint's dialect.
+/// Checks everything except the windows, whose rule depends on the checkpoint's dialect.
 pub(crate) fn check_sizes(config: &SwinConfig) -> Result<(), ModelError> {
     SwinConfig { window_policy: WindowPolicy::Pad, ..config.clone() }.validate()?;
     let count = |(_, shape): &(String, Vec<usize>)| shape.iter().map(|&d| d as u128).product::<u128>();
     let total: u128 = parameters(config).iter().map(count).sum();
     if total > MAX_PARAMETERS {
         let problem =
-            format!("{total} parameters in all are more than this program accepts ({MAX_PARAMETERS})");
+            format!("{total} parameters in total are more than this program accepts ({MAX_PARAMETERS})");
         return Err(ModelError::config("MODEL.SWIN.DEPTHS", problem));
     }
     Ok(())
@@ -167,7 +167,7 @@ fn refuse_other_models(settings: &Settings) -> Result<(), ModelError> {
         None => Ok(()),
         Some((Value::Text(kind), _)) if kind == "swin" => Ok(()),
         Some((value, origin)) => {
-            let problem = format!("{value} (set by {origin}): only Swin V1 (`swin`) is supported now");
+            let problem = format!("{value} (set by {origin}): only Swin V1 (`swin`) is supported");
             Err(ModelError::config("MODEL.TYPE", problem))
         }
     }
@@ -177,7 +177,7 @@ fn is_imagenet_22k(settings: &Settings) -> bool {
     matches!(settings.get("DATA.DATASET"), Some((Value::Text(name), _)) if name == "imagenet22K")
 }
 
-/// The value of `key` read by `read`, or `default` where it is not set.
+/// The value of `key`, converted by `read`; `default` if the key is not set.
 fn field<T>(
     settings: &Settings,
     key: &'static str,

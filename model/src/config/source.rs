@@ -1,4 +1,5 @@
-//! From YAML files and overrides to one assignment per key: `BASE` files first, then the file, then the overrides.
+//! Merges YAML files and overrides into one value per key. Later sources override earlier ones: the `BASE` files, the
+//! file, the overrides.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,12 +11,12 @@ use crate::error::ModelError;
 
 /// Largest configuration file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
-/// Deepest chain of `BASE` files.
+/// Deepest nesting of `BASE` files.
 const MAX_CHAIN: usize = 16;
-/// Most files that one configuration may pull in.
+/// Most files that one configuration may include.
 const MAX_FILES: usize = 64;
 
-/// What was set, and by whom.
+/// The value of every key that is set, and its origin.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     values: BTreeMap<&'static str, (Value, String)>,
@@ -23,7 +24,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The value of a key and who set it.
+    /// The value of a key, and its origin.
     pub(super) fn get(&self, key: &'static str) -> Option<(&Value, &str)> {
         self.values.get(key).map(|(value, origin)| (value, origin.as_str()))
     }
@@ -36,12 +37,12 @@ impl Settings {
     fn read_chained(&mut self, path: &Path, chain: &mut Vec<PathBuf>) -> Result<(), ModelError> {
         let identity = path.canonicalize().map_err(|e| ModelError::io(path, e))?;
         if chain.contains(&identity) {
-            return Err(ModelError::file(path, "includes itself through BASE; remove the circle"));
+            return Err(ModelError::file(path, "includes itself through BASE; remove the cycle"));
         }
         self.files += 1;
         if chain.len() >= MAX_CHAIN || self.files > MAX_FILES {
             let problem = format!(
-                "more than {MAX_CHAIN} levels or {MAX_FILES} files of BASE; flatten the configuration"
+                "includes more than {MAX_CHAIN} levels or {MAX_FILES} files through BASE; flatten the configuration"
             );
             return Err(ModelError::file(path, problem));
         }
@@ -56,11 +57,14 @@ impl Settings {
         self.assign_section("", entries, path)
     }
 
-    /// Reads YAML that has no file; `BASE` may only be empty.
+    /// Reads YAML that is not in a file, so `BASE` must be empty or absent.
     pub(super) fn read_text(&mut self, origin: &Path, text: &str) -> Result<(), ModelError> {
         let entries = parse(origin, text)?;
         if !base_files(origin, &entries)?.is_empty() {
-            return Err(ModelError::file(origin, "BASE needs a file to be relative to"));
+            return Err(ModelError::file(
+                origin,
+                "BASE is relative to a file, but this configuration is not in a file",
+            ));
         }
         self.assign_section("", entries, origin)
     }
@@ -70,19 +74,16 @@ impl Settings {
         for (key, text) in opts {
             match keys::look_up(key) {
                 Known::Leaf("BASE") => {
-                    return Err(ModelError::config(
-                        "BASE",
-                        "is for files, not for an override; pass the file as --cfg",
-                    ));
+                    return Err(ModelError::config("BASE", "cannot be overridden; pass the file as --cfg"));
                 }
                 Known::Leaf(key) => {
                     self.values.insert(key, (Value::from_text(text), "the override".to_owned()));
                 }
                 Known::Section => {
-                    return Err(ModelError::config(key, "is a section; override one of the keys below it"));
+                    return Err(ModelError::config(key, "is a section; override one of its keys"));
                 }
                 Known::Unknown(near) => {
-                    return Err(ModelError::config(key, format!("is no known key; did you mean {near}?")));
+                    return Err(ModelError::config(key, format!("is not a known key; did you mean {near}?")));
                 }
             }
         }
@@ -101,14 +102,14 @@ impl Settings {
                 (Known::Leaf(key), Value::Map(_)) => {
                     return Err(ModelError::file(
                         origin,
-                        format!("{key} holds a section, but it is a single value"),
+                        format!("{key} holds a section, but takes a single value"),
                     ));
                 }
                 (Known::Leaf(key), value) => {
                     self.values.insert(key, (value, origin.display().to_string()));
                 }
                 (Known::Section, Value::Map(entries)) => self.assign_section(&name, entries, origin)?,
-                // A section whose keys are all commented out.
+                // All keys of the section are commented out.
                 (Known::Section, Value::None) => {}
                 (Known::Section, value) => {
                     return Err(ModelError::file(origin, format!("{name} is a section, but holds {value}")));
@@ -133,7 +134,7 @@ fn read_bounded(path: &Path) -> Result<String, ModelError> {
     if read as u64 > MAX_BYTES {
         return Err(ModelError::file(
             path,
-            format!("is larger than {MAX_BYTES} bytes, so it is no configuration"),
+            format!("has more than {MAX_BYTES} bytes, too many for a configuration"),
         ));
     }
     Ok(text)
@@ -152,14 +153,12 @@ fn parse(origin: &Path, text: &str) -> Result<Vec<(String, Value)>, ModelError> 
     match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Map(entries)) => Ok(entries),
         Ok(Value::None) => Ok(Vec::new()),
-        Ok(other) => {
-            Err(ModelError::file(origin, format!("is {other}, not a configuration of KEY: value lines")))
-        }
+        Ok(other) => Err(ModelError::file(origin, format!("holds {other} instead of KEY: value lines"))),
         Err(error) => Err(ModelError::file(origin, format!("is not readable YAML: {error}"))),
     }
 }
 
-/// The non-empty names under `BASE`.
+/// The names under `BASE` that are not empty.
 fn base_files(origin: &Path, entries: &[(String, Value)]) -> Result<Vec<String>, ModelError> {
     let bad =
         || ModelError::file(origin, "BASE must be a list of file names, such as BASE: ['default.yaml']");

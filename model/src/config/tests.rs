@@ -7,7 +7,7 @@ fn opts(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
 }
 
-/// Loads `text` written to a file of its own.
+/// Loads `text` from a temporary file.
 fn load_text(text: &str) -> Result<LoadedConfig, ModelError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("my_swin.yaml");
@@ -97,14 +97,14 @@ fn base_then_file_then_overrides() {
 }
 
 #[test]
-fn circles_and_floods_of_base_end() {
+fn cycles_and_floods_of_base_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let a = folder.path().join("a.yaml");
     fs::write(&a, "BASE: ['b.yaml']").unwrap();
     fs::write(folder.path().join("b.yaml"), "BASE: ['a.yaml']").unwrap();
     let message = load_config(a.to_str().unwrap(), &[]).unwrap_err().to_string();
     assert!(message.contains("a.yaml") && message.contains("BASE"), "{message}");
-    // Each level names the next one many times: 10^7 reads without a limit.
+    // Each level includes the next one ten times, which would be 10^7 reads without the limit.
     for level in 0..8 {
         let next = format!("'l{}.yaml', ", level + 1).repeat(10);
         fs::write(folder.path().join(format!("l{level}.yaml")), format!("BASE: [{next}]")).unwrap();

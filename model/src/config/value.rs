@@ -1,4 +1,4 @@
-//! Values of a configuration, read as leniently as Microsoft's yacs reads them.
+//! Values of a configuration, with the conversions that Microsoft's code (yacs) accepts.
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ pub(super) enum Value {
 const MAX_DEPTH: usize = 8;
 
 impl Value {
-    /// The value of a text as yacs takes it: a Python literal (`None`, `True`, `1e-8`, `[2, 2, 6, 2]`, `(0.9, 0.999)`,
-    /// `'x'`) where it is one, else the text itself.
+    /// The value of a text under yacs's rule: a Python literal (`None`, `True`, `1e-8`, `[2, 2, 6, 2]`, `(0.9, 0.999)`,
+    /// `'x'`) if the text is one, else the text itself.
     pub(super) fn from_text(text: &str) -> Value {
         let mut rest = text.trim();
         match literal(&mut rest, MAX_DEPTH) {
@@ -30,7 +30,7 @@ impl Value {
         }
     }
 
-    /// A string scalar decoded by [`Value::from_text`]; other values as they are.
+    /// A text decoded by [`Value::from_text`]; other values unchanged.
     fn decoded(&self) -> Value {
         match self {
             Value::Text(text) => Value::from_text(text),
@@ -45,7 +45,7 @@ impl Value {
         }
     }
 
-    /// A number without a sign or fraction; `4.0` counts.
+    /// A whole number of at least 0; `4.0` is accepted.
     pub(super) fn as_size(&self) -> Option<usize> {
         match self.decoded() {
             Value::Int(value) => usize::try_from(value).ok(),
@@ -75,7 +75,7 @@ impl Value {
         self.decoded() == Value::None
     }
 
-    /// The text of a scalar that is one.
+    /// The text itself, not decoded.
     pub(super) fn as_text(&self) -> Option<&str> {
         match self {
             Value::Text(text) => Some(text),
@@ -92,13 +92,13 @@ impl fmt::Display for Value {
             Value::Int(value) => write!(f, "{value}"),
             Value::Float(value) => write!(f, "{value}"),
             Value::Text(text) => write!(f, "`{}`", text.chars().take(60).collect::<String>()),
-            Value::List(values) => write!(f, "a list of {}", values.len()),
-            Value::Map(entries) => write!(f, "a section of {}", entries.len()),
+            Value::List(values) => write!(f, "a list of {} values", values.len()),
+            Value::Map(entries) => write!(f, "a section of {} keys", entries.len()),
         }
     }
 }
 
-/// Reads one Python literal from the front of `rest`; `None` where there is none.
+/// Reads one Python literal from the front of `rest`; `None` if there is none.
 fn literal(rest: &mut &str, depth: usize) -> Option<Value> {
     *rest = rest.trim_start();
     match rest.chars().next()? {
@@ -143,7 +143,7 @@ fn word_value(word: &str) -> Option<Value> {
         "False" | "false" => return Some(Value::Bool(false)),
         _ => {}
     }
-    // Rust also reads `inf` and `nan`, which are no Python literals.
+    // Rust's parser also accepts `inf` and `nan`, which are not Python literals.
     if !word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.'))
         || word.contains(['n', 'N'])
     {

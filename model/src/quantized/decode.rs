@@ -1,4 +1,4 @@
-//! Reading a quantized checkpoint: every state that cannot be trusted is refused by name.
+//! Reading a quantized checkpoint. Every inconsistent state is refused, naming the tensor or site.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::recipe::SiteSpec;
 use crate::site::{Site, all_linears};
 use crate::tensor::HostTensor;
 
-/// The model in `bytes`; `path` is the file to blame.
+/// Reads the model in `bytes`; errors name the file `path`.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
     let file = SafeTensors::deserialize(bytes).map_err(|e| {
-        let problem = format!("not a safetensors file, or a damaged or truncated one ({e}); write it again");
+        let problem = format!("not a safetensors file, or a damaged or truncated one ({e}); create it again");
         ModelError::file(path, problem)
     })?;
     let document = read_document(path, bytes)?;
@@ -43,8 +43,9 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelE
 }
 
 fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
-    let damaged =
-        |e: String| ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}"));
+    let damaged = |e: String| {
+        ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}; calibrate again"))
+    };
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(e.to_string()))?;
     let text = metadata.metadata().as_ref().and_then(|map| map.get(METADATA_KEY)).ok_or_else(|| {
         let problem =
@@ -57,7 +58,7 @@ fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
         Some(other) => Err(ModelError::file(
             path,
             format!(
-                "is of format version {other}, but this swinq reads version {FORMAT_VERSION}; use the swinq that \
+                "has format version {other}, but this swinq reads version {FORMAT_VERSION}; use the swinq that \
                  wrote it, or calibrate again"
             ),
         )),
@@ -83,7 +84,7 @@ fn check_transform(document: &Document) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The stored site table has exactly the architecture's sites, each as the recipe says.
+/// Checks that the stored site table has exactly the architecture's sites, with the recipe's settings.
 fn check_site_table(
     path: &Path,
     specs: &BTreeMap<Site, SiteSpec>,
@@ -111,7 +112,7 @@ fn check_site_table(
     Ok(())
 }
 
-/// The file has exactly the tensors that the architecture and the recipe ask for.
+/// Checks that the file has exactly the tensors that the architecture and the recipe need.
 fn check_names(
     path: &Path,
     config: &SwinConfig,
@@ -126,8 +127,8 @@ fn check_names(
     if let Some(name) = scales.iter().find(|name| !stored.contains(name.as_str())) {
         let site = name.strip_suffix(".scale").unwrap_or(name);
         let problem = format!(
-            "is enabled but the file has no tensor `{name}`: the file is only half calibrated; run `swinq calibrate` \
-             again, or disable the site with a rule"
+            "is enabled, but the file has no tensor `{name}`: the file is only half calibrated; run `swinq \
+             calibrate` again, or disable the site with a rule"
         );
         return Err(ModelError::site(site, problem));
     }
@@ -175,8 +176,7 @@ fn read_sites(
         if spec.needs_scale(site) {
             check_amax(site, amax, read_scales(&scale_name(site), &[], file)?[0])?;
         } else if amax.is_some() {
-            let problem =
-                "the stored site table gives it an amax, but it is off or needs none; calibrate again";
+            let problem = "has an amax in the stored site table, but is off or needs none; calibrate again";
             return Err(ModelError::site(site, problem));
         }
         sites.insert(site, SiteState { spec, amax });
@@ -227,7 +227,7 @@ fn read_int8(
     Ok(Int8Weight { shape, codes, scales })
 }
 
-/// Scales: F32, positive, finite, with finite reciprocals.
+/// Reads scales: F32, positive and finite, with finite reciprocals.
 fn read_scales(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<f32>, ModelError> {
     let view = view(name, shape, file)?;
     if view.dtype() != Dtype::F32 {

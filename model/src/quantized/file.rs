@@ -1,7 +1,7 @@
 //! The quantized-checkpoint file, version 1: one safetensors file, specified in `docs/quantized-checkpoint.md`.
 //!
-//! The tensors are authoritative; the JSON under the metadata key `swinq` describes them, and a JSON that contradicts
-//! them is refused.
+//! The tensors are authoritative. The JSON under the metadata key `swinq` describes them; JSON that contradicts them is
+//! refused.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::site::Site;
 
 /// Version of the format that this crate writes and reads.
 pub const FORMAT_VERSION: u64 = 1;
-/// Key of the JSON among the file's metadata.
+/// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
 /// The JSON document of the file.
@@ -70,10 +70,10 @@ pub(super) fn scale_name(name: impl std::fmt::Display) -> String {
 }
 
 impl QuantizedModel {
-    /// Writes the model to `path`, whole or not at all. The bytes depend on the model only.
+    /// Writes the model to `path` atomically. The bytes depend on the model only.
     ///
     /// # Errors
-    /// What [`QuantizedModel::validate`] refuses; a range on a site that uses none; [`ModelError::Io`].
+    /// The errors of [`QuantizedModel::validate`], a range on a site that uses none, and [`ModelError::Io`].
     pub fn save(&self, path: &Path) -> Result<(), ModelError> {
         self.validate()?;
         let bytes = self.to_bytes()?;
@@ -83,14 +83,14 @@ impl QuantizedModel {
     /// Reads a quantized checkpoint. Float tensors may be F32, F16 or BF16.
     ///
     /// # Errors
-    /// [`ModelError::Io`] where the file cannot be read. Otherwise every state that cannot be trusted is refused,
-    /// naming the tensor or site: another kind of file, another format version, missing, unexpected, mis-shaped or
-    /// mis-typed tensors, unusable scales, and metadata that contradicts the tensors or itself.
+    /// [`ModelError::Io`] if the file cannot be read. Other errors name the tensor or site: another kind of file, another
+    /// format version, tensors that are missing, unexpected, or of a wrong shape or type, unusable scales, and metadata
+    /// that contradicts the tensors or itself.
     pub fn load(path: &Path) -> Result<QuantizedModel, ModelError> {
         QuantizedModel::from_bytes(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
     }
 
-    /// As [`QuantizedModel::load`] from the bytes of `path`.
+    /// [`QuantizedModel::load`] on the bytes of the file; errors name `path`.
     pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
         decode::decode(path, bytes)
     }
@@ -115,7 +115,7 @@ impl QuantizedModel {
         }
         let metadata = [(METADATA_KEY.to_owned(), self.document()?)].into();
         safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
-            ModelError::tensor(METADATA_KEY, format!("the model cannot be laid out as safetensors: {e}"))
+            ModelError::tensor(METADATA_KEY, format!("the model cannot be serialized as safetensors: {e}"))
         })
     }
 
@@ -130,21 +130,22 @@ impl QuantizedModel {
             provenance: self.provenance.clone(),
         };
         serde_json::to_string(&document).map_err(|e| {
-            ModelError::config(METADATA_KEY, format!("the description cannot be written as JSON: {e}"))
+            ModelError::config(METADATA_KEY, format!("the description cannot be serialized as JSON: {e}"))
         })
     }
 }
 
-/// The scale to store for `site`: that of an enabled `s8` activation, `None` for every other site.
+/// The scale to store for `site`: `Some` for an enabled `s8` activation, `None` for every other site.
 fn stored_scale(site: Site, state: &SiteState) -> Result<Option<f32>, ModelError> {
     if !state.spec.needs_scale(site) && state.amax.is_some() {
-        let problem = "has a range, but is off or needs none; clear its amax, or enable it with a rule";
+        let problem =
+            "has a range, but it is off or needs none; clear its amax, or enable the site with a rule";
         return Err(ModelError::site(site, problem));
     }
     Ok(state.scale())
 }
 
-/// A tensor on its way into the file.
+/// A tensor as it is written to the file.
 struct Stored {
     dtype: Dtype,
     shape: Vec<usize>,

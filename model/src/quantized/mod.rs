@@ -1,33 +1,26 @@
-//! A Swin with its recipe applied: INT8 weights where the recipe says so, scales of every enabled activation site.
+//! A Swin with its recipe applied: INT8 weights where the recipe enables them, and a scale for every enabled activation.
 //!
-//! This is what the quantized-checkpoint file holds, the only channel from calibration and training to the engine.
-//! A float model is one whose sites are all off ([`QuantizedModel::from_float`]), so that the engine has one input.
+//! This is the content of the quantized-checkpoint file, through which calibration and training hand models to the
+//! engine. A float model is a quantized model whose sites are all off ([`QuantizedModel::from_float`]), so that the
+//! engine has one kind of input.
 
 mod decode;
 pub mod file;
+mod param;
+mod provenance;
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+pub use param::{Int8Weight, Param};
+pub use provenance::{CalibrationRecord, Provenance, Source};
 
 use crate::arch::SwinConfig;
 use crate::batch::Transform;
 use crate::error::ModelError;
-use crate::params::{Parameter, check_parameters};
+use crate::params::check_parameters;
 use crate::recipe::{Recipe, SiteSpec};
 use crate::site::{Linear, Site, all_linears};
-use crate::tensor::{HostTensor, StateDict};
-
-/// Where a float checkpoint came from.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Source {
-    /// The file, as the user named it.
-    pub file: String,
-    /// SHA-256 of its bytes, hexadecimal.
-    pub sha256: String,
-    /// Naming convention of its tensors: `microsoft`, `timm`, `hf`, `torchvision`, `ft`, `swinq`, or `random`.
-    pub dialect: String,
-}
+use crate::tensor::StateDict;
 
 /// A trained float Swin in Microsoft's naming, checked against its configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,121 +29,25 @@ pub struct FloatModel {
     pub config: SwinConfig,
     /// Evaluation preprocessing.
     pub transform: Transform,
-    /// Class names by class index, where known.
+    /// Class names by class index, if known.
     pub labels: Option<Vec<String>>,
     /// Every parameter ([`crate::params::parameters`]).
     pub tensors: StateDict,
-    /// Where it came from.
+    /// Where the model came from.
     pub source: Source,
 }
 
-/// The images a calibration saw.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CalibrationRecord {
-    /// Names of the images, in the order seen.
-    pub images: Vec<String>,
-    /// SHA-256 over the images' decoded and preprocessed pixels in that order, hexadecimal.
-    pub sha256: String,
-    /// Seed of the sample.
-    pub seed: u64,
-    /// Images per batch.
-    pub batch_size: usize,
-}
-
-/// How a quantized model came to be.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Provenance {
-    /// Version of swinq that wrote it.
-    pub tool_version: String,
-    /// The float checkpoint.
-    pub source: Source,
-    /// The calibration; absent where every range came from elsewhere (imported or fixed by the recipe).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub calibration: Option<CalibrationRecord>,
-}
-
-/// An INT8 weight: codes in [-127, 127] (or [-7, 7]), `weight = code * scale`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Int8Weight {
-    /// Sizes, output channels first.
-    pub shape: Vec<usize>,
-    /// Codes, row-major.
-    pub codes: Vec<i8>,
-    /// One scale per output channel, or one in all.
-    pub scales: Vec<f32>,
-}
-
-impl Int8Weight {
-    /// Output channels and the values of each.
-    pub fn matrix(&self) -> (usize, usize) {
-        let rows = self.shape[0];
-        (rows, self.codes.len() / rows)
-    }
-
-    /// Scale of output channel `row`.
-    pub fn scale(&self, row: usize) -> f32 {
-        if self.scales.len() == 1 { self.scales[0] } else { self.scales[row] }
-    }
-
-    /// The float weight that the codes stand for.
-    pub fn dequantize(&self) -> HostTensor {
-        HostTensor::new(self.shape.clone(), self.values().collect())
-    }
-
-    /// What the codes stand for, row-major.
-    fn values(&self) -> impl Iterator<Item = f32> {
-        let (_, columns) = self.matrix();
-        let value = move |(i, &code): (usize, &i8)| f32::from(code) * self.scale(i / columns);
-        self.codes.iter().enumerate().map(value)
-    }
-}
-
-/// A parameter of a quantized model.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Param {
-    /// Left in float.
-    Float(HostTensor),
-    /// Quantized.
-    Int8(Int8Weight),
-}
-
-impl Param {
-    /// The float tensor that the parameter stands for.
-    pub fn to_float(&self) -> HostTensor {
-        match self {
-            Param::Float(tensor) => tensor.clone(),
-            Param::Int8(weight) => weight.dequantize(),
-        }
-    }
-}
-
-impl Parameter for Param {
-    fn shape(&self) -> &[usize] {
-        match self {
-            Param::Float(tensor) => &tensor.shape,
-            Param::Int8(weight) => &weight.shape,
-        }
-    }
-
-    fn not_finite(&self) -> Option<(usize, f32)> {
-        match self {
-            Param::Float(tensor) => tensor.not_finite(),
-            Param::Int8(weight) => weight.values().enumerate().find(|(_, value)| !value.is_finite()),
-        }
-    }
-}
-
-/// What a quantized model knows of one site.
+/// The state of one site in a quantized model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SiteState {
-    /// What the recipe says.
+    /// The recipe's setting.
     pub spec: SiteSpec,
-    /// The range: for an enabled `s8` activation its calibrated or fixed amax; otherwise `None`.
+    /// The range: the calibrated or fixed amax of an enabled `s8` activation, `None` for every other site.
     pub amax: Option<f32>,
 }
 
 impl SiteState {
-    /// The scale `amax / 127`, where the site has a range.
+    /// The scale `amax / 127`, if the site has a range.
     pub fn scale(&self) -> Option<f32> {
         self.amax.map(|amax| amax / 127.0)
     }
@@ -163,23 +60,23 @@ pub struct QuantizedModel {
     pub config: SwinConfig,
     /// Evaluation preprocessing.
     pub transform: Transform,
-    /// Class names by class index, where known.
+    /// Class names by class index, if known.
     pub labels: Option<Vec<String>>,
-    /// The rules, as given.
+    /// The recipe, as given.
     pub recipe: Recipe,
     /// Every site of the model.
     pub sites: BTreeMap<Site, SiteState>,
     /// Every parameter, in Microsoft's naming.
     pub params: BTreeMap<String, Param>,
-    /// How it came to be.
+    /// The origin of the model.
     pub provenance: Provenance,
 }
 
 impl QuantizedModel {
-    /// A float model with every site off.
+    /// Wraps a float model; every site is off.
     ///
     /// # Errors
-    /// A parameter that does not fit the configuration or is not finite.
+    /// [`ModelError::Tensor`] for a parameter that does not fit the configuration or is not finite.
     pub fn from_float(model: &FloatModel) -> Result<QuantizedModel, ModelError> {
         check_parameters(&model.config, &model.tensors)?;
         let recipe = Recipe::float();
@@ -212,15 +109,15 @@ impl QuantizedModel {
     /// The state of `site`.
     ///
     /// # Panics
-    /// For a site that the architecture does not have.
+    /// If the architecture does not have the site.
     pub fn site(&self, site: Site) -> &SiteState {
         self.sites.get(&site).unwrap_or_else(|| panic!("{site} is not a site of {}", self.config.name))
     }
 
-    /// The scale of an enabled `s8` activation site, `None` where the site is off.
+    /// The scale of an enabled `s8` activation site; `None` if the site is off.
     ///
     /// # Errors
-    /// [`ModelError::Site`] for an enabled site without a usable scale.
+    /// [`ModelError::Site`] if an enabled site has no usable range.
     pub fn activation_scale(&self, site: Site) -> Result<Option<f32>, ModelError> {
         let state = self.site(site);
         if !state.spec.enabled {
@@ -229,24 +126,24 @@ impl QuantizedModel {
         let Some(amax) = state.amax else {
             return Err(ModelError::site(
                 site,
-                "is enabled but has no range: the model was never calibrated here; run `swinq calibrate`, or disable \
-                 the site with a rule",
+                "is enabled but has no range: this site was never calibrated; run `swinq calibrate`, or disable the \
+                 site with a rule",
             ));
         };
         check_range(site, amax)?;
         Ok(Some(amax / 127.0))
     }
 
-    /// Whether the product runs in INT8: both its operands' sites are on.
+    /// Whether the linear layer runs in INT8: true if the sites of its input and of its weight are both on.
     pub fn is_int8(&self, linear: Linear) -> bool {
         self.site(Site::Input(linear)).spec.enabled && self.site(Site::Weight(linear)).spec.enabled
     }
 
-    /// Checks everything the engine relies on: every parameter present with its shape and finite values, weights
-    /// stored as their sites say, every scale positive and finite, every enabled activation with a range.
+    /// Checks everything that the engine relies on: every parameter is present, has its shape and is finite; weights are
+    /// stored as the recipe says; every scale is positive and finite; every enabled activation has a range.
     ///
     /// # Errors
-    /// The tensor or site at fault, with the remedy.
+    /// The error names the tensor or site, and the next step.
     pub fn validate(&self) -> Result<(), ModelError> {
         self.config.validate()?;
         for linear in all_linears(&self.config) {
@@ -273,7 +170,7 @@ impl QuantizedModel {
         let name = linear.weight_name();
         let enabled = self.site(Site::Weight(linear)).spec.enabled;
         match (self.params.get(&name), enabled) {
-            (Some(Param::Int8(weight)), true) => check_int8(&name, weight),
+            (Some(Param::Int8(weight)), true) => weight.check(&name),
             (Some(Param::Float(_)), true) => Err(ModelError::tensor(
                 name,
                 "is stored in float, but the recipe quantizes it; calibrate again",
@@ -286,7 +183,7 @@ impl QuantizedModel {
         }
     }
 
-    /// Bytes of the parameters and scales as stored.
+    /// Bytes of the parameters and scales in the file.
     pub fn size_bytes(&self) -> u64 {
         let param = |p: &Param| match p {
             Param::Float(t) => 4 * t.data.len(),
@@ -296,7 +193,7 @@ impl QuantizedModel {
         (self.params.values().map(param).sum::<usize>() + 4 * ranges) as u64
     }
 
-    /// Share of the multiply-accumulates of weighted products that run in INT8, in 0..=1.
+    /// Fraction of the linear layers' multiply-accumulates that run in INT8, in 0..=1.
     pub fn int8_share(&self) -> f64 {
         let (mut int8, mut all) = (0.0, 0.0);
         for linear in all_linears(&self.config) {
@@ -330,7 +227,7 @@ fn linear_macs(config: &SwinConfig, linear: Linear) -> f64 {
     macs as f64
 }
 
-/// Checks that `amax` can be a range: positive, finite, with a finite `1 / (amax / 127)`.
+/// Checks that `amax` is usable as a range: positive and finite, with a finite `1 / (amax / 127)`.
 ///
 /// # Errors
 /// [`ModelError::Site`] with the value.
@@ -344,21 +241,4 @@ pub fn check_range(site: Site, amax: f32) -> Result<(), ModelError> {
          that reach this site, or disable it with a rule"
     );
     Err(ModelError::site(site, problem))
-}
-
-fn check_int8(name: &str, weight: &Int8Weight) -> Result<(), ModelError> {
-    let (rows, _) = weight.matrix();
-    if weight.scales.len() != 1 && weight.scales.len() != rows {
-        let problem = format!("{} scales for {rows} output channels", weight.scales.len());
-        return Err(ModelError::tensor(name, problem));
-    }
-    if let Some(row) = weight.scales.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-        let problem =
-            format!("scale {} of output channel {row} is not a positive number", weight.scales[row]);
-        return Err(ModelError::tensor(name, problem));
-    }
-    if weight.codes.contains(&-128) {
-        return Err(ModelError::tensor(name, "holds the code -128; weights use [-127, 127]"));
-    }
-    Ok(())
 }

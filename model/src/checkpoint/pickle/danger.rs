@@ -1,6 +1,6 @@
-//! Classes and functions that no checkpoint needs and that an attack uses.
+//! Classes and functions that no checkpoint needs and that attacks use.
 
-/// Modules of which any member marks an attack.
+/// Modules whose every member marks an attack.
 const MODULES: &[&str] = &[
     "os",
     "posix",
@@ -56,7 +56,7 @@ const MODULES: &[&str] = &[
     "distutils",
 ];
 
-/// Members of otherwise harmless modules.
+/// Dangerous members of modules that are otherwise harmless.
 const MEMBERS: &[(&str, &[&str])] = &[
     ("builtins", BUILTINS),
     ("__builtin__", BUILTINS),
@@ -94,9 +94,9 @@ const BUILTINS: &[&str] = &[
     "quit",
 ];
 
-/// Whether a pickle that names `module.name` is to be refused as a whole.
+/// Whether a pickle that names `module.name` must be refused.
 pub(super) fn is_dangerous(module: &str, name: &str) -> bool {
-    // `getattr` style names, such as `system` of `os` reached as (`builtins`, `__import__`), may be dotted.
+    // A name may be a dotted path of attributes, so its first part decides.
     let first = module.split('.').next().unwrap_or(module);
     let member = name.split('.').next().unwrap_or(name);
     MODULES.contains(&first)

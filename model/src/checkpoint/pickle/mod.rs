@@ -1,9 +1,11 @@
-//! A reader of pickles that builds plain data and executes nothing.
+//! A reader of Python pickles that builds plain data and executes nothing.
 
 mod danger;
 mod machine;
 mod object;
+mod reader;
 mod rebuild;
+mod stack;
 
 pub(crate) use machine::read;
 pub(crate) use object::{Id, Object, Pickle, StorageRef};

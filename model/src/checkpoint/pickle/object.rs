@@ -1,6 +1,6 @@
-//! What a pickle describes, as plain data: an arena of objects that refer to each other by index.
+//! The content of a pickle as plain data: an arena of objects that refer to each other by index.
 //!
-//! Indices instead of ownership mean that circles and deep nesting cost nothing to build, walk or drop.
+//! Indices replace ownership, so that cycles and deep nesting are harmless to build, walk and drop.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::checkpoint::raw::DType;
 /// Index of an object.
 pub(crate) type Id = u32;
 
-/// A storage that tensors are windows of.
+/// A storage: the buffer that tensors are views of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StorageRef {
-    /// Its name in the file.
+    /// The storage's name in the file.
     pub(crate) key: String,
     /// Element type.
     pub(crate) dtype: DType,
@@ -20,16 +20,16 @@ pub(crate) struct StorageRef {
     pub(crate) elements: usize,
 }
 
-/// A tensor, as described: nothing of it is checked yet.
+/// A tensor as the pickle describes it, not checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorRef {
-    /// The object of its storage.
+    /// The object that is its storage.
     pub(crate) storage: Id,
-    /// First element.
+    /// Index of the first element in the storage.
     pub(crate) offset: usize,
     /// Sizes.
     pub(crate) shape: Vec<usize>,
-    /// Steps, in elements.
+    /// Strides, in elements.
     pub(crate) strides: Vec<usize>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Object {
     Global(Arc<str>),
     Storage(StorageRef),
     Tensor(TensorRef),
-    /// Anything else, by what it is: floats, bytes, and instances of classes that this reader does not know.
+    /// Anything else, with a description: floats, bytes, and instances of classes that this reader does not know.
     Opaque(Arc<str>),
 }
 
@@ -58,9 +58,9 @@ pub(crate) enum Object {
 pub(crate) struct Pickle {
     /// Every object.
     pub(crate) objects: Vec<Object>,
-    /// The one that the pickle is of.
+    /// The object that was pickled.
     pub(crate) root: Id,
-    /// Bytes read, up to and with the STOP opcode.
+    /// Number of bytes read, including the STOP opcode.
     pub(crate) consumed: usize,
 }
 
@@ -70,7 +70,7 @@ impl Pickle {
         &self.objects[id as usize]
     }
 
-    /// The entries of a dictionary with text keys, in order; `None` for any other object. Other keys are left out.
+    /// The entries of a dictionary that have text keys, in order; `None` for any other object.
     pub(crate) fn entries(&self, id: Id) -> Option<Vec<(&str, Id)>> {
         let Object::Dict(items) = self.get(id) else { return None };
         let entry = |&(key, value): &(Id, Id)| match self.get(key) {
@@ -80,7 +80,7 @@ impl Pickle {
         Some(items.iter().filter_map(entry).collect())
     }
 
-    /// What an object is, for messages.
+    /// A description of an object, for messages.
     pub(crate) fn kind(&self, id: Id) -> String {
         match self.get(id) {
             Object::None => "None".to_owned(),

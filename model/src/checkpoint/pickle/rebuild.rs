@@ -1,26 +1,26 @@
-//! The calls of a pickle that are understood: those that rebuild tensors and dictionaries.
+//! The calls in a pickle that this reader understands: those that rebuild tensors and dictionaries.
 
 use std::sync::Arc;
 
 use super::object::{Id, Object, StorageRef, TensorRef};
 use crate::checkpoint::raw::DType;
 
-/// Longest name of a storage, in bytes; torch.save writes decimal numbers.
+/// Longest storage name accepted, in bytes; torch.save writes decimal numbers.
 const MAX_KEY: usize = 64;
 
 /// Result of a call.
 pub(super) enum Called {
-    /// An object that is there already.
+    /// An object that exists already.
     Existing(Id),
-    /// A new one.
+    /// A new object.
     New(Object),
 }
 
-/// What `callee(*arguments)` stands for; an opaque object for anything not known. Nothing is executed.
+/// The object that `callee(*arguments)` describes; an opaque object if the callee is not known. Nothing is executed.
 pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Called, String> {
     let name = name_of(objects, callee);
     let Object::Tuple(items) = &objects[arguments as usize] else {
-        return Err(format!("a call of {name} whose arguments are no tuple"));
+        return Err(format!("a call of {name} whose arguments are not a tuple"));
     };
     let known = match (&*name, items.as_slice()) {
         (
@@ -50,7 +50,7 @@ pub(super) fn name_of(objects: &[Object], id: Id) -> Arc<str> {
 
 fn tensor(objects: &[Object], storage: Id, [offset, shape, strides]: [Id; 3]) -> Result<TensorRef, String> {
     if !matches!(objects[storage as usize], Object::Storage(_)) {
-        return Err("a tensor whose storage is no storage".to_owned());
+        return Err("a tensor whose storage is another object".to_owned());
     }
     Ok(TensorRef {
         storage,
@@ -63,7 +63,7 @@ fn tensor(objects: &[Object], storage: Id, [offset, shape, strides]: [Id; 3]) ->
 fn size(objects: &[Object], id: Id) -> Result<usize, String> {
     match objects[id as usize] {
         Object::Int(value) if value >= 0 => Ok(value as usize),
-        _ => Err("a tensor with a size, stride or offset that is no whole number".to_owned()),
+        _ => Err("a tensor whose size, stride or offset is not a whole number".to_owned()),
     }
 }
 
@@ -72,14 +72,14 @@ fn sizes(objects: &[Object], id: Id) -> Result<Vec<usize>, String> {
         Object::Tuple(items) | Object::List(items) if items.len() <= 16 => {
             items.iter().map(|&item| size(objects, item)).collect()
         }
-        _ => Err("a tensor whose shape is no tuple of up to 16 sizes".to_owned()),
+        _ => Err("a tensor whose shape is not a tuple of up to 16 sizes".to_owned()),
     }
 }
 
-/// The argument of an ordered dictionary: a list of pairs.
+/// The entries of an ordered dictionary, from its argument: a list of pairs.
 fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, String> {
     let Some(pairs) = pairs else { return Ok(Vec::new()) };
-    let bad = || "an ordered dictionary that is not made of pairs".to_owned();
+    let bad = || "an ordered dictionary that does not consist of pairs".to_owned();
     let pair = |&id: &Id| match &objects[id as usize] {
         Object::Tuple(items) | Object::List(items) => match items[..] {
             [key, value] => Ok((key, value)),
@@ -93,9 +93,9 @@ fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, St
     }
 }
 
-/// A persistent id: `('storage', type, key, device, elements[, view])`.
+/// The storage that a persistent id describes: `('storage', type, key, device, elements[, view])`.
 pub(super) fn storage(objects: &[Object], id: Id) -> Result<StorageRef, String> {
-    let bad = || "a persistent id that is no storage of torch.save".to_owned();
+    let bad = || "a persistent id that is not a storage of torch.save".to_owned();
     let Object::Tuple(items) = &objects[id as usize] else { return Err(bad()) };
     let (&[tag, kind, key, _device, elements], view) = items.split_first_chunk::<5>().ok_or_else(bad)?;
     let is_storage = matches!(&objects[tag as usize], Object::Text(tag) if tag == "storage");

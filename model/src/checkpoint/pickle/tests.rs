@@ -18,7 +18,7 @@ fn scalars_and_containers() {
 }
 
 #[test]
-fn circles_cost_nothing() {
+fn cycles_and_deep_nesting_are_harmless() {
     // A list that holds itself, and a chain of nested lists.
     let read_circle = read(&pickle(b"]q\x00h\x00a")).unwrap();
     let Object::List(items) = read_circle.get(read_circle.root) else { panic!() };
