@@ -1,9 +1,9 @@
-//! Times steps of a training on fixed images: forward of teacher and student, backward, AdamW.
+//! Times the iterations of a training on fixed images: forward passes of teacher and student, backward pass, AdamW.
 //!
 //! ```text
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
-//! `random random` for the two checkpoints are random weights of CFG, calibrated on the images. The keys are those of a
+//! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are those of a
 //! job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`: `fused` (the default), or `composed` of candle's
 //! operations. The last line is JSON with the median in milliseconds, for `benches/peers/qat_torch.py --swinq`.
 
@@ -21,11 +21,11 @@ use swinq_qat::job::Job;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
 
-/// Steps before the clock counts, and steps counted.
+/// Number of iterations that are not timed, and of those that are.
 const WARMUP: usize = 3;
-const STEPS: usize = 12;
+const TIMED: usize = 12;
 
-/// The same images again and again.
+/// A source that always returns the same batch.
 struct Fixed(Batch);
 
 impl BatchSource for Fixed {
@@ -69,7 +69,7 @@ fn device(job: &Job) -> Device {
     Device::Cpu
 }
 
-/// Takes the key `ops` from among the job's.
+/// Removes the key `ops` from the overrides and parses it.
 fn passes(overrides: &mut Vec<(String, String)>) -> Passes {
     let ops = overrides.iter().position(|(key, _)| key == "ops").map(|i| overrides.remove(i).1);
     match ops.as_deref() {
@@ -79,7 +79,7 @@ fn passes(overrides: &mut Vec<(String, String)>) -> Passes {
     }
 }
 
-/// The two checkpoints; for the word `random` random weights, calibrated on the images that are trained on.
+/// Loads the two checkpoints. The word `random` gives random weights, calibrated on the training images.
 fn models(calibrated: &str, float: &str, cfg: &str, batch: usize) -> (FloatModel, QuantizedModel) {
     let config = load_config(cfg, &[]).expect("a configuration");
     let float = match float {
@@ -126,11 +126,11 @@ fn main() {
     trainer.set_passes(passes);
     let mut images = Fixed(noise(float.config.image_size, job.batch_size, float.config.num_classes));
     let mut times = Vec::new();
-    for step in 0..WARMUP + STEPS {
+    for iteration in 0..WARMUP + TIMED {
         let clock = Instant::now();
-        let report = trainer.step(&mut images).expect("a step");
-        // The loss and the length of the gradient are on the host, so the device is done.
-        if step >= WARMUP {
+        let report = trainer.iterate(&mut images).expect("an iteration");
+        // The report's loss and gradient norm are on the host, so the device is done.
+        if iteration >= WARMUP {
             times.push(1e3 * clock.elapsed().as_secs_f64());
         }
         assert!(report.loss.total.is_finite());
@@ -138,7 +138,7 @@ fn main() {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     println!(
-        "{} images a step on {} in {:?} ({passes:?}), {:.1} images/s",
+        "{} images per iteration on {} in {:?} ({passes:?}), {:.1} images/s",
         job.batch_size,
         job.device,
         job.precision,

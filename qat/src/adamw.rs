@@ -1,6 +1,7 @@
-//! AdamW, with parameters updated in place.
+//! AdamW; it updates parameters in place.
 //!
-//! Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; the order of operations is PyTorch's.
+//! Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; the order of operations
+//! is PyTorch's.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +14,23 @@ use swinq_float::tape::Passes;
 
 use crate::job::OptimizerKeys;
 
-/// The two moments of a parameter's gradient.
+/// Moving averages of a parameter's gradient.
 #[derive(Clone, Debug)]
 pub struct Moments {
-    /// Mean.
+    /// First moment: the mean.
     pub first: Tensor,
-    /// Mean square.
+    /// Second moment: the mean square.
     pub second: Tensor,
 }
 
-/// How one parameter is updated.
+/// The factors of one parameter's update.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
     /// Learning rate.
     pub lr: f64,
-    /// Decay of the parameter.
+    /// Weight decay.
     pub decay: f64,
-    /// Factor of its gradient (clipping, loss scale).
+    /// Factor of the gradient, from clipping and the loss scale.
     pub gradient: f64,
 }
 
@@ -38,16 +39,16 @@ pub struct Update {
 pub struct AdamW {
     betas: [f64; 2],
     eps: f64,
-    /// Updates made.
-    pub steps: u64,
-    /// By parameter.
+    /// Number of updates so far.
+    pub updates: u64,
+    /// Moments by parameter name.
     pub moments: BTreeMap<String, Moments>,
-    /// Who computes.
+    /// The implementation to use on a GPU.
     pub passes: Passes,
 }
 
 impl AdamW {
-    /// Moments of zeros for `parameters`.
+    /// An optimizer of `parameters` whose moments are zero.
     ///
     /// # Errors
     /// Those of candle.
@@ -56,12 +57,12 @@ impl AdamW {
         for (name, p) in parameters {
             moments.insert(name.clone(), Moments { first: p.zeros_like()?, second: p.zeros_like()? });
         }
-        Ok(AdamW { betas: keys.betas, eps: keys.eps, steps: 0, moments, passes: Passes::Fused })
+        Ok(AdamW { betas: keys.betas, eps: keys.eps, updates: 0, moments, passes: Passes::Fused })
     }
 
-    /// Begins an update of all parameters.
+    /// Starts an update of all parameters; call it once before the calls of [`AdamW::update`].
     pub fn begin(&mut self) {
-        self.steps += 1;
+        self.updates += 1;
     }
 
     /// Updates the parameter called `name`.
@@ -77,7 +78,7 @@ impl AdamW {
     ) -> Result<()> {
         let Some(moments) = self.moments.get(name) else { bail!("no moments of {name}") };
         let correction =
-            self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.steps).unwrap_or(i32::MAX)));
+            self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.updates).unwrap_or(i32::MAX)));
         let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
         match parameter.device() {
             Device::Cpu => rule.on_host(parameter, gradient, moments),
@@ -108,8 +109,8 @@ impl Rule {
         let first = ((&moments.first * b1)? + (&g * (1.0 - b1))?)?;
         let second = ((&moments.second * b2)? + (g.sqr()? * (1.0 - b2))?)?;
         let root = ((&second / self.correction[1])?.sqrt()? + self.eps)?;
-        let step = ((&first / root)? * (self.update.lr / self.correction[0]))?;
-        let next = ((parameter * (1.0 - self.update.lr * self.update.decay))? - step)?;
+        let change = ((&first / root)? * (self.update.lr / self.correction[0]))?;
+        let next = ((parameter * (1.0 - self.update.lr * self.update.decay))? - change)?;
         set(&moments.first, &first)?;
         set(&moments.second, &second)?;
         set(parameter, &next)
@@ -120,14 +121,14 @@ impl Rule {
         let (first, second) =
             (moments.first.flatten_all()?.to_vec1()?, moments.second.flatten_all()?.to_vec1()?);
         let pass = std::sync::Mutex::new((first, second));
-        parameter.inplace_op1(&HostStep { rule: self, gradient: &gradient, moments: &pass })?;
+        parameter.inplace_op1(&HostUpdate { rule: self, gradient: &gradient, moments: &pass })?;
         let (first, second) = pass.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         set(&moments.first, &Tensor::from_vec(first, parameter.shape(), parameter.device())?)?;
         set(&moments.second, &Tensor::from_vec(second, parameter.shape(), parameter.device())?)
     }
 }
 
-/// Overwrites `tensor`, which is not a variable of candle's graph.
+/// Overwrites the values of `tensor`. A tensor outside candle's graph has no method for this.
 pub(crate) fn set(tensor: &Tensor, values: &Tensor) -> Result<()> {
     if tensor.dims().is_empty() {
         bail!("a scalar cannot be set");
@@ -135,13 +136,13 @@ pub(crate) fn set(tensor: &Tensor, values: &Tensor) -> Result<()> {
     tensor.slice_set(&values.contiguous()?, 0, 0)
 }
 
-struct HostStep<'a> {
+struct HostUpdate<'a> {
     rule: &'a Rule,
     gradient: &'a [f32],
     moments: &'a std::sync::Mutex<(Vec<f32>, Vec<f32>)>,
 }
 
-impl InplaceOp1 for HostStep<'_> {
+impl InplaceOp1 for HostUpdate<'_> {
     fn name(&self) -> &'static str {
         "adamw"
     }
@@ -151,20 +152,24 @@ impl InplaceOp1 for HostStep<'_> {
         let Some((start, end)) = layout.contiguous_offsets() else { bail!("a parameter is not contiguous") };
         let mut moments = self.moments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (first, second) = &mut *moments;
-        self.rule.step(&mut values[start..end], self.gradient, first, second);
+        self.rule.update_values(&mut values[start..end], self.gradient, first, second);
         Ok(())
     }
 }
 
-/// The rule's constants in f32, as passes over values take them.
+/// The constants of the rule in f32.
 #[derive(Clone, Copy)]
 struct Constants {
     betas: [f32; 2],
-    /// What the betas leave to the gradient.
+    /// `1 - beta`, the gradient's weight in each moment.
     rest: [f32; 2],
+    /// Factor of the gradient.
     factor: f32,
+    /// Factor of the parameter: 1 without weight decay.
     keep: f32,
+    /// Learning rate with the bias correction of the first moment.
     lr: f32,
+    /// Bias correction of the second moment.
     unbias: f32,
     eps: f32,
 }
@@ -182,7 +187,7 @@ impl Rule {
         }
     }
 
-    fn step(&self, p: &mut [f32], g: &[f32], first: &mut [f32], second: &mut [f32]) {
+    fn update_values(&self, p: &mut [f32], g: &[f32], first: &mut [f32], second: &mut [f32]) {
         let Constants { betas: [b1, b2], rest: [c1, c2], factor, keep, lr, unbias, eps } = self.constants();
         const PART: usize = 1 << 14;
         let moments = first.par_chunks_mut(PART).zip(second.par_chunks_mut(PART));
@@ -197,7 +202,7 @@ impl Rule {
     }
 }
 
-/// The Euclidean length of gradients, in f64, parameters in the order of their names.
+/// The Euclidean norm of all gradients together, summed in f64 in the order given.
 ///
 /// # Errors
 /// Those of candle.
@@ -212,7 +217,7 @@ pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> 
         }
     }
     if !squares.is_empty() {
-        // All at once: each transfer waits for the device.
+        // One transfer for all: each transfer waits for the device.
         let squares = Tensor::stack(&squares, 0)?.to_vec1::<f32>()?;
         sum += squares.into_iter().map(f64::from).sum::<f64>();
     }
@@ -225,7 +230,8 @@ mod tests {
 
     const TORCH: [f32; 3] = [0.6391262, 0.0072189, 1.4805835];
 
-    /// `torch.optim.AdamW(lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.05)`: five steps, gradients `p * i - 1`.
+    /// `torch.optim.AdamW(lr=0.1, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.05)`: five steps, gradients
+    /// `p * i - 1`.
     #[test]
     fn equals_pytorch() {
         let start = [1.0f32, -0.5, 2.0];

@@ -1,21 +1,21 @@
-//! Where a network first went non-finite.
+//! Finds the first tensor of a forward pass that is not finite.
 
 use candle_core::Tensor;
 use swinq_float::FloatError;
 
-/// Looks at tensors in the order of a forward and keeps the first that holds a NaN or an infinity.
+/// Checks tensors in forward order and keeps the first that holds a NaN or an infinity.
 #[derive(Debug, Default)]
 pub struct Audit {
-    /// Its name, and what it holds.
+    /// Description of that tensor: its name, the value and its place.
     pub first: Option<String>,
 }
 
 impl Audit {
-    /// Looks at the tensor called `name`.
+    /// Checks the tensor `name`.
     ///
     /// # Errors
     /// Those of candle.
-    pub fn look(&mut self, name: &str, x: &Tensor) -> Result<(), FloatError> {
+    pub fn check(&mut self, name: &str, x: &Tensor) -> Result<(), FloatError> {
         if self.first.is_none()
             && let Some((index, value)) = not_finite(x)?
         {
@@ -25,7 +25,8 @@ impl Audit {
     }
 }
 
-/// Whether any value of any of `tensors`, which are on one device, may be not finite: their sums are not. One transfer.
+/// Whether one of `tensors` may hold a value that is not finite: whether one of their sums is not finite. The tensors are
+/// on one device, and the check needs one transfer.
 pub fn any_not_finite<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> candle_core::Result<bool> {
     let sums: Vec<Tensor> = tensors.into_iter().map(Tensor::sum_all).collect::<candle_core::Result<_>>()?;
     if sums.is_empty() {
@@ -34,9 +35,9 @@ pub fn any_not_finite<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> cand
     Ok(Tensor::stack(&sums, 0)?.to_vec1::<f32>()?.iter().any(|sum| !sum.is_finite()))
 }
 
-/// The first value that is not finite.
+/// The flat index and the value of the first value that is not finite.
 pub fn not_finite(x: &Tensor) -> candle_core::Result<Option<(usize, f32)>> {
-    // Zero times anything finite is zero, so one number tells whether there is something to look for.
+    // Zero times a finite value is zero, so one sum tells whether the values must be searched.
     if (x * 0.0)?.sum_all()?.to_scalar::<f32>()?.is_finite() {
         return Ok(None);
     }
@@ -57,9 +58,9 @@ mod tests {
         let (index, value) = not_finite(&tensor(&[1.0, 2.0, f32::NAN, f32::INFINITY])).unwrap().unwrap();
         assert!(index == 2 && value.is_nan());
         let mut audit = Audit::default();
-        audit.look("a", &tensor(&[1.0])).unwrap();
-        audit.look("b", &tensor(&[0.0, f32::NEG_INFINITY])).unwrap();
-        audit.look("c", &tensor(&[f32::NAN])).unwrap();
+        audit.check("a", &tensor(&[1.0])).unwrap();
+        audit.check("b", &tensor(&[0.0, f32::NEG_INFINITY])).unwrap();
+        audit.check("c", &tensor(&[f32::NAN])).unwrap();
         assert_eq!(audit.first.unwrap(), "b has -inf at flat index 1 of [2]");
     }
 }

@@ -1,13 +1,13 @@
-//! DropPath: whole branches of some images are left out while training.
+//! DropPath: training leaves out whole branches of random images.
 //!
-//! Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016; in Swin the rate grows linearly from 0 at the first block
-//! to its highest at the last.
+//! Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016. In Swin the rate grows linearly, from 0 at the first
+//! block to its highest value at the last.
 
 use candle_core::{Device, Result, Tensor};
 use swinq_model::{BlockId, Draws, Half, SwinConfig};
 
-/// Which branches are dropped for which images of a batch: a function of the seed and of where the batch stands in the
-/// run, so that nothing need be stored to go on.
+/// The branches to drop for each image of a batch. They depend on the seed and the batch's number in the run alone, so a
+/// checkpoint stores no state for them.
 #[derive(Clone, Debug)]
 pub struct DropPath {
     seed: u64,
@@ -16,22 +16,23 @@ pub struct DropPath {
 }
 
 impl DropPath {
-    /// Rates up to `highest` for every block of `config`. `None` where nothing is ever dropped.
+    /// Rates up to `highest` for the blocks of `config`; `None` if nothing is ever dropped.
     pub fn new(config: &SwinConfig, highest: f64, seed: u64) -> Option<DropPath> {
         let blocks = (0..config.depths.len())
             .flat_map(|stage| (0..config.depths[stage]).map(move |block| BlockId { stage, block }));
         let blocks: Vec<BlockId> = blocks.collect();
-        let step = highest / (blocks.len().max(2) - 1) as f64;
-        let rates = blocks.into_iter().enumerate().map(|(i, block)| (block, step * i as f64)).collect();
+        let increment = highest / (blocks.len().max(2) - 1) as f64;
+        let rates = blocks.into_iter().enumerate().map(|(i, block)| (block, increment * i as f64)).collect();
         (highest > 0.0).then_some(DropPath { seed, batch: 0, rates })
     }
 
-    /// The same for batch number `batch` of the run.
+    /// The same rates for batch number `batch` of the run.
     pub fn at(&self, batch: u64) -> DropPath {
         DropPath { batch, ..self.clone() }
     }
 
-    /// The factor of each image's branch, 0 or the reciprocal of the share kept; `None` for a block that drops nothing.
+    /// Factor of each image's branch, `[images]`: 0, or the reciprocal of the fraction kept. `None` for a block that drops
+    /// nothing.
     ///
     /// # Errors
     /// Those of candle.

@@ -1,4 +1,4 @@
-//! What can go wrong in a training.
+//! The error type of a training.
 
 use std::path::PathBuf;
 
@@ -9,50 +9,50 @@ use swinq_model::{ModelError, Site};
 
 use crate::job::JobError;
 
-/// A training that cannot start or go on.
+/// An error that prevents a training from starting or continuing.
 #[derive(Debug, thiserror::Error)]
 pub enum QatError {
-    /// The job.
+    /// An error of the job.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The records.
+    /// The log could not be read or written.
     #[error(transparent)]
     Log(#[from] crate::log::LogError),
-    /// A model or checkpoint.
+    /// An error of a model or checkpoint.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The float forward failed.
     #[error(transparent)]
     Float(#[from] FloatError),
-    /// The quantization of the result.
+    /// The result could not be quantized.
     #[error(transparent)]
     Calib(#[from] CalibError),
-    /// Tensor arithmetic: memory, or a device.
-    #[error("tensor arithmetic failed: {0}")]
+    /// A tensor operation failed: out of memory, or a device error.
+    #[error("tensor operation failed: {0}")]
     Tensor(#[from] candle_core::Error),
-    /// Images.
+    /// The images could not be read.
     #[error("{0}")]
     Data(BoxError),
-    /// Validation.
+    /// The validation failed.
     #[error("validation: {0}")]
     Validation(BoxError),
     /// The teacher does not fit the model.
     #[error("the teacher {teacher} cannot teach this model: {problem}")]
     Teacher {
-        /// Its checkpoint.
+        /// The teacher's checkpoint.
         teacher: String,
         /// What differs.
         problem: String,
     },
-    /// The calibrated checkpoint and the float one are of different networks.
+    /// The calibrated and the float checkpoint belong to different networks.
     #[error("{file}: {problem}")]
     Mismatch {
         /// The file at fault.
         file: String,
-        /// What differs, and the remedy.
+        /// What differs, and what to do.
         problem: String,
     },
-    /// A quantized weight or activation that cannot be trained as the job says.
+    /// A site cannot be trained as the job says.
     #[error("{site}: {problem}")]
     Site {
         /// The site.
@@ -61,11 +61,11 @@ pub enum QatError {
         problem: String,
     },
     /// The loss or a gradient is not finite, or the loss exploded.
-    #[error("step {step}: {problem}; {remedy}")]
+    #[error("iteration {iteration}: {problem}; {remedy}")]
     Diverged {
-        /// The step, counted from 1.
-        step: u64,
-        /// What was seen first, and where.
+        /// The iteration, counted from 1.
+        iteration: u64,
+        /// What was found first, and where.
         problem: String,
         /// What to do.
         remedy: String,
@@ -75,7 +75,7 @@ pub enum QatError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and the remedy.
+        /// What is wrong, and what to do.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! From parameters in training to a checkpoint.
+//! Converts the parameters of a training to a model.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use swinq_model::{HostTensor, QuantizedModel, Site, StateDict, SwinConfig, all_l
 use crate::error::QatError;
 use crate::scales::ScaleTable;
 
-/// The float tensors among `values`, which may hold multiples of steps too.
+/// The network's parameters among `values`, which may also hold ratios of learned scales.
 ///
 /// # Errors
 /// Those of candle.
@@ -23,8 +23,8 @@ pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Res
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }
 
-/// The quantized model that `values` are: weights by their scales, ranges as trained. What `template` says of the recipe,
-/// the images and where the model came from stays.
+/// Quantizes the parameters `values` with their scales and ranges. The recipe, the calibration's record and the
+/// preprocessing come from `template`.
 ///
 /// # Errors
 /// A weight or a range that cannot be quantized.
@@ -63,7 +63,7 @@ pub fn quantized(
     Ok(model)
 }
 
-/// The float model that `values` are.
+/// The float model with the parameters `values`.
 ///
 /// # Errors
 /// Those of candle.

@@ -1,15 +1,15 @@
-//! Parameters that no checkpoint gives: a whole network, or a head for other classes.
+//! Initial parameters: of a whole network, or of a head for other classes.
 
 use swinq_model::config::LoadedConfig;
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Source};
 use swinq_model::{Draws, HostTensor, StateDict};
 
-/// Deviation of Swin's initial weights, which are cut off at two of them.
+/// Standard deviation of Swin's initial weights, which are truncated at two deviations.
 const DEVIATION: f64 = 0.02;
 
-/// An untrained network of the shape `loaded`, initialised as Swin is: weights, bias tables and position embeddings normal
-/// with deviation 0.02, cut off at two deviations; biases 0; norms 1.
+/// An untrained network with Swin's initialisation. Weights, bias tables and position embeddings have a normal
+/// distribution with standard deviation 0.02, truncated at two deviations; biases are 0; norm weights are 1.
 pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let tensors: StateDict = parameters(&loaded.config)
         .into_iter()
@@ -32,7 +32,7 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     }
 }
 
-/// Gives `model` an untrained head of `classes` classes.
+/// Replaces the head of `model` with an untrained one for `classes` classes.
 pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<String>>, seed: u64) {
     model.config.num_classes = classes;
     model.labels = labels;
@@ -49,14 +49,14 @@ fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
         _ => {
             let key: Vec<u64> = [seed].into_iter().chain(name.bytes().map(u64::from)).collect();
             let mut random = Draws::keyed(&key);
-            (0..count).map(|_| (DEVIATION * cut_normal(&mut random)) as f32).collect()
+            (0..count).map(|_| (DEVIATION * truncated_normal(&mut random)) as f32).collect()
         }
     };
     HostTensor::new(shape.to_vec(), data)
 }
 
-/// Normal of variance 1, drawn anew outside of two deviations (Box and Muller).
-fn cut_normal(random: &mut Draws) -> f64 {
+/// A standard normal number (Box and Muller), drawn again until it lies within two deviations.
+fn truncated_normal(random: &mut Draws) -> f64 {
     loop {
         let radius = (-2.0 * libm::log(1.0 - random.unit())).sqrt();
         let value = radius * libm::cos(2.0 * std::f64::consts::PI * random.unit());
@@ -78,7 +78,7 @@ mod tests {
         let mut model = untrained(&loaded, 3);
         let weight = &model.tensors["layers.2.blocks.1.mlp.fc1.weight"].data;
         let variance = weight.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>() / weight.len() as f64;
-        // Cut off at two deviations, the variance is 0.774 of the normal's.
+        // Truncation at two deviations leaves 0.774 of the normal distribution's variance.
         assert!((variance / (0.774 * 4e-4) - 1.0).abs() < 0.02, "{variance}");
         assert!(weight.iter().all(|w| w.abs() <= 0.04));
         assert_eq!(model.tensors["norm.weight"].data, vec![1.0; 768]);

@@ -1,8 +1,8 @@
-//! Quantization-aware training: from a calibrated checkpoint to one as good as the float model.
+//! Quantization-aware training: it recovers the accuracy that a calibrated checkpoint lost to quantization.
 //!
-//! [`Job`] says what is trained and how; [`Trainer`] makes the steps: forward through the network's one description
-//! ([`swinq_float`]) with [`sites::TrainSites`] at its sites, backward over its tape, AdamW. [`run()`] is a whole
-//! training with checkpoints, records and validation. Images and the engine that validates are the caller's.
+//! A [`Job`] states what is trained and how. [`run()`] is a whole training with checkpoints, records and validation. One
+//! iteration is [`Trainer::iterate`]: the float forward ([`swinq_float`]) with [`sites::TrainSites`] at its sites,
+//! the backward pass over its tape, and AdamW. The caller provides the images and the engine for validation.
 
 pub mod adamw;
 mod audit;
@@ -24,4 +24,4 @@ pub mod trainer;
 pub use error::QatError;
 pub use job::Job;
 pub use run::{Hooks, Outcome, Validation, run};
-pub use trainer::{Start, StepReport, Trainer};
+pub use trainer::{IterationReport, Start, Trainer};

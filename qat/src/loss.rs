@@ -1,17 +1,18 @@
 //! The loss on logits, and its gradient.
 //!
-//! `labels * CE + kl * KL`, both means over the images of a step:
+//! `labels * CE + kl * KL`, both averaged over the images of an iteration:
 //!
 //! ```text
 //! CE = -sum t log p          t = (1 - smoothing) onehot(label) + smoothing / classes
-//! KL = T^2 sum q log(q / p)  p, q: softmax of the student's and the teacher's logits over T
+//! KL = T^2 sum q log(q / p)  p, q: softmax of the student's and the teacher's logits divided by T
 //! ```
-//! The divergence and its factor are those of Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
-//! 2015. Logits are few, so this runs on the host in f64, whatever the device.
+//!
+//! The divergence and its factor follow Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015.
+//! There are few logits, so the loss is computed on the host in f64, whatever the device.
 
 use crate::job::LossKeys;
 
-/// The parts of a loss before their weights, the loss, and what the student's logits said.
+/// The loss, its parts before their weights, and the student's accuracy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossParts {
     /// Cross-entropy with the labels.
@@ -20,16 +21,16 @@ pub struct LossParts {
     pub kl: f64,
     /// Difference from the teacher's block outputs.
     pub features: f64,
-    /// The sum of the three times their weights: what is minimised.
+    /// The weighted sum of the three parts, which is minimised.
     pub total: f64,
-    /// Images whose largest logit is the label's;
+    /// Number of images whose largest logit is the label's.
     pub correct: usize,
-    /// Images with labels.
+    /// Number of images with labels.
     pub labelled: usize,
 }
 
 impl LossParts {
-    /// Adds another batch's parts, which are shares of the same step.
+    /// Adds the parts of another batch of the same iteration.
     pub fn add(&mut self, other: &LossParts) {
         self.labels += other.labels;
         self.kl += other.kl;
@@ -39,21 +40,22 @@ impl LossParts {
         self.labelled += other.labelled;
     }
 
-    /// Share of the images classified right, in 0..=1.
+    /// Fraction of the images that are classified correctly, in 0..=1.
     pub fn top1(&self) -> f64 {
         self.correct as f64 / self.labelled.max(1) as f64
     }
 }
 
-/// What a batch's logits are compared with.
+/// The targets of a batch's logits.
 pub struct Targets<'a> {
-    /// A class for each image; may be empty where labels have no weight.
+    /// The class of each image; may be empty if the labels have no weight in the loss.
     pub labels: &'a [u32],
-    /// The teacher's logits `[images, classes]`, where the divergence has a weight.
+    /// The teacher's logits `[images, classes]`, if the divergence has a weight in the loss.
     pub teacher: Option<&'a [f32]>,
 }
 
-/// The loss of `logits` `[images, classes]` and its gradient, both times `share` (the batch's part of the step).
+/// The loss of `logits` `[images, classes]` and its gradient. Both are multiplied by `share`, the batch's fraction of the
+/// iteration.
 pub fn loss(
     keys: &LossKeys,
     logits: &[f32],
@@ -85,13 +87,13 @@ pub fn loss(
     (parts, gradient)
 }
 
-/// Whether no logit is larger; the first of equals counts.
+/// Whether the label's logit is the largest; of equal logits the first counts.
 fn is_largest(logits: &[f32], label: usize) -> bool {
     let best = logits.iter().enumerate().fold(0, |best, (i, x)| if *x > logits[best] { i } else { best });
     best == label
 }
 
-/// Logarithms of the softmax of `logits / temperature`.
+/// `log(softmax(logits / temperature))`.
 fn log_softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     let scaled: Vec<f64> = logits.iter().map(|&x| f64::from(x) / temperature).collect();
     let max = scaled.iter().fold(f64::NEG_INFINITY, |max, &x| max.max(x));

@@ -1,4 +1,4 @@
-//! A whole training: from the first step or a checkpoint to the trained model.
+//! A whole training: from the first iteration, or from a checkpoint, to the trained model.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,51 +8,51 @@ use swinq_model::{BatchSource, QuantizedModel};
 
 use crate::error::QatError;
 use crate::job::{Course, Identity, Job};
-use crate::log::{Log, Record, StepRecord, ValidationRecord};
+use crate::log::{IterationRecord, Log, Record, ValidationRecord};
 use crate::loss::LossParts;
 use crate::snapshot;
-use crate::trainer::{StepReport, Trainer};
+use crate::trainer::{IterationReport, Trainer};
 
-/// What a validation found.
+/// The result of a validation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validation {
-    /// Images.
+    /// Number of images.
     pub images: u64,
-    /// Share classified right, 0 to 1.
+    /// Fraction classified correctly, 0 to 1.
     pub top1: f64,
-    /// Share with the right class among the first five.
+    /// Fraction with the correct class among the five highest scores.
     pub top5: Option<f64>,
-    /// Share on which the teacher's first class is this model's.
+    /// Fraction on which this model and the teacher predict the same class.
     pub agreement: Option<f64>,
-    /// Mean squared difference from the teacher's logits.
+    /// Mean squared difference to the teacher's logits.
     pub logit_mse: Option<f64>,
 }
 
-/// What a training needs of its caller.
+/// The callbacks that a training needs.
 pub trait Hooks {
-    /// Runs the model as it will be used, on the engine: on all validation images at the `end`, else on as many as the
-    /// job says.
+    /// Validates the model on the engine, which is how it will be used: on all validation images at the `end` of the run,
+    /// else on as many as the job says.
     ///
     /// # Errors
-    /// Whatever the engine or the images met.
+    /// An error of the engine or of the images.
     fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError>;
 
-    /// A step is done.
-    fn progress(&mut self, done: u64, report: &StepReport, record: Option<&StepRecord>);
+    /// Called after each iteration; `done` iterations are complete.
+    fn progress(&mut self, done: u64, report: &IterationReport, record: Option<&IterationRecord>);
 
-    /// Something to tell the user: a validation, a checkpoint, a warning.
+    /// Shows a message to the user: a validation, a checkpoint, a warning.
     fn say(&mut self, text: &str);
 
-    /// Whether to stop now, with a checkpoint.
+    /// Whether to write a checkpoint and stop now.
     fn stop(&self) -> bool;
 }
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// All steps are done; the last validation.
+    /// All iterations are done; the result of the last validation.
     Finished(Validation),
-    /// Stopped on request, with this checkpoint.
+    /// Stopped on request; the checkpoint to resume from.
     Stopped(PathBuf),
 }
 
@@ -61,12 +61,12 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `course`, or until the hooks stop it. With `resume` it goes on from the latest checkpoint, if
-/// there is one.
+/// Trains until the end of `course`, or until the hooks stop it. With `resume` the training continues from the latest
+/// checkpoint, if there is one.
 ///
 /// # Errors
-/// Without `resume`: an output folder that has checkpoints. Whatever the steps, the files or the hooks met; the last
-/// checkpoint stays.
+/// An output folder that has checkpoints, without `resume`; an error of an iteration, of a file or of a hook. The latest
+/// checkpoint is kept.
 pub fn run(
     job: &Job,
     identity: &Identity,
@@ -79,19 +79,20 @@ pub fn run(
     let folder = checkpoints(&job.output);
     std::fs::create_dir_all(&folder).map_err(|e| QatError::file(&folder, e.to_string()))?;
     if !resume && snapshot::exists(&folder)? {
-        let problem = "has the checkpoints of a training; go on with --resume, or give another output folder";
+        let problem =
+            "has the checkpoints of a training; continue it with --resume, or choose another output folder";
         return Err(QatError::file(&folder, problem));
     }
     if resume {
-        take_up(&folder, identity, trainer, hooks)?;
+        resume_latest(&folder, identity, trainer, hooks)?;
     }
-    let log = Log::resume(&job.output, job.log.tensorboard, trainer.step_count())?;
+    let log = Log::resume(&job.output, job.log.tensorboard, trainer.iterations_done())?;
     let mut run = Run { job, identity, trainer, course, hooks, log, folder, saved: None };
-    run.saved = (run.trainer.step_count() > 0).then(|| run.trainer.step_count());
-    run.steps(source)
+    run.saved = (run.trainer.iterations_done() > 0).then(|| run.trainer.iterations_done());
+    run.iterations(source)
 }
 
-fn take_up(
+fn resume_latest(
     folder: &Path,
     identity: &Identity,
     trainer: &mut Trainer,
@@ -102,10 +103,10 @@ fn take_up(
         snapshot::resume(folder, identity, &mut state, &mut |text| hooks.say(&format!("warning: {text}")))?;
     match found {
         Some(found) => {
-            hooks.say(&format!("goes on after step {}", found.step));
+            hooks.say(&format!("continues after iteration {}", found.iteration));
             *progress = found;
         }
-        None => hooks.say("no checkpoint to resume; the training begins"),
+        None => hooks.say("no checkpoint to resume; the training starts from the beginning"),
     }
     Ok(())
 }
@@ -118,34 +119,34 @@ struct Run<'a> {
     hooks: &'a mut dyn Hooks,
     log: Log,
     folder: PathBuf,
-    /// The step of the latest checkpoint.
+    /// The iteration of the latest checkpoint.
     saved: Option<u64>,
 }
 
-/// The steps since the last record.
-struct Since {
+/// Time, iterations and losses since the last record.
+struct SinceRecord {
     clock: Instant,
-    steps: u64,
+    iterations: u64,
     loss: LossParts,
 }
 
 impl Run<'_> {
-    fn steps(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
+    fn iterations(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
         let began = Instant::now();
-        let mut since = Since { clock: began, steps: 0, loss: LossParts::default() };
+        let mut since = SinceRecord { clock: began, iterations: 0, loss: LossParts::default() };
         let mut last = None;
-        while self.trainer.step_count() < self.course.steps() {
-            let report = self.step(source)?;
-            let done = self.trainer.step_count();
-            since.steps += 1;
+        while self.trainer.iterations_done() < self.course.iterations() {
+            let report = self.iterate(source)?;
+            let done = self.trainer.iterations_done();
+            since.iterations += 1;
             since.loss.add(&report.loss);
-            let record = (done.is_multiple_of(self.job.log.every) || done == self.course.steps())
+            let record = (done.is_multiple_of(self.job.log.every) || done == self.course.iterations())
                 .then(|| self.record(done, &report, &mut since, began));
             if let Some(record) = &record {
-                self.log.write(&Record::Step(record.clone()))?;
+                self.log.write(&Record::Iteration(record.clone()))?;
             }
             self.hooks.progress(done, &report, record.as_ref());
-            let end = done == self.course.steps();
+            let end = done == self.course.iterations();
             let every = self.job.checkpoint.every;
             if end || (every > 0 && done.is_multiple_of(every)) {
                 self.save()?;
@@ -159,7 +160,7 @@ impl Run<'_> {
                 since.clock += clock.elapsed();
             }
         }
-        // A run that was complete when it was taken up is validated all the same.
+        // A run that was already complete when it was resumed is validated again.
         let validation = match last {
             Some(validation) => validation,
             None => self.validate(true)?,
@@ -167,32 +168,38 @@ impl Run<'_> {
         Ok(Outcome::Finished(validation))
     }
 
-    /// One step; where it diverges, the error names the checkpoint that remains.
-    fn step(&mut self, source: &mut dyn BatchSource) -> Result<StepReport, QatError> {
-        self.trainer.step(source).map_err(|error| match error {
-            QatError::Diverged { step, problem, remedy } => {
+    /// One iteration. If it diverges, the error names the checkpoint that remains.
+    fn iterate(&mut self, source: &mut dyn BatchSource) -> Result<IterationReport, QatError> {
+        self.trainer.iterate(source).map_err(|error| match error {
+            QatError::Diverged { iteration, problem, remedy } => {
                 let kept = match self.saved {
                     Some(saved) => {
-                        format!("the checkpoint after step {saved} is in {}", self.folder.display())
+                        format!("the checkpoint after iteration {saved} is in {}", self.folder.display())
                     }
-                    None => "no checkpoint was written before".to_owned(),
+                    None => "no checkpoint was written before it".to_owned(),
                 };
-                QatError::Diverged { step, problem, remedy: format!("{kept}; {remedy}") }
+                QatError::Diverged { iteration, problem, remedy: format!("{kept}; {remedy}") }
             }
             other => other,
         })
     }
 
-    fn record(&self, done: u64, report: &StepReport, since: &mut Since, began: Instant) -> StepRecord {
+    fn record(
+        &self,
+        done: u64,
+        report: &IterationReport,
+        since: &mut SinceRecord,
+        began: Instant,
+    ) -> IterationRecord {
         let (loss, keys) = (&since.loss, &self.job.loss);
-        let steps = since.steps as f64;
-        let images = since.steps * self.course.images_per_step();
-        let mean = |used: bool, sum: f64| used.then_some(sum / steps);
+        let iterations = since.iterations as f64;
+        let images = since.iterations * self.course.images_per_iteration();
+        let mean = |used: bool, sum: f64| used.then_some(sum / iterations);
         let labelled = loss.labelled > 0;
-        let record = StepRecord {
-            step: done,
+        let record = IterationRecord {
+            iteration: done,
             epoch: self.course.epoch(done),
-            loss: loss.total / steps,
+            loss: loss.total / iterations,
             labels: mean(keys.labels > 0.0, loss.labels),
             kl: mean(keys.kl > 0.0, loss.kl),
             features: mean(keys.features > 0.0, loss.features),
@@ -203,14 +210,14 @@ impl Run<'_> {
             images_per_second: images as f64 / since.clock.elapsed().as_secs_f64(),
             seconds: began.elapsed().as_secs_f64(),
         };
-        *since = Since { clock: Instant::now(), steps: 0, loss: LossParts::default() };
+        *since = SinceRecord { clock: Instant::now(), iterations: 0, loss: LossParts::default() };
         record
     }
 
     fn save(&mut self) -> Result<PathBuf, QatError> {
         let (progress, state) = self.trainer.state();
         let path = snapshot::save(&self.folder, self.identity, progress, &state, self.job.checkpoint.keep)?;
-        self.saved = Some(progress.step);
+        self.saved = Some(progress.iteration);
         Ok(path)
     }
 
@@ -218,10 +225,10 @@ impl Run<'_> {
         let clock = Instant::now();
         let model = self.trainer.model()?;
         let found = self.hooks.validate(&model, end).map_err(QatError::Validation)?;
-        let step = self.trainer.step_count();
+        let iteration = self.trainer.iterations_done();
         let record = ValidationRecord {
-            step,
-            epoch: self.course.epoch(step),
+            iteration,
+            epoch: self.course.epoch(iteration),
             images: found.images,
             top1: found.top1,
             top5: found.top5,
@@ -230,13 +237,14 @@ impl Run<'_> {
             seconds: clock.elapsed().as_secs_f64(),
         };
         self.log.write(&Record::Validation(record))?;
-        self.hooks.say(&describe(step, &found));
+        self.hooks.say(&describe(iteration, &found));
         Ok(found)
     }
 }
 
-fn describe(step: u64, found: &Validation) -> String {
-    let mut text = format!("step {step}: top-1 {:.2} % of {} images", 100.0 * found.top1, found.images);
+fn describe(iteration: u64, found: &Validation) -> String {
+    let mut text =
+        format!("iteration {iteration}: top-1 {:.2} % of {} images", 100.0 * found.top1, found.images);
     if let Some(agreement) = found.agreement {
         text += &format!(", agreement with the teacher {:.2} %", 100.0 * agreement);
     }

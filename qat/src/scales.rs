@@ -1,4 +1,6 @@
-//! The steps of a model in training: which are constants, which follow the weights, which are trained.
+//! The quantization scales of a model in training: fixed, recomputed from the weights, or learned (LSQ).
+//!
+//! Esser et al., "Learned Step Size Quantization", ICLR 2020. A learned scale is trained as a ratio to its initial value.
 
 use std::collections::BTreeMap;
 
@@ -12,34 +14,38 @@ use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec
 use crate::error::QatError;
 use crate::job::Scales;
 
-/// How far a trained step may go from where it began: a factor of this, either way.
+/// A learned scale stays within this factor of its initial value, in both directions.
 pub const LIMIT: f32 = 64.0;
 
-/// What names of multiples among the parameters begin with.
+/// Prefix of the ratios' names among the parameters.
 pub const RATIO: &str = "scale.";
 
-/// The step of an activation.
+/// The scale of an activation.
 #[derive(Debug)]
-struct ActivationStep {
-    /// The range at first.
+struct ActivationScale {
+    /// The initial range.
     amax: f32,
+    /// The trained ratio to the initial scale, `[1]`, if the scale is learned.
     ratio: Option<Tensor>,
+    /// The quantizer of the current scale.
     now: Quantizer,
 }
 
-/// The steps of a weight.
+/// The scales of a weight.
 #[derive(Debug)]
-struct WeightStep {
+struct WeightScale {
     spec: SiteSpec,
-    /// At first, one or one per output channel.
+    /// The initial scales: one, or one per output channel.
     base: Vec<f32>,
+    /// The trained ratios to the initial scales, if the scales are learned.
     ratio: Option<Tensor>,
+    /// The current scales.
     now: Vec<f32>,
 }
 
-impl WeightStep {
-    /// What the scales follow from, on the weight's device: the trained multiples, or the largest magnitudes. `None` where
-    /// the whole weight must be looked at in host memory.
+impl WeightScale {
+    /// The tensor that determines the scales, on the weight's device: the trained ratios, or the largest magnitudes.
+    /// `None` if the scales must be computed from the whole weight in host memory.
     fn source(&self, weight: &Tensor) -> Result<Option<Tensor>, QatError> {
         if let Some(ratio) = &self.ratio {
             return Ok(Some(ratio.clone()));
@@ -50,7 +56,7 @@ impl WeightStep {
         Ok(Some(weight.reshape((self.base.len(), ()))?.abs()?.max(1)?))
     }
 
-    /// From what [`WeightStep::source`] gave.
+    /// The scales that follow from the values of [`WeightScale::source`].
     fn scales(&self, values: Vec<f32>) -> Vec<f32> {
         let largest = f32::from(largest_code(&self.spec));
         let scale = |(value, base): (f32, &f32)| match self.ratio.is_some() {
@@ -62,18 +68,19 @@ impl WeightStep {
     }
 }
 
-/// Every step of a model in training.
+/// Every scale of a model in training.
 #[derive(Debug)]
 pub struct ScaleTable {
-    activations: BTreeMap<Site, ActivationStep>,
-    weights: BTreeMap<Linear, WeightStep>,
+    activations: BTreeMap<Site, ActivationScale>,
+    weights: BTreeMap<Linear, WeightScale>,
 }
 
 impl ScaleTable {
-    /// The steps of `model`, of which `policy` says what happens to each. Weights are those the training starts from.
+    /// The scales of `model`; `policy` says for each site whether its scale is fixed, recomputed or learned. `tensors` are
+    /// the weights at the start of the training.
     ///
     /// # Errors
-    /// A site without a usable range, a weight that cannot be quantized as its site says.
+    /// A site has no usable range, or a weight cannot be quantized as its site says.
     pub fn new(
         model: &QuantizedModel,
         policy: &[(Site, Scales)],
@@ -87,96 +94,98 @@ impl ScaleTable {
             if let Site::Weight(linear) = site {
                 let spec = model.site(site).spec.clone();
                 let base = recomputed(linear, &tensors[&linear.weight_name()], &spec)?;
-                let step = WeightStep { spec, ratio: ratio(base.len())?, now: base.clone(), base };
-                table.weights.insert(linear, step);
+                let scale = WeightScale { spec, ratio: ratio(base.len())?, now: base.clone(), base };
+                table.weights.insert(linear, scale);
             } else {
                 let unusable =
                     || QatError::Site { site, problem: "has no range; calibrate again".to_owned() };
                 let amax = model.site(site).amax.ok_or_else(unusable)?;
                 if learned && model.site(site).spec.amax.is_some() {
-                    let problem = "its range is stated by the recipe; let its scale be fixed".to_owned();
+                    let problem = "its range is fixed by the recipe; set its scale to `fixed`".to_owned();
                     return Err(QatError::Site { site, problem });
                 }
                 let now = Quantizer::new(amax / 127.0).ok_or_else(unusable)?;
-                table.activations.insert(site, ActivationStep { amax, ratio: ratio(1)?, now });
+                table.activations.insert(site, ActivationScale { amax, ratio: ratio(1)?, now });
             }
         }
         Ok(table)
     }
 
-    /// Nothing is quantized.
+    /// An empty table: nothing is quantized.
     pub fn off() -> ScaleTable {
         ScaleTable { activations: BTreeMap::new(), weights: BTreeMap::new() }
     }
 
-    /// The trained multiples, by the names they have among the parameters.
+    /// The ratios of the learned scales, with their names among the parameters.
     pub fn ratios(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        let activations = self.activations.iter().map(|(site, step)| (*site, step.ratio.as_ref()));
-        let weights = self.weights.iter().map(|(linear, step)| (Site::Weight(*linear), step.ratio.as_ref()));
+        let activations = self.activations.iter().map(|(site, scale)| (*site, scale.ratio.as_ref()));
+        let weights =
+            self.weights.iter().map(|(linear, scale)| (Site::Weight(*linear), scale.ratio.as_ref()));
         activations.chain(weights).filter_map(|(site, ratio)| Some((ratio_name(site), ratio?)))
     }
 
-    /// Brings every step up to date with the parameters.
+    /// Recomputes every scale from the parameters.
     ///
     /// # Errors
-    /// A weight that can no longer be quantized, a step that is no number.
+    /// A weight can no longer be quantized, or a scale is no longer a positive, finite number.
     pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>) -> Result<(), QatError> {
-        let ratios = self.activations.values().filter_map(|step| step.ratio.clone()).collect();
-        let mut ratios = at_once(ratios)?.into_iter().map(|ratio| ratio[0]);
-        for (&site, step) in self.activations.iter_mut().filter(|(_, step)| step.ratio.is_some()) {
-            let amax = step.amax * ratios.next().expect("one for each trained step");
+        let ratios = self.activations.values().filter_map(|scale| scale.ratio.clone()).collect();
+        let mut ratios = read_together(ratios)?.into_iter().map(|ratio| ratio[0]);
+        for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
+            let amax = scale.amax * ratios.next().expect("one ratio for each learned scale");
             let problem = || QatError::Site { site, problem: format!("its range became {amax}") };
-            step.now = Quantizer::new(amax / 127.0).ok_or_else(problem)?;
+            scale.now = Quantizer::new(amax / 127.0).ok_or_else(problem)?;
         }
         let mut sources = Vec::new();
-        for (linear, step) in &self.weights {
-            sources.push(step.source(&tensors[&linear.weight_name()])?);
+        for (linear, scale) in &self.weights {
+            sources.push(scale.source(&tensors[&linear.weight_name()])?);
         }
-        let mut values = at_once(sources.iter().flatten().cloned().collect())?.into_iter();
-        for ((&linear, step), source) in self.weights.iter_mut().zip(&sources) {
-            step.now = match source {
-                None => recomputed(linear, &tensors[&linear.weight_name()], &step.spec)?,
-                Some(_) => step.scales(values.next().expect("one for each source")),
+        let mut values = read_together(sources.iter().flatten().cloned().collect())?.into_iter();
+        for ((&linear, scale), source) in self.weights.iter_mut().zip(&sources) {
+            scale.now = match source {
+                None => recomputed(linear, &tensors[&linear.weight_name()], &scale.spec)?,
+                Some(_) => scale.scales(values.next().expect("one vector for each source")),
             };
         }
         Ok(())
     }
 
-    /// The fake quantization of an activation whose gradient sums over `values` values an image; `None` where the site
-    /// is off.
+    /// The fake quantization of an activation; `None` if the site is off. `values` is the number of values per image, for
+    /// LSQ's factor.
     pub fn fake(&self, site: Site, values: usize) -> Option<Fake> {
-        let step = self.activations.get(&site)?;
-        let learned = step.ratio.as_ref().map(|ratio| Learned {
+        let scale = self.activations.get(&site)?;
+        let learned = scale.ratio.as_ref().map(|ratio| Learned {
             ratio: ratio.clone(),
-            base: vec![step.amax / 127.0],
+            base: vec![scale.amax / 127.0],
             gradient_scale: lsq_factor(values, 127.0),
         });
-        Some(Fake { quantizer: step.now, learned })
+        Some(Fake { quantizer: scale.now, learned })
     }
 
-    /// The fake quantization of a weight of `values` values; `None` where the site is off.
+    /// The fake quantization of a weight; `None` if the site is off. `values` is the weight's number of values.
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
-        let step = self.weights.get(&linear)?;
-        let largest = f32::from(largest_code(&step.spec));
-        let learned = step.ratio.as_ref().map(|ratio| Learned {
+        let scale = self.weights.get(&linear)?;
+        let largest = f32::from(largest_code(&scale.spec));
+        let learned = scale.ratio.as_ref().map(|ratio| Learned {
             ratio: ratio.clone(),
-            base: step.base.clone(),
-            gradient_scale: lsq_factor(values / step.base.len(), largest),
+            base: scale.base.clone(),
+            gradient_scale: lsq_factor(values / scale.base.len(), largest),
         });
-        Some(FakeWeight { scales: step.now.clone(), largest, learned })
+        Some(FakeWeight { scales: scale.now.clone(), largest, learned })
     }
 
-    /// The range of an activation under `tensors`, for the checkpoint.
+    /// The range of an activation that follows from the parameters `tensors`, for export.
     ///
     /// # Errors
     /// Those of candle.
     pub fn amax(&self, site: Site, tensors: &BTreeMap<String, Tensor>) -> Result<Option<f32>, QatError> {
-        let Some(step) = self.activations.get(&site) else { return Ok(None) };
-        let ratio = step.ratio.as_ref().map(|_| tensors[&ratio_name(site)].to_vec1::<f32>()).transpose()?;
-        Ok(Some(ratio.map_or(step.amax, |ratio| step.amax * ratio[0])))
+        let Some(scale) = self.activations.get(&site) else { return Ok(None) };
+        let ratio = scale.ratio.as_ref().map(|_| tensors[&ratio_name(site)].to_vec1::<f32>()).transpose()?;
+        Ok(Some(ratio.map_or(scale.amax, |ratio| scale.amax * ratio[0])))
     }
 
-    /// The trained scales of a weight under `tensors`, and its largest code; `None` where they follow the weights.
+    /// The learned scales of a weight that follow from the parameters `tensors`, and the weight's largest code. `None` if
+    /// the scales are recomputed from the weight.
     ///
     /// # Errors
     /// Those of candle.
@@ -185,16 +194,16 @@ impl ScaleTable {
         linear: Linear,
         tensors: &BTreeMap<String, Tensor>,
     ) -> Result<Option<(Vec<f32>, u8)>, QatError> {
-        let Some(step) = self.weights.get(&linear).filter(|step| step.ratio.is_some()) else {
+        let Some(scale) = self.weights.get(&linear).filter(|scale| scale.ratio.is_some()) else {
             return Ok(None);
         };
         let ratio = tensors[&ratio_name(Site::Weight(linear))].to_vec1::<f32>()?;
-        let scales = step.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect();
-        Ok(Some((scales, largest_code(&step.spec))))
+        let scales = scale.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect();
+        Ok(Some((scales, largest_code(&scale.spec))))
     }
 }
 
-/// The sites of a model that have a step.
+/// The sites of a model that have a scale.
 pub fn sites_with_scales(model: &QuantizedModel) -> Vec<Site> {
     let has = |(site, state): (&Site, &SiteState)| {
         (state.spec.enabled && (site.is_weight() || state.spec.needs_scale(*site))).then_some(*site)
@@ -202,25 +211,25 @@ pub fn sites_with_scales(model: &QuantizedModel) -> Vec<Site> {
     model.sites.iter().filter_map(has).collect()
 }
 
-/// What the multiple of a site's step is called among the parameters.
+/// Name of a site's ratio among the parameters.
 fn ratio_name(site: Site) -> String {
     format!("{RATIO}{site}")
 }
 
-/// LSQ's factor: `1 / sqrt(values * largest code)`.
+/// LSQ's factor of a scale's gradient: `1 / sqrt(values * largest code)`.
 fn lsq_factor(values: usize, largest: f32) -> f32 {
     1.0 / (values as f32 * largest).sqrt()
 }
 
-/// The scales that the recipe gives a weight, as [`weight_scales`] has them.
+/// The scales of a weight under the recipe, from its current values ([`weight_scales`]).
 fn recomputed(linear: Linear, weight: &Tensor, spec: &SiteSpec) -> Result<Vec<f32>, QatError> {
     let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
     let named = |source| CalibError::WeightSite { site: Site::Weight(linear), source: Box::new(source) };
     Ok(weight_scales(&host, spec).map_err(named)?)
 }
 
-/// The values of several vectors. Each transfer from a device waits for it, so there is one.
-fn at_once(tensors: Vec<Tensor>) -> Result<Vec<Vec<f32>>, QatError> {
+/// The values of several vectors in one transfer, because each transfer waits for the device.
+fn read_together(tensors: Vec<Tensor>) -> Result<Vec<Vec<f32>>, QatError> {
     if tensors.is_empty() {
         return Ok(Vec::new());
     }

@@ -1,14 +1,14 @@
-//! The learning rates, as a pure function of the step.
+//! The learning rates, as a pure function of the iteration.
 //!
 //! ```text
-//! step < warmup:   lr = warmup_lr + (peak - warmup_lr) * step / warmup
-//! else, cosine:    lr = min_lr + (peak - min_lr) * (1 + cos(pi * (step - warmup) / (steps - warmup))) / 2
+//! i < warmup:      lr = warmup_lr + (peak - warmup_lr) * i / warmup
+//! else, cosine:    lr = min_lr + (peak - min_lr) * (1 + cos(pi * (i - warmup) / (iterations - warmup))) / 2
 //! else, constant:  lr = peak
 //! ```
 //!
-//! Rates are absolute: what the job says is what the optimizer gets, whatever the batch and the number of devices. The
-//! warmup comes first and the cosine has the rest, as in timm's scheduler with `warmup_prefix` and in PyTorch's
-//! `LinearLR` followed by `CosineAnnealingLR`. The last step, `steps - 1`, is one step short of `min_lr`.
+//! Rates are absolute: the optimizer uses the job's rates, whatever the batch size and the number of devices. The cosine
+//! covers the iterations after the warmup, as in timm's scheduler with `warmup_prefix` and in PyTorch's `LinearLR`
+//! followed by `CosineAnnealingLR`. It would reach `min_lr` one iteration after the last.
 
 use std::fmt;
 
@@ -30,91 +30,90 @@ pub enum Group {
 /// use swinq_qat::job::ScheduleKind;
 ///
 /// let kind = ScheduleKind::Cosine;
-/// let schedule = Schedule { steps: 100, warmup_steps: 10, kind, peak: [1e-4, 1e-5], start: 0.5, end: 0.0 };
+/// let schedule = Schedule { iterations: 100, warmup: 10, kind, peak: [1e-4, 1e-5], start: 0.5, end: 0.0 };
 /// assert_eq!(schedule.lr(Group::Weights, 10), 1e-4);
 /// assert_eq!(schedule.lr(Group::Scales, 0), 5e-6);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// Steps of the run.
-    pub steps: u64,
-    /// Steps of the warmup, fewer.
-    pub warmup_steps: u64,
-    /// The course after the warmup.
+    /// Iterations of the run.
+    pub iterations: u64,
+    /// Iterations of the warmup; fewer than those of the run.
+    pub warmup: u64,
+    /// The learning rate's curve after the warmup.
     pub kind: ScheduleKind,
-    /// Highest rates, of weights and of scales.
+    /// Highest learning rates: of weights, then of scales.
     pub peak: [f64; 2],
-    /// Where the warmup begins, as a part of the peak.
+    /// Rate at the start of the warmup, as a fraction of the peak.
     pub start: f64,
-    /// Where the cosine ends, as a part of the peak.
+    /// Rate at the end of the cosine, as a fraction of the peak.
     pub end: f64,
 }
 
 impl Schedule {
-    /// The schedule of a job whose run has this many steps.
+    /// The schedule of a job whose run has `iterations` iterations.
     ///
     /// # Errors
-    /// [`JobError::Key`] where the warmup is as long as the run.
-    pub fn of(job: &Job, steps: u64) -> Result<Schedule, JobError> {
+    /// [`JobError::Key`] if the warmup is not shorter than the run.
+    pub fn of(job: &Job, iterations: u64) -> Result<Schedule, JobError> {
         let keys = &job.schedule;
-        if keys.warmup_steps >= steps {
+        if keys.warmup_steps >= iterations {
             let problem = format!(
-                "is {}, but the run has {steps} steps; give fewer, or a longer run",
+                "is {}, but the run has {iterations} iterations; shorten the warmup or lengthen the run",
                 keys.warmup_steps
             );
             return Err(JobError::key(&job.name, "schedule.warmup_steps", problem));
         }
         let peak = [job.optimizer.lr, job.optimizer.lr_scales];
-        let part = |lr: f64| if peak[0] > 0.0 { lr / peak[0] } else { 0.0 };
-        let (start, end) = (part(keys.warmup_lr), part(keys.min_lr));
-        Ok(Schedule { steps, warmup_steps: keys.warmup_steps, kind: keys.kind, peak, start, end })
+        let fraction = |lr: f64| if peak[0] > 0.0 { lr / peak[0] } else { 0.0 };
+        let (start, end) = (fraction(keys.warmup_lr), fraction(keys.min_lr));
+        Ok(Schedule { iterations, warmup: keys.warmup_steps, kind: keys.kind, peak, start, end })
     }
 
-    /// The learning rate of `group` at `step`, counted from 0.
-    pub fn lr(&self, group: Group, step: u64) -> f64 {
-        self.peak[group as usize] * self.part(step)
+    /// The learning rate of `group` at `iteration`, counted from 0.
+    pub fn lr(&self, group: Group, iteration: u64) -> f64 {
+        self.peak[group as usize] * self.fraction(iteration)
     }
 
-    /// The part of the peak that holds at `step`.
-    fn part(&self, step: u64) -> f64 {
-        if step < self.warmup_steps {
-            return self.start + (1.0 - self.start) * (step as f64 / self.warmup_steps as f64);
+    /// The fraction of the peak at `iteration`.
+    fn fraction(&self, iteration: u64) -> f64 {
+        if iteration < self.warmup {
+            return self.start + (1.0 - self.start) * (iteration as f64 / self.warmup as f64);
         }
         match self.kind {
             ScheduleKind::Constant => 1.0,
             ScheduleKind::Cosine => {
-                let passed =
-                    (step - self.warmup_steps) as f64 / (self.steps - self.warmup_steps).max(1) as f64;
+                let passed = (iteration - self.warmup) as f64 / (self.iterations - self.warmup).max(1) as f64;
                 let height = 0.5 * (1.0 + libm::cos(std::f64::consts::PI * passed.min(1.0)));
                 self.end + (1.0 - self.end) * height
             }
         }
     }
 
-    /// The steps that tell the course: the first, the warmup's end, the quarters and the last.
+    /// The iterations that show the curve: the first, the end of the warmup, the quarters and the last.
     fn landmarks(&self) -> Vec<(&'static str, u64)> {
-        let last = self.steps.saturating_sub(1);
+        let last = self.iterations.saturating_sub(1);
         let mut marks = vec![("first", 0)];
-        if self.warmup_steps > 0 {
-            marks.push(("warmup ends", self.warmup_steps));
+        if self.warmup > 0 {
+            marks.push(("warmup ends", self.warmup));
         }
         let quarters = [("25 %", 1), ("50 %", 2), ("75 %", 3)];
-        marks.extend(
-            quarters.map(|(name, quarter)| (name, self.steps / 4 * quarter + self.steps % 4 * quarter / 4)),
-        );
+        marks.extend(quarters.map(|(name, quarter)| {
+            (name, self.iterations / 4 * quarter + self.iterations % 4 * quarter / 4)
+        }));
         marks.push(("last", last));
-        marks.sort_by_key(|(_, step)| *step);
+        marks.sort_by_key(|(_, iteration)| *iteration);
         marks
     }
 }
 
-/// The effective rates at the steps that tell the course, a line each.
+/// Prints the learning rates at the landmarks, one line each.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<11} {:>10} {:>12} {:>12}", "", "step", "lr", "lr scales")?;
-        for (name, step) in self.landmarks() {
-            let [weights, scales] = [Group::Weights, Group::Scales].map(|group| self.lr(group, step));
-            writeln!(f, "{name:<11} {step:>10} {weights:>12.4e} {scales:>12.4e}")?;
+        writeln!(f, "{:<11} {:>10} {:>12} {:>12}", "", "iteration", "lr", "lr scales")?;
+        for (name, iteration) in self.landmarks() {
+            let [weights, scales] = [Group::Weights, Group::Scales].map(|group| self.lr(group, iteration));
+            writeln!(f, "{name:<11} {iteration:>10} {weights:>12.4e} {scales:>12.4e}")?;
         }
         Ok(())
     }
@@ -124,8 +123,8 @@ impl fmt::Display for Schedule {
 mod tests {
     use super::*;
 
-    fn cosine(steps: u64, warmup_steps: u64, start: f64, end: f64) -> Schedule {
-        Schedule { steps, warmup_steps, kind: ScheduleKind::Cosine, peak: [1e-3, 1e-5], start, end }
+    fn cosine(iterations: u64, warmup: u64, start: f64, end: f64) -> Schedule {
+        Schedule { iterations, warmup, kind: ScheduleKind::Cosine, peak: [1e-3, 1e-5], start, end }
     }
 
     fn near(a: f64, b: f64) -> bool {
@@ -135,9 +134,9 @@ mod tests {
     #[test]
     fn exact_values_at_the_landmarks() {
         let schedule = cosine(110, 10, 0.0, 0.0);
-        for (step, lr) in [(0, 0.0), (5, 5e-4), (10, 1e-3), (60, 5e-4), (110, 0.0)] {
-            assert!(near(schedule.lr(Group::Weights, step), lr), "{step}");
-            assert!(near(schedule.lr(Group::Scales, step), lr / 100.0), "{step}");
+        for (iteration, lr) in [(0, 0.0), (5, 5e-4), (10, 1e-3), (60, 5e-4), (110, 0.0)] {
+            assert!(near(schedule.lr(Group::Weights, iteration), lr), "{iteration}");
+            assert!(near(schedule.lr(Group::Scales, iteration), lr / 100.0), "{iteration}");
         }
         let quarter = 5e-4 * (1.0 + std::f64::consts::FRAC_1_SQRT_2);
         assert!(near(schedule.lr(Group::Weights, 35), quarter));
@@ -145,7 +144,10 @@ mod tests {
         assert!(near(floor.lr(Group::Weights, 0), 1e-3) && near(floor.lr(Group::Weights, 100), 1e-4));
         assert!(near(floor.lr(Group::Weights, 5000), 1e-4));
         let constant = Schedule { kind: ScheduleKind::Constant, ..cosine(100, 4, 0.5, 0.0) };
-        assert_eq!([0, 2, 4, 99].map(|step| constant.lr(Group::Weights, step)), [5e-4, 7.5e-4, 1e-3, 1e-3]);
+        assert_eq!(
+            [0, 2, 4, 99].map(|iteration| constant.lr(Group::Weights, iteration)),
+            [5e-4, 7.5e-4, 1e-3, 1e-3]
+        );
     }
 
     /// Values of timm's `CosineLRScheduler(t_initial=90, lr_min=1e-5, warmup_t=10, warmup_lr_init=1e-6,
@@ -154,8 +156,8 @@ mod tests {
     #[test]
     fn equals_timm_and_pytorch() {
         let schedule = cosine(100, 10, 1e-3, 1e-2);
-        for (step, lr) in TIMM {
-            assert!((schedule.lr(Group::Weights, step) - lr).abs() < 1e-15, "{step}: {lr}");
+        for (iteration, lr) in TIMM {
+            assert!((schedule.lr(Group::Weights, iteration) - lr).abs() < 1e-15, "{iteration}: {lr}");
         }
     }
 
@@ -178,12 +180,13 @@ mod tests {
             // No jump is longer than the steepest slope of the two pieces.
             let rise = if warmup > 0 { (1.0 - start) / warmup as f64 } else { 0.0 };
             let fall = (1.0 - end) * std::f64::consts::FRAC_PI_2 / (1000 - warmup) as f64;
-            for step in 0..1000 {
-                let change =
-                    (schedule.lr(Group::Weights, step + 1) - schedule.lr(Group::Weights, step)) / 1e-3;
-                let slope = if step < warmup { rise } else { fall };
-                assert!(change.abs() <= slope.min(1.0) * (1.0 + 1e-9), "{step}: {change}");
-                assert_eq!(change > 0.0, step < warmup, "{step}");
+            for iteration in 0..1000 {
+                let change = (schedule.lr(Group::Weights, iteration + 1)
+                    - schedule.lr(Group::Weights, iteration))
+                    / 1e-3;
+                let slope = if iteration < warmup { rise } else { fall };
+                assert!(change.abs() <= slope.min(1.0) * (1.0 + 1e-9), "{iteration}: {change}");
+                assert_eq!(change > 0.0, iteration < warmup, "{iteration}");
             }
         }
     }
@@ -198,10 +201,10 @@ mod tests {
         assert!(near(schedule.lr(Group::Weights, 0), 2e-5) && near(schedule.lr(Group::Scales, 0), 1e-4));
         assert!(near(schedule.lr(Group::Weights, 40), 1e-4) && near(schedule.lr(Group::Scales, 40), 5e-4));
         let message = Schedule::of(&job, 20).unwrap_err().to_string();
-        assert!(message.contains("schedule.warmup_steps") && message.contains("20 steps"), "{message}");
+        assert!(message.contains("schedule.warmup_steps") && message.contains("20 iterations"), "{message}");
         (job.optimizer.lr, job.schedule.warmup_lr, job.schedule.min_lr) = (0.0, 0.0, 0.0);
         let still = Schedule::of(&job, 40).unwrap();
-        assert_eq!([0, 10, 39].map(|step| still.lr(Group::Weights, step)), [0.0; 3]);
+        assert_eq!([0, 10, 39].map(|iteration| still.lr(Group::Weights, iteration)), [0.0; 3]);
     }
 
     #[test]
@@ -210,8 +213,8 @@ mod tests {
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["first", "0", "0.0000e0", "0.0000e0"]);
         assert_eq!(lines[2], ["warmup", "ends", "40", "1.0000e-3", "1.0000e-5"]);
-        let steps: Vec<&str> = lines[3..].iter().map(|line| line[line.len() - 3]).collect();
-        assert_eq!(steps, ["100", "200", "300", "399"]);
+        let iterations: Vec<&str> = lines[3..].iter().map(|line| line[line.len() - 3]).collect();
+        assert_eq!(iterations, ["100", "200", "300", "399"]);
         assert_eq!(cosine(1, 0, 0.0, 0.0).to_string().lines().count(), 6);
     }
 }

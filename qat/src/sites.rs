@@ -1,5 +1,5 @@
-//! What a forward in training does at each site: fake quantization with gradients, DropPath, and a look at the blocks'
-//! outputs.
+//! The sites of a forward pass in training: fake quantization with gradients, DropPath, and the blocks' outputs for the
+//! feature loss.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +14,25 @@ use crate::audit::Audit;
 use crate::drop_path::DropPath;
 use crate::scales::ScaleTable;
 
-/// The sites of a student, for one forward at a time.
+/// The sites of a student; the fields for the next forward pass are set before it.
 pub struct TrainSites {
     tape: Tape,
-    /// The steps; the trainer updates them once a step.
+    /// The scales, which the trainer updates once per iteration.
     pub scales: ScaleTable,
-    /// How probabilities are quantized, where they are: by unsigned codes, or else by a step.
+    /// The kind of codes of each block with quantized attention probabilities.
     probs: BTreeMap<BlockId, Kind>,
-    /// Images of the batch.
+    /// Number of images in the batch.
     pub images: usize,
-    /// Whose branches are dropped in this forward.
+    /// The branches that this forward pass drops.
     pub drop_path: Option<DropPath>,
-    /// The blocks' outputs, if they are wanted.
+    /// Collects the blocks' outputs, if `Some`.
     pub features: Option<BTreeMap<BlockId, Tensor>>,
-    /// Looks for what is not finite, if wanted.
+    /// Searches for the first tensor that is not finite, if `Some`.
     pub audit: Option<Audit>,
 }
 
 impl TrainSites {
-    /// Quantization as in `model` with the steps of `scales`; none without a model.
+    /// The sites of `model` with the scales of `scales`; without a model nothing is quantized.
     pub fn new(tape: &Tape, model: Option<&QuantizedModel>, scales: ScaleTable) -> TrainSites {
         let kind = |(site, state): (&Site, &SiteState)| match site {
             Site::Probs(block) if state.spec.enabled => Some((*block, state.spec.kind)),
@@ -57,9 +57,9 @@ impl TrainSites {
         }
     }
 
-    fn seen(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
+    fn audit(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         if let Some(audit) = &mut self.audit {
-            audit.look(&site.to_string(), x)?;
+            audit.check(&site.to_string(), x)?;
         }
         Ok(())
     }
@@ -67,9 +67,9 @@ impl TrainSites {
 
 impl Sites for TrainSites {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        self.seen(site, &x)?;
+        self.audit(site, &x)?;
         if site == Site::Input(Linear::PatchEmbed) {
-            // The product quantizes its patches: the same values, in a tensor that the tape knows.
+            // `product` quantizes the patches: they hold the same values, in a tensor that is on the tape.
             return Ok(x);
         }
         let x = self.fake(site, &x)?;
@@ -93,7 +93,11 @@ impl Sites for TrainSites {
     }
 
     fn attend(&mut self, site: Site, _: Tensor, _: Tensor) -> Result<Tensor, FloatError> {
-        Err(ModelError::site(site, "is part of one operation in training").into())
+        Err(ModelError::site(
+            site,
+            "is not a separate operation in training: attention is one taped operation",
+        )
+        .into())
     }
 
     fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
@@ -105,7 +109,7 @@ impl Sites for TrainSites {
             Some(_) => linear.finish(self.fake(output, &linear.before_bias(&x, &weight)?)?)?,
             None => linear.apply(&x, &weight)?,
         };
-        self.seen(output, &y)?;
+        self.audit(output, &y)?;
         Ok(y)
     }
 
@@ -114,22 +118,23 @@ impl Sites for TrainSites {
         let values = attention.qkv.elem_count() / 3 / self.images;
         let (heads, n, _) = attention.bias.dims3()?;
         let pairs = attention.qkv.dim(0)? * n * heads / self.images;
-        let step = |site, values| self.scales.fake(site, values);
+        let fake = |site, values| self.scales.fake(site, values);
         let probs = match self.probs.get(&block) {
             None => FakeProbs::Float,
             Some(Kind::U8) => FakeProbs::U8,
-            Some(Kind::S8) => step(Site::Probs(block), pairs).map_or(FakeProbs::Float, FakeProbs::S8),
+            Some(Kind::S8) => fake(Site::Probs(block), pairs).map_or(FakeProbs::Float, FakeProbs::S8),
         };
         let sites = AttentionSites {
-            q: step(Site::Q(block), values),
-            k: step(Site::K(block), values),
-            v: step(Site::V(block), values),
-            scores: step(Site::Scores(block), pairs),
+            q: fake(Site::Q(block), values),
+            k: fake(Site::K(block), values),
+            v: fake(Site::V(block), values),
+            scores: fake(Site::Scores(block), pairs),
             probs,
         };
         let mixed = attention.taped(&sites)?;
-        let mixed = mixed.ok_or_else(|| ModelError::site(Site::Probs(block), "a student runs on a tape"))?;
-        self.seen(Site::Probs(block), &mixed)?;
+        let mixed = mixed
+            .ok_or_else(|| ModelError::site(Site::Probs(block), "is not on a tape; a student needs one"))?;
+        self.audit(Site::Probs(block), &mixed)?;
         Ok(mixed)
     }
 

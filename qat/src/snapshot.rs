@@ -1,8 +1,9 @@
-//! Everything a training is, in a file: what goes on from it gives the same bits as if it had never stopped.
+//! Checkpoints of a training. A training that is resumed from one gives the same bits as one that never stopped.
 //!
-//! One safetensors file: `parameter/NAME`, `first/NAME` and `second/NAME` (AdamW's moments), `average/NAME` (the moving
-//! average, if there is one), f32, and [`Progress`] as JSON under the metadata key `swinq_training`, with the SHA-256 of
-//! all of it. Where the run stands among the images, and every random draw, follow from the step.
+//! A checkpoint is a safetensors file with f32 tensors: `parameter/NAME`, `first/NAME` and `second/NAME` (AdamW's moments),
+//! and `average/NAME` (the moving average, if there is one). The metadata key `swinq_training` holds JSON: the job, the
+//! [`Progress`], and the SHA-256 of the whole content. The position among the images and every random draw follow from
+//! the number of iterations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,25 +19,27 @@ use crate::adamw::{AdamW, Moments, set};
 use crate::error::QatError;
 use crate::job::Identity;
 
-/// Key of the JSON among the file's metadata.
+/// Metadata key of the JSON document.
 const METADATA_KEY: &str = "swinq_training";
 /// Version of the format.
 const VERSION: u64 = 1;
 
-/// Where a run stands, apart from its tensors.
+/// The state of a run without its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
-    /// Steps done.
-    pub step: u64,
-    /// Updates made: less than the steps where half precision overflowed.
+    /// Iterations done.
+    #[serde(rename = "step")]
+    pub iteration: u64,
+    /// Updates of the optimizer; fewer than the iterations if half precision overflowed.
     pub updates: u64,
-    /// Moving average of the loss, which tells an explosion; absent before the first step.
+    /// Moving average of the loss, which detects an explosion; absent before the first iteration.
     pub usual_loss: Option<f64>,
-    /// Factor of the loss before its backward pass.
+    /// Factor of the loss in the backward pass, for half precision.
     pub loss_scale: f64,
-    /// Steps since that factor last changed.
-    pub steady_steps: u64,
+    /// Iterations since that factor last changed.
+    #[serde(rename = "steady_steps")]
+    pub steady_iterations: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -48,11 +51,11 @@ struct Document {
     sha256: String,
 }
 
-/// The tensors of a run.
+/// The tensors of a run, which a checkpoint holds.
 pub struct State<'a> {
-    /// By name.
+    /// Parameters by name.
     pub parameters: &'a BTreeMap<String, Tensor>,
-    /// AdamW.
+    /// The optimizer, with its moments.
     pub optimizer: &'a mut AdamW,
     /// The moving average of the parameters.
     pub average: Option<&'a BTreeMap<String, Tensor>>,
@@ -71,10 +74,10 @@ impl State<'_> {
     }
 }
 
-/// Writes the run's state into `folder`, whole or not at all, and removes all but the latest `keep`.
+/// Writes a checkpoint into `folder` atomically, and removes all but the latest `keep`.
 ///
 /// # Errors
-/// The file that cannot be written.
+/// [`QatError::File`] naming the file that cannot be written.
 pub fn save(
     folder: &Path,
     job: &Identity,
@@ -82,7 +85,7 @@ pub fn save(
     state: &State<'_>,
     keep: usize,
 ) -> Result<PathBuf, QatError> {
-    let path = folder.join(format!("step-{:09}.safetensors", progress.step));
+    let path = folder.join(format!("step-{:09}.safetensors", progress.iteration));
     let tensors = state.tensors();
     let mut stored = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
@@ -108,8 +111,8 @@ pub fn save(
     Ok(path)
 }
 
-/// Removes all but the latest `keep` checkpoints up to `newest`, and what killed writes left. A later one was skipped as
-/// damaged when the run was taken up: it must not take the place of a whole one.
+/// Removes all but the latest `keep` checkpoints up to `newest`, and the temporary files of killed processes. Checkpoints
+/// after `newest` do not count: they were skipped as damaged on resume and must not displace intact ones.
 fn rotate(folder: &Path, newest: &Path, keep: usize) -> Result<(), QatError> {
     let older = files(folder)?.into_iter().rev().filter(|file| file.as_path() <= newest).skip(keep);
     let parts = entries(folder)?.into_iter().filter(|file| {
@@ -122,7 +125,7 @@ fn rotate(folder: &Path, newest: &Path, keep: usize) -> Result<(), QatError> {
     Ok(())
 }
 
-/// SHA-256 of what a checkpoint holds, but for this very number.
+/// SHA-256 of a checkpoint's content, without the field `sha256` itself.
 fn digest(document: &Document, tensors: &[(String, Vec<usize>, Vec<f32>)]) -> String {
     let Document { version, job, progress, sha256: _ } = document;
     let mut sha = Sha256::new();
@@ -134,7 +137,7 @@ fn digest(document: &Document, tensors: &[(String, Vec<usize>, Vec<f32>)]) -> St
     sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What is in `folder`, in the order of names; nothing where there is no such folder.
+/// The paths in `folder`, sorted by name; empty if the folder does not exist.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
     let entries = match std::fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -156,18 +159,19 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
     Ok(files)
 }
 
-/// Whether `folder` has a checkpoint, whole or not.
+/// Whether `folder` has a checkpoint, intact or damaged.
 ///
 /// # Errors
-/// A folder that cannot be read.
+/// The folder cannot be read.
 pub fn exists(folder: &Path) -> Result<bool, QatError> {
     Ok(!files(folder)?.is_empty())
 }
 
-/// Takes up the latest whole checkpoint in `folder`. `None` where there is none. `warn` hears of damaged ones.
+/// Restores the latest intact checkpoint in `folder` into `state`; `None` if there is none. `warn` is called for each
+/// damaged one.
 ///
 /// # Errors
-/// A checkpoint of another job or another network, naming what differs; a device that fails.
+/// The checkpoint belongs to another job or network (the error names the difference), or a device fails.
 pub fn resume(
     folder: &Path,
     job: &Identity,
@@ -180,11 +184,11 @@ pub fn resume(
             Ok((document, tensors)) => {
                 job.check_resumes(&document.job)?;
                 restore(&path, state, tensors)?;
-                state.optimizer.steps = document.progress.updates;
+                state.optimizer.updates = document.progress.updates;
                 return Ok(Some(document.progress));
             }
             Err(problem) => {
-                warn(&format!("{}: {problem}; an earlier checkpoint is looked for", path.display()));
+                warn(&format!("{}: {problem}; trying an earlier checkpoint", path.display()));
             }
         }
     }
@@ -200,7 +204,10 @@ fn read(bytes: &[u8]) -> Result<(Document, Stored), String> {
     let json = json.ok_or_else(|| "is not a checkpoint of a training".to_owned())?;
     let document: Document = serde_json::from_str(json).map_err(|e| damaged(&e))?;
     if document.version != VERSION {
-        return Err(format!("has format version {}, and this program reads {VERSION}", document.version));
+        return Err(format!(
+            "has format version {}, but this program reads version {VERSION}",
+            document.version
+        ));
     }
     let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(&e))?;
     let mut tensors = Vec::new();
@@ -212,7 +219,7 @@ fn read(bytes: &[u8]) -> Result<(Document, Stored), String> {
     }
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     if digest(&document, &tensors) != document.sha256 {
-        return Err("is damaged (what it holds does not have its checksum)".to_owned());
+        return Err("is damaged (its content does not match its checksum)".to_owned());
     }
     Ok((document, tensors))
 }
@@ -226,11 +233,14 @@ fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatErro
     let targets = state.tensors();
     let names: Vec<&String> = stored.iter().map(|(name, ..)| name).collect();
     if !targets.keys().eq(names.iter().copied()) {
-        return Err(QatError::file(path, "holds other tensors than this job trains"));
+        return Err(QatError::file(path, "does not hold the tensors that this job trains"));
     }
     for ((name, shape, values), target) in stored.iter().zip(targets.values()) {
         if shape != target.dims() {
-            return Err(QatError::file(path, format!("{name} is {shape:?}, and here {:?}", target.dims())));
+            return Err(QatError::file(
+                path,
+                format!("{name} has shape {shape:?}, but this job needs {:?}", target.dims()),
+            ));
         }
         set(
             target,

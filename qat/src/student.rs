@@ -1,4 +1,4 @@
-//! The network in training and its teacher.
+//! The network in training (the student) and its teacher.
 
 use std::collections::BTreeMap;
 
@@ -16,25 +16,26 @@ use crate::loss::{LossParts, Targets, loss};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
-/// What a teacher says of a batch.
+/// The teacher's outputs for a batch.
 #[derive(Debug)]
-pub struct Lesson {
-    /// `[images, classes]`, on its device: the host need not wait for the teacher before it sets the student to work.
+pub struct TeacherOutput {
+    /// Logits `[images, classes]`. They stay on the device, so that the host does not wait for the teacher before it starts
+    /// the student.
     pub logits: Tensor,
-    /// Its blocks' outputs, where they are compared.
+    /// The blocks' outputs, if the loss compares them.
     pub features: BTreeMap<BlockId, Tensor>,
 }
 
-/// The float network that is imitated.
+/// The float network that the student imitates.
 pub struct Teacher {
     swin: Swin,
     transform: Transform,
     features: bool,
-    /// Watches nothing: it says who computes.
+    /// Records nothing; it selects the implementation of the passes.
     tape: Tape,
 }
 
-/// The float forward that keeps the blocks' outputs.
+/// Sites of the float forward that collect the blocks' outputs.
 struct Capture(BTreeMap<BlockId, Tensor>);
 
 impl Sites for Capture {
@@ -61,11 +62,11 @@ impl Sites for Capture {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether its blocks are compared. `half` makes operands of products that
-    /// type, except on the CPU.
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. `half` is the type of the
+    /// operands of matrix products on a GPU.
     ///
     /// # Errors
-    /// What [`Swin::new`] refuses.
+    /// The errors of [`Swin::new`].
     pub fn new(
         model: &FloatModel,
         features: bool,
@@ -82,49 +83,49 @@ impl Teacher {
         Ok(Teacher { swin, transform: model.transform.clone(), features, tape })
     }
 
-    /// Chooses who computes the passes from now on, on a GPU.
+    /// Selects the implementation of the passes on a GPU.
     pub fn set_passes(&self, passes: Passes) {
         self.tape.set_passes(passes);
     }
 
-    /// What it says of `batch`.
+    /// The forward pass on `batch`.
     ///
     /// # Errors
-    /// Those of the forward.
-    pub fn teach(&self, batch: &Batch) -> Result<Lesson, QatError> {
+    /// Errors of the forward pass.
+    pub fn forward(&self, batch: &Batch) -> Result<TeacherOutput, QatError> {
         let images = self.swin.images(batch, &self.transform)?;
         let mut capture = Capture(BTreeMap::new());
         let logits = match self.features {
             true => self.swin.forward(&images, &mut capture)?,
             false => self.swin.forward(&images, &mut Float)?,
         };
-        Ok(Lesson { logits, features: capture.0 })
+        Ok(TeacherOutput { logits, features: capture.0 })
     }
 }
 
-/// Copies of `tensors`, by name.
+/// Copies `tensors` to the device.
 fn on_device(tensors: &StateDict, device: &Device) -> candle_core::Result<BTreeMap<String, Tensor>> {
     let tensor = |t: &HostTensor| Tensor::from_slice(&t.data, t.shape.as_slice(), device);
     tensors.iter().map(|(name, t)| Ok((name.clone(), tensor(t)?))).collect()
 }
 
-/// The network in training: parameters, trained multiples of steps among them, and the tape.
+/// The network in training: its parameters, with the ratios of learned scales among them, and its tape.
 pub struct Student {
     config: SwinConfig,
     transform: Transform,
     swin: Swin,
     tape: Tape,
     sites: TrainSites,
-    /// Every parameter by name, in Microsoft's naming; multiples of steps as `scale.SITE`.
+    /// Every parameter by name, in Microsoft's naming; ratios of learned scales are `scale.SITE`.
     parameters: BTreeMap<String, Tensor>,
 }
 
 impl Student {
-    /// The network of `start`, quantized as `quantized` says with the steps of `policy`; in float without it. `half` makes
-    /// operands of products that type.
+    /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, what happens to the scale;
+    /// without it the training is in float. `half` is the type of the operands of matrix products.
     ///
     /// # Errors
-    /// Weights or ranges that cannot be quantized; those of candle.
+    /// Weights or ranges that cannot be quantized, and candle's errors.
     pub fn new(
         start: &FloatModel,
         quantized: Option<(&QuantizedModel, &[(Site, Scales)])>,
@@ -151,7 +152,7 @@ impl Student {
         })
     }
 
-    /// Chooses who computes the passes from now on.
+    /// Selects the implementation of the passes.
     pub fn set_passes(&self, passes: Passes) {
         self.tape.set_passes(passes);
     }
@@ -161,7 +162,7 @@ impl Student {
         &self.parameters
     }
 
-    /// The steps.
+    /// The quantization scales.
     pub fn scales(&self) -> &ScaleTable {
         &self.sites.scales
     }
@@ -171,7 +172,7 @@ impl Student {
         &self.config
     }
 
-    /// Brings the steps up to date with the parameters; once a step of the optimizer.
+    /// Recomputes the scales from the parameters; call it once per iteration.
     ///
     /// # Errors
     /// Those of [`ScaleTable::update`].
@@ -179,10 +180,10 @@ impl Student {
         self.sites.scales.update(&self.parameters)
     }
 
-    /// Forward: logits `[images, classes]`, noted on the tape.
+    /// The forward pass: logits `[images, classes]`, recorded on the tape.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Errors of the forward pass.
     pub fn forward(
         &mut self,
         batch: &Batch,
@@ -197,29 +198,29 @@ impl Student {
         Ok(self.swin.forward(&images, &mut self.sites)?)
     }
 
-    /// The loss of the batch whose forward gave `logits`, and the gradients of its `share` of the step times
-    /// `loss_scale`.
+    /// The loss of the batch whose forward pass gave `logits`, and the gradients. Both are multiplied by `share`, the
+    /// batch's fraction of the iteration; the gradients are also multiplied by `loss_scale`.
     ///
     /// # Errors
-    /// Those of the backward passes.
+    /// Errors of the backward passes.
     pub fn backward(
         &mut self,
         keys: &LossKeys,
         logits: &Tensor,
         batch: &Batch,
-        lesson: Option<&Lesson>,
+        teacher_output: Option<&TeacherOutput>,
         (share, loss_scale): (f64, f64),
     ) -> Result<(LossParts, Gradients), QatError> {
         let host = |logits: &Tensor| logits.flatten_all()?.to_vec1::<f32>();
-        let teacher = lesson.map(|lesson| host(&lesson.logits)).transpose()?;
+        let teacher = teacher_output.map(|teacher_output| host(&teacher_output.logits)).transpose()?;
         let targets = Targets { labels: &batch.labels, teacher: teacher.as_deref() };
         let (mut parts, mut gradient) = loss(keys, &host(logits)?, self.config.num_classes, &targets, share);
         gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
         let mut seeds = vec![(logits.id(), Tensor::from_vec(gradient, logits.shape(), logits.device())?)];
-        if let (Some(lesson), Some(features)) = (lesson, self.sites.features.take()) {
+        if let (Some(teacher_output), Some(features)) = (teacher_output, self.sites.features.take()) {
             let part = share / features.len() as f64;
             for (block, x) in features {
-                let (difference, gradient) = squared_difference(&x, &lesson.features[&block])?;
+                let (difference, gradient) = squared_difference(&x, &teacher_output.features[&block])?;
                 parts.features += part * f64::from(difference);
                 seeds.push((x.id(), (gradient * (keys.features * part * loss_scale))?));
             }
@@ -228,8 +229,8 @@ impl Student {
         Ok((parts, self.tape.backward(seeds)?))
     }
 
-    /// The first parameter that is not finite. Fake quantization has a code for everything, so it could hide one from
-    /// the loss.
+    /// A description of the first parameter that is not finite. The loss may not show it, because fake quantization maps
+    /// every value to a code.
     ///
     /// # Errors
     /// Those of candle.
@@ -245,10 +246,10 @@ impl Student {
         Ok(None)
     }
 
-    /// Runs `batch` once more and tells which tensor was the first that is not finite.
+    /// Runs `batch` again and describes the first tensor that is not finite.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Errors of the forward pass.
     pub fn first_not_finite(
         &mut self,
         batch: &Batch,
@@ -265,13 +266,14 @@ impl Student {
     }
 }
 
-/// Whether AdamW decays a parameter: matrices only; not biases, norms, position embeddings, bias tables or steps.
+/// Whether weight decay applies to a parameter: to weight matrices only, not to biases, norms, position embeddings, bias
+/// tables or scales.
 pub fn decays(name: &str, parameter: &Tensor) -> bool {
     let table = name.ends_with("relative_position_bias_table") || name == "absolute_pos_embed";
     !is_scale(name) && !table && parameter.dims().len() > 1
 }
 
-/// Whether a parameter is the multiple of a step.
+/// Whether a parameter is the ratio of a learned scale.
 pub fn is_scale(name: &str) -> bool {
     name.starts_with(RATIO)
 }

@@ -1,4 +1,4 @@
-//! One step of a training after the other.
+//! The iterations of a training.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +18,20 @@ use crate::schedule::{Group, Schedule};
 use crate::snapshot::{Progress, State};
 use crate::student::{Student, Teacher, decays, is_scale};
 
-/// The first and the greatest factor of the loss in half precision, and the steps without overflow that double it.
-const LOSS_SCALE: f64 = 65536.0;
-const DOUBLING: u64 = 2000;
-/// A loss is taken to explode when it is this many times its moving average, and this much beyond it.
+/// Initial and largest factor of the loss in half precision.
+const MAX_LOSS_SCALE: f64 = 65536.0;
+/// Iterations without overflow after which the factor of the loss is doubled.
+const ITERATIONS_BEFORE_DOUBLING: u64 = 2000;
+/// `(factor, offset)`: the loss explodes if it exceeds `factor * average + offset`.
 const EXPLOSION: (f64, f64) = (10.0, 5.0);
-/// Decay of that average, and the steps before it is trusted.
-const USUAL: f64 = 0.98;
-const TRUSTED: u64 = 20;
-/// The same before that.
+/// [`EXPLOSION`] during the first iterations, when the average is not reliable yet.
 const EARLY_EXPLOSION: (f64, f64) = (1000.0, 1000.0);
+/// Decay of the loss's moving average.
+const LOSS_AVERAGE_DECAY: f64 = 0.98;
+/// Iterations until the loss's moving average is reliable.
+const LOSS_AVERAGE_WARMUP: u64 = 20;
 
-/// What a training starts from.
+/// The inputs of a training.
 pub struct Start<'a> {
     /// The job.
     pub job: &'a Job,
@@ -37,28 +39,28 @@ pub struct Start<'a> {
     pub float: &'a FloatModel,
     /// The calibrated checkpoint, for a quantized training.
     pub quantized: Option<&'a QuantizedModel>,
-    /// The teacher, where the loss needs one.
+    /// The teacher, if the loss needs one.
     pub teacher: Option<&'a FloatModel>,
-    /// DropPath's highest rate.
+    /// Highest rate of DropPath.
     pub drop_path: f64,
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     pub device: Device,
 }
 
-/// What a step did.
+/// The result of an iteration.
 #[derive(Clone, Copy, Debug)]
-pub struct StepReport {
+pub struct IterationReport {
     /// The loss.
     pub loss: LossParts,
-    /// Length of the gradient before clipping.
+    /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Learning rates of weights and of steps.
+    /// Learning rates of weights and of scales.
     pub lr: [f64; 2],
-    /// Whether half precision overflowed, so that nothing was updated.
+    /// Whether the update was skipped because half precision overflowed.
     pub skipped: bool,
 }
 
-/// A training under way.
+/// A training: the student, its optimizer and its progress.
 pub struct Trainer {
     job: Job,
     start: FloatModel,
@@ -73,7 +75,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A training before its first step.
+    /// A training before its first iteration.
     ///
     /// # Errors
     /// Models that do not fit each other or the job, weights or ranges that cannot be quantized.
@@ -94,7 +96,7 @@ impl Trainer {
         let teacher =
             start.teacher.map(|model| Teacher::new(model, features, &start.device, half)).transpose()?;
         let average = (job.optimizer.ema > 0.0).then(|| copies(student.parameters())).transpose()?;
-        let loss_scale = if job.precision == Precision::F16 { LOSS_SCALE } else { 1.0 };
+        let loss_scale = if job.precision == Precision::F16 { MAX_LOSS_SCALE } else { 1.0 };
         Ok(Trainer {
             job: (*job).clone(),
             start: (*float).clone(),
@@ -104,21 +106,27 @@ impl Trainer {
             average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
             schedule,
-            progress: Progress { step: 0, updates: 0, usual_loss: None, loss_scale, steady_steps: 0 },
+            progress: Progress {
+                iteration: 0,
+                updates: 0,
+                usual_loss: None,
+                loss_scale,
+                steady_iterations: 0,
+            },
             student,
         })
     }
 
-    /// Chooses who computes the passes from now on: own kernels, unless another choice is to be compared with them.
+    /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
     pub fn set_passes(&mut self, passes: Passes) {
         self.student.set_passes(passes);
         self.teacher.iter().for_each(|teacher| teacher.set_passes(passes));
         self.optimizer.passes = passes;
     }
 
-    /// Steps done.
-    pub fn step_count(&self) -> u64 {
-        self.progress.step
+    /// Number of iterations done.
+    pub fn iterations_done(&self) -> u64 {
+        self.progress.iteration
     }
 
     /// The state that a checkpoint holds.
@@ -131,12 +139,12 @@ impl Trainer {
         (&mut self.progress, state)
     }
 
-    /// One step of the optimizer on the next images of `source`.
+    /// One iteration: forward and backward passes on the next images of `source`, and one update by the optimizer.
     ///
     /// # Errors
-    /// [`QatError::Diverged`] where a loss or a gradient is not finite, or the loss explodes; the parameters are then
-    /// those before the step. Unreadable images; a device that fails.
-    pub fn step(&mut self, source: &mut dyn BatchSource) -> Result<StepReport, QatError> {
+    /// [`QatError::Diverged`] if a loss or a gradient is not finite or the loss explodes; the parameters are then unchanged.
+    /// Unreadable images, or a device that fails.
+    pub fn iterate(&mut self, source: &mut dyn BatchSource) -> Result<IterationReport, QatError> {
         if let Some(found) = self.student.parameter_not_finite()? {
             return Err(self.diverged(found));
         }
@@ -145,10 +153,10 @@ impl Trainer {
         let mut sums: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut parts = LossParts::default();
         for part in 0..accumulate {
-            let number = self.progress.step * accumulate + part;
+            let number = self.progress.iteration * accumulate + part;
             let batch = next_batch(source, number)?;
             if batch.is_empty() {
-                continue; // Its images were all left out as corrupt.
+                continue; // All of its images were skipped as corrupt.
             }
             let (loss, gradients) = self.batch(&batch, number)?;
             parts.add(&loss);
@@ -157,21 +165,22 @@ impl Trainer {
         self.apply(parts, &sums, source)
     }
 
-    /// Forward and backward of one batch.
+    /// Forward and backward pass of one batch.
     fn batch(&mut self, batch: &Batch, number: u64) -> Result<(LossParts, Gradients), QatError> {
-        let lesson = self.teacher.as_ref().map(|teacher| teacher.teach(batch)).transpose()?;
+        let teacher_output = self.teacher.as_ref().map(|teacher| teacher.forward(batch)).transpose()?;
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
         let logits = self.student.forward(batch, drop_path.clone(), features)?;
         let factors = (1.0 / self.job.accumulate as f64, self.progress.loss_scale);
         let (loss, gradients) =
-            self.student.backward(&self.job.loss, &logits, batch, lesson.as_ref(), factors)?;
+            self.student.backward(&self.job.loss, &logits, batch, teacher_output.as_ref(), factors)?;
         if !loss.total.is_finite() {
             let found = self.student.first_not_finite(batch, drop_path)?;
-            let found = found.unwrap_or_else(|| "its logits are finite, the loss is not".to_owned());
+            let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
         }
-        let (factor, beyond) = if self.progress.step >= TRUSTED { EXPLOSION } else { EARLY_EXPLOSION };
+        let (factor, beyond) =
+            if self.progress.iteration >= LOSS_AVERAGE_WARMUP { EXPLOSION } else { EARLY_EXPLOSION };
         if let Some(usual) = self.progress.usual_loss
             && loss.total * self.job.accumulate as f64 > factor * usual + beyond
         {
@@ -197,20 +206,20 @@ impl Trainer {
         loss: LossParts,
         gradients: &BTreeMap<String, Tensor>,
         source: &mut dyn BatchSource,
-    ) -> Result<StepReport, QatError> {
+    ) -> Result<IterationReport, QatError> {
         let scale = self.progress.loss_scale;
         let length = norm(gradients.values())? / scale;
-        let step = self.progress.step;
-        let lr = [Group::Weights, Group::Scales].map(|group| self.schedule.lr(group, step));
-        let mut report = StepReport { loss, grad_norm: length, lr, skipped: false };
+        let iteration = self.progress.iteration;
+        let lr = [Group::Weights, Group::Scales].map(|group| self.schedule.lr(group, iteration));
+        let mut report = IterationReport { loss, grad_norm: length, lr, skipped: false };
         if gradients.is_empty() {
-            self.progress.step += 1;
+            self.progress.iteration += 1;
             return Ok(report);
         }
         if !length.is_finite() {
             if self.job.precision == Precision::F16 && scale > 1.0 {
-                (self.progress.loss_scale, self.progress.steady_steps) = (scale / 2.0, 0);
-                self.progress.step += 1;
+                (self.progress.loss_scale, self.progress.steady_iterations) = (scale / 2.0, 0);
+                self.progress.iteration += 1;
                 report.skipped = true;
                 return Ok(report);
             }
@@ -229,22 +238,25 @@ impl Trainer {
             }
         }
         self.update_average()?;
-        self.note(loss.total);
+        self.record_update(loss.total);
         Ok(report)
     }
 
-    /// Moves on by a step whose loss was `loss`.
-    fn note(&mut self, loss: f64) {
+    /// Records an iteration with an update, whose loss was `loss`.
+    fn record_update(&mut self, loss: f64) {
         let progress = &mut self.progress;
-        progress.step += 1;
-        progress.updates = self.optimizer.steps;
-        progress.usual_loss =
-            Some(progress.usual_loss.map_or(loss, |usual| USUAL * usual + (1.0 - USUAL) * loss));
+        progress.iteration += 1;
+        progress.updates = self.optimizer.updates;
+        progress.usual_loss = Some(
+            progress
+                .usual_loss
+                .map_or(loss, |usual| LOSS_AVERAGE_DECAY * usual + (1.0 - LOSS_AVERAGE_DECAY) * loss),
+        );
         if self.job.precision == Precision::F16 {
-            progress.steady_steps += 1;
-            if progress.steady_steps == DOUBLING {
-                progress.loss_scale = (2.0 * progress.loss_scale).min(LOSS_SCALE);
-                progress.steady_steps = 0;
+            progress.steady_iterations += 1;
+            if progress.steady_iterations == ITERATIONS_BEFORE_DOUBLING {
+                progress.loss_scale = (2.0 * progress.loss_scale).min(MAX_LOSS_SCALE);
+                progress.steady_iterations = 0;
             }
         }
     }
@@ -264,7 +276,7 @@ impl Trainer {
         gradients: &BTreeMap<String, Tensor>,
         source: &mut dyn BatchSource,
     ) -> Result<QatError, QatError> {
-        let number = self.progress.step * self.job.accumulate as u64;
+        let number = self.progress.iteration * self.job.accumulate as u64;
         let batch = next_batch(source, number)?;
         let forward = match batch.is_empty() {
             true => None,
@@ -277,21 +289,23 @@ impl Trainer {
                 break;
             }
         }
-        Ok(self.diverged(forward.map_or(problem.clone(), |found| format!("{problem}; forward, {found}"))))
+        Ok(self.diverged(
+            forward.map_or(problem.clone(), |found| format!("{problem}; in the forward pass, {found}")),
+        ))
     }
 
     fn diverged(&self, problem: String) -> QatError {
         let remedy =
             "lower optimizer.lr or lengthen schedule.warmup_steps, and check the images and the checkpoint";
-        QatError::Diverged { step: self.progress.step + 1, problem, remedy: remedy.to_owned() }
+        QatError::Diverged { iteration: self.progress.iteration + 1, problem, remedy: remedy.to_owned() }
     }
 
-    /// The values that are validated and written: the moving average, or the parameters.
+    /// The parameters to validate and export: the moving average, if there is one.
     fn values(&self) -> &BTreeMap<String, Tensor> {
         self.average.as_ref().unwrap_or_else(|| self.student.parameters())
     }
 
-    /// The trained model as the engine runs it: quantized, or with every site off in a float training.
+    /// The trained model for the engine: quantized, or with every site off in a float training.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized.

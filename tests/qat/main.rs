@@ -209,7 +209,7 @@ fn signals_save_and_end() {
             said.contains("stopped; --resume goes on from ") && said.contains("step-0"),
             "{signal}: {said}"
         );
-        assert_eq!(said.contains("goes on after step "), !more.is_empty(), "{said}");
+        assert_eq!(said.contains("continues after iteration "), !more.is_empty(), "{said}");
     }
     assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);
     assert!(!folder.out().join("model.safetensors").exists(), "half a training is no model");

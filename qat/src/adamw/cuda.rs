@@ -1,4 +1,4 @@
-//! The update by one kernel on CUDA.
+//! AdamW's update as one CUDA kernel.
 
 use std::sync::Mutex;
 
@@ -31,7 +31,7 @@ pub(super) fn update(rule: &Rule, parameter: &Tensor, gradient: &Tensor, moments
                 let (storage, layout) = gradient.storage_and_layout();
                 let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets())
                 else {
-                    bail!("a gradient on CUDA is wanted")
+                    bail!("the gradient must be contiguous and on CUDA")
                 };
                 let grad = storage.as_cuda_slice::<f32>()?.slice(start..end);
                 let all = training(storage.device())?;
@@ -41,12 +41,12 @@ pub(super) fn update(rule: &Rule, parameter: &Tensor, gradient: &Tensor, moments
     })
 }
 
-/// Calls `run` with the values of a contiguous tensor on CUDA, to be changed.
+/// Calls `run` with the mutable values of a contiguous tensor on CUDA.
 fn with_values(x: &Tensor, run: impl FnOnce(CudaViewMut<'_, f32>) -> Result<()>) -> Result<()> {
     x.inplace_op1(&Change(Mutex::new(Some(run))))
 }
 
-/// What is done to the values of a tensor, once.
+/// A change of a tensor's values, applied once.
 struct Change<F>(Mutex<Option<F>>);
 
 impl<F: FnOnce(CudaViewMut<'_, f32>) -> Result<()>> InplaceOp1 for Change<F> {
@@ -55,7 +55,7 @@ impl<F: FnOnce(CudaViewMut<'_, f32>) -> Result<()>> InplaceOp1 for Change<F> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-        bail!("a tensor on CUDA is wanted")
+        bail!("the tensor must be on CUDA")
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {

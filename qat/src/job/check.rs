@@ -1,32 +1,32 @@
-//! Values that a job cannot have, each named with its remedy.
+//! Checks of a job's values. An error names the key, the value and what to give instead.
 
 use super::error::JobError;
 use super::values::{Device, Precision};
 use super::{Job, Length};
 
-/// A key, its value as text, whether it may be, and what to give instead.
-type Range = (&'static str, String, bool, &'static str);
+/// The check of one value: key, value as text, whether it is allowed, and the allowed values as text.
+type Check = (&'static str, String, bool, &'static str);
 
-fn number(key: &'static str, value: f64, may_be: bool, remedy: &'static str) -> Range {
-    (key, format!("{value:?}"), may_be, remedy)
+fn number(key: &'static str, value: f64, allowed: bool, remedy: &'static str) -> Check {
+    (key, format!("{value:?}"), allowed, remedy)
 }
 
-fn count(key: &'static str, value: u64, may_be: bool, remedy: &'static str) -> Range {
-    (key, value.to_string(), may_be, remedy)
+fn count(key: &'static str, value: u64, allowed: bool, remedy: &'static str) -> Check {
+    (key, value.to_string(), allowed, remedy)
 }
 
 impl Job {
-    /// Checks every value; `origin` is the file or name to blame.
+    /// Checks every value; errors name `origin`, the job's file or name.
     pub(super) fn check(&self, origin: &str) -> Result<(), JobError> {
         self.check_files(origin)?;
         self.check_length(origin)?;
-        let ranges = self.sizes().into_iter().chain(self.training_numbers()).chain(self.loss_numbers());
-        for (key, value, may_be, remedy) in ranges {
-            if !may_be {
+        let checks = self.sizes().into_iter().chain(self.training_numbers()).chain(self.loss_numbers());
+        for (key, value, allowed, remedy) in checks {
+            if !allowed {
                 return Err(JobError::key(origin, key, format!("is {value}; give {remedy}")));
             }
         }
-        self.check_together(origin)?;
+        self.check_combinations(origin)?;
         self.quantization.check(origin)
     }
 
@@ -40,7 +40,8 @@ impl Job {
             need(self.model.is_some(), "model", "the calibrated checkpoint")?;
             need(self.float.is_some(), "float", "the float checkpoint it was calibrated from")?;
         } else if self.model.is_some() {
-            let problem = "is for quant: on; leave it out, and name the weights to start from as `float`";
+            let problem =
+                "applies to quant: on only; remove it, and give the weights to start from as `float`";
             return Err(JobError::key(origin, "model", problem));
         }
         need(
@@ -49,16 +50,18 @@ impl Job {
             "a checkpoint, or `cfg` to start from random weights",
         )?;
         if self.new_head && (self.quant || self.float.is_none()) {
-            let problem =
-                "replaces the head of `float` in a float training; adapt the classes with quant: off first";
+            let problem = "replaces the head of `float` in a float training only; first train with quant: off on the new classes";
             return Err(JobError::key(origin, "new_head", problem));
         }
         if !self.opts.is_empty() && self.cfg.is_none() {
-            return Err(JobError::key(origin, "opts", "changes what `cfg` names; give cfg too"));
+            return Err(JobError::key(
+                origin,
+                "opts",
+                "overrides keys of `cfg`, which is not set; give cfg too",
+            ));
         }
         if self.loss.needs_teacher() && self.teacher_path().is_none() {
-            let problem = "is not set, but loss.kl or loss.features compares with one; name a float checkpoint, or set \
-                           both to 0";
+            let problem = "is not set, but loss.kl or loss.features needs one; give a float checkpoint, or set both to 0";
             return Err(JobError::key(origin, "teacher", problem));
         }
         need(!self.data.path.as_os_str().is_empty(), "data.path", "the training images")?;
@@ -67,22 +70,24 @@ impl Job {
 
     fn check_length(&self, origin: &str) -> Result<(), JobError> {
         if self.epochs.is_some() && self.steps.is_some() {
-            return Err(JobError::key(origin, "steps", "and `epochs` are both given; a run has one length"));
+            return Err(JobError::key(origin, "steps", "and `epochs` are both set; set only one of them"));
         }
         match self.length() {
-            Length::Epochs(epochs) if !(epochs > 0.0 && epochs <= 1e5) => {
-                Err(JobError::key(origin, "epochs", format!("is {epochs}; give above 0, at most 100000")))
-            }
-            Length::Steps(steps) if !(1..=1_000_000_000).contains(&steps) => {
-                Err(JobError::key(origin, "steps", format!("is {steps}; give 1 to 1000000000")))
+            Length::Epochs(epochs) if !(epochs > 0.0 && epochs <= 1e5) => Err(JobError::key(
+                origin,
+                "epochs",
+                format!("is {epochs}; give a number above 0 and at most 100000"),
+            )),
+            Length::Iterations(count) if !(1..=1_000_000_000).contains(&count) => {
+                Err(JobError::key(origin, "steps", format!("is {count}; give 1 to 1000000000")))
             }
             _ => Ok(()),
         }
     }
 
-    fn sizes(&self) -> Vec<Range> {
+    fn sizes(&self) -> Vec<Check> {
         let (batch, some) = (1..=65536, "1 to 65536");
-        let mut ranges = vec![
+        let mut checks = vec![
             count("batch_size", self.batch_size as u64, batch.contains(&self.batch_size), some),
             count("accumulate", self.accumulate as u64, batch.contains(&self.accumulate), some),
             count(
@@ -91,12 +96,7 @@ impl Job {
                 batch.contains(&self.validate.batch_size),
                 some,
             ),
-            count(
-                "threads",
-                self.threads as u64,
-                self.threads <= 1024,
-                "at most 1024, or 0 for one for each core",
-            ),
+            count("threads", self.threads as u64, self.threads <= 1024, "at most 1024; 0 means one per core"),
             count("checkpoint.keep", self.checkpoint.keep as u64, self.checkpoint.keep >= 1, "at least 1"),
             count("log.every", self.log.every, self.log.every >= 1, "at least 1"),
         ];
@@ -106,20 +106,20 @@ impl Job {
             ("validate.limit", self.validate.limit),
         ];
         for (key, limit) in limits {
-            let remedy = "at least 1, or leave it out for all";
-            ranges.extend(limit.map(|limit| count(key, limit as u64, limit >= 1, remedy)));
+            let remedy = "at least 1, or remove the key to use all";
+            checks.extend(limit.map(|limit| count(key, limit as u64, limit >= 1, remedy)));
         }
-        ranges
+        checks
     }
 
-    fn training_numbers(&self) -> Vec<Range> {
+    fn training_numbers(&self) -> Vec<Check> {
         let (o, s) = (&self.optimizer, &self.schedule);
         let unit = |value: f64| (0.0..=1.0).contains(&value);
         let below_one = |value: f64| (0.0..1.0).contains(&value);
         let up_to_lr = |value: f64| (0.0..=o.lr).contains(&value);
         let rate = "an absolute learning rate from 0 to 1, such as 1e-4";
         let lower_rate = "a learning rate from 0 to optimizer.lr";
-        let mut ranges = vec![
+        let mut checks = vec![
             number("optimizer.lr", o.lr, unit(o.lr), rate),
             number("optimizer.lr_scales", o.lr_scales, unit(o.lr_scales), rate),
             number("optimizer.weight_decay", o.weight_decay, unit(o.weight_decay), "0 to 1, such as 0.01"),
@@ -131,17 +131,17 @@ impl Job {
                 "from 0 to below 1, such as 0.999",
             ),
             number("optimizer.eps", o.eps, o.eps > 0.0 && o.eps <= 1.0, "above 0, at most 1, such as 1e-8"),
-            number("optimizer.clip_norm", o.clip_norm, o.clip_norm >= 0.0, "at least 0, which never clips"),
+            number("optimizer.clip_norm", o.clip_norm, o.clip_norm >= 0.0, "at least 0; 0 disables clipping"),
             number("optimizer.ema", o.ema, below_one(o.ema), "from 0 (no average) to below 1, such as 0.999"),
             number("schedule.warmup_lr", s.warmup_lr, up_to_lr(s.warmup_lr), lower_rate),
             number("schedule.min_lr", s.min_lr, up_to_lr(s.min_lr), lower_rate),
         ];
         let drop_path = self.drop_path.map(|p| number("drop_path", p, below_one(p), "from 0 to below 1"));
-        ranges.extend(drop_path);
-        ranges
+        checks.extend(drop_path);
+        checks
     }
 
-    fn loss_numbers(&self) -> Vec<Range> {
+    fn loss_numbers(&self) -> Vec<Check> {
         let l = &self.loss;
         let weight = "a weight of at least 0";
         vec![
@@ -163,13 +163,13 @@ impl Job {
         ]
     }
 
-    fn check_together(&self, origin: &str) -> Result<(), JobError> {
+    fn check_combinations(&self, origin: &str) -> Result<(), JobError> {
         if self.loss.labels == 0.0 && !self.loss.needs_teacher() {
-            let problem = "has no part: labels, kl and features are all 0; give one a weight";
+            let problem = "is empty: labels, kl and features are all 0; give one of them a weight";
             return Err(JobError::key(origin, "loss", problem));
         }
         if self.precision != Precision::F32 && self.device == Device::Cpu {
-            let problem = "is reduced, which needs a GPU; give f32, or device: cuda";
+            let problem = "is lower than f32, which needs a GPU; give f32, or device: cuda";
             return Err(JobError::key(origin, "precision", problem));
         }
         if !self.augment.is_object() {

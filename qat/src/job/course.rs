@@ -1,59 +1,59 @@
-//! How long a run is, and where in the epochs a step is.
+//! The length of a run in iterations, and its division into epochs.
 
-/// Length of a run, as the job states it.
+/// The length of a run, as the job gives it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
     /// Passes over the training images.
     Epochs(f64),
-    /// Steps of the optimizer.
-    Steps(u64),
+    /// Iterations: updates by the optimizer.
+    Iterations(u64),
 }
 
-/// A run over a known number of images. A step takes `batch_size * accumulate` images, always all of them: batches
-/// run on across the end of an epoch, so step `s` begins with image `s * batch_size * accumulate` of the stream of
-/// epochs.
+/// A run over a known number of images. Every iteration uses `batch_size * accumulate` images, because batches cross the
+/// ends of epochs: iteration `i` starts with image `i * batch_size * accumulate` of the concatenated epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Course {
     images: u64,
-    images_per_step: u64,
-    steps: u64,
+    images_per_iteration: u64,
+    iterations: u64,
 }
 
 impl Course {
-    /// The course over `images` training images; none and empty steps count as one.
-    pub fn new(length: Length, images: usize, images_per_step: usize) -> Course {
-        let (images, images_per_step) = (images.max(1) as u64, images_per_step.max(1) as u64);
-        let steps = match length {
-            Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => (epochs * images as f64 / images_per_step as f64).round() as u64,
+    /// The course over `images` training images. An argument of 0 counts as 1.
+    pub fn new(length: Length, images: usize, images_per_iteration: usize) -> Course {
+        let (images, images_per_iteration) = (images.max(1) as u64, images_per_iteration.max(1) as u64);
+        let iterations = match length {
+            Length::Iterations(iterations) => iterations,
+            Length::Epochs(epochs) => (epochs * images as f64 / images_per_iteration as f64).round() as u64,
         };
-        Course { images, images_per_step, steps: steps.max(1) }
+        Course { images, images_per_iteration, iterations: iterations.max(1) }
     }
 
-    /// Steps of the run: those stated, or as near to the epochs stated as whole steps get, at least 1.
-    pub fn steps(&self) -> u64 {
-        self.steps
+    /// Iterations of the run, at least 1; a length in epochs is rounded to whole iterations.
+    pub fn iterations(&self) -> u64 {
+        self.iterations
     }
 
-    /// Images of an epoch.
+    /// Images per epoch.
     pub fn images(&self) -> u64 {
         self.images
     }
 
-    /// Images of a step.
-    pub fn images_per_step(&self) -> u64 {
-        self.images_per_step
+    /// Images per iteration.
+    pub fn images_per_iteration(&self) -> u64 {
+        self.images_per_iteration
     }
 
-    /// Epochs passed once `done` steps are done.
+    /// Epochs completed after `done` iterations, with the fraction of the current one.
     pub fn epoch(&self, done: u64) -> f64 {
-        (done as f64 * self.images_per_step as f64) / self.images as f64
+        (done as f64 * self.images_per_iteration as f64) / self.images as f64
     }
 
-    /// Whether an epoch ended within step number `done`, counted from 1.
+    /// Whether an epoch ends within iteration `done`, counted from 1.
     pub fn ends_epoch(&self, done: u64) -> bool {
-        let whole =
-            |steps: u64| u128::from(steps) * u128::from(self.images_per_step) / u128::from(self.images);
+        let whole = |iterations: u64| {
+            u128::from(iterations) * u128::from(self.images_per_iteration) / u128::from(self.images)
+        };
         done > 0 && whole(done) > whole(done - 1)
     }
 }
@@ -63,17 +63,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_become_the_nearest_number_of_steps() {
-        for (epochs, images, per_step, steps) in
+    fn epochs_become_the_nearest_number_of_iterations() {
+        for (epochs, images, per_iteration, iterations) in
             [(3.0, 50_000, 128, 1172), (0.5, 100, 10, 5), (0.001, 10, 10, 1), (1.0, 0, 0, 1)]
         {
-            assert_eq!(Course::new(Length::Epochs(epochs), images, per_step).steps(), steps);
+            assert_eq!(Course::new(Length::Epochs(epochs), images, per_iteration).iterations(), iterations);
         }
-        assert_eq!(Course::new(Length::Steps(7), 100, 10).steps(), 7);
+        assert_eq!(Course::new(Length::Iterations(7), 100, 10).iterations(), 7);
     }
 
     #[test]
-    fn an_epoch_ends_within_the_step_that_takes_its_last_image() {
+    fn an_epoch_ends_within_the_iteration_that_uses_its_last_image() {
         let course = Course::new(Length::Epochs(3.0), 10, 4);
         let ends: Vec<u64> = (0..=8).filter(|&done| course.ends_epoch(done)).collect();
         assert_eq!(ends, [3, 5, 8]);
@@ -81,8 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn a_step_may_hold_several_epochs() {
-        let course = Course::new(Length::Steps(2), 3, 10);
+    fn an_iteration_may_contain_several_epochs() {
+        let course = Course::new(Length::Iterations(2), 3, 10);
         assert!(course.ends_epoch(1) && course.ends_epoch(2) && !course.ends_epoch(0));
     }
 }

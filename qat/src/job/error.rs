@@ -1,8 +1,8 @@
-//! What can be wrong with a job.
+//! The error type of jobs.
 
 use std::path::PathBuf;
 
-/// An error of a job file, of an override, or of a resume with another job.
+/// An error in a job file or an override, or a resume with another job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -11,41 +11,41 @@ pub enum JobError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The text is no YAML mapping.
+    /// The text is not a YAML mapping.
     #[error("job {job}: {problem}")]
     Yaml {
         /// The file or shipped name.
         job: String,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
-    /// A key that no job has.
-    #[error("job {job}: `{key}` is no key of a job; did you mean `{nearest}`?")]
+    /// An unknown key.
+    #[error("job {job}: `{key}` is not a key of a job; did you mean `{nearest}`?")]
     UnknownKey {
         /// The file or shipped name.
         job: String,
-        /// The key, dotted.
+        /// The key, as a dotted path.
         key: String,
-        /// The known key most like it.
+        /// The most similar known key.
         nearest: String,
     },
-    /// A key holds a value that cannot be.
+    /// A key holds an impossible value.
     #[error("job {job}: {key}: {problem}")]
     Key {
         /// The file or shipped name.
         job: String,
-        /// The key, dotted.
+        /// The key, as a dotted path.
         key: String,
-        /// The value, what is wrong with it and what to do.
+        /// The value, what is wrong with it, and what to do.
         problem: String,
     },
-    /// A run is resumed with a job that would have given another result.
+    /// A run is resumed with a job that gives another result.
     #[error(
-        "the job is not the one this run was started with: {differences}. Take those values back, or start anew in \
-         another `output` folder"
+        "this run was started with another job: {differences}. Restore those values, or start a new run in another \
+         `output` folder"
     )]
     OtherJob {
         /// Each key that differs, with both values.

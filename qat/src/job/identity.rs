@@ -1,4 +1,4 @@
-//! What makes two jobs the same, so that a run is not resumed as another.
+//! The identity of a job, which decides whether a run may be resumed with it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::Job;
 use super::error::JobError;
 use super::values::Device;
 
-/// Keys and sections that a result does not depend on: where it goes, what is watched, what it costs.
+/// Keys and sections that have no effect on the trained model: outputs, observation, and cost.
 const WITHOUT_INFLUENCE: [&str; 11] = [
     "name",
     "output",
@@ -24,25 +24,25 @@ const WITHOUT_INFLUENCE: [&str; 11] = [
     "log",
     "data.skip_corrupt",
 ];
-/// Most differences that a message names.
+/// Most differences that an error lists.
 const MAX_NAMED: usize = 8;
 
-/// All of a job that influences its result: dotted keys and their effective values. A checkpoint of the training
-/// keeps it, as JSON.
+/// Everything in a job that has an effect on the trained model: dotted keys and their effective values. Checkpoints of the
+/// training store it as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Identity(BTreeMap<String, Value>);
 
 impl Job {
-    /// The job's identity. `contents` replaces values by what they stand for: pairs of a dotted key (`model`, `float`,
-    /// `teacher`, `cfg`, `data.path`) and the hash of what was found there, so that files may move but not change.
-    /// [`Job::augmentation`] comes first, so that augmentation counts as it is and not as it was stated.
+    /// The job's identity. `contents` replaces paths with hashes of their content, so that files may move but not change:
+    /// pairs of a dotted key (`model`, `float`, `teacher`, `cfg`, `data.path`) and a hash. Call [`Job::augmentation`]
+    /// first, so that the identity holds the effective augmentation with its defaults.
     pub fn identity(&self, contents: &[(&str, String)]) -> Identity {
         let mut keys = BTreeMap::new();
         flatten("", serde_json::to_value(self).expect("a job is plain data"), &mut keys);
         keys.retain(|key, _| !WITHOUT_INFLUENCE.iter().any(|other| is_below(key, other)));
         if matches!(self.device, Device::Cuda(_)) {
-            keys.insert("device".to_owned(), Value::from("cuda")); // whichever it is
+            keys.insert("device".to_owned(), Value::from("cuda")); // The number of the GPU has no effect.
         }
         keys.extend(contents.iter().map(|(key, hash)| ((*key).to_owned(), Value::String(hash.clone()))));
         Identity(keys)
@@ -56,10 +56,10 @@ impl Identity {
         Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Checks that a run with identity `started` may go on with this one.
+    /// Checks that a run that was started with the identity `started` may continue with this one.
     ///
     /// # Errors
-    /// [`JobError::OtherJob`] naming the keys that differ, each with the value now and the value then.
+    /// [`JobError::OtherJob`] with the keys that differ, each with its value now and at the start.
     pub fn check_resumes(&self, started: &Identity) -> Result<(), JobError> {
         let mut keys: Vec<&String> = self.0.keys().chain(started.0.keys()).collect();
         keys.sort();
@@ -85,7 +85,7 @@ fn is_below(key: &str, section: &str) -> bool {
     key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Puts every value that is no section into `keys`, under its dotted key.
+/// Inserts every value that is not a section into `keys`, under its dotted key.
 fn flatten(prefix: &str, value: Value, keys: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(inner) => {

@@ -1,4 +1,4 @@
-//! The job file of a training: every key typed, with a range and a default; unknown keys refused.
+//! The job file of a training. Every key has a type, a range and a default; unknown keys are refused.
 //!
 //! ```
 //! use swinq_qat::job::Job;
@@ -10,7 +10,7 @@
 //! print!("{job}"); // every key with its effective value, as a job file
 //! ```
 //!
-//! `configs/qat` has annotated jobs, which [`Job::shipped`] finds by name.
+//! `configs/qat` has annotated jobs; [`Job::shipped`] finds them by name.
 
 mod check;
 mod course;
@@ -39,81 +39,83 @@ pub use sections::{CheckpointKeys, DataKeys, LogKeys, LossKeys, OptimizerKeys, S
 pub use values::{ActivationScales, Device, Precision, Scales, ScheduleKind, Split, WeightScales};
 
 use tree::Tree;
-use values::{on_off, open_path};
+use values::{on_off, optional_path};
 
-/// Passes over the images where a job states no length.
+/// Epochs of a job that gives no length.
 const DEFAULT_EPOCHS: f64 = 3.0;
 /// Largest job file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A training job with every value effective and checked. Paths are relative to the current folder.
+/// A training job. Every value is effective and checked; paths are relative to the current folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Job {
     /// Name, for messages and reports. Default `qat`.
     pub name: String,
-    /// Whether the model is quantized while it trains: `on`, or `off` for a training in float. Default `on`.
+    /// Whether the model is quantized during training: `on`, or `off` for a training in float. Default `on`.
     #[serde(with = "on_off")]
     pub quant: bool,
-    /// The calibrated checkpoint, which says what is quantized and with which scales. Required when `quant` is on, and
-    /// only then.
+    /// The calibrated checkpoint, which decides the quantized sites and their scales. Required if `quant` is on; not allowed
+    /// otherwise.
     pub model: Option<PathBuf>,
-    /// The float checkpoint that the training starts from, and the teacher unless `teacher` names another. Required
-    /// when `quant` is on. A float training without one starts from random weights of `cfg`.
+    /// The float checkpoint to start from; it is also the teacher unless `teacher` names another. Required if `quant` is on.
+    /// Without it, a float training starts from random weights of `cfg`.
     pub float: Option<PathBuf>,
-    /// Configuration of a bare float checkpoint: a shipped name or a YAML file in Microsoft's keys. Default: the
-    /// checkpoint describes itself.
+    /// Configuration of a bare float checkpoint: a shipped name, or a YAML file in Microsoft's keys. Default: the checkpoint's
+    /// own description.
     pub cfg: Option<String>,
-    /// Keys of that configuration and their values, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
+    /// Overrides of keys of that configuration, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
-    /// Whether a float training replaces the head of `float` by an untrained one for the classes of the images.
-    /// Default false.
+    /// Whether a float training replaces the head of `float` with an untrained one for the classes of the images. Default
+    /// false.
     pub new_head: bool,
-    /// The float checkpoint whose logits and features are imitated. Default: `float`.
+    /// The float checkpoint that the student imitates. Default: `float`.
     pub teacher: Option<PathBuf>,
     /// The images.
     pub data: DataKeys,
-    /// Passes over the training images, above 0, at most 100000; need not be whole. Default 3, unless `steps` is given.
+    /// Length of the run in passes over the training images: above 0, at most 100000, may be fractional. Default 3, unless
+    /// `steps` is set.
     pub epochs: Option<f64>,
-    /// Steps of the optimizer instead, 1 to 1000000000.
+    /// Length of the run in iterations, instead of `epochs`: 1 to 1000000000.
     pub steps: Option<u64>,
-    /// Images of one forward and backward, 1 to 65536. Default 64.
+    /// Images of one forward and backward pass, 1 to 65536. Default 64.
     pub batch_size: usize,
-    /// Batches whose gradients are averaged for a step, 1 to 65536. Default 1.
+    /// Batches per iteration, whose gradients are averaged; 1 to 65536. Default 1.
     pub accumulate: usize,
-    /// Seed of order, augmentation, DropPath and random weights. Default 0.
+    /// Seed of the images' order, augmentation, DropPath and random weights. Default 0.
     pub seed: u64,
-    /// Threads, at most 1024; 0 is one for each core. Default 0.
+    /// Number of threads, at most 1024; 0 means one per core. Default 0.
     pub threads: usize,
     /// `cpu`, `cuda` or `cuda:N`. Default `cpu`.
     pub device: Device,
     /// `f32`, or on a GPU `bf16` or `f16`. Default `f32`.
     pub precision: Precision,
-    /// AdamW.
+    /// The optimizer, AdamW.
     pub optimizer: OptimizerKeys,
-    /// The course of the learning rates.
+    /// The learning rates over the run.
     pub schedule: ScheduleKeys,
-    /// What is minimised.
+    /// The loss to minimise.
     pub loss: LossKeys,
     /// Which scales are trained.
     pub quantization: QuantizationKeys,
-    /// How training images are varied; its keys are those of the type that [`Job::augmentation`] is asked for.
+    /// Augmentation of the training images; the type passed to [`Job::augmentation`] defines its keys.
     pub augment: Value,
-    /// DropPath's highest rate, from 0 to below 1. `None`: `MODEL.DROP_PATH_RATE` of `cfg`; 0 without one. Default: 0.
+    /// Highest rate of DropPath, from 0 to below 1. `None` means `MODEL.DROP_PATH_RATE` of `cfg`, or 0 without a `cfg`.
+    /// Default: 0.
     pub drop_path: Option<f64>,
-    /// Validation on the way.
+    /// Validation during the training.
     pub validate: ValidateKeys,
     /// Checkpoints of the training.
     pub checkpoint: CheckpointKeys,
-    /// Records of the training.
+    /// The log of the training.
     pub log: LogKeys,
-    /// The folder for checkpoints, records and the trained model. Required.
-    #[serde(deserialize_with = "open_path")]
+    /// The folder for checkpoints, the log and the trained model. Required.
+    #[serde(deserialize_with = "optional_path")]
     pub output: PathBuf,
 }
 
 impl Default for Job {
-    /// What holds for the keys that a job leaves out. Required keys are empty, so this is no job yet.
+    /// The defaults of all keys. Required keys are empty, so the result is not a valid job.
     fn default() -> Job {
         Job {
             name: "qat".to_owned(),
@@ -148,11 +150,11 @@ impl Default for Job {
 }
 
 impl Job {
-    /// Reads a job: a shipped name ([`Job::shipped_names`]) or a file. `overrides` are dotted keys and the texts of
+    /// Loads a job by its shipped name ([`Job::shipped_names`]) or from a file. `overrides` are dotted keys and the texts of
     /// their values, applied in order.
     ///
     /// # Errors
-    /// An unreadable file, an unknown key (with the nearest), a value that its key cannot have.
+    /// An unreadable file, an unknown key (with the nearest known one), or a value that its key does not accept.
     pub fn load(name_or_path: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
         match Job::shipped(name_or_path) {
             Some(text) => Job::from_yaml(name_or_path, text, overrides),
@@ -160,10 +162,10 @@ impl Job {
         }
     }
 
-    /// Reads a job from its text; `origin` is the file or name to blame in errors.
+    /// Parses a job from its text; errors name `origin`, the file or name.
     ///
     /// # Errors
-    /// As [`Job::load`].
+    /// The errors of [`Job::load`].
     pub fn from_yaml(origin: &str, text: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
         let schema = schema();
         let mut tree = Tree::parse(origin, &schema, text)?;
@@ -178,7 +180,7 @@ impl Job {
         Ok(job)
     }
 
-    /// The text of a shipped job, comments included. `None` for other names.
+    /// The text of a shipped job with its comments; `None` for other names.
     pub fn shipped(name: &str) -> Option<&'static str> {
         swinq_configs::find(swinq_configs::QAT, name)
     }
@@ -191,32 +193,32 @@ impl Job {
     /// The length of the run.
     pub fn length(&self) -> Length {
         match self.steps {
-            Some(steps) => Length::Steps(steps),
+            Some(iterations) => Length::Iterations(iterations),
             None => Length::Epochs(self.epochs.unwrap_or(DEFAULT_EPOCHS)),
         }
     }
 
-    /// The run over this many training images.
+    /// The course of the run over `images` training images.
     pub fn course(&self, images: usize) -> Course {
         Course::new(self.length(), images, self.batch_size * self.accumulate)
     }
 
-    /// The teacher's checkpoint, where the loss has use for one.
+    /// The teacher's checkpoint, if the loss needs a teacher.
     pub fn teacher_path(&self) -> Option<&Path> {
         let path = self.teacher.as_deref().or(self.float.as_deref());
         path.filter(|_| self.loss.needs_teacher())
     }
 
-    /// `opts` as [`swinq_model::load_config`] takes them.
+    /// `opts` in the form that [`swinq_model::load_config`] takes.
     pub fn config_overrides(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         self.opts.iter().map(|(key, value)| (key.clone(), text(value))).collect()
     }
 
-    /// `augment` as an `A`, and every one of its values, stated or not, written into the job.
+    /// Converts `augment` to an `A`, and writes all its effective values back into the job.
     ///
     /// # Errors
-    /// [`JobError::Key`] for a key or value that `A` does not take.
+    /// [`JobError::Key`] for a key or value that `A` does not accept.
     pub fn augmentation<A: DeserializeOwned + Serialize>(&mut self) -> Result<A, JobError> {
         let augment: A = tree::from_value(&self.name, "augment.", self.augment.clone())?;
         let effective = serde_json::to_value(&augment);
@@ -225,7 +227,7 @@ impl Job {
     }
 }
 
-/// Every key in the file's order with its effective value; itself a job file.
+/// Prints every key with its effective value, in the file's order; the output is a job file.
 impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = serde_saphyr::ser_options! { yaml_12: true, no_lang_directive: true };
@@ -234,7 +236,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// A job with every key set, as JSON: what keys there are, and of which kind each is.
+/// A job with every key set, as JSON. It defines the known keys and the type of each.
 fn schema() -> Value {
     let text = || "text".to_owned();
     let job = Job {
@@ -261,7 +263,7 @@ fn read_bounded(path: &Path) -> Result<String, JobError> {
     let io_error = |source| JobError::Io { path: path.to_owned(), source };
     let size = std::fs::metadata(path).map_err(io_error)?.len();
     if size > MAX_BYTES {
-        let problem = format!("has {size} bytes; a job has at most {MAX_BYTES}");
+        let problem = format!("has {size} bytes; a job file may have at most {MAX_BYTES}");
         return Err(JobError::Yaml { job: path.display().to_string(), problem });
     }
     std::fs::read_to_string(path).map_err(io_error)

@@ -1,4 +1,4 @@
-//! `quantization`: which scales are trained.
+//! The section `quantization`: which scales are trained.
 
 use serde::{Deserialize, Serialize};
 use swinq_model::{Site, SitePattern, nearest_sites};
@@ -6,7 +6,8 @@ use swinq_model::{Site, SitePattern, nearest_sites};
 use super::error::JobError;
 use super::values::{ActivationScales, Scales, WeightScales};
 
-/// `quantization`: what happens to the scales. Which sites are quantized at all is the calibrated checkpoint's matter.
+/// `quantization`: what happens to the scales during training. The calibrated checkpoint decides which sites are
+/// quantized.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuantizationKeys {
@@ -14,7 +15,7 @@ pub struct QuantizationKeys {
     pub activation_scales: ActivationScales,
     /// Scales of weights: `recomputed` or `learned`. Default `recomputed`.
     pub weight_scales: WeightScales,
-    /// Exceptions by site, in order; the last that matches decides. Default: none.
+    /// Exceptions by site; the last matching rule decides. Default: none.
     pub rules: Vec<ScaleRule>,
 }
 
@@ -22,7 +23,7 @@ pub struct QuantizationKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleRule {
-    /// A glob over names of sites, or `re:` and a regular expression ([`SitePattern`]).
+    /// A glob over site names, or `re:` and a regular expression ([`SitePattern`]).
     #[serde(rename = "match")]
     pub pattern: String,
     /// `fixed` (activations only), `learned` or `recomputed` (weights only).
@@ -30,11 +31,11 @@ pub struct ScaleRule {
 }
 
 impl QuantizationKeys {
-    /// What happens to the scale of each of `sites`, which are those that have one, in their order.
+    /// What happens to the scales of each of `sites`, in their order. All of `sites` have a scale.
     ///
     /// # Errors
-    /// [`JobError::Key`] for a rule that matches none of them, naming the nearest, or gives a weight `fixed` or an
-    /// activation `recomputed` scales. `job` is the job's name, for messages.
+    /// [`JobError::Key`], naming `job`, for a rule that matches no site (with the nearest sites), and for a rule that sets
+    /// weights to `fixed` or activations to `recomputed`.
     pub fn resolve(&self, job: &str, sites: &[Site]) -> Result<Vec<(Site, Scales)>, JobError> {
         let mut table: Vec<(Site, Scales)> =
             sites.iter().map(|&site| (site, self.default_of(site))).collect();
@@ -60,7 +61,7 @@ impl QuantizationKeys {
         if site.is_weight() { self.weight_scales.into() } else { self.activation_scales.into() }
     }
 
-    /// What is wrong with the rules whatever the sites.
+    /// Checks what does not depend on the sites: the patterns.
     pub(super) fn check(&self, job: &str) -> Result<(), JobError> {
         for (index, rule) in self.rules.iter().enumerate() {
             let empty = || "`match` is empty; `**` means every site".to_owned();
@@ -77,10 +78,10 @@ impl ScaleRule {
         let pattern = &self.pattern;
         match (self.scales, site.is_weight()) {
             (Scales::Fixed, true) => Err(format!(
-                "`{pattern}` makes {site} fixed, which is for activations; let weights be recomputed or learned"
+                "`{pattern}` sets {site} to fixed, which is for activations only; set weights to recomputed or learned"
             )),
             (Scales::Recomputed, false) => Err(format!(
-                "`{pattern}` makes {site} recomputed, which is for weights; let activations be fixed or learned"
+                "`{pattern}` sets {site} to recomputed, which is for weights only; set activations to fixed or learned"
             )),
             _ => Ok(()),
         }
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cannot_be_are_refused() {
+    fn impossible_rules_are_refused() {
         for (rules, words) in [
             ("rules: [{match: '**.weight', scales: fixed}]", ["rules[0]", "recomputed or learned"]),
             ("rules: [{match: '**', scales: recomputed}]", ["fc1.input", "fixed or learned"]),

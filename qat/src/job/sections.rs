@@ -5,28 +5,28 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::course::Course;
-use super::values::{ScheduleKind, Split, open_path};
+use super::values::{ScheduleKind, Split, optional_path};
 
 /// `data`: the images to train on and to validate on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataKeys {
     /// The training images: an ImageFolder root, a Swin zip layout or a list file. Required.
-    #[serde(deserialize_with = "open_path")]
+    #[serde(deserialize_with = "optional_path")]
     pub path: PathBuf,
-    /// Which list of it: `train` or `val`. Default `train`.
+    /// The split to train on: `train` or `val`. Default `train`.
     pub split: Split,
     /// The validation images. Default: `path`.
     pub val_path: Option<PathBuf>,
-    /// Which list of them. Default `val`.
+    /// The split to validate on. Default `val`.
     pub val_split: Split,
-    /// Train on this many images, a seeded sample; at least 1. Default: all.
+    /// Number of training images, drawn at random with the seed; at least 1. Default: all.
     pub limit: Option<usize>,
-    /// Have this many validation images, a seeded sample; at least 1. Default: all.
+    /// Number of validation images, drawn at random with the seed; at least 1. Default: all.
     pub val_limit: Option<usize>,
-    /// Images that may be unreadable before the run fails. Default 0.
+    /// Number of unreadable images that are skipped before the run fails. Default 0.
     pub skip_corrupt: usize,
-    /// Memory for decoded images, in MiB; 0 decodes each image whenever it is used. Default 1024.
+    /// Memory for decoded images, in MiB; 0 decodes an image at each use. Default 1024.
     pub cache_mb: usize,
 }
 
@@ -46,7 +46,7 @@ impl Default for DataKeys {
 }
 
 impl DataKeys {
-    /// Where the validation images are.
+    /// The path of the validation images.
     pub fn validation_path(&self) -> &Path {
         self.val_path.as_deref().unwrap_or(&self.path)
     }
@@ -56,22 +56,23 @@ impl DataKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerKeys {
-    /// The highest learning rate of weights, biases, norms and tables, 0 to 1: the absolute one, never multiplied by
-    /// batch sizes or device counts. Default 5e-5.
+    /// The highest learning rate of weights, biases, norms and tables, 0 to 1. It is absolute: never multiplied by the batch
+    /// size or the number of devices. Default 5e-5.
     pub lr: f64,
-    /// The highest learning rate of learned scales, 0 to 1, absolute. A scale is trained as a multiple of what it was at
-    /// first, so this is the part of it that a step may change. Default 1e-3.
+    /// The highest learning rate of learned scales, 0 to 1, absolute. A scale is trained as a ratio to its initial value, so
+    /// this is about the fraction by which an iteration may change it. Default 1e-3.
     pub lr_scales: f64,
-    /// Decay of weights, 0 to 1; norms, biases, tables and scales have none. Default 0.01.
+    /// Weight decay, 0 to 1; it does not apply to norms, biases, tables and scales. Default 0.01.
     pub weight_decay: f64,
     /// Decays of the two moments, each from 0 to below 1. Default 0.9 and 0.999.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment; above 0, at most 1. Default 1e-8.
+    /// Added to the square root of the second moment; above 0, at most 1. Default 1e-8.
     pub eps: f64,
-    /// Longest gradient over all parameters, at least 0; longer ones are shortened to it. 0 never does. Default 1.
+    /// Largest norm of the gradient over all parameters, at least 0; larger gradients are scaled down to it. 0 disables
+    /// clipping. Default 1.
     pub clip_norm: f64,
-    /// Decay of the moving average of the parameters that is validated and written, from 0 (no average) to below 1.
-    /// Default 0.
+    /// Decay of the parameters' moving average, which is then validated and exported instead of the parameters; from 0 (no
+    /// average) to below 1. Default 0.
     pub ema: f64,
 }
 
@@ -89,17 +90,17 @@ impl Default for OptimizerKeys {
     }
 }
 
-/// `schedule`: the course of the learning rates; [`Schedule`](crate::schedule::Schedule) has the formula.
+/// `schedule`: the learning rates over the run; [`Schedule`](crate::schedule::Schedule) has the formula.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleKeys {
-    /// Steps from `warmup_lr` to the highest rate, fewer than the run has. Default 0: none.
+    /// Iterations of the warmup from `warmup_lr` to the highest rate; fewer than those of the run. Default 0: no warmup.
     pub warmup_steps: u64,
-    /// Rate of the weights at the first step of a warmup, 0 to `optimizer.lr`. Default 0.
+    /// Learning rate of the weights at the first iteration of the warmup, 0 to `optimizer.lr`. Default 0.
     pub warmup_lr: f64,
-    /// Rate of the weights that the cosine goes down to, 0 to `optimizer.lr`. Default 0.
+    /// Learning rate of the weights at the end of the cosine, 0 to `optimizer.lr`. Default 0.
     pub min_lr: f64,
-    /// `cosine` or `constant` after the warmup. Default `cosine`.
+    /// The learning rate after the warmup: `cosine` or `constant`. Default `cosine`.
     pub kind: ScheduleKind,
 }
 
@@ -109,14 +110,14 @@ pub struct ScheduleKeys {
 pub struct LossKeys {
     /// Weight of the cross-entropy with the labels, at least 0. Default 1.
     pub labels: f64,
-    /// Part of each label spread evenly over all classes, from 0 to below 1. Default 0.
+    /// Label smoothing: the fraction of each label that is spread evenly over all classes, from 0 to below 1. Default 0.
     pub smoothing: f64,
     /// Weight of the divergence from the teacher's distribution, at least 0. Default 1.
     pub kl: f64,
-    /// Divides both logits before that divergence, which is then multiplied by its square; above 0, at most 100.
-    /// Default 2.
+    /// Temperature of the divergence: it divides the logits of both networks, and its square multiplies the divergence.
+    /// Above 0, at most 100. Default 2.
     pub temperature: f64,
-    /// Weight of the mean squared difference from the teacher's block outputs, at least 0. Default 0.
+    /// Weight of the mean squared difference to the teacher's block outputs, at least 0. Default 0.
     pub features: f64,
 }
 
@@ -127,22 +128,22 @@ impl Default for LossKeys {
 }
 
 impl LossKeys {
-    /// Whether a part of the loss compares with a teacher.
+    /// Whether the loss needs a teacher.
     pub fn needs_teacher(&self) -> bool {
         self.kl > 0.0 || self.features > 0.0
     }
 }
 
-/// `validate`: when and on what the run is validated, on the INT8 engine where it quantizes.
+/// `validate`: how often and on which images the model is validated. A quantized training validates on the INT8 engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ValidateKeys {
-    /// Steps between validations; 0 is at the end of each epoch. The end of the run is always validated. Default 0.
+    /// Iterations between validations; 0 validates at the end of each epoch. The end of the run is always validated.
+    /// Default 0.
     pub every: u64,
-    /// Validate on the first so many of the validation images until the end of the run, which uses all; at least 1.
-    /// Default: all.
+    /// Number of validation images to use before the end of the run; the last validation uses all. At least 1. Default: all.
     pub limit: Option<usize>,
-    /// Images at a time, 1 to 65536. Default 64.
+    /// Images per batch, 1 to 65536. Default 64.
     pub batch_size: usize,
 }
 
@@ -153,20 +154,20 @@ impl Default for ValidateKeys {
 }
 
 impl ValidateKeys {
-    /// Whether a validation is due once `done` steps are done.
+    /// Whether a validation is due after `done` iterations.
     pub fn due(&self, done: u64, course: &Course) -> bool {
         let regular = if self.every == 0 { course.ends_epoch(done) } else { done.is_multiple_of(self.every) };
-        done > 0 && (regular || done == course.steps())
+        done > 0 && (regular || done == course.iterations())
     }
 }
 
-/// `checkpoint`: from which a killed run goes on.
+/// `checkpoint`: the checkpoints from which a run can be resumed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointKeys {
-    /// Steps between checkpoints; 0 writes one at the end and on an interrupt only. Default 200.
+    /// Iterations between checkpoints; 0 writes one only at the end and on an interrupt. Default 200.
     pub every: u64,
-    /// How many of the latest are kept, at least 1; with 2 a damaged one costs no run. Default 2.
+    /// Number of latest checkpoints to keep, at least 1. With 2, a run survives a damaged checkpoint. Default 2.
     pub keep: usize,
 }
 
@@ -176,13 +177,13 @@ impl Default for CheckpointKeys {
     }
 }
 
-/// `log`: what is recorded on the way.
+/// `log`: the records of the training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogKeys {
-    /// Steps between records, at least 1. Default 10.
+    /// Iterations between records, at least 1. Default 10.
     pub every: u64,
-    /// Whether to write TensorBoard events too. Default true.
+    /// Whether to also write TensorBoard events. Default true.
     pub tensorboard: bool,
 }
 

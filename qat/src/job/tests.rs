@@ -39,7 +39,7 @@ fn a_job_needs_four_keys_and_has_defaults_for_the_others() {
     assert_eq!(job, required);
     assert_eq!(job.teacher_path(), Some(Path::new("f.st")));
     assert_eq!(job.data.validation_path(), Path::new("images"));
-    assert_eq!(job.course(640).steps(), 30);
+    assert_eq!(job.course(640).iterations(), 30);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn overrides_are_typed_by_their_keys() {
     let opts = pairs(&[("MODEL.NUM_CLASSES", "10"), ("MODEL.SWIN.DEPTHS", "[2,4]")]);
     assert_eq!((job.config_overrides(), job.data.limit), (opts, None));
     // One length replaces the other.
-    assert_eq!((job.epochs, job.length()), (None, Length::Steps(20)));
+    assert_eq!((job.epochs, job.length()), (None, Length::Iterations(20)));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn values_of_another_kind_name_their_key() {
         let message = message(more, &[]);
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     }
-    assert!(message("", &[("loss", "3")]).contains("override one of the keys below"));
+    assert!(message("", &[("loss", "3")]).contains("override one of its keys"));
     assert!(message("", &[("optimizer.betas", "[1")]).contains("`[1`"));
     let text = Job::from_yaml("x", "3", &[]).unwrap_err().to_string();
     assert!(text.contains("`key: value`"), "{text}");
@@ -193,7 +193,7 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
         assert!(message.contains(key) && message.contains(remedy), "{message}");
     }
     let both = message("steps: 3\nepochs: 3\n", &[]);
-    assert!(both.contains("one length"), "{both}");
+    assert!(both.contains("only one"), "{both}");
 }
 
 #[test]
@@ -203,10 +203,10 @@ fn files_that_a_job_needs_are_asked_for() {
         ("model: q\ndata: {path: d}\noutput: o\n", "float: is not set"),
         ("model: q\nfloat: f\noutput: o\n", "data.path: is not set"),
         ("model: q\nfloat: f\ndata: {path: d}\n", "output: is not set"),
-        ("quant: off\nmodel: q\nfloat: f\ndata: {path: d}\noutput: o\n", "model: is for quant: on"),
+        ("quant: off\nmodel: q\nfloat: f\ndata: {path: d}\noutput: o\n", "model: applies to quant: on only"),
         ("quant: off\ndata: {path: d}\noutput: o\n", "random weights"),
         ("quant: off\ncfg: swin\ndata: {path: d}\noutput: o\n", "teacher: is not set"),
-        ("model: q\nfloat: f\ndata: {path: d}\noutput: o\nloss: {labels: 0, kl: 0}\n", "loss: has no part"),
+        ("model: q\nfloat: f\ndata: {path: d}\noutput: o\nloss: {labels: 0, kl: 0}\n", "loss: is empty"),
     ] {
         let message = Job::from_yaml("t", text, &[]).unwrap_err().to_string();
         assert!(message.contains(words), "{message}");

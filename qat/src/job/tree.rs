@@ -1,22 +1,22 @@
-//! From the text of a job and its overrides to one tree of values with known keys only.
+//! Parses the text of a job and its overrides into a tree of values, and refuses unknown keys.
 
 use serde_json::{Map, Value};
 
 use super::error::JobError;
 
-/// Sections whose keys belong to others: `augment` to the data set's reader, `opts` to model configurations.
+/// Sections whose keys are not checked here: `augment` belongs to the data loader, `opts` to model configurations.
 const OPEN: [&str; 2] = ["augment", "opts"];
 
-/// A tree of values and the job's keys to check it with.
+/// A tree of values, and the schema that it must fit.
 pub(super) struct Tree<'a> {
     job: &'a str,
-    /// A job with every key set, as JSON: an object for each section, a value of the right kind for each key.
+    /// A job with every key set, as JSON: an object for each section, a value of the right type for each key.
     schema: &'a Value,
     values: Map<String, Value>,
 }
 
 impl<'a> Tree<'a> {
-    /// Reads YAML. `job` is the file or name to blame.
+    /// Parses YAML; errors name `job`, the job's file or name.
     pub(super) fn parse(job: &'a str, schema: &'a Value, text: &str) -> Result<Tree<'a>, JobError> {
         let yaml_error = |problem: String| JobError::Yaml { job: job.to_owned(), problem };
         let budget = serde_saphyr::budget! {
@@ -30,7 +30,7 @@ impl<'a> Tree<'a> {
         let values = match serde_saphyr::from_str_with_options(text, options) {
             Ok(Value::Object(values)) => values,
             Ok(Value::Null) => Map::new(),
-            Ok(_) => return Err(yaml_error("is no job, whose lines are `key: value`".to_owned())),
+            Ok(_) => return Err(yaml_error("is not a job; write lines of the form `key: value`".to_owned())),
             Err(error) => return Err(yaml_error(format!("is not readable YAML: {error}"))),
         };
         let mut tree = Tree { job, schema, values };
@@ -40,7 +40,7 @@ impl<'a> Tree<'a> {
         Ok(tree)
     }
 
-    /// Checks the keys of a section and drops sections whose keys are all commented out.
+    /// Checks the keys of a section, and removes sections whose keys are all commented out.
     fn check_section(
         &self,
         prefix: &str,
@@ -65,8 +65,8 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Sets a key from the words of an override, as a later line of the file would. The length of a run has two keys,
-    /// `epochs` and `steps`: setting one takes the other back.
+    /// Sets a key from an override, as a later line of the file would. `epochs` and `steps` both give the length of the run,
+    /// so setting one removes the other.
     pub(super) fn set(&mut self, key: &str, text: &str) -> Result<(), JobError> {
         let path = self.path_of(key)?;
         let value = self.typed(key, &path, text)?;
@@ -87,7 +87,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// The parts of a dotted key that is one.
+    /// Splits a dotted key into its parts; the key must exist.
     fn path_of<'k>(&self, key: &'k str) -> Result<Vec<&'k str>, JobError> {
         if let Some(inner) = key.strip_prefix("opts.").filter(|inner| !inner.is_empty()) {
             return Ok(vec!["opts", inner]);
@@ -99,13 +99,13 @@ impl<'a> Tree<'a> {
         match parts.iter().try_fold(self.schema, |schema, part| schema.get(part)) {
             None => Err(self.unknown(key)),
             Some(Value::Object(_)) => {
-                Err(JobError::key(self.job, key, "is a section; override one of the keys below it"))
+                Err(JobError::key(self.job, key, "is a section; override one of its keys"))
             }
             Some(_) => Ok(parts),
         }
     }
 
-    /// The value of an override: the text itself where the key holds a text, else what YAML makes of it.
+    /// The value of an override: the text itself if the key takes a text, else the value that the text has in YAML.
     fn typed(&self, key: &str, path: &[&str], text: &str) -> Result<Value, JobError> {
         let known = path.iter().try_fold(self.schema, |schema, part| schema.get(part));
         match known {
@@ -116,7 +116,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// The job that the tree describes.
+    /// Converts the tree to a job.
     pub(super) fn into_job<T: serde::de::DeserializeOwned>(self) -> Result<T, JobError> {
         from_value(self.job, "", Value::Object(self.values))
     }
@@ -128,7 +128,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Reads `value`, which is found below `prefix`, blaming the key at fault.
+/// Deserializes `value`, which lies under `prefix`; errors name the key.
 pub(super) fn from_value<T: serde::de::DeserializeOwned>(
     job: &str,
     prefix: &str,
@@ -137,19 +137,19 @@ pub(super) fn from_value<T: serde::de::DeserializeOwned>(
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
         let key = if path == "." { prefix.to_owned() } else { format!("{prefix}{path}") };
-        JobError::key(job, key, plain_words(&error.into_inner().to_string()))
+        JobError::key(job, key, with_plain_types(&error.into_inner().to_string()))
     })
 }
 
-/// Serde's message without Rust's names of numbers.
-fn plain_words(message: &str) -> String {
+/// Serde's message with plain words instead of Rust's number types.
+fn with_plain_types(message: &str) -> String {
     ["f64", "u64", "usize"].iter().fold(message.to_owned(), |text, kind| {
         let plain = if *kind == "f64" { "a number" } else { "a whole number of at least 0" };
         text.replace(&format!("expected {kind}"), &format!("expected {plain}"))
     })
 }
 
-/// Every key below `schema`, dotted, sections included.
+/// Every key of `schema` as a dotted path, including sections.
 pub(super) fn keys(schema: &Value) -> Vec<String> {
     let mut names = Vec::new();
     for (key, value) in schema.as_object().into_iter().flatten() {
@@ -161,8 +161,8 @@ pub(super) fn keys(schema: &Value) -> Vec<String> {
     names
 }
 
-/// The key above `key` that already holds a value; else the one whose last part is most like that of `key`, then the
-/// one most like it as a whole.
+/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one; else the key
+/// with the most similar last part, then the most similar path.
 fn nearest_key(key: &str, schema: &Value) -> String {
     let known = keys(schema);
     let above = key.match_indices('.').map(|(at, _)| &key[..at]);

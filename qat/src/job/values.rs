@@ -1,4 +1,4 @@
-//! Values of keys that are neither numbers nor texts.
+//! The types of values that are neither numbers nor texts.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Where the training runs.
+/// The device that runs the training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// This machine's processor.
+    /// The CPU.
     #[default]
     Cpu,
-    /// The CUDA device of this number.
+    /// The CUDA device with this number.
     Cuda(usize),
 }
 
@@ -28,9 +28,9 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// `cpu`, `cuda` (the first) or `cuda:N`.
+    /// Parses `cpu`, `cuda` (the first device) or `cuda:N`.
     fn from_str(text: &str) -> Result<Device, String> {
-        let unknown = || format!("`{text}` is no device; give cpu, cuda or cuda:N");
+        let unknown = || format!("`{text}` is not a device; give cpu, cuda or cuda:N");
         match text {
             "cpu" => Ok(Device::Cpu),
             "cuda" => Ok(Device::Cuda(0)),
@@ -54,20 +54,20 @@ impl<'de> Deserialize<'de> for Device {
     }
 }
 
-/// The number format of forward and backward; parameters and the optimizer are always f32.
+/// The number format of matrix products in forward and backward passes; parameters and the optimizer are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// 32 bits.
     #[default]
     F32,
-    /// bfloat16, on a GPU.
+    /// bfloat16; on a GPU only.
     Bf16,
-    /// Half precision with a scaled loss, on a GPU.
+    /// Half precision with a scaled loss; on a GPU only.
     F16,
 }
 
-/// Which list of a data set.
+/// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
@@ -77,14 +77,14 @@ pub enum Split {
     Val,
 }
 
-/// The course of the learning rate after its warmup.
+/// The learning rate after the warmup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// Down to `min_lr` along half a cosine.
+    /// It falls to `min_lr` along half a cosine.
     #[default]
     Cosine,
-    /// As it is.
+    /// It stays at its highest value.
     Constant,
 }
 
@@ -103,22 +103,22 @@ pub enum ActivationScales {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightScales {
-    /// They follow the largest magnitude of the weights, at every step.
+    /// They are recomputed from the weights at every iteration.
     #[default]
     Recomputed,
     /// They are trained (LSQ).
     Learned,
 }
 
-/// What happens to the scales of a site.
+/// What happens to the scales of a site during training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scales {
-    /// As calibrated; activations only.
+    /// They stay as calibrated; activations only.
     Fixed,
-    /// Trained (LSQ).
+    /// They are trained (LSQ).
     Learned,
-    /// From the weights, at every step; weights only.
+    /// They are recomputed from the weights at every iteration; weights only.
     Recomputed,
 }
 
@@ -140,7 +140,7 @@ impl From<WeightScales> for Scales {
     }
 }
 
-/// `on` and `off`, which some YAML readers take for booleans and some for texts.
+/// `on` and `off`. Some YAML parsers read them as booleans, others as texts; both are accepted.
 pub(super) mod on_off {
     use super::*;
 
@@ -166,7 +166,7 @@ pub(super) mod on_off {
     }
 }
 
-/// A path that must be set in the end: absent and empty are the same, so that a shipped job can leave it open.
-pub(super) fn open_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+/// A required path that a file may leave open, as shipped jobs do, for an override to set: absent means empty.
+pub(super) fn optional_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     Ok(Option::<PathBuf>::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Files of TensorBoard events.
+//! TensorBoard event files.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,8 +10,8 @@ use super::wire::{Content, frame_of};
 
 const PREFIX: &str = "events.out.tfevents.";
 
-/// A file of TensorBoard events. Each process of a run writes its own; TensorBoard reads those of a folder in the order
-/// of their names, and drops the steps that a later one begins with.
+/// A TensorBoard event file. Each process of a run writes its own. TensorBoard reads the files of a folder in the order of
+/// their names; where a later file starts, it drops the earlier files' events from that iteration on.
 #[derive(Debug)]
 pub struct Events {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in `folder`, which is made if need be, for a run of which `done` steps are kept.
+    /// Creates a file in `folder`, and the folder if it does not exist, for a run that continues after `done` iterations.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -39,12 +39,12 @@ impl Events {
     ///
     /// # Errors
     /// [`LogError::Io`].
-    pub fn scalars(&mut self, step: u64, scalars: &[(String, f32)]) -> Result<(), LogError> {
-        self.write(step, &Content::Scalars(scalars))
+    pub fn scalars(&mut self, iteration: u64, scalars: &[(String, f32)]) -> Result<(), LogError> {
+        self.write(iteration, &Content::Scalars(scalars))
     }
 
-    fn write(&mut self, step: u64, content: &Content) -> Result<(), LogError> {
-        let frame = frame_of(wall_time(), step, content);
+    fn write(&mut self, iteration: u64, content: &Content) -> Result<(), LogError> {
+        let frame = frame_of(wall_time(), iteration, content);
         self.file.write_all(&frame).map_err(|e| LogError::io(&self.path, e))
     }
 }
@@ -54,7 +54,7 @@ fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// The second in the name of the latest file of events in `folder`; 0 where there is none.
+/// The second in the name of the latest event file in `folder`; 0 if there is none.
 fn latest(folder: &Path) -> std::io::Result<u64> {
     let mut latest = 0;
     for entry in std::fs::read_dir(folder)? {
@@ -71,12 +71,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_a_run_sort_in_the_order_they_were_begun() {
+    fn files_sort_in_the_order_of_creation() {
         let folder = tempfile::tempdir().unwrap();
         let names: Vec<PathBuf> = (0..4).map(|_| Events::open(folder.path(), 0).unwrap().path).collect();
         assert!(names.is_sorted());
         let bytes = std::fs::read(&names[0]).unwrap();
-        // The length of the first event, then further on its text.
+        // The length of the first event, and the text in it.
         assert_eq!(bytes[..8], (bytes[0] as u64).to_le_bytes());
         assert!(bytes.windows(13).any(|window| window == b"brain.Event:2"));
     }

@@ -9,21 +9,22 @@ use serde::Deserialize;
 use super::LogError;
 use super::record::Record;
 
-/// A file with a record a line. Each line is written whole by one call and not held back.
+/// A file with one record per line. Each line is written by one unbuffered call.
 #[derive(Debug)]
 pub struct JsonLines {
     path: PathBuf,
     file: File,
 }
 
-/// What is needed of a line to place it.
+/// The part of a line that is needed to decide whether it is kept.
 #[derive(Deserialize)]
-struct Place {
-    step: u64,
+struct LinePosition {
+    #[serde(rename = "step")]
+    iteration: u64,
 }
 
 impl JsonLines {
-    /// An empty file at `path`, in the place of an existing one.
+    /// Creates an empty file at `path`; replaces an existing one.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -32,11 +33,11 @@ impl JsonLines {
         Ok(JsonLines { path: path.to_owned(), file })
     }
 
-    /// The file at `path`, cut after the last record of at most `done` steps, or a new one. What follows that record is
-    /// the work of steps that are done again; a last line that a killed process left unfinished goes with it.
+    /// Opens the file at `path`, or creates it, and removes the records after iteration `done`, because those iterations are
+    /// repeated. An incomplete last line of a killed process is removed too.
     ///
     /// # Errors
-    /// [`LogError::Io`]; [`LogError::Line`] for a line before the last that is no record.
+    /// [`LogError::Io`]; [`LogError::Line`] for a line that is not a record, unless it is the last.
     pub fn resume(path: &Path, done: u64) -> Result<JsonLines, LogError> {
         let io_error = |e| LogError::io(path, e);
         let mut options = OpenOptions::new();
@@ -58,13 +59,13 @@ impl JsonLines {
     }
 }
 
-/// Length of the lines before the first that is of a later step, or torn.
+/// Total length of the lines before the first one that is incomplete or belongs to a later iteration.
 fn kept_bytes(path: &Path, text: &[u8], done: u64) -> Result<usize, LogError> {
     let mut kept = 0;
     let mut lines = text.split_inclusive(|&byte| byte == b'\n').enumerate().peekable();
     while let Some((index, line)) = lines.next() {
-        match serde_json::from_slice::<Place>(line) {
-            Ok(place) if place.step <= done && line.ends_with(b"\n") => kept += line.len(),
+        match serde_json::from_slice::<LinePosition>(line) {
+            Ok(place) if place.iteration <= done && line.ends_with(b"\n") => kept += line.len(),
             Err(e) if lines.peek().is_some() => {
                 return Err(LogError::Line {
                     path: path.to_owned(),
@@ -80,16 +81,16 @@ fn kept_bytes(path: &Path, text: &[u8], done: u64) -> Result<usize, LogError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{StepRecord, ValidationRecord};
+    use super::super::{IterationRecord, ValidationRecord};
     use super::*;
 
-    fn step(step: u64) -> Record {
-        Record::Step(StepRecord { step, ..StepRecord::default() })
+    fn record(iteration: u64) -> Record {
+        Record::Iteration(IterationRecord { iteration, ..IterationRecord::default() })
     }
 
-    fn steps(path: &Path) -> Vec<u64> {
+    fn iterations(path: &Path) -> Vec<u64> {
         let text = std::fs::read_to_string(path).unwrap();
-        text.lines().map(|line| serde_json::from_str::<Place>(line).unwrap().step).collect()
+        text.lines().map(|line| serde_json::from_str::<LinePosition>(line).unwrap().iteration).collect()
     }
 
     /// A file with records 10 to 50 and a validation at 30.
@@ -97,10 +98,10 @@ mod tests {
         let path = folder.path().join("log.jsonl");
         let mut lines = JsonLines::create(&path).unwrap();
         for at in [10, 20, 30, 40, 50] {
-            lines.write(&step(at)).unwrap();
+            lines.write(&record(at)).unwrap();
             if at == 30 {
-                let record = ValidationRecord { step: 30, ..ValidationRecord::default() };
-                lines.write(&Record::Validation(record)).unwrap();
+                let validation = ValidationRecord { iteration: 30, ..ValidationRecord::default() };
+                lines.write(&Record::Validation(validation)).unwrap();
             }
         }
         path
@@ -114,14 +115,14 @@ mod tests {
         {
             let path = written(&folder);
             let mut lines = JsonLines::resume(&path, done).unwrap();
-            assert_eq!(steps(&path), kept);
-            lines.write(&step(1000)).unwrap();
-            assert_eq!(steps(&path), [kept, &[1000]].concat());
+            assert_eq!(iterations(&path), kept);
+            lines.write(&record(1000)).unwrap();
+            assert_eq!(iterations(&path), [kept, &[1000]].concat());
         }
     }
 
     #[test]
-    fn a_torn_last_line_goes_wherever_it_was_torn() {
+    fn an_incomplete_last_line_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let whole = std::fs::read(written(&folder)).unwrap();
         let path = folder.path().join("torn.jsonl");
@@ -129,12 +130,12 @@ mod tests {
             std::fs::write(&path, &whole[..length]).unwrap();
             let complete = whole[..length].iter().filter(|&&byte| byte == b'\n').count();
             JsonLines::resume(&path, 99).unwrap();
-            assert_eq!(steps(&path).len(), complete, "{length}");
+            assert_eq!(iterations(&path).len(), complete, "{length}");
         }
     }
 
     #[test]
-    fn a_file_that_is_no_log_is_left_alone() {
+    fn a_file_that_is_not_a_log_is_left_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log.jsonl");
         std::fs::write(&path, "{\"step\":1}\nmy notes\n{\"step\":2}\n").unwrap();
@@ -142,7 +143,7 @@ mod tests {
         assert!(message.contains("log.jsonl") && message.contains("line 2"), "{message}");
         assert_eq!(std::fs::read(&path).unwrap().len(), 31);
         let absent = folder.path().join("new.jsonl");
-        JsonLines::resume(&absent, 5).unwrap().write(&step(6)).unwrap();
-        assert_eq!(steps(&absent), [6]);
+        JsonLines::resume(&absent, 5).unwrap().write(&record(6)).unwrap();
+        assert_eq!(iterations(&absent), [6]);
     }
 }

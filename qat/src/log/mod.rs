@@ -1,14 +1,14 @@
-//! What a training leaves to read: JSON lines ([`JsonLines`]) and TensorBoard events ([`Events`]), through one [`Log`].
+//! The log of a training: JSON lines ([`JsonLines`]) and TensorBoard events ([`Events`]), written through one [`Log`].
 //!
-//! `log.jsonl` has one record a line, with its `kind`:
+//! `log.jsonl` has one record per line; `kind` says what the record is, and `step` counts iterations:
 //!
 //! ```json
 //! {"kind":"step","step":10,"epoch":0.0128,"loss":0.41,"labels":0.3,"kl":0.11,"features":null,"lr":0.00005, ...}
 //! {"kind":"validation","step":782,"epoch":1.0,"images":10000,"top1":0.9412,"top5":0.9991,"agreement":0.98, ...}
 //! ```
 //!
-//! JSON has no NaN and no infinity: such a value is `null`, and the record then says so in `non_finite`, a list of its
-//! keys. A `null` not named there is a value that was not computed.
+//! JSON has neither NaN nor infinity: such a value is `null`, and its key is listed in `non_finite`. A `null` that is not
+//! listed is a value that was not computed.
 
 mod events;
 mod lines;
@@ -19,28 +19,28 @@ use std::path::{Path, PathBuf};
 
 pub use events::Events;
 pub use lines::JsonLines;
-pub use record::{Record, StepRecord, ValidationRecord};
+pub use record::{IterationRecord, Record, ValidationRecord};
 
-/// A record could not be kept.
+/// A log that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
-    /// A file could not be made, read or written.
+    /// A file could not be created, read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A line before the last of an existing file is no record.
-    #[error("{}: line {line} is no record ({problem}); move the file away to start a new one", path.display())]
+    /// A line of an existing file is not a record, and it is not the last line.
+    #[error("{}: line {line} is not a record ({problem}); move the file away to start a new one", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// Why it is none.
+        /// Why it is not a record.
         problem: String,
     },
 }
@@ -51,7 +51,7 @@ impl LogError {
     }
 }
 
-/// The records of a run.
+/// The log of a run.
 #[derive(Debug)]
 pub struct Log {
     lines: JsonLines,
@@ -59,8 +59,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Begins the records of a run in `folder`, which exists: `log.jsonl` and, with `tensorboard`, events in
-    /// `tensorboard/`. Records of an earlier run in the same place are replaced, respectively purged from view.
+    /// Starts the log of a run in the existing `folder`: `log.jsonl` and, with `tensorboard`, events in `tensorboard/`. It
+    /// replaces the JSON lines of an earlier run, and TensorBoard no longer shows that run's events.
     ///
     /// # Errors
     /// [`LogError::Io`] naming the file.
@@ -68,10 +68,11 @@ impl Log {
         Log::resume(folder, tensorboard, 0)
     }
 
-    /// Goes on with the records of a run of which `done` steps are kept: later ones are removed, as they come again.
+    /// Continues the log of a run that resumes after `done` iterations. Later records are removed, because their
+    /// iterations are repeated.
     ///
     /// # Errors
-    /// [`LogError::Io`] naming the file; [`LogError::Line`] where the existing file is no log.
+    /// [`LogError::Io`] naming the file; [`LogError::Line`] if the existing file is not a log.
     pub fn resume(folder: &Path, tensorboard: bool, done: u64) -> Result<Log, LogError> {
         let path = folder.join("log.jsonl");
         let lines = if done == 0 { JsonLines::create(&path)? } else { JsonLines::resume(&path, done)? };
@@ -79,14 +80,14 @@ impl Log {
         Ok(Log { lines, events })
     }
 
-    /// Writes a record; it is in the files when this returns.
+    /// Writes a record to the files, unbuffered.
     ///
     /// # Errors
     /// [`LogError::Io`] naming the file.
     pub fn write(&mut self, record: &Record) -> Result<(), LogError> {
         self.lines.write(record)?;
         match &mut self.events {
-            Some(events) => events.scalars(record.step(), &record.scalars()),
+            Some(events) => events.scalars(record.iteration(), &record.scalars()),
             None => Ok(()),
         }
     }
@@ -99,10 +100,12 @@ mod tests {
     #[test]
     fn a_log_writes_both_files_and_resumes_both() {
         let folder = tempfile::tempdir().unwrap();
-        let record = |step| Record::Step(StepRecord { step, loss: 0.5, ..StepRecord::default() });
+        let record = |iteration| {
+            Record::Iteration(IterationRecord { iteration, loss: 0.5, ..IterationRecord::default() })
+        };
         let mut log = Log::start(folder.path(), true).unwrap();
-        for step in 1..=3 {
-            log.write(&record(step)).unwrap();
+        for iteration in 1..=3 {
+            log.write(&record(iteration)).unwrap();
         }
         let mut log = Log::resume(folder.path(), true, 2).unwrap();
         log.write(&record(3)).unwrap();

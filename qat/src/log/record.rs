@@ -1,55 +1,55 @@
-//! Records: what is known of a step or of a validation.
+//! The log's records: of iterations and of validations.
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A step of the optimizer. Numbers are means over the step's images; `None` is what was not computed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct StepRecord {
-    /// Steps done, this one included: the first record's is at least 1.
-    pub step: u64,
+/// A record of the iterations since the previous record. Losses and accuracy are means over their images; `None` was not
+/// computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IterationRecord {
+    /// Number of iterations done, including this one.
+    pub iteration: u64,
     /// Epochs passed.
     pub epoch: f64,
-    /// The weighted sum that is minimised.
+    /// The weighted sum of the losses, which is minimised.
     pub loss: f64,
     /// Cross-entropy with the labels, before its weight.
     pub labels: Option<f64>,
-    /// Divergence from the teacher, before its weight.
+    /// Divergence from the teacher's distribution, before its weight.
     pub kl: Option<f64>,
-    /// Squared difference from the teacher's block outputs, before its weight.
+    /// Mean squared difference to the teacher's block outputs, before its weight.
     pub features: Option<f64>,
     /// Learning rate of the weights.
     pub lr: f64,
     /// Learning rate of the learned scales.
     pub lr_scales: f64,
-    /// Length of the gradient before it is clipped.
+    /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Part of the images whose label had the highest score, 0 to 1.
+    /// Fraction of the images whose label had the highest score, 0 to 1.
     pub top1: Option<f64>,
-    /// Training images a second since the record before.
+    /// Training images per second since the previous record.
     pub images_per_second: f64,
     /// Seconds of training since the process started.
     pub seconds: f64,
 }
 
 /// A validation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValidationRecord {
-    /// Steps done before it.
-    pub step: u64,
+    /// Number of iterations done before the validation.
+    pub iteration: u64,
     /// Epochs passed.
     pub epoch: f64,
-    /// Images validated on.
+    /// Number of images.
     pub images: u64,
-    /// Part of them whose label had the highest score, 0 to 1.
+    /// Fraction of the images whose label had the highest score, 0 to 1.
     pub top1: f64,
-    /// Part of them whose label was among the five highest.
+    /// Fraction of the images whose label was among the five highest scores.
     pub top5: Option<f64>,
-    /// Part of them with the teacher's highest score where the teacher has it.
+    /// Fraction of the images on which the model and the teacher predict the same class.
     pub agreement: Option<f64>,
-    /// Mean squared difference from the teacher's logits.
+    /// Mean squared difference to the teacher's logits.
     pub logit_mse: Option<f64>,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -57,24 +57,24 @@ pub struct ValidationRecord {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// `"kind": "step"`
-    Step(StepRecord),
+    Iteration(IterationRecord),
     /// `"kind": "validation"`
     Validation(ValidationRecord),
 }
 
 impl Record {
-    /// Steps done at the record.
-    pub fn step(&self) -> u64 {
+    /// Number of iterations done at the record.
+    pub fn iteration(&self) -> u64 {
         match self {
-            Record::Step(record) => record.step,
-            Record::Validation(record) => record.step,
+            Record::Iteration(record) => record.iteration,
+            Record::Validation(record) => record.iteration,
         }
     }
 
-    /// The record's line, without its end. Values that JSON has no number for are `null` and listed in `non_finite`.
+    /// The record as a JSON line, without the line feed. NaN and infinity become `null` and are listed in `non_finite`.
     pub fn to_line(&self) -> String {
         let values = self.values();
-        let mut line = format!("{{\"kind\":\"{}\",\"step\":{}", self.kind(), self.step());
+        let mut line = format!("{{\"kind\":\"{}\",\"step\":{}", self.kind(), self.iteration());
         let mut non_finite = Vec::new();
         for (key, value) in &values {
             let number = value.filter(|value| value.is_finite());
@@ -89,24 +89,24 @@ impl Record {
         line + "}"
     }
 
-    /// What TensorBoard shows, as tags and values; training under `train/`, validation under `val/`.
+    /// Tags and values for TensorBoard: `train/…` for iterations, `val/…` for validations.
     pub fn scalars(&self) -> Vec<(String, f32)> {
-        let section = if matches!(self, Record::Step(_)) { "train" } else { "val" };
+        let section = if matches!(self, Record::Iteration(_)) { "train" } else { "val" };
         let values = self.values().into_iter().filter_map(|(key, value)| Some((key, value?)));
         values.map(|(key, value)| (format!("{section}/{key}"), value as f32)).collect()
     }
 
     fn kind(&self) -> &'static str {
         match self {
-            Record::Step(_) => "step",
+            Record::Iteration(_) => "step",
             Record::Validation(_) => "validation",
         }
     }
 
-    /// Every number but the step, in the order of the line.
+    /// Every number except the iteration, in the order of the JSON line.
     fn values(&self) -> Vec<(&'static str, Option<f64>)> {
         match self {
-            Record::Step(r) => vec![
+            Record::Iteration(r) => vec![
                 ("epoch", Some(r.epoch)),
                 ("loss", Some(r.loss)),
                 ("labels", r.labels),
@@ -132,7 +132,7 @@ impl Record {
     }
 }
 
-/// Counts as whole numbers, others as they are.
+/// Writes counts as whole numbers.
 fn plain_number(key: &str, number: f64) -> Value {
     if key == "images" { Value::from(number as u64) } else { Value::from(number) }
 }
@@ -142,15 +142,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_every_key_and_says_what_was_not_finite() {
-        let record = StepRecord {
-            step: 3,
+    fn a_line_has_every_key_and_lists_values_that_are_not_finite() {
+        let record = IterationRecord {
+            iteration: 3,
             loss: f64::NAN,
             kl: Some(f64::INFINITY),
             lr: 5e-5,
-            ..StepRecord::default()
+            ..IterationRecord::default()
         };
-        let line = Record::Step(record).to_line();
+        let line = Record::Iteration(record).to_line();
         assert_eq!(
             line,
             "{\"kind\":\"step\",\"step\":3,\"epoch\":0.0,\"loss\":null,\"labels\":null,\"kl\":null,\"features\":null,\
@@ -158,7 +158,8 @@ mod tests {
              \"seconds\":0.0,\"non_finite\":[\"loss\",\"kl\"]}"
         );
         assert!(serde_json::from_str::<Value>(&line).is_ok());
-        let record = ValidationRecord { step: 9, images: 10_000, top1: 0.5, ..ValidationRecord::default() };
+        let record =
+            ValidationRecord { iteration: 9, images: 10_000, top1: 0.5, ..ValidationRecord::default() };
         let value: Value = serde_json::from_str(&Record::Validation(record).to_line()).unwrap();
         assert_eq!((value["images"].as_u64(), value["top5"].is_null()), (Some(10_000), true));
         assert!(value.get("non_finite").is_none());
@@ -166,8 +167,8 @@ mod tests {
 
     #[test]
     fn tensorboard_gets_what_was_computed() {
-        let record = StepRecord { step: 3, kl: Some(0.5), ..StepRecord::default() };
-        let scalars = Record::Step(record).scalars();
+        let record = IterationRecord { iteration: 3, kl: Some(0.5), ..IterationRecord::default() };
+        let scalars = Record::Iteration(record).scalars();
         assert!(scalars.contains(&("train/kl".to_owned(), 0.5)));
         assert!(!scalars.iter().any(|(tag, _)| tag == "train/labels"));
         let scalars = Record::Validation(ValidationRecord::default()).scalars();

@@ -1,12 +1,13 @@
 //! TensorBoard's file format: protobuf events in TFRecord frames.
 //!
-//! A frame is the length as 8 bytes, its masked CRC, the event, its masked CRC; all little-endian, CRC-32C.
+//! A frame holds the event's length in 8 bytes, the length's masked CRC, the event, and the event's masked CRC. Numbers are
+//! little-endian and the CRC is CRC-32C.
 
 use crc::{CRC_32_ISCSI, Crc};
 
 const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-/// Fields of `tensorflow.Event`, `Summary`, `Summary.Value` and `SessionLog` that are written.
+// Numbers of the fields in use of `tensorflow.Event`, `Summary`, `Summary.Value` and `SessionLog`.
 const EVENT_WALL_TIME: u32 = 1;
 const EVENT_STEP: u32 = 2;
 const EVENT_FILE_VERSION: u32 = 3;
@@ -18,25 +19,25 @@ const VALUE_SIMPLE: u32 = 2;
 const SESSION_STATUS: u32 = 1;
 const SESSION_START: u64 = 1;
 
-/// What an event says.
+/// The content of an event.
 pub(super) enum Content<'a> {
     /// The first event of a file.
     FileVersion,
-    /// The run goes on from this step: readers drop what earlier files say of it and of later ones.
+    /// The run continues at this iteration: readers drop the events of earlier files from this iteration on.
     SessionStart,
     /// Tags and values.
     Scalars(&'a [(String, f32)]),
 }
 
-/// An event, framed.
-pub(super) fn frame_of(wall_time: f64, step: u64, content: &Content) -> Vec<u8> {
+/// The frame of an event.
+pub(super) fn frame_of(wall_time: f64, iteration: u64, content: &Content) -> Vec<u8> {
     let mut event = Vec::new();
     key(&mut event, EVENT_WALL_TIME, 1);
     event.extend(wall_time.to_le_bytes());
-    // Protobuf leaves zeros out.
-    if step > 0 {
+    // Protobuf omits fields that are zero.
+    if iteration > 0 {
         key(&mut event, EVENT_STEP, 0);
-        varint(&mut event, step);
+        varint(&mut event, iteration);
     }
     match content {
         Content::FileVersion => bytes(&mut event, EVENT_FILE_VERSION, b"brain.Event:2"),
@@ -72,12 +73,13 @@ fn frame(event: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The CRC as TFRecord stores it: turned and shifted, as it is itself data under a CRC elsewhere.
+/// The CRC in TFRecord's form: rotated and offset, because the stored CRC may itself be covered by another CRC.
 fn masked_crc(data: &[u8]) -> u32 {
     CRC32C.checksum(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// A protobuf field's key: number and wire type (0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes).
+/// Writes a protobuf field's key: its number and its wire type (0 varint, 1 eight bytes, 2 bytes with a length, 5 four
+/// bytes).
 fn key(out: &mut Vec<u8>, field: u32, wire_type: u32) {
     varint(out, u64::from(field << 3 | wire_type));
 }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn crc_of_the_standard_text() {
+    fn the_crc_is_crc32c() {
         assert_eq!(CRC32C.checksum(b"123456789"), 0xe306_9283);
     }
 
@@ -124,12 +126,12 @@ mod tests {
     #[test]
     fn frames_equal_tensorboards() {
         let scalars = [("train/loss".to_owned(), 0.5), ("train/lr".to_owned(), 5e-5)];
-        for (step, content, expected) in [
+        for (iteration, content, expected) in [
             (0, Content::FileVersion, FILE_VERSION),
             (300, Content::Scalars(&scalars), SCALARS),
             (301, Content::SessionStart, SESSION),
         ] {
-            assert_eq!(hex(&frame_of(1.5e9, step, &content)), expected);
+            assert_eq!(hex(&frame_of(1.5e9, iteration, &content)), expected);
         }
     }
 

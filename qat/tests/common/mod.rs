@@ -1,6 +1,6 @@
-//! What the tests of whole networks and whole trainings share.
+//! Helpers for the tests of whole networks and whole trainings.
 
-#![allow(dead_code)] // Each test binary uses its own part.
+#![allow(dead_code)] // Each test binary uses a part of it.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use swinq_model::{
     Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy, random_model,
 };
 
-/// Two stages; the windows of the first are shifted, one window covers the second.
+/// Two stages: the first has shifted windows, one window covers the second.
 pub fn shifted() -> SwinConfig {
     SwinConfig {
         name: "shifted".to_owned(),
@@ -27,7 +27,7 @@ pub fn shifted() -> SwinConfig {
     }
 }
 
-/// A grid that neither the windows nor the merge divide.
+/// A grid that needs padding for the windows and for merging.
 pub fn padded() -> SwinConfig {
     SwinConfig {
         name: "padded".to_owned(),
@@ -37,7 +37,7 @@ pub fn padded() -> SwinConfig {
     }
 }
 
-/// What else an architecture may differ in.
+/// The optional parts of the architecture, each in its unusual form.
 pub fn odd() -> SwinConfig {
     SwinConfig {
         name: "ape, no QKV bias, own scale, no patch norm".to_owned(),
@@ -49,14 +49,14 @@ pub fn odd() -> SwinConfig {
     }
 }
 
-/// A model of random weights.
+/// A model with random weights.
 pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, false);
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
 }
 
-/// `float` calibrated on images of `source`.
+/// `float`, calibrated on images of `source`.
 pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> QuantizedModel {
     let recipe = match Recipe::shipped(recipe) {
         Some(recipe) => recipe,
@@ -73,13 +73,13 @@ pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> Quan
     .model
 }
 
-/// Values of a tensor, row-major.
+/// The values of a tensor, row-major.
 pub fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// An endless stream of images that can be told apart: each is its class's colours in stripes, under noise. Image
-/// `i` of an epoch is the same however many are in a batch.
+/// Synthetic images with separable classes: each shows stripes in its class's colours under noise. Image `i` of an epoch
+/// does not depend on the batch size.
 pub struct Images {
     pub size: usize,
     pub classes: u32,
@@ -88,7 +88,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// For `config`, with one batch an epoch.
+    /// Images for `config`, with `batches` batches per epoch.
     pub fn of(config: &SwinConfig, batch_size: usize, batches: usize) -> Images {
         Images { size: config.image_size, classes: config.num_classes as u32, batch_size, batches }
     }

@@ -18,7 +18,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| (v + 0.0).to_bits()).collect()
 }
 
-/// Every code, every tie between codes, their neighbours in f32, and what lies beyond both ends.
+/// Every code, every tie between two codes, their neighbours in f32, and values beyond both ends.
 fn around_every_code(quantizer: Quantizer) -> Vec<f32> {
     let halves = (-300..=300).map(|half| 0.5 * half as f32 * quantizer.scale());
     let near = halves.flat_map(|x| [x, x.next_up(), x.next_down()]);
@@ -35,7 +35,7 @@ fn activations() {
         let got = values(&fake_quantize(&Tape::default(), &tensor, &fake).unwrap());
         let want: Vec<f32> = x.iter().map(|x| f32::from(code(x * quantizer.recip())) * scale).collect();
         assert!(want.contains(&(-128.0 * scale)) && want.contains(&(127.0 * scale)));
-        assert_eq!(bits(&got), bits(&want), "step {scale}");
+        assert_eq!(bits(&got), bits(&want), "scale {scale}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Whole networks on a GPU against the same on the CPU. Skipped, and said so, without a GPU; a failure if `REQUIRE_IMPL`
-//! names `candle_cuda`.
+//! Whole networks on a GPU against the same networks on the CPU. Without a GPU the tests say SKIPPED, or fail if
+//! `REQUIRE_IMPL` names `candle_cuda`.
 
 use std::time::Instant;
 
@@ -21,47 +21,48 @@ fn gpu() -> Option<Device> {
     }
 }
 
-/// By name.
+/// Gradients by parameter name.
 type Gradients = BTreeMap<String, Vec<f32>>;
 
-/// Batches that are compared.
+/// Number of batches to compare.
 const BATCHES: usize = 5;
-/// What 8 bits of another rounding do to a gradient at most.
+/// Largest effect of 8-bit rounding noise on a gradient.
 const NOISE: f64 = 0.2;
 
 /// Loss and gradients on the host.
-fn step(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
+fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     let mut student = case.student_on(device);
     student.set_passes(passes);
-    let lesson = Teacher::new(&case.teacher, true, device, None).unwrap().teach(&case.batch).unwrap();
+    let teacher_output =
+        Teacher::new(&case.teacher, true, device, None).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
-        student.backward(&keys(), &logits, &case.batch, Some(&lesson), (1.0, 1.0)).unwrap();
+        student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
     let host =
         |parameter: &Tensor| values(&gradients.get(parameter).unwrap().to_device(&Device::Cpu).unwrap());
     let all = student.parameters().iter().map(|(name, p)| (name.clone(), host(p))).collect();
     (parts.total, all)
 }
 
-/// How far a step on the GPU is from one on the CPU: loss, and the gradient that is farthest (those of single steps apart:
-/// sums in which most of the terms cancel).
+/// Distances of an iteration on the GPU from one on the CPU: of the loss, and of the farthest gradient with its name.
+/// Gradients of single values are excluded, because most terms of their sums cancel.
 fn distances(case: &Case, passes: Passes, device: &Device, want: &(f64, Gradients)) -> (f64, f64, String) {
-    let (loss, gradients) = step(case, device, passes);
+    let (loss, gradients) = iteration(case, device, passes);
     let several = want.1.iter().filter(|(_, want)| want.len() > 1);
     let worst = several.map(|(name, want)| (distance(&gradients[name], want), name));
     let (worst, name) = worst.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
     ((loss / want.0 - 1.0).abs(), worst, name.clone())
 }
 
-/// Compares losses and gradients of several batches. Where there are codes, a value on the edge of two may get the other one
-/// there, and in a network this small one code can move a whole gradient: the best of the batches is held to
-/// `tolerance`, which a wrong formula would miss in all of them, and each to what noise of 8 bits does.
+/// Compares losses and gradients of several batches. A value near the edge of two codes may round to the other code on the
+/// GPU, and in a small network one code can change a whole gradient. Therefore only the best batch must be within
+/// `tolerance`, which a wrong formula would exceed in every batch; every batch must be within [`NOISE`].
 fn gpu_agrees(what: &str, mut case: Case, tolerance: f64) {
     let Some(device) = gpu() else { return };
     let mut far: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for batch in 0..BATCHES {
         case.batch = Images::of(&case.float.config, 3, BATCHES).batch(0, batch).unwrap();
-        let want = step(&case, &Device::Cpu, Passes::Fused);
+        let want = iteration(&case, &Device::Cpu, Passes::Fused);
         for (passes, key) in [(Passes::Composed, "composed"), (Passes::Fused, "fused")] {
             let (loss, worst, name) = distances(&case, passes, &device, &want);
             eprintln!("{what}, {key}: loss off by {loss:.1e}, the farthest {name} by {worst:.1e}");
@@ -75,11 +76,11 @@ fn gpu_agrees(what: &str, mut case: Case, tolerance: f64) {
     for (key, far) in far {
         assert!(far.iter().any(|far| *far < tolerance), "{what}, {key}: {far:?}");
     }
-    let [once, again] = [(); 2].map(|()| step(&case, &device, Passes::Fused).1);
-    assert_eq!(once, again, "{what}: other bits");
+    let [once, again] = [(); 2].map(|()| iteration(&case, &device, Passes::Fused).1);
+    assert_eq!(once, again, "{what}: a second run gives other bits");
 }
 
-/// Heads of 32 channels, for which attention has a kernel, in whole windows and in padded ones.
+/// Configurations with heads of 32 channels, which have a fused attention kernel: without and with padding.
 fn wide() -> [SwinConfig; 2] {
     [shifted(), padded()].map(|config| SwinConfig {
         name: format!("{}, wide", config.name),
@@ -131,7 +132,7 @@ fn gpu_updates() {
     }
 }
 
-/// The median of five, in milliseconds.
+/// The median time of five runs, in milliseconds.
 fn median(device: &Device, mut run: impl FnMut()) -> f64 {
     let mut times: Vec<f64> = (0..6)
         .map(|_| {
@@ -147,7 +148,8 @@ fn median(device: &Device, mut run: impl FnMut()) -> f64 {
     times[2]
 }
 
-/// Prints times of forward and backward of Swin-T and of the sample's shape; run by name, with `--ignored`.
+/// Prints times of forward and backward pass for Swin-T and for the sample's architecture. Run it by name with
+/// `--ignored`.
 #[test]
 #[ignore = "a measurement"]
 fn gpu_times() {
@@ -171,7 +173,7 @@ fn gpu_times() {
     }
 }
 
-/// By candle's own gradients, composed, fused.
+/// Times with candle's own gradients, composed passes and fused passes.
 fn times(
     device: &Device,
     config: &SwinConfig,
@@ -181,15 +183,16 @@ fn times(
 ) -> [f64; 3] {
     let mut case = Case::new(config.clone(), recipe, |_| learned);
     case.batch = Images::of(config, images, 1).batch(0, 0).unwrap();
-    let lesson = Teacher::new(&case.teacher, true, device, None).unwrap().teach(&case.batch).unwrap();
+    let teacher_output =
+        Teacher::new(&case.teacher, true, device, None).unwrap().forward(&case.batch).unwrap();
     let mut student = case.student_on(device);
     let reference = Reference::new(&case, student.parameters());
-    let plain = median(device, || drop(reference.gradients(&case, &keys(), &lesson)));
+    let plain = median(device, || drop(reference.gradients(&case, &keys(), &teacher_output)));
     let [composed, fused] = [Passes::Composed, Passes::Fused].map(|passes| {
         student.set_passes(passes);
         median(device, || {
             let logits = student.forward(&case.batch, None, true).unwrap();
-            student.backward(&keys(), &logits, &case.batch, Some(&lesson), (1.0, 1.0)).unwrap();
+            student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
         })
     });
     [plain, composed, fused]

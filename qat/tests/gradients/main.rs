@@ -1,5 +1,5 @@
-//! The gradients of whole networks against candle's of the same networks composed of its operations, logits against
-//! the simulation of the number contract, and fake-quantized tensors against the contract itself, bit for bit.
+//! Gradients of whole networks against candle's own gradients of the same networks; logits against the simulation of the
+//! number contract; and fake-quantized tensors against the contract itself, bit for bit.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,15 +21,15 @@ use swinq_qat::job::{LossKeys, Scales};
 use swinq_qat::scales::sites_with_scales;
 use swinq_qat::student::{Student, Teacher, is_scale};
 
-/// Every site, in signed codes.
+/// A recipe that quantizes every site with signed codes.
 pub(crate) const EVERYTHING: &str = "name: everything\nrules:\n  - {match: '**', enable: true, granularity: channel, calibrator: max}\n  - \
                               {match: '**.probs', kind: s8}\n";
-/// The default recipe with 4-bit weights, one scale for each tensor.
+/// The default recipe with 4-bit weights and one scale per tensor.
 pub(crate) const W4: &str = "name: w4\nrules:\n  - {match: '**', enable: true, granularity: tensor, calibrator: max}\n  - {match: \
                       '**.weight', bits: 4}\n  - {match: '{patch_embed,head}.**', enable: false}\n  - {match: \
                       '**.{scores,output}', enable: false}\n  - {match: '**.add.*', enable: false}\n";
 
-/// A network, its quantization, and what it is trained on.
+/// A network, its quantization, its teacher and a batch.
 pub(crate) struct Case {
     pub(crate) float: FloatModel,
     pub(crate) quantized: Option<QuantizedModel>,
@@ -39,8 +39,8 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The network of `config`; `learned` says which scales are trained. Ranges are narrowed until a good part of the
-    /// values lies outside: were they not, wrong gradients there would be lost among right ones.
+    /// A network of `config`; `learned` says which scales are trained. Ranges are narrowed, so that many values lie outside
+    /// of them and errors in the gradients of clipped values show.
     pub(crate) fn new(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
         let mut images = Images::of(&config, 3, 1);
         let (float, teacher) = (random(config.clone(), 5), random(config, 6));
@@ -60,12 +60,12 @@ impl Case {
         Case { float, quantized, policy, teacher, batch }
     }
 
-    /// A student whose trained multiples are below 1.
+    /// A student whose learned scales are below their initial values.
     pub(crate) fn student(&self) -> Student {
         self.student_on(&Device::Cpu)
     }
 
-    /// As [`Case::student`], on `device`.
+    /// [`Case::student`] on `device`.
     pub(crate) fn student_on(&self, device: &Device) -> Student {
         let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
         let mut student = Student::new(&self.float, quantized, device, None).unwrap();
@@ -83,56 +83,58 @@ fn keys() -> LossKeys {
     LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, features: 0.4 }
 }
 
-/// The distance of two vectors by the length of the second.
+/// The distance of two vectors, relative to the length of the second.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
     let difference = squares(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
     (difference / squares(&mut b.iter().map(|&b| f64::from(b)))).sqrt()
 }
 
-/// Loss and gradients of the student against the reference's, to `tolerance` (relative; of a vector, by its length).
+/// Compares the student's loss and gradients with the reference's, within the relative `tolerance`.
 fn agree(what: &str, case: &Case, tolerance: f64) {
     let mut student = case.student();
-    let lesson = Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().teach(&case.batch).unwrap();
+    let teacher_output =
+        Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
-        student.backward(&keys(), &logits, &case.batch, Some(&lesson), (1.0, 1.0)).unwrap();
+        student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
     let reference = Reference::new(case, student.parameters());
-    let (loss, wanted) = reference.gradients(case, &keys(), &lesson);
+    let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
     assert!((parts.total / loss - 1.0).abs() < tolerance, "{what}: {} instead of {loss}", parts.total);
-    let (mut errors, mut steps) = (Vec::new(), BTreeMap::<&str, Vec<f64>>::new());
+    let (mut errors, mut scales) = (Vec::new(), BTreeMap::<&str, Vec<f64>>::new());
     for (name, parameter) in student.parameters() {
         let want = values(&wanted[name]);
         assert!(want.iter().any(|w| *w != 0.0), "{what}: {name} has no gradient to compare");
         let got = values(gradients.get(parameter).unwrap_or_else(|| panic!("{what}: no gradient of {name}")));
         let error = distance(&got, &want);
         match is_scale(name) {
-            true => steps.entry(kind(name)).or_default().push(error),
+            true => scales.entry(kind(name)).or_default().push(error),
             false => errors.push((error, name)),
         }
     }
     let worst = errors.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
     eprintln!("{what}: {} gradients, the farthest {} by {:.1e}", wanted.len(), worst.1, worst.0);
     assert!(worst.0 < tolerance, "{what}: the gradient of {} is off by {}", worst.1, worst.0);
-    for (kind, mut errors) in steps {
+    for (kind, mut errors) in scales {
         errors.sort_by(f64::total_cmp);
         let (median, last) = (errors[(errors.len() - 1) / 2], errors[errors.len() - 1]);
-        eprintln!("    {} steps of kind {kind}: {median:.1e}, at most {last:.1e}", errors.len());
-        assert!(median < tolerance, "{what}: the gradients of steps of kind {kind} are off by {median}");
+        eprintln!("    {} scales of kind {kind}: {median:.1e}, at most {last:.1e}", errors.len());
+        assert!(median < tolerance, "{what}: the gradients of scales of kind {kind} are off by {median}");
         assert!(last.is_finite(), "{what}: {kind}");
     }
 }
 
-/// What a step is of, such as `input`, `q`, `weight`. The gradient of one step is a single sum of terms of both signs, which
-/// one other code may move far where they cancel; a wrong formula would move those of all steps of a kind.
+/// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of both signs;
+/// where they cancel, one different code may change it much. A wrong formula changes the gradients of all scales of a
+/// kind, so the median is compared.
 fn kind(name: &str) -> &str {
     name.rsplit('.').next().unwrap()
 }
 
-/// Both add the same numbers in other orders.
+/// Tolerance without quantization: both add the same numbers, in different orders.
 const ROUNDING: f64 = 1e-4;
-/// Beside that, some values round to the neighbouring code in one of the two. Were all of them others, gradients would
-/// differ by the noise of 8 bits, some parts of a hundred; a formula that is wrong makes them differ by more.
+/// Tolerance with quantization: some values round to neighbouring codes in one of the two. If all of them did, gradients
+/// would differ by a few percent; a wrong formula makes them differ by more.
 const CODES: f64 = 2e-2;
 
 #[test]
@@ -161,12 +163,12 @@ fn every_site_with_a_trained_scale() {
 }
 
 #[test]
-fn four_bits_and_one_scale_a_tensor() {
+fn four_bits_and_one_scale_per_tensor() {
     agree("w4, recomputed", &Case::new(shifted(), Some(W4), |_| false), CODES);
     agree("w4, trained", &Case::new(shifted(), Some(W4), |site| site.is_weight()), CODES);
 }
 
-/// The ratio of signal to noise of `got`, in dB.
+/// The signal-to-noise ratio of `got`, in dB.
 fn sqnr(got: &[f32], want: &[f32]) -> f64 {
     -20.0 * distance(got, want).log10()
 }
@@ -191,7 +193,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
     }
 }
 
-/// Parameters by name, as copies that no training changes.
+/// Copies of parameters, which no training changes.
 pub(crate) fn copies(parameters: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     parameters.iter().map(|(name, tensor)| (name.clone(), tensor.copy().unwrap())).collect()
 }

@@ -1,11 +1,11 @@
-//! Whole trainings of a tiny network: what a step does, going on after a stop, damaged checkpoints, divergence.
+//! Whole trainings of a tiny network: iterations, resuming, damaged checkpoints, divergence.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod divergence;
+mod iterations;
 mod resuming;
 mod snapshots;
-mod steps;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use common::{Images, calibrated, random, shifted, values};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{BoxError, QuantizedModel, SwinConfig};
 use swinq_qat::job::{Course, Identity, Job};
-use swinq_qat::log::StepRecord;
+use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
-use swinq_qat::{Hooks, Outcome, QatError, Start, StepReport, Trainer, Validation, run};
+use swinq_qat::{Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
 
-/// Signed codes at most sites, all steps trained, accumulation, DropPath, an average: as much state as there can be.
+/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, a moving average, a warmup.
 pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
                         drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n";
 
-/// A job and what it starts from.
+/// A job and its models.
 pub(crate) struct Setup {
     pub(crate) job: Job,
     pub(crate) float: FloatModel,
@@ -32,15 +32,16 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Steps of four images; `keys` are more lines of the job, `recipe` is that of the calibrated checkpoint.
-    pub(crate) fn new(recipe: Option<&str>, steps: u64, keys: &str) -> Setup {
+    /// A job of `iterations` with batches of four images. `keys` are further lines of the job; `recipe` is the recipe of the
+    /// calibrated checkpoint, `None` for a float training.
+    pub(crate) fn new(recipe: Option<&str>, iterations: u64, keys: &str) -> Setup {
         let config = SwinConfig { depths: vec![2, 1], ..shifted() };
         let float = random(config, 5);
         let folder = tempfile::tempdir().unwrap();
         let model = if recipe.is_some() { "model: q\n" } else { "quant: off\n" };
         let output = folder.path().display();
         let text = format!(
-            "{model}float: f\ndata: {{path: d}}\noutput: {output}\nsteps: {steps}\nbatch_size: 4\n{keys}"
+            "{model}float: f\ndata: {{path: d}}\noutput: {output}\nsteps: {iterations}\nbatch_size: 4\n{keys}"
         );
         let job = Job::from_yaml("test", &text, &[]).unwrap();
         let quantized = recipe.map(|recipe| calibrated(&float, recipe, &mut Images::of(&float.config, 4, 1)));
@@ -56,14 +57,14 @@ impl Setup {
             drop_path: self.job.drop_path.unwrap_or(0.0),
             device: Device::Cpu,
         };
-        Trainer::new(&start, Schedule::of(&self.job, self.course().steps()).unwrap()).unwrap()
+        Trainer::new(&start, Schedule::of(&self.job, self.course().iterations()).unwrap()).unwrap()
     }
 
     pub(crate) fn course(&self) -> Course {
         self.job.course(self.images().batches * self.job.batch_size)
     }
 
-    /// Three batches an epoch, so that steps of two batches cross its end.
+    /// Three batches per epoch, so that iterations of two batches cross its end.
     pub(crate) fn images(&self) -> Images {
         Images::of(&self.float.config, self.job.batch_size, 3)
     }
@@ -87,18 +88,18 @@ impl Setup {
         let outcome = self.run(&mut trainer, &mut watch, resume).unwrap();
         assert!(matches!(outcome, Outcome::Finished(_)));
         Finished {
-            checkpoint: std::fs::read(self.checkpoint(self.course().steps())).unwrap(),
+            checkpoint: std::fs::read(self.checkpoint(self.course().iterations())).unwrap(),
             model: exported(&trainer),
             said: watch.said,
         }
     }
 
-    /// Trains until `step` is done.
-    pub(crate) fn stop_at(&self, step: u64, resume: bool) -> PathBuf {
-        let mut watch = Watch { stop_at: Some(step), ..Watch::default() };
+    /// Trains until `iteration` is done.
+    pub(crate) fn stop_at(&self, iteration: u64, resume: bool) -> PathBuf {
+        let mut watch = Watch { stop_at: Some(iteration), ..Watch::default() };
         match self.run(&mut self.trainer(), &mut watch, resume).unwrap() {
             Outcome::Stopped(path) => path,
-            Outcome::Finished(_) => panic!("step {step} did not stop the training"),
+            Outcome::Finished(_) => panic!("iteration {iteration} did not stop the training"),
         }
     }
 
@@ -106,12 +107,12 @@ impl Setup {
         swinq_qat::run::checkpoints(self.folder.path())
     }
 
-    pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
-        self.checkpoints().join(format!("step-{step:09}.safetensors"))
+    pub(crate) fn checkpoint(&self, iteration: u64) -> PathBuf {
+        self.checkpoints().join(format!("step-{iteration:09}.safetensors"))
     }
 }
 
-/// What a training left.
+/// The results of a training.
 pub(crate) struct Finished {
     pub(crate) checkpoint: Vec<u8>,
     pub(crate) model: Vec<u8>,
@@ -126,7 +127,7 @@ impl Finished {
     }
 }
 
-/// The bytes of the model as it would be written.
+/// The bytes of the exported model's file.
 pub(crate) fn exported(trainer: &Trainer) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
@@ -134,7 +135,7 @@ pub(crate) fn exported(trainer: &Trainer) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// Every parameter's values by name.
+/// The values of every parameter, by name.
 pub(crate) fn parameters(trainer: &mut Trainer) -> BTreeMap<String, Vec<f32>> {
     let (_, state) = trainer.state();
     state.parameters.iter().map(|(name, tensor)| (name.clone(), values(tensor))).collect()
@@ -148,7 +149,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Hooks that keep what they hear and stop on demand.
+/// Hooks that record their calls and stop the training on demand.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) stop_at: Option<u64>,
@@ -165,7 +166,7 @@ impl Hooks for Watch {
         Ok(Validation { images: 1, ..Validation::default() })
     }
 
-    fn progress(&mut self, done: u64, report: &StepReport, _: Option<&StepRecord>) {
+    fn progress(&mut self, done: u64, report: &IterationReport, _: Option<&IterationRecord>) {
         self.done = done;
         self.losses.push(report.loss.total);
     }

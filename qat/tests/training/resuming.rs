@@ -1,53 +1,53 @@
-//! Going on after a stop gives what an uninterrupted training gives.
+//! A resumed training gives the same files as an uninterrupted one.
 
 use super::*;
 
-const STEPS: u64 = 6;
+const ITERATIONS: u64 = 6;
 
 #[test]
-fn from_every_step_to_the_same_bytes() {
-    let whole = Setup::new(Some("mode1"), STEPS, FULL).finish(false);
-    for step in 1..STEPS {
-        let setup = Setup::new(Some("mode1"), STEPS, FULL);
-        assert_eq!(setup.stop_at(step, false), setup.checkpoint(step));
+fn resuming_after_any_iteration_gives_the_same_bytes() {
+    let whole = Setup::new(Some("mode1"), ITERATIONS, FULL).finish(false);
+    for iteration in 1..ITERATIONS {
+        let setup = Setup::new(Some("mode1"), ITERATIONS, FULL);
+        assert_eq!(setup.stop_at(iteration, false), setup.checkpoint(iteration));
         let resumed = setup.finish(true);
-        assert_eq!(resumed.said[0], format!("goes on after step {step}"));
-        resumed.equals(&whole, &format!("stopped at {step}"));
+        assert_eq!(resumed.said[0], format!("continues after iteration {iteration}"));
+        resumed.equals(&whole, &format!("stopped after {iteration}"));
     }
 }
 
 #[test]
-fn stopped_at_every_step() {
+fn a_training_may_stop_after_every_iteration() {
     for recipe in [None, Some("default")] {
         let keys = "optimizer: {lr: 3.1e-3, ema: 0.9}\nschedule: {warmup_steps: 2}\n";
-        let whole = Setup::new(recipe, STEPS, keys).finish(false);
-        let setup = Setup::new(recipe, STEPS, keys);
-        for step in 1..STEPS {
-            setup.stop_at(step, true);
+        let whole = Setup::new(recipe, ITERATIONS, keys).finish(false);
+        let setup = Setup::new(recipe, ITERATIONS, keys);
+        for iteration in 1..ITERATIONS {
+            setup.stop_at(iteration, true);
         }
-        setup.finish(true).equals(&whole, "stopped at every step");
+        setup.finish(true).equals(&whole, "stopped after every iteration");
     }
 }
 
-/// Killed between checkpoints, a training does its last steps again; its log then has each step once.
+/// A training that is killed between two checkpoints repeats its last iterations; its log then has each iteration once.
 #[test]
 fn from_an_earlier_checkpoint() {
     let keys = format!("{FULL}checkpoint: {{every: 2}}\nlog: {{every: 1}}\n");
-    let whole = Setup::new(Some("mode1"), STEPS, &keys).finish(false);
-    let setup = Setup::new(Some("mode1"), STEPS, &keys);
+    let whole = Setup::new(Some("mode1"), ITERATIONS, &keys).finish(false);
+    let setup = Setup::new(Some("mode1"), ITERATIONS, &keys);
     let newest = setup.stop_at(5, false);
     std::fs::remove_file(newest).unwrap();
-    setup.finish(true).equals(&whole, "from step 4");
+    setup.finish(true).equals(&whole, "from iteration 4");
     let log = std::fs::read_to_string(setup.folder.path().join("log.jsonl")).unwrap();
-    for step in 1..=STEPS {
-        let text = format!("\"kind\":\"step\",\"step\":{step},");
-        assert_eq!(log.matches(&text).count(), 1, "step {step}: {log}");
+    for iteration in 1..=ITERATIONS {
+        let text = format!("\"kind\":\"step\",\"step\":{iteration},");
+        assert_eq!(log.matches(&text).count(), 1, "iteration {iteration}: {log}");
     }
 }
 
 #[test]
-fn trained_scales_are_taken_up_and_not_made_anew() {
-    let setup = Setup::new(Some("mode1"), STEPS, FULL);
+fn learned_scales_are_restored() {
+    let setup = Setup::new(Some("mode1"), ITERATIONS, FULL);
     setup.stop_at(3, false);
     let mut trainer = setup.trainer();
     let fresh = parameters(&mut trainer);
@@ -56,7 +56,7 @@ fn trained_scales_are_taken_up_and_not_made_anew() {
         swinq_qat::snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, &mut |text| {
             panic!("{text}")
         });
-    assert_eq!(found.unwrap().unwrap().step, 3);
+    assert_eq!(found.unwrap().unwrap().iteration, 3);
     let resumed = parameters(&mut trainer);
     let scales: Vec<&String> = fresh.keys().filter(|name| name.starts_with("scale.")).collect();
     assert!(scales.len() > 40, "{} scales", scales.len());
@@ -67,7 +67,7 @@ fn trained_scales_are_taken_up_and_not_made_anew() {
 }
 
 #[test]
-fn a_training_that_is_complete_is_validated_again_and_unchanged() {
+fn a_complete_training_is_validated_again_and_unchanged() {
     let setup = Setup::new(Some("default"), 3, FULL);
     let first = setup.finish(false);
     let again = setup.finish(true);
@@ -76,7 +76,7 @@ fn a_training_that_is_complete_is_validated_again_and_unchanged() {
 }
 
 #[test]
-fn resuming_without_a_checkpoint_begins() {
+fn resuming_without_a_checkpoint_starts_from_the_beginning() {
     let setup = Setup::new(Some("default"), 3, FULL);
     let resumed = setup.finish(true);
     assert!(resumed.said[0].contains("no checkpoint"), "{:?}", resumed.said);
@@ -101,7 +101,7 @@ fn another_job_is_refused_by_the_keys_that_differ() {
     let before = std::fs::read(setup.checkpoint(1)).unwrap();
     setup.job.seed = 9;
     setup.job.optimizer.lr = 2e-3;
-    setup.job.log.every = 1; // which changes nothing
+    setup.job.log.every = 1; // It has no effect on the result.
     let error = setup.run(&mut setup.trainer(), &mut Watch::default(), true).unwrap_err();
     let message = error.to_string();
     for word in ["seed is 9 and was 0", "optimizer.lr is 0.002 and was 0.001", "another `output`"] {
@@ -111,9 +111,9 @@ fn another_job_is_refused_by_the_keys_that_differ() {
     assert!(before == std::fs::read(setup.checkpoint(1)).unwrap());
 }
 
-/// Numbers of a job come back from its checkpoint as they were, whichever they are.
+/// A job's numbers keep their bits in a checkpoint.
 #[test]
-fn a_job_is_itself_whatever_its_numbers() {
+fn numbers_of_a_job_keep_their_bits_in_a_checkpoint() {
     let mut random = 0x1234_5678_9abc_def1u64;
     for _ in 0..300 {
         random ^= random << 13;

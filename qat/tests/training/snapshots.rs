@@ -1,4 +1,4 @@
-//! Checkpoints on disk: damage, rotation.
+//! Checkpoints on disk: damage and rotation.
 
 use swinq_qat::snapshot;
 use swinq_qat::snapshot::Progress;
@@ -7,8 +7,8 @@ use super::*;
 
 const KEYS: &str = "checkpoint: {every: 1, keep: 3}\noptimizer: {lr: 1e-3}\n";
 
-/// Takes up the latest whole checkpoint; what it holds, and the warnings.
-fn take_up(setup: &Setup) -> (Option<Progress>, BTreeMap<String, Vec<f32>>, Vec<String>) {
+/// Resumes from the latest intact checkpoint; returns its progress, its parameters and the warnings.
+fn resume_latest(setup: &Setup) -> (Option<Progress>, BTreeMap<String, Vec<f32>>, Vec<String>) {
     let mut trainer = setup.trainer();
     let mut warnings = Vec::new();
     let (_, mut state) = trainer.state();
@@ -28,28 +28,28 @@ fn the_latest_are_kept() {
 }
 
 #[test]
-fn a_torn_checkpoint_is_skipped_and_the_one_before_is_used() {
+fn a_truncated_checkpoint_is_skipped_for_the_previous_one() {
     let setup = Setup::new(Some("default"), 5, KEYS);
     setup.stop_at(4, false);
     let (newest, whole) = (setup.checkpoint(4), std::fs::read(setup.checkpoint(4)).unwrap());
     for length in [0, 7, 8, 100, whole.len() / 3, whole.len() - 4, whole.len() - 1] {
         std::fs::write(&newest, &whole[..length]).unwrap();
-        let (found, _, warnings) = take_up(&setup);
-        assert_eq!(found.unwrap().step, 3, "{length} bytes");
+        let (found, _, warnings) = resume_latest(&setup);
+        assert_eq!(found.unwrap().iteration, 3, "{length} bytes");
         assert!(warnings.len() == 1 && warnings[0].contains("step-000000004"), "{warnings:?}");
     }
     let resumed = setup.finish(true);
     assert!(resumed.said[0].starts_with("warning: "), "{:?}", resumed.said);
-    resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(false), "after a torn checkpoint");
+    resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(false), "after a truncated checkpoint");
 }
 
-/// Wherever a bit flips, the file is skipped or what it says is what it said.
+/// A file with a flipped bit is skipped, or the bit has no meaning and the file reads as before.
 #[test]
 fn a_flipped_bit_is_noticed() {
     let setup = Setup::new(None, 3, KEYS);
     setup.stop_at(2, false);
     let (newest, whole) = (setup.checkpoint(2), std::fs::read(setup.checkpoint(2)).unwrap());
-    let (progress, values, warnings) = take_up(&setup);
+    let (progress, values, warnings) = resume_latest(&setup);
     assert!(warnings.is_empty());
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let job = whole.windows(14).position(|part| part == b"swinq_training").unwrap();
@@ -60,11 +60,11 @@ fn a_flipped_bit_is_noticed() {
         let mut damaged = whole.clone();
         damaged[at] ^= 1 << (count % 7);
         std::fs::write(&newest, &damaged).unwrap();
-        let (found, other, warnings) = take_up(&setup);
+        let (found, other, warnings) = resume_latest(&setup);
         if warnings.is_empty() {
             assert!(found == progress && other == values, "byte {at} of {}", whole.len());
         } else {
-            assert_eq!(found.unwrap().step, 1, "byte {at}");
+            assert_eq!(found.unwrap().iteration, 1, "byte {at}");
             noticed += 1;
         }
     }
@@ -72,27 +72,27 @@ fn a_flipped_bit_is_noticed() {
 }
 
 #[test]
-fn a_damaged_later_checkpoint_does_not_crowd_out_a_whole_one() {
+fn a_damaged_later_checkpoint_does_not_displace_an_intact_one() {
     let setup = Setup::new(None, 6, "checkpoint: {every: 0, keep: 1}\n");
     setup.stop_at(5, false);
     std::fs::write(setup.checkpoint(5), b"torn").unwrap();
     setup.stop_at(2, true);
     assert!(setup.checkpoint(2).exists(), "{:?}", names(&setup.checkpoints()));
-    let (found, ..) = take_up(&setup);
-    assert_eq!(found.unwrap().step, 2);
+    let (found, ..) = resume_latest(&setup);
+    assert_eq!(found.unwrap().iteration, 2);
     setup.finish(true);
     assert_eq!(names(&setup.checkpoints()), ["step-000000006.safetensors"]);
 }
 
-/// What a killed write leaves is no checkpoint, and does not stay for ever.
+/// The temporary file of a killed process is not a checkpoint and is removed later.
 #[test]
-fn parts_of_a_killed_write_are_swept_away() {
+fn temporary_files_of_killed_processes_are_removed() {
     let setup = Setup::new(None, 3, KEYS);
     setup.stop_at(2, false);
     let part = setup.checkpoints().join(".swinq-abc123.part");
     std::fs::write(&part, b"half").unwrap();
-    let (found, _, warnings) = take_up(&setup);
-    assert_eq!(found.unwrap().step, 2);
+    let (found, _, warnings) = resume_latest(&setup);
+    assert_eq!(found.unwrap().iteration, 2);
     assert!(warnings.is_empty());
     setup.finish(true);
     assert!(!part.exists());

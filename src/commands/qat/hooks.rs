@@ -5,8 +5,8 @@ use std::io::IsTerminal;
 use indicatif::{ProgressBar, ProgressStyle};
 use swinq_model::{BoxError, QuantizedModel};
 use swinq_qat::job::Course;
-use swinq_qat::log::StepRecord;
-use swinq_qat::{Hooks, StepReport, Validation};
+use swinq_qat::log::IterationRecord;
+use swinq_qat::{Hooks, IterationReport, Validation};
 
 use crate::interrupt;
 use crate::out::say;
@@ -26,7 +26,7 @@ impl TrainHooks {
         let bar = std::io::stderr().is_terminal().then(|| {
             let template = "[{bar:24}] {pos}/{len} steps, {msg}, ETA {eta}";
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
-            ProgressBar::new(course.steps()).with_style(style.progress_chars("=> "))
+            ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
         });
         TrainHooks { validator, bar, course: *course }
     }
@@ -40,7 +40,7 @@ impl TrainHooks {
 }
 
 /// Loss, accuracy and rate since the record before.
-fn line(record: &StepRecord) -> String {
+fn line(record: &IterationRecord) -> String {
     let top1 = record.top1.map(|top1| format!(", top-1 {:.1} %", 100.0 * top1)).unwrap_or_default();
     format!("loss {:.4}{top1}, {:.0} images/s", record.loss, record.images_per_second)
 }
@@ -50,12 +50,12 @@ impl Hooks for TrainHooks {
         self.validator.validate(model, end)
     }
 
-    fn progress(&mut self, done: u64, _: &StepReport, record: Option<&StepRecord>) {
+    fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {
         let Some(bar) = &self.bar else {
             if let Some(record) = record {
-                let left = (self.course.steps() - done) * self.course.images_per_step();
+                let left = (self.course.iterations() - done) * self.course.images_per_iteration();
                 let eta = left as f64 / record.images_per_second;
-                eprintln!("qat: {done}/{} steps, {}, ETA {eta:.0} s", self.course.steps(), line(record));
+                eprintln!("qat: {done}/{} steps, {}, ETA {eta:.0} s", self.course.iterations(), line(record));
             }
             return;
         };

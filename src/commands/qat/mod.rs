@@ -32,7 +32,7 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     let inputs = Inputs::load(&job)?;
     let mut source = loader(&job, &inputs, augment)?;
     let course = job.course(source.images());
-    let schedule = Schedule::of(&job, course.steps())?;
+    let schedule = Schedule::of(&job, course.iterations())?;
     describe(&job, &inputs, &course, &schedule);
     let start = Start {
         job: &job,
@@ -118,9 +118,9 @@ fn describe(job: &Job, inputs: &Inputs, course: &Course, schedule: &Schedule) {
     say!("validation  {} of {}", inputs.val.ids.len(), inputs.val.dataset.describe());
     say!(
         "length      {} steps of {} images, {:.2} epochs",
-        course.steps(),
-        course.images_per_step(),
-        course.epoch(course.steps())
+        course.iterations(),
+        course.images_per_iteration(),
+        course.epoch(course.iterations())
     );
     say!("drop path   {}", inputs.drop_path);
     say!("learning rates (absolute):\n{schedule}");

@@ -1,4 +1,4 @@
-//! What steps do to the parameters.
+//! The effect of iterations on the parameters.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn the_loss_falls() {
         setup.run(&mut setup.trainer(), &mut watch, false).unwrap();
         let (first, last) = (mean(&watch.losses[..5]), mean(&watch.losses[25..]));
         assert!(last < 0.5 * first, "{recipe:?}: from {first} to {last}");
-        // Ten epochs of three steps; the last ends with the training.
+        // Ten epochs of three iterations; the training ends with the last.
         assert_eq!((watch.validated.len(), watch.validated.last()), (10, Some(&true)));
         let log = std::fs::read_to_string(setup.folder.path().join("log.jsonl")).unwrap();
         assert_eq!(log.lines().filter(|line| line.contains("\"kind\":\"step\"")).count(), 30);
@@ -44,12 +44,12 @@ fn a_learning_rate_of_zero_changes_no_bit() {
         let mut watch = Watch::default();
         setup.run(&mut trainer, &mut watch, false).unwrap();
         assert!(before == parameters(&mut trainer), "{recipe:?}: a parameter moved");
-        assert!(model == exported(&trainer), "{recipe:?}: the model is another");
+        assert!(model == exported(&trainer), "{recipe:?}: the model changed");
         assert!(watch.losses[0] > 0.0);
     }
 }
 
-/// With an `eps` of 1 AdamW's first step is the gradient's multiple, so that steps compare as gradients do.
+/// With an `eps` of 1, AdamW's first update is about a multiple of the gradient, so that updates compare like gradients.
 #[test]
 fn two_batches_of_four_are_one_of_eight() {
     let keys = "optimizer: {lr: 1, eps: 1, clip_norm: 0, weight_decay: 0}\n";
@@ -59,7 +59,7 @@ fn two_batches_of_four_are_one_of_eight() {
             (setup.job.accumulate, setup.job.batch_size) = (accumulate, batch_size);
             let mut trainer = setup.trainer();
             let before = parameters(&mut trainer);
-            let report = trainer.step(&mut setup.images()).unwrap();
+            let report = trainer.iterate(&mut setup.images()).unwrap();
             let after = parameters(&mut trainer);
             let change = |(name, b): (&String, &Vec<f32>)| {
                 b.iter().zip(&after[name]).map(|(b, a)| f64::from(a - b)).collect::<Vec<_>>()
@@ -71,10 +71,10 @@ fn two_batches_of_four_are_one_of_eight() {
         assert_eq!((twice.loss.labelled, twice.loss.correct), (8, once.loss.correct));
         let length = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let apart = length(&mut a.iter().zip(&b).map(|(a, b)| a - b)) / length(&mut b.iter().copied());
-        assert!(apart < tolerance, "{recipe:?}: steps differ by {apart}");
+        assert!(apart < tolerance, "{recipe:?}: the updates differ by {apart}");
         let halves = moved(1, 4).1;
         let far = length(&mut halves.iter().zip(&b).map(|(a, b)| a - b)) / length(&mut b.iter().copied());
-        assert!(far > 10.0 * tolerance, "{recipe:?}: half of the images move as much as all of them");
+        assert!(far > 10.0 * tolerance, "{recipe:?}: half of the images give the update of all of them");
     }
 }
 
@@ -89,7 +89,7 @@ fn a_seed_gives_the_same_files_twice_on_any_number_of_threads() {
     let first = train(1, 0);
     first.equals(&train(1, 0), "again");
     first.equals(&train(3, 0), "with three threads");
-    // The images are the same, the dropped branches are not.
+    // The images are the same; the dropped branches differ.
     assert!(first.model != train(1, 1).model, "another seed gave the same model");
 }
 
@@ -104,7 +104,7 @@ fn the_average_follows_the_parameters() {
     let mut expected: BTreeMap<String, Vec<f64>> =
         start.iter().map(|(name, v)| (name.clone(), v.iter().map(|&x| f64::from(x)).collect())).collect();
     for _ in 0..2 {
-        trainer.step(&mut images).unwrap();
+        trainer.iterate(&mut images).unwrap();
         for (name, values) in parameters(&mut trainer) {
             let average = expected.get_mut(&name).unwrap().iter_mut().zip(values);
             average.for_each(|(a, v)| *a = decay * *a + (1.0 - decay) * f64::from(v));
@@ -117,12 +117,12 @@ fn the_average_follows_the_parameters() {
             assert!((f64::from(*got) - want).abs() < 1e-6, "{name}: {got} instead of {want}");
         }
     }
-    assert!(written.tensors["head.weight"].data != now["head.weight"], "the last values were written");
+    assert!(written.tensors["head.weight"].data != now["head.weight"], "the last parameters were exported");
 }
 
-/// A batch whose images were all left out, as corrupt ones are.
+/// A batch is empty if all its images were skipped as corrupt.
 #[test]
-fn a_batch_without_images_adds_nothing() {
+fn an_empty_batch_adds_nothing() {
     struct Empty(Images);
     impl swinq_model::BatchSource for Empty {
         fn batches(&self) -> usize {
@@ -143,11 +143,11 @@ fn a_batch_without_images_adds_nothing() {
         let setup = Setup::new(recipe, 2, "optimizer: {lr: 1e-3, weight_decay: 0}\n");
         let mut trainer = setup.trainer();
         let before = parameters(&mut trainer);
-        let report = trainer.step(&mut Empty(setup.images())).unwrap();
+        let report = trainer.iterate(&mut Empty(setup.images())).unwrap();
         assert_eq!((report.loss.labelled, report.loss.total), (0, 0.0));
-        assert!(before == parameters(&mut trainer), "{recipe:?}: nothing moved something");
-        trainer.step(&mut Empty(setup.images())).unwrap();
-        assert!(before != parameters(&mut trainer), "{recipe:?}: the next step did nothing");
-        assert_eq!(trainer.step_count(), 2);
+        assert!(before == parameters(&mut trainer), "{recipe:?}: an empty batch changed a parameter");
+        trainer.iterate(&mut Empty(setup.images())).unwrap();
+        assert!(before != parameters(&mut trainer), "{recipe:?}: the next iteration changed nothing");
+        assert_eq!(trainer.iterations_done(), 2);
     }
 }
