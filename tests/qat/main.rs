@@ -84,11 +84,11 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     let assert = folder.run(&[]).success();
     let (out, err) = (stdout(&assert), stderr(&assert));
     for word in
-        ["learning rates", "3 steps of 2 images", "top-1", "agreement with the teacher", "peak memory"]
+        ["learning rates", "3 iterations of 2 images", "top-1", "agreement with the teacher", "peak memory"]
     {
         assert!(out.contains(word), "`{word}` is not in: {out}");
     }
-    for word in ["qat: 3/3 steps, loss ", "images/s, ETA"] {
+    for word in ["qat: 3/3 iterations, loss ", "images/s, ETA"] {
         assert!(err.contains(word), "`{word}` is not in: {err}");
     }
     assert_eq!(
@@ -143,10 +143,10 @@ const FULL: &str = "steps: 12\naccumulate: 2\ndrop_path: 0.2\noptimizer: {lr: 1e
                     quantization: {activation_scales: learned, weight_scales: learned}\naugment: {flip: 0.5}\n\
                     checkpoint: {every: 1, keep: 2}\n";
 
-/// Kills it a moment after it has done some steps, unless it ends before.
-fn kill_after(mut child: Child, steps: usize, moment: Duration) -> ExitStatus {
+/// Kills the training a moment after some iterations, unless it ends before.
+fn kill_after(mut child: Child, iterations: usize, moment: Duration) -> ExitStatus {
     let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    lines.filter(|line| line.contains(" steps, loss ")).take(steps).for_each(drop);
+    lines.filter(|line| line.contains(" iterations, loss ")).take(iterations).for_each(drop);
     std::thread::sleep(moment);
     child.kill().unwrap();
     child.wait().unwrap()
@@ -163,8 +163,8 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         random ^= random << 17;
         // Whatever its threads; at first without a checkpoint to go on from.
         let child = killed.start(&["--resume", "--opts", "threads", ["1", "2"][kills % 2]]);
-        let steps = 1 + (random % 3) as usize;
-        let status = kill_after(child, steps, Duration::from_millis(random / 3 % 80));
+        let iterations = 1 + (random % 3) as usize;
+        let status = kill_after(child, iterations, Duration::from_millis(random / 3 % 80));
         match status.code() {
             Some(code) => break assert_eq!(code, 0, "after {kills} kills"),
             None => kills += 1,
@@ -181,16 +181,16 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
     assert!((2..=3).contains(&kept), "{kept} checkpoints");
 }
 
-/// Waits for the line that a step is done with, and returns what was said until then.
-fn wait_for_a_step(child: &mut Child) -> String {
+/// Waits for the progress line of the first iteration, and returns the output until then.
+fn wait_for_an_iteration(child: &mut Child) -> String {
     let mut said = String::new();
     for line in BufReader::new(child.stderr.as_mut().unwrap()).lines() {
         said += &(line.unwrap() + "\n");
-        if said.contains(" steps, loss ") {
+        if said.contains(" iterations, loss ") {
             return said;
         }
     }
-    panic!("no step was made: {said}")
+    panic!("no iteration was done: {said}")
 }
 
 #[cfg(unix)]
@@ -199,7 +199,7 @@ fn signals_save_and_end() {
     let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
     for (signal, more) in [("-TERM", &[][..]), ("-INT", &["--resume"])] {
         let mut child = folder.start(more);
-        wait_for_a_step(&mut child);
+        wait_for_an_iteration(&mut child);
         let pid = child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
@@ -219,7 +219,7 @@ fn signals_save_and_end() {
 fn a_dry_run_shows_everything_and_writes_nothing() {
     let folder = Folder::new(&format!("{}steps: 7\nschedule: {{warmup_steps: 2}}\n", data()));
     let text = stdout(&folder.run(&["--dry-run", "--opts", "optimizer.lr", "1.5e-4"]).success());
-    for word in ["7 steps of 2 images", "warmup ends", "1.5000e-4", "temperature: 2", "drop path   0"] {
+    for word in ["7 iterations of 2 images", "warmup ends", "1.5000e-4", "temperature: 2", "drop path   0"] {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     assert_eq!(files(folder.0.path()), ["job.yaml"]);

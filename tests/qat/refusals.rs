@@ -25,7 +25,7 @@ fn bad_jobs() {
     let folder = Folder::new(&format!("{}steps: 1\n", data()));
     folder.refuses("optimizer.lrs", "1", 1, &["optimizer.lrs", "did you mean `optimizer.lr`"]);
     folder.refuses("optimizer.lr", "17", 1, &["optimizer.lr", "absolute learning rate"]);
-    folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 steps"]);
+    folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 iterations"]);
     folder.refuses("augment.flop", "1", 1, &["augment.flop", "`flip`"]);
     folder.refuses("batch_size", "1000", 1, &["batch_size", "256"]);
     let rule = "[{match: '**.fc9.*', scales: learned}]";

@@ -13,7 +13,7 @@ use crate::out::say;
 
 use super::validate::Validator;
 
-/// Progress over steps, validation on the engine, Ctrl-C.
+/// Progress over iterations, validation on the engine, Ctrl-C.
 pub struct TrainHooks {
     validator: Validator,
     bar: Option<ProgressBar>,
@@ -24,7 +24,7 @@ impl TrainHooks {
     /// For a run along `course`.
     pub fn new(validator: Validator, course: &Course) -> TrainHooks {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let template = "[{bar:24}] {pos}/{len} steps, {msg}, ETA {eta}";
+            let template = "[{bar:24}] {pos}/{len} iterations, {msg}, ETA {eta}";
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
             ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
         });
@@ -55,7 +55,7 @@ impl Hooks for TrainHooks {
             if let Some(record) = record {
                 let left = (self.course.iterations() - done) * self.course.images_per_iteration();
                 let eta = left as f64 / record.images_per_second;
-                eprintln!("qat: {done}/{} steps, {}, ETA {eta:.0} s", self.course.iterations(), line(record));
+                eprintln!("qat: {done}/{} iterations, {}, ETA {eta:.0} s", self.course.iterations(), line(record));
             }
             return;
         };

@@ -117,7 +117,7 @@ fn describe(job: &Job, inputs: &Inputs, course: &Course, schedule: &Schedule) {
     say!("images      {} of {}", inputs.train.ids.len(), inputs.train.dataset.describe());
     say!("validation  {} of {}", inputs.val.ids.len(), inputs.val.dataset.describe());
     say!(
-        "length      {} steps of {} images, {:.2} epochs",
+        "length      {} iterations of {} images, {:.2} epochs",
         course.iterations(),
         course.images_per_iteration(),
         course.epoch(course.iterations())
