@@ -18,7 +18,7 @@ fn message(more: &str, overrides: &[(&str, &str)]) -> String {
     job(more, overrides).unwrap_err().to_string()
 }
 
-/// A shipped job with what it leaves to its user.
+/// A shipped job, with the keys set that it leaves to the user.
 fn shipped(name: &str) -> Job {
     let files = [("float", "f.st"), ("data.path", "images"), ("output", "out"), ("model", "q.st")];
     let given = if name == "finetune" { &files[..3] } else { &files };
@@ -43,7 +43,7 @@ fn a_job_needs_four_keys_and_has_defaults_for_the_others() {
 }
 
 #[test]
-fn shipped_jobs_are_whole_and_the_default_has_the_defaults() {
+fn shipped_jobs_have_every_key_and_the_default_job_has_the_defaults() {
     let schema = schema();
     for name in Job::shipped_names() {
         assert_eq!(shipped(name).name, name);
@@ -114,7 +114,7 @@ fn overrides_are_typed_by_their_keys() {
     assert_eq!(job.augment["color_jitter"]["hue"], 0.1);
     let opts = pairs(&[("MODEL.NUM_CLASSES", "10"), ("MODEL.SWIN.DEPTHS", "[2,4]")]);
     assert_eq!((job.config_overrides(), job.data.limit), (opts, None));
-    // One length replaces the other.
+    // Setting one length removes the other.
     assert_eq!((job.epochs, job.length()), (None, Length::Iterations(20)));
 }
 
@@ -144,7 +144,7 @@ fn unknown_keys_are_refused_with_the_nearest() {
 }
 
 #[test]
-fn values_of_another_kind_name_their_key() {
+fn values_of_another_type_name_their_key() {
     for (more, words) in [
         ("optimizer: {lr: fast}\n", ["optimizer.lr", "\"fast\"", "a number"]),
         ("batch_size: -1\n", ["batch_size", "-1", "whole number"]),
@@ -175,14 +175,14 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
         ("optimizer.betas", "[0.9, 1]", "below 1"),
         ("optimizer.eps", "0", "above 0"),
         ("optimizer.ema", "1", "below 1"),
-        ("optimizer.clip_norm", "-1", "never clips"),
+        ("optimizer.clip_norm", "-1", "disables clipping"),
         ("schedule.min_lr", "1e-3", "optimizer.lr"),
         ("loss.temperature", "0", "above 0"),
         ("loss.smoothing", "1", "below 1"),
         ("batch_size", "0", "1 to 65536"),
         ("epochs", "0", "above 0"),
         ("steps", "0", "1 to"),
-        ("data.limit", "0", "leave it out"),
+        ("data.limit", "0", "remove the key"),
         ("log.every", "0", "at least 1"),
         ("checkpoint.keep", "0", "at least 1"),
         ("drop_path", "1", "below 1"),
@@ -197,7 +197,7 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
 }
 
 #[test]
-fn files_that_a_job_needs_are_asked_for() {
+fn missing_files_of_a_job_are_named() {
     for (text, words) in [
         ("float: f\ndata: {path: d}\noutput: o\n", "model: is not set"),
         ("model: q\ndata: {path: d}\noutput: o\n", "float: is not set"),
@@ -237,7 +237,7 @@ impl Default for Augment {
 }
 
 #[test]
-fn augmentation_is_read_by_the_type_that_knows_it() {
+fn augmentation_is_read_by_its_own_type() {
     let mut stated = job("augment: {flip: true}\n", &[]).unwrap();
     assert_eq!(stated.augmentation::<Augment>().unwrap(), Augment { flip: true, angle: 3.0 });
     assert_eq!(stated.augment, serde_json::json!({"flip": true, "angle": 3.0}));
@@ -248,7 +248,7 @@ fn augmentation_is_read_by_the_type_that_knows_it() {
 }
 
 #[test]
-fn an_identity_has_what_influences_the_result_only() {
+fn an_identity_holds_only_what_has_an_effect_on_the_result() {
     let contents = [("data.path", "abc".to_owned())];
     let identity = |overrides: &[(&str, &str)]| job("", overrides).unwrap().identity(&contents);
     let started = identity(&[]);
@@ -274,7 +274,7 @@ fn an_identity_has_what_influences_the_result_only() {
     }
     assert_eq!(identity(&[("device", "cuda:1")]), identity(&[("device", "cuda")]));
     assert_ne!(identity(&[("device", "cuda")]), started);
-    // A checkpoint keeps it as JSON.
+    // A checkpoint stores it as JSON.
     let kept: Identity = serde_json::from_str(&serde_json::to_string(&other).unwrap()).unwrap();
     assert_eq!(kept.sha256(), other.sha256());
 }

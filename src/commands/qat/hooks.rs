@@ -55,7 +55,11 @@ impl Hooks for TrainHooks {
             if let Some(record) = record {
                 let left = (self.course.iterations() - done) * self.course.images_per_iteration();
                 let eta = left as f64 / record.images_per_second;
-                eprintln!("qat: {done}/{} iterations, {}, ETA {eta:.0} s", self.course.iterations(), line(record));
+                eprintln!(
+                    "qat: {done}/{} iterations, {}, ETA {eta:.0} s",
+                    self.course.iterations(),
+                    line(record)
+                );
             }
             return;
         };
