@@ -1,59 +1,59 @@
-//! Window attention with a relative position bias.
+//! Window attention with relative position bias, as sites see it.
 
 use candle_core::Tensor;
 
 use crate::Sites;
-use crate::block::{BlockContext, product};
+use crate::block::{BlockContext, linear};
 use crate::error::FloatError;
 use crate::ops::Ops;
 use crate::ops::taped::{self, AttentionSites};
 use crate::weights::BlockWeights;
 use swinq_model::site::BlockId;
 
-/// The attention of one block, as a forward hands it to its sites.
+/// The operands of one block's attention, which a forward pass hands to its sites.
 pub struct Attention<'a> {
     /// The block.
     pub block: BlockId,
-    /// What the qkv product gave for the windows of all images: `[windows * n, 3 * heads * head_dim]`.
+    /// The output of the qkv layer for the windows of all images: `[windows * n, 3 * heads * head_dim]`.
     pub qkv: Tensor,
     /// Factor of `q k^T`.
     pub scale: f32,
     /// Relative position bias, `[heads, n, n]`.
     pub bias: Tensor,
-    /// Added to the logits of each window of an image, `[windows of an image, n, n]`.
+    /// The mask that is added to the logits, `[windows of an image, n, n]`; `None` without a shift.
     pub mask: Option<&'a Tensor>,
     ops: &'a Ops,
 }
 
 impl Attention<'_> {
-    /// Queries, keys and values, after their bias: each `[windows, heads, n, head_dim]`.
+    /// Queries, keys and values after the bias of qkv: `[windows, heads, n, head_dim]` each.
     ///
     /// # Errors
-    /// Shapes that do not fit; a forward on a tape, where attention is one operation.
+    /// Shapes that do not fit, or a forward pass on a tape, where attention is one operation.
     pub fn split(&self) -> Result<[Tensor; 3], FloatError> {
         let (heads, n, _) = self.bias.dims3()?;
         let parts = self.ops.split_heads(&self.qkv, heads, n)?;
         Ok([parts.get(0)?, parts.get(1)?, parts.get(2)?])
     }
 
-    /// From `[windows, heads, n, head_dim]` to the rows that the projection takes, `[windows * n, heads * head_dim]`.
+    /// Converts `[windows, heads, n, head_dim]` to the projection's input rows, `[windows * n, heads * head_dim]`.
     ///
     /// # Errors
-    /// As [`Attention::split`].
+    /// The errors of [`Attention::split`].
     pub fn merge(&self, mixed: &Tensor) -> Result<Tensor, FloatError> {
         Ok(self.ops.merge_heads(mixed)?)
     }
 
-    /// The whole attention as one differentiable operation, in a forward on a tape; `None` in others.
+    /// The whole attention as one differentiable operation, in a forward pass on a tape; `None` in others.
     ///
     /// # Errors
-    /// Those of [`taped::attention`].
+    /// The errors of [`taped::attention`].
     pub fn taped(&self, sites: &AttentionSites) -> Result<Option<Tensor>, FloatError> {
         let Ops::Taped(tape) = self.ops else { return Ok(None) };
         Ok(Some(taped::attention(tape, &self.qkv, self.scale, &self.bias, self.mask, sites)?))
     }
 
-    /// `q k^T` of what the sites made of queries and keys: `[windows, heads, n, n]`.
+    /// `q k^T` of queries and keys after their sites: `[windows, heads, n, n]`.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -70,7 +70,7 @@ impl Attention<'_> {
     }
 }
 
-/// From normalised windows `[images * windows * n, c]` to the branch in token order, `[images * tokens, c]`.
+/// The attention branch of a block: normalised windows `[images * windows * n, c]` to token order `[images * tokens, c]`.
 pub(super) fn attention(
     input: Tensor,
     weights: &BlockWeights,
@@ -78,15 +78,15 @@ pub(super) fn attention(
     sites: &mut dyn Sites,
 ) -> Result<Tensor, FloatError> {
     let ops = context.ops;
-    let qkv = product(input, &weights.qkv, sites)?;
+    let qkv = linear(input, &weights.qkv, sites)?;
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
     let attention = Attention { block: weights.id, qkv, scale: context.scale, bias, mask, ops };
     let mixed = sites.attention(&attention)?;
-    let branch = product(mixed, &weights.proj, sites)?;
+    let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
 }
 
-/// `[heads, n, n]`.
+/// The relative position bias, `[heads, n, n]`.
 fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, FloatError> {
     let n = context.stage.window_tokens();
     if let Ops::Taped(tape) = context.ops {

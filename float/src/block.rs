@@ -1,4 +1,4 @@
-//! One transformer block, and the weighted product that every part of the network shares.
+//! One transformer block, and the linear layer with its sites.
 
 use candle_core::Tensor;
 
@@ -10,28 +10,24 @@ use crate::weights::{BlockWeights, LinearWeights, Windows};
 use swinq_model::arch::Stage;
 use swinq_model::site::{BlockId, Half, Operand, Site};
 
-/// The product of `x` `[rows, in]` with a weight, through its sites, and what follows it.
-pub(super) fn product(
-    x: Tensor,
-    linear: &LinearWeights,
-    sites: &mut dyn Sites,
-) -> Result<Tensor, FloatError> {
-    let x = sites.activation(Site::Input(linear.linear), x)?;
-    sites.product(linear, &x)
+/// A linear layer on `x` `[rows, in]`, through its sites.
+pub(super) fn linear(x: Tensor, layer: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+    let x = sites.activation(Site::Input(layer.linear), x)?;
+    sites.linear(layer, &x)
 }
 
-/// What the blocks of one stage and one shift share.
+/// The data that the blocks of one stage and one shift share.
 pub(super) struct BlockContext<'a> {
     pub stage: &'a Stage,
-    /// Scale of `q k^T`.
+    /// Factor of `q k^T`.
     pub scale: f32,
     pub windows: &'a Windows,
-    /// `[n * n]` rows into the bias table.
+    /// Rows of the bias table, `[n * n]`.
     pub relative_index: &'a Tensor,
     pub ops: &'a Ops,
 }
 
-/// One block: `[images * tokens, c]` to the same.
+/// One block on the residual stream `[images * tokens, c]`.
 pub(super) fn block(
     x: Tensor,
     weights: &BlockWeights,
@@ -42,8 +38,8 @@ pub(super) fn block(
     let input = ops.norm_then_gather(&x, &weights.norm1, &context.windows.partition)?;
     let branch = attention(input, weights, context, sites)?;
     let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
-    let hidden = product(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
-    let branch = product(hidden, &weights.fc2, sites)?;
+    let hidden = linear(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
+    let branch = linear(hidden, &weights.fc2, sites)?;
     let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;
     sites.block_output(weights.id, &x)?;
     Ok(x)

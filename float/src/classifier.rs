@@ -9,7 +9,7 @@ use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
 use swinq_model::tensor::StateDict;
 
-/// The float forward: of a float model, or of a quantized one in simulation.
+/// A classifier that runs the float forward: of a float model, or of a quantized model in simulation.
 pub struct FloatClassifier {
     swin: Swin,
     transform: Transform,
@@ -17,10 +17,10 @@ pub struct FloatClassifier {
 }
 
 impl FloatClassifier {
-    /// `model` in f32, on `device`.
+    /// Runs `model` in f32 on `device`.
     ///
     /// # Errors
-    /// What [`Swin::new`] refuses.
+    /// The errors of [`Swin::new`].
     pub fn new(model: &FloatModel, device: &Device) -> Result<FloatClassifier, FloatError> {
         Ok(FloatClassifier {
             swin: Swin::new(&model.config, &model.tensors, device)?,
@@ -29,10 +29,10 @@ impl FloatClassifier {
         })
     }
 
-    /// Simulates `model` on `device`: its quantization in float arithmetic ([`FakeQuant`]).
+    /// Simulates the quantization of `model` in float arithmetic on `device` ([`FakeQuant`]).
     ///
     /// # Errors
-    /// What [`FakeQuant::new`] and [`Swin::new`] refuse.
+    /// The errors of [`FakeQuant::new`] and [`Swin::new`].
     pub fn simulate(model: &QuantizedModel, device: &Device) -> Result<FloatClassifier, FloatError> {
         let sites = FakeQuant::new(model, device)?;
         let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
@@ -65,7 +65,7 @@ impl Classifier for FloatClassifier {
             let (image, class) = (index / classes, index % classes);
             let id = batch.ids[image];
             let problem = format!(
-                "the logit of class {class} is not finite for image {id} of the data set; a value overflowed on the way: \
+                "the logit of class {class} is not finite for image {id} of the data set, because a value overflowed; \
                  check the checkpoint and its preprocessing"
             );
             return Err(ModelError::tensor("head", problem).into());

@@ -1,5 +1,5 @@
-//! Quantization in simulation: the float forward, with every enabled site rounded at its fixed scale and every quantized
-//! product taken over codes, as the number contract says (`swinq_kernels::reference`).
+//! Simulation of quantization: the float forward in which every enabled site is rounded with its fixed scale, and every
+//! quantized linear layer is computed on codes, as the number contract says (`swinq_kernels::reference`).
 
 mod composed;
 mod host;
@@ -11,23 +11,22 @@ use swinq_kernels::{AttentionQuant, Probs, Quantizer};
 
 use crate::error::FloatError;
 use crate::ops::fake_quantize;
-use crate::packed::{Packed, Workers};
+use crate::packed::{PackedLinear, Workers};
 use crate::{Attention, Float, LinearWeights, Sites};
 use swinq_model::ModelError;
 use swinq_model::quantized::{Int8Weight, Param, QuantizedModel};
 use swinq_model::recipe::Kind;
 use swinq_model::site::{BlockId, Linear, Site, all_linears};
 
-/// Longest sum of products of codes whose every partial sum an f32 holds exactly: `1024 * 128 * 127 < 2^24`.
+/// Longest sum of products of codes that f32 arithmetic computes exactly: `1024 * 128 * 127 < 2^24`.
 const EXACT: usize = 1024;
 
-/// The fixed quantization of a [`QuantizedModel`]: activations are replaced by what their codes stand for, weights
-/// likewise. A product whose two operands are quantized is summed over their codes, exactly. A site that is off passes
-/// through.
+/// The sites of a [`QuantizedModel`]: activations and weights are replaced with their dequantized codes. A linear layer
+/// whose two operands are quantized sums products of codes, exactly. A site that is off leaves its tensor unchanged.
 ///
-/// In host memory everything between the sites is the reference's, bit for bit. In candle's operations
-/// ([`FakeQuant::composed`]) codes and sums of codes are the reference's, too; the exponential, GELU and norms are
-/// candle's, and a multiplication and an addition round twice.
+/// In host memory all arithmetic equals the reference's, bit for bit. In candle's operations ([`FakeQuant::composed`])
+/// codes and sums of codes equal the reference's; the exponential, GELU and norms are candle's, and a multiplication
+/// followed by an addition rounds twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
     probs: BTreeMap<BlockId, Probs>,
@@ -35,9 +34,9 @@ pub struct FakeQuant {
     arithmetic: Arithmetic,
 }
 
-/// Who computes.
+/// The implementation of the arithmetic.
 enum Arithmetic {
-    /// The reference, in host memory.
+    /// The reference's functions, in host memory.
     Host(Workers),
     /// candle's operations, on any device.
     Composed,
@@ -45,23 +44,23 @@ enum Arithmetic {
 
 /// A quantized weight.
 struct Weight {
-    /// What the codes stand for, in the weight's own shape.
+    /// The dequantized weight, in its own shape.
     float: Tensor,
-    /// Prepared for the product over codes, where the input is quantized too.
-    codes: Option<Codes>,
+    /// The linear layer on codes, if its input is quantized too.
+    quantized: Option<QuantizedLinear>,
 }
 
-/// A quantized weight and the quantizer of what it is multiplied with.
-enum Codes {
-    Host(host::Codes),
-    Composed(composed::Codes),
+/// A linear layer on codes: a quantized weight and the quantizer of its input.
+enum QuantizedLinear {
+    Host(host::QuantizedLinear),
+    Composed(composed::QuantizedLinear),
 }
 
 impl FakeQuant {
-    /// The quantization of `model`, for a forward on `device`: the reference's in host memory, else candle's operations.
+    /// The simulation of `model` on `device`: by the reference's functions in host memory, else in candle's operations.
     ///
     /// # Errors
-    /// What [`QuantizedModel::validate`] refuses.
+    /// The errors of [`QuantizedModel::validate`].
     pub fn new(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, FloatError> {
         match device {
             Device::Cpu => FakeQuant::with(model, device, Arithmetic::Host(Workers::new()?)),
@@ -69,12 +68,12 @@ impl FakeQuant {
         }
     }
 
-    /// The quantization of `model` in candle's operations, for a forward on `device`, whichever it is.
+    /// The simulation of `model` in candle's operations, on any device.
     ///
     /// # Errors
-    /// As [`FakeQuant::new`].
+    /// The errors of [`FakeQuant::new`].
     pub fn composed(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, FloatError> {
-        // Sums of codes must be exact.
+        // Reduced precision would make sums of codes inexact.
         candle_core::cuda::set_gemm_reduced_precision_f32(false);
         FakeQuant::with(model, device, Arithmetic::Composed)
     }
@@ -113,16 +112,16 @@ impl FakeQuant {
 
     fn prepare(&self, linear: Linear, weight: &Int8Weight, device: &Device) -> candle_core::Result<Weight> {
         let float = weight.dequantize();
-        let codes = |input| match self.arithmetic {
-            Arithmetic::Host(_) => host::Codes::new(weight, input).map(Codes::Host),
+        let quantized = |input| match self.arithmetic {
+            Arithmetic::Host(_) => host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host),
             Arithmetic::Composed => {
                 let output = self.quantizer(Site::Output(linear));
-                composed::Codes::new(weight, input, output, device).map(Codes::Composed)
+                composed::QuantizedLinear::new(weight, input, output, device).map(QuantizedLinear::Composed)
             }
         };
         Ok(Weight {
             float: Tensor::from_vec(float.data, float.shape, device)?,
-            codes: self.quantizer(Site::Input(linear)).map(codes).transpose()?,
+            quantized: self.quantizer(Site::Input(linear)).map(quantized).transpose()?,
         })
     }
 
@@ -133,7 +132,7 @@ impl FakeQuant {
 
 fn quantizer(model: &QuantizedModel, site: Site) -> Result<Quantizer, FloatError> {
     let scale = model.activation_scale(site)?.and_then(Quantizer::new);
-    scale.ok_or_else(|| ModelError::site(site, "has no scale that can quantize; calibrate again").into())
+    scale.ok_or_else(|| ModelError::site(site, "has no usable scale; calibrate again").into())
 }
 
 /// The codes of `weight` as f32, `[out, in]`.
@@ -142,7 +141,7 @@ fn matrix_of_codes(weight: &Int8Weight) -> candle_core::Result<Tensor> {
     Tensor::from_vec(codes, weight.matrix(), &Device::Cpu)
 }
 
-/// What a sum of products of codes stands for, one per output channel.
+/// The factor of a sum of products of codes, one per output channel: `s_x * s_w[c]`.
 fn multipliers(weight: &Int8Weight, input: Quantizer) -> Vec<f32> {
     (0..weight.matrix().0).map(|row| input.scale() * weight.scale(row)).collect()
 }
@@ -161,8 +160,8 @@ impl Sites for FakeQuant {
         Ok(self.weights.get(&linear).map_or(w, |weight| &weight.float).clone())
     }
 
-    /// Refused where the probabilities are quantized: their contract is about whole attentions, which
-    /// [`Sites::attention`] computes.
+    /// Refused if the probabilities are quantized, because the contract defines quantized attention as a whole:
+    /// [`Sites::attention`] computes it.
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         match site {
             Site::Probs(block) if self.probs.contains_key(&block) => Err(ModelError::site(
@@ -174,19 +173,19 @@ impl Sites for FakeQuant {
         }
     }
 
-    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
-        let output = self.quantizer(Site::Output(linear.linear));
-        let weight = self.weights.get(&linear.linear);
-        let float = weight.map_or(&linear.weight, |weight| &weight.float);
-        match (weight.and_then(|weight| weight.codes.as_ref()), &self.arithmetic) {
-            (Some(Codes::Host(codes)), _) => codes.product(x, linear, output),
-            (Some(Codes::Composed(codes)), _) => Ok(linear.finish(codes.product(x)?)?),
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        let output = self.quantizer(Site::Output(layer.linear));
+        let weight = self.weights.get(&layer.linear);
+        let float = weight.map_or(&layer.weight, |weight| &weight.float);
+        match (weight.and_then(|weight| weight.quantized.as_ref()), &self.arithmetic) {
+            (Some(QuantizedLinear::Host(quantized)), _) => quantized.run(x, layer, output),
+            (Some(QuantizedLinear::Composed(quantized)), _) => Ok(layer.finish(quantized.run(x)?)?),
             (None, Arithmetic::Host(workers)) => {
-                Ok(Packed::new(workers, float, linear.bias.as_ref(), output, linear.gelu)?.product(x)?)
+                Ok(PackedLinear::new(workers, float, layer.bias.as_ref(), output, layer.gelu)?.run(x)?)
             }
             (None, Arithmetic::Composed) => {
-                let y = linear.before_bias(x, float)?;
-                Ok(linear.finish(composed::fake_if(&y, output)?)?)
+                let y = layer.before_bias(x, float)?;
+                Ok(layer.finish(composed::fake_if(&y, output)?)?)
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The one float forward of Swin, in candle, with a hook at every site.
+//! The float forward pass of Swin, in candle, with a hook at every site.
 //!
-//! What a forward does to the tensors that may be quantized is decided by a [`Sites`]: [`Float`] leaves them alone,
-//! [`FakeQuant`] rounds them with fixed scales; calibration and training bring their own.
+//! An implementation of [`Sites`] decides what happens to the tensors that may be quantized: [`Float`] leaves them
+//! unchanged, [`FakeQuant`] rounds them with fixed scales; calibration and training have their own.
 
 mod attention;
 mod block;
@@ -26,21 +26,21 @@ pub use weights::LinearWeights;
 use ops::taped::AttentionSites;
 use swinq_model::site::{BlockId, Site};
 
-/// What happens to the tensors that may be quantized. A forward visits every site that is watched
-/// once, in the order of [`all_sites`](swinq_model::site::all_sites), unless [`Sites::product`] or [`Sites::attention`] are taken
-/// over. Tensors are f32; `x` and `logits` may be views into larger storage.
+/// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site once, in the
+/// order of [`all_sites`](swinq_model::site::all_sites), except the sites inside [`Sites::linear`] and [`Sites::attention`]
+/// if an implementation replaces these. Tensors are f32; `x` and `logits` may be views of larger tensors.
 pub trait Sites {
-    /// An activation, in the layout the forward has it in (every value belongs to the site, none is padding added
-    /// by the layout). Returns what the forward goes on with, of the same shape.
+    /// Called with an activation, in the forward pass's layout; every value belongs to the site, none is padding. Returns the
+    /// tensor to continue with, of the same shape.
     ///
     /// # Errors
-    /// Whatever the implementation met; it ends the forward.
+    /// An error of the implementation, which ends the forward pass.
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError>;
 
-    /// A weight in its own shape. Returns what the forward multiplies with, of the same shape.
+    /// Called with a weight in its own shape. Returns the weight to use, of the same shape.
     ///
     /// # Errors
-    /// As [`Sites::activation`].
+    /// The errors of [`Sites::activation`].
     fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError>;
 
     /// Softmax over the last dimension of `logits` `[windows, heads, n, n]` (scale, bias and mask applied), times
@@ -48,46 +48,47 @@ pub trait Sites {
     /// [`ops::attend`] is the float computation.
     ///
     /// # Errors
-    /// As [`Sites::activation`].
+    /// The errors of [`Sites::activation`].
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError>;
 
-    /// Whether anything is done or seen at `site`. Where it is not, a forward may compute past the site in one step.
+    /// Whether the implementation changes or reads the tensor at `site`. If not, the forward pass may fuse the operations
+    /// around the site.
     fn watches(&self, _site: Site) -> bool {
         true
     }
 
-    /// The residual stream after a block, `[images * tokens, c]`, for whoever compares it with another network's.
+    /// Called with the residual stream after a block, `[images * tokens, c]`, for comparisons with another network.
     ///
     /// # Errors
-    /// As [`Sites::activation`].
+    /// The errors of [`Sites::activation`].
     fn block_output(&mut self, _block: BlockId, _x: &Tensor) -> Result<(), FloatError> {
         Ok(())
     }
 
-    /// The product of `x` `[rows, in]`, which its input site returned, with a weight, through the sites of weight and
-    /// output, plus the bias, and through GELU where it follows: `[rows, out]`. The default computes it in float.
+    /// A linear layer on `x` `[rows, in]`, which its input site returned: the product with the weight, through the sites of
+    /// weight and output, then bias and GELU if the layer has them; `[rows, out]`. The default computes it in float.
     ///
     /// # Errors
-    /// As [`Sites::activation`].
-    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
-        let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
-        let output = Site::Output(linear.linear);
-        let unchanged = weight.id() == linear.weight.id();
-        if let Some(packed) = linear.packed().filter(|_| unchanged && !self.watches(output)) {
-            return Ok(packed.product(x)?);
+    /// The errors of [`Sites::activation`].
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        let weight = self.weight(Site::Weight(layer.linear), &layer.weight)?;
+        let output = Site::Output(layer.linear);
+        let unchanged = weight.id() == layer.weight.id();
+        if let Some(packed) = layer.packed().filter(|_| unchanged && !self.watches(output)) {
+            return Ok(packed.run(x)?);
         }
         if !self.watches(output) {
-            return Ok(linear.apply(x, &weight)?);
+            return Ok(layer.apply(x, &weight)?);
         }
-        let y = self.activation(output, linear.before_bias(x, &weight)?)?;
-        Ok(linear.finish(y)?)
+        let y = self.activation(output, layer.before_bias(x, &weight)?)?;
+        Ok(layer.finish(y)?)
     }
 
-    /// Attention inside every window of a block, through its sites: `[windows * n, heads * head_dim]`. The default
-    /// computes it in float, with [`Sites::attend`] at its end; on a tape, past the sites.
+    /// Attention inside every window of a block, through its sites: `[windows * n, heads * head_dim]`. The default computes
+    /// it in float and ends with [`Sites::attend`]; on a tape it skips the sites.
     ///
     /// # Errors
-    /// As [`Sites::activation`].
+    /// The errors of [`Sites::activation`].
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         if let Some(mixed) = attention.taped(&AttentionSites::FLOAT)? {
             return Ok(mixed);

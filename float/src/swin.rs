@@ -1,11 +1,11 @@
-//! The network, from normalised images to logits.
+//! The whole network, from normalised images to logits.
 
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 
 use crate::Sites;
-use crate::block::{BlockContext, block, product};
+use crate::block::{BlockContext, block, linear};
 use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
 use crate::packed::Packing;
@@ -18,7 +18,7 @@ use swinq_model::params::check_parameters;
 use swinq_model::site::{Linear, Site};
 use swinq_model::tensor::StateDict;
 
-/// Swin V1 in float, ready to run with any [`Sites`].
+/// A Swin V1 in float, which runs with any [`Sites`].
 pub struct Swin {
     config: SwinConfig,
     device: Device,
@@ -33,7 +33,7 @@ pub struct Swin {
     head: LinearWeights,
 }
 
-/// The index maps of a stage: windows of the even and of the odd blocks, and the merge.
+/// The index maps of a stage: the windows of even and of odd blocks, and patch merging.
 struct StageMaps {
     windows: [Windows; 2],
     relative_index: Tensor,
@@ -52,10 +52,10 @@ impl StageMaps {
 }
 
 impl Swin {
-    /// The network of `config` with the parameters `tensors` (Microsoft's naming), for inference on `device`.
+    /// The network of `config` for inference on `device`; `tensors` are its parameters in Microsoft's naming.
     ///
     /// # Errors
-    /// A configuration or parameters that are refused by [`SwinConfig::validate`] or [`check_parameters`].
+    /// The errors of [`SwinConfig::validate`] and [`check_parameters`].
     pub fn new(config: &SwinConfig, tensors: &StateDict, device: &Device) -> Result<Swin, FloatError> {
         config.validate()?;
         check_parameters(config, tensors)?;
@@ -66,11 +66,11 @@ impl Swin {
         Swin::assemble(config, &moved, device, Ops::for_inference(device))
     }
 
-    /// The network of `config` on tensors that carry gradients, all on `device`: the forward sees every later
-    /// change of a variable among them, and is differentiable in each.
+    /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the forward pass
+    /// uses their current values.
     ///
     /// # Errors
-    /// A configuration that is refused, or a missing tensor. Shapes are the caller's concern.
+    /// An invalid configuration, or a missing tensor. Shapes are not checked.
     pub fn differentiable(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
@@ -80,11 +80,11 @@ impl Swin {
         Swin::assemble(config, tensors, device, Ops::Composed)
     }
 
-    /// As [`Swin::differentiable`], by own operations that are noted on `tape`: it differentiates, not candle. The tensors
-    /// whose gradients are wanted must be watched by it.
+    /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must watch the
+    /// tensors whose gradients are needed.
     ///
     /// # Errors
-    /// As [`Swin::differentiable`].
+    /// The errors of [`Swin::differentiable`].
     pub fn taped(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
@@ -101,7 +101,7 @@ impl Swin {
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, FloatError> {
-        // A squeezed view would be another tensor to the tape.
+        // The tape identifies tensors by id, and a squeezed view has another id.
         let taped = matches!(ops, Ops::Taped(_));
         let source = Source { config, tensors, packing: Packing::new(ops.clone())? };
         let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
@@ -125,7 +125,7 @@ impl Swin {
         &self.config
     }
 
-    /// Normalised images of `batch`: f32 `[n, 3, size, size]`.
+    /// The normalised images of `batch`: f32 `[n, 3, size, size]`.
     ///
     /// # Errors
     /// [`ModelError::Config`] for a batch of another image size.
@@ -154,7 +154,7 @@ impl Swin {
     /// Logits `[n, classes]` of normalised images, f32 `[n, 3, size, size]`.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for images of another shape; whatever `sites` refuses.
+    /// [`ModelError::Config`] for images of another shape, and errors of `sites`.
     pub fn forward(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let (n, size) = (images.dim(0)?, self.config.image_size);
         if images.dims() != [n, 3, size, size] {
@@ -167,13 +167,13 @@ impl Swin {
         }
         let x = self.ops.norm(&x, &self.norm)?;
         let features = self.ops.mean_rows(&x, n)?;
-        product(features, &self.head, sites)
+        linear(features, &self.head, sites)
     }
 
     /// Patch embedding: `[n, 3, size, size]` to tokens `[n * grid^2, embed_dim]`.
     fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
-        let x = sites.product(&self.patch_embed, &self.patches(&images)?)?;
+        let x = sites.linear(&self.patch_embed, &self.patches(&images)?)?;
         let x = match &self.patch_norm {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
@@ -187,7 +187,7 @@ impl Swin {
         Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
     }
 
-    /// The values under each patch side by side: `[n, 3, size, size]` to `[n * grid^2, 3 * patch^2]`.
+    /// Gathers the values of each patch into a row: `[n, 3, size, size]` to `[n * grid^2, 3 * patch^2]`.
     fn patches(&self, images: &Tensor) -> Result<Tensor, FloatError> {
         let (n, grid, patch) = (images.dim(0)?, self.config.grid(), self.config.patch_size);
         let cut = images.reshape(vec![n, 3, grid, patch, grid, patch])?.permute(vec![0, 2, 4, 1, 3, 5])?;
@@ -213,7 +213,7 @@ impl Swin {
         }
         match &weights.merge {
             Some((norm, reduction)) => {
-                product(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites)
+                linear(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites)
             }
             None => Ok(x),
         }

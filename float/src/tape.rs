@@ -1,9 +1,9 @@
 //! Reverse-mode differentiation for training, by hand-written backward passes.
 //!
-//! candle's own gradient graph fills a tensor of zeros for every argument of every operation and adds to it, which costs
-//! more memory traffic than the passes themselves. A [`Tape`] is the list of what was computed; its backward walks it in
-//! reverse, moves gradients where one consumer gives them, and adds only where several do. Everything that is summed
-//! is summed in the order of the tape, so gradients are the same bits on every run.
+//! candle's gradient graph allocates a tensor of zeros for every argument of every operation and adds to it, which costs
+//! more memory traffic than the passes themselves. A [`Tape`] is the list of recorded operations. Its backward pass walks
+//! the list in reverse; it moves a gradient that has one source and adds gradients only where there are several. Sums
+//! follow the order of the tape, so gradients have the same bits in every run.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,40 +14,40 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor,
 
 type Backward = Box<dyn FnOnce(Gradient, &mut Gradients) -> Result<()> + Send>;
 
-/// What was computed since the last backward pass. Clones share one list.
+/// The operations recorded since the last backward pass. Clones share one list.
 #[derive(Clone, Default)]
 pub struct Tape(Arc<Mutex<Record>>);
 
 #[derive(Default)]
 struct Record {
-    /// Tensors whose gradients are wanted: parameters.
+    /// The parameters: tensors whose gradients are returned.
     leaves: HashSet<TensorId>,
     /// Results of recorded operations.
     results: HashSet<TensorId>,
     nodes: Vec<Node>,
-    /// Type of the operands of weighted products, if not f32.
-    products: Option<DType>,
+    /// Type of the operands of linear layers, if not f32.
+    operand_type: Option<DType>,
     passes: Passes,
-    /// Threads of weighted products on the host, once there is one.
+    /// Threads for linear layers on the host, created at their first use.
     workers: Option<Workers>,
 }
 
-/// Who computes the passes of a tape.
+/// The implementation of a tape's passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Passes {
-    /// Own kernels wherever there are some: on the host, and on CUDA in a build with the feature `cuda`.
+    /// This program's kernels where they exist: on the host, and on CUDA in a build with the feature `cuda`.
     #[default]
     Fused,
     /// The same formulas in candle's operations.
     Composed,
 }
 
-/// Who computes one pass.
+/// The implementation of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Single passes on the host.
+pub(super) enum Implementation {
+    /// Single passes in host memory.
     Host,
-    /// Own kernels on CUDA.
+    /// This program's CUDA kernels.
     #[cfg(feature = "cuda")]
     Cuda,
     /// candle's operations.
@@ -67,27 +67,28 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
-    /// An empty tape, whose weighted products take operands of type `products` (f32 by default), forward and backward.
-    pub fn with_products(products: Option<DType>) -> Tape {
-        Tape(Arc::new(Mutex::new(Record { products, ..Record::default() })))
+    /// An empty tape whose linear layers convert their operands to `operand_type`, in forward and backward passes; `None` is
+    /// f32.
+    pub fn with_operand_type(operand_type: Option<DType>) -> Tape {
+        Tape(Arc::new(Mutex::new(Record { operand_type, ..Record::default() })))
     }
 
-    /// Chooses who computes the passes from now on: to compare them, and to test those of other devices anywhere.
+    /// Selects the implementation of later passes, to compare the implementations or to test one on another device.
     pub fn set_passes(&self, passes: Passes) {
         self.lock().passes = passes;
     }
 
-    /// Who computes a pass over `x`.
-    pub(super) fn way(&self, x: &Tensor) -> Way {
+    /// The implementation of a pass over `x`.
+    pub(super) fn implementation(&self, x: &Tensor) -> Implementation {
         match (self.lock().passes, x.device()) {
-            (Passes::Fused, Device::Cpu) => Way::Host,
+            (Passes::Fused, Device::Cpu) => Implementation::Host,
             #[cfg(feature = "cuda")]
-            (Passes::Fused, Device::Cuda(_)) if x.dtype() == DType::F32 => Way::Cuda,
-            _ => Way::Composed,
+            (Passes::Fused, Device::Cuda(_)) if x.dtype() == DType::F32 => Implementation::Cuda,
+            _ => Implementation::Composed,
         }
     }
 
-    /// Threads of weighted products on the host.
+    /// The threads for linear layers on the host.
     pub(super) fn workers(&self) -> Result<Workers> {
         let mut record = self.lock();
         if record.workers.is_none() {
@@ -96,28 +97,28 @@ impl Tape {
         Ok(record.workers.clone().expect("just set"))
     }
 
-    /// Type of the operands of weighted products, if not f32.
-    pub(super) fn products(&self) -> Option<DType> {
-        self.lock().products
+    /// The type of the operands of linear layers, if not f32.
+    pub(super) fn operand_type(&self) -> Option<DType> {
+        self.lock().operand_type
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wants the gradient of `leaf` from now on.
+    /// Makes `leaf` a parameter: later backward passes return its gradient.
     pub fn watch(&self, leaf: &Tensor) {
         self.lock().leaves.insert(leaf.id());
     }
 
-    /// Whether a gradient flows to `tensor`.
+    /// Whether `tensor` is a parameter or depends on one.
     pub fn tracks(&self, tensor: &Tensor) -> bool {
         let record = self.lock();
         record.leaves.contains(&tensor.id()) || record.results.contains(&tensor.id())
     }
 
-    /// Notes that `output` was computed from `inputs`. `backward` gets the gradient of `output` and adds those of its
-    /// inputs. Without an input that is tracked there is nothing to note.
+    /// Records that `output` was computed from `inputs`. `backward` receives the gradient of `output` and adds the gradients
+    /// of the inputs. Nothing is recorded if no input is tracked.
     pub fn record(
         &self,
         inputs: &[&Tensor],
@@ -132,7 +133,7 @@ impl Tape {
         }
     }
 
-    /// Operations recorded and not yet walked.
+    /// Number of recorded operations.
     pub fn len(&self) -> usize {
         self.lock().nodes.len()
     }
@@ -142,18 +143,18 @@ impl Tape {
         self.len() == 0
     }
 
-    /// Forgets what was recorded; leaves stay.
+    /// Removes the recorded operations; parameters stay.
     pub fn clear(&self) {
         let mut record = self.lock();
         record.results.clear();
         record.nodes.clear();
     }
 
-    /// The gradients of the leaves, from those of some results (`seeds`), each of its tensor's shape. The tape is empty
-    /// afterwards.
+    /// The gradients of the parameters, from the gradients of some results (`seeds`), which have the shapes of these results.
+    /// The tape is empty afterwards.
     ///
     /// # Errors
-    /// Whatever a backward pass met; the tape is empty then, too.
+    /// An error of a backward pass; the tape is empty then, too.
     pub fn backward(&self, seeds: impl IntoIterator<Item = (TensorId, Tensor)>) -> Result<Gradients> {
         let (nodes, wanted, leaves) = {
             let mut record = self.lock();
@@ -178,20 +179,20 @@ impl Tape {
 /// The gradient of a result.
 pub struct Gradient {
     tensor: Tensor,
-    /// Whether nobody else holds its values.
+    /// Whether no other tensor shares the values.
     exclusive: bool,
 }
 
 impl Gradient {
-    /// Its tensor.
+    /// The gradient as a tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// Its values on the host, to be overwritten: its own where nobody else holds them, else a copy.
+    /// The values on the host, for overwriting: moved out if no other tensor shares them, else copied.
     ///
     /// # Errors
-    /// Another device or element type.
+    /// The gradient is on another device or has another element type.
     pub fn into_values(self) -> Result<Vec<f32>> {
         if !self.exclusive || !self.tensor.is_contiguous() {
             return self.tensor.flatten_all()?.to_vec1();
@@ -202,7 +203,7 @@ impl Gradient {
     }
 }
 
-/// Moves the values out of a tensor that nobody will read again.
+/// Moves the values out of a tensor that is not read again.
 struct Take(Mutex<Vec<f32>>);
 
 impl InplaceOp1 for Take {
@@ -228,31 +229,31 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Whether the gradient of `tensor` is of use.
+    /// Whether the gradient of `tensor` is needed.
     pub fn wants(&self, tensor: &Tensor) -> bool {
         self.wanted.contains(&tensor.id())
     }
 
-    /// Adds a tensor that was made for it, which nobody else holds, to the gradient of `tensor`, if that is of use.
+    /// Adds `gradient`, which no other tensor may share, to the gradient of `tensor`, if that is needed.
     ///
     /// # Errors
-    /// A gradient of another shape than an earlier one.
+    /// `gradient` has another shape than an earlier one.
     pub fn add(&mut self, tensor: &Tensor, gradient: Tensor) -> Result<()> {
         self.add_id(tensor.id(), Gradient { tensor: gradient, exclusive: true })
     }
 
-    /// Adds the gradient of a result to that of `tensor`, as it is.
+    /// Passes the gradient of a result on to `tensor`, unchanged.
     ///
     /// # Errors
-    /// As [`Gradients::add`].
+    /// The errors of [`Gradients::add`].
     pub fn pass(&mut self, tensor: &Tensor, gradient: Gradient) -> Result<()> {
         self.add_id(tensor.id(), gradient)
     }
 
-    /// Adds the gradient of a result to those of two tensors, as it is.
+    /// Passes the gradient of a result on to two tensors, unchanged.
     ///
     /// # Errors
-    /// As [`Gradients::add`].
+    /// The errors of [`Gradients::add`].
     pub fn pass_both(&mut self, [a, b]: [&Tensor; 2], gradient: Gradient) -> Result<()> {
         let shared = |tensor| Gradient { tensor, exclusive: false };
         self.add_id(a.id(), shared(gradient.tensor.clone()))?;
@@ -273,7 +274,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradient of `tensor`; `None` where nothing depends on it.
+    /// The gradient of `tensor`; `None` if nothing depends on it.
     pub fn get(&self, tensor: &Tensor) -> Option<&Tensor> {
         self.values.get(&tensor.id()).map(|gradient| &gradient.tensor)
     }

@@ -1,4 +1,4 @@
-//! A Swin's parameters as candle tensors, and the index maps of its stages.
+//! A Swin's parameters as tensors, and the index maps of its stages.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -7,41 +7,40 @@ use candle_core::{Device, Tensor};
 
 use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
-use crate::packed::{Packed, Packing};
+use crate::packed::{PackedLinear, Packing};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig};
 use swinq_model::site::{BlockId, Linear};
 
-/// Added to the logits of pairs of tokens that must not attend to each other.
+/// Added to the logits of tokens that must not attend to each other.
 const MASKED: f32 = -100.0;
 
-/// A product's weight, and its bias where it has one.
+/// The parameters of a linear layer.
 pub struct LinearWeights {
-    /// Which product.
+    /// The layer.
     pub linear: Linear,
     /// The weight, in its own shape, `[out, ...]`.
     pub weight: Tensor,
-    /// The bias, `[out]`.
+    /// The bias, `[out]`, if the layer has one.
     pub bias: Option<Tensor>,
     /// Whether GELU follows the bias.
     pub gelu: bool,
-    packed: Option<Packed>,
-    /// The product alone, packed when a site first watches it.
-    bare: OnceLock<Packed>,
+    packed: Option<PackedLinear>,
+    /// The layer without bias and GELU, packed when a site first watches its output.
+    without_bias: OnceLock<PackedLinear>,
     ops: Ops,
 }
 
 impl LinearWeights {
-    /// The product prepared for this processor, in a forward for inference in host memory.
-    pub(super) fn packed(&self) -> Option<&Packed> {
+    /// The packed layer, in a forward pass for inference on the host.
+    pub(super) fn packed(&self) -> Option<&PackedLinear> {
         self.packed.as_ref()
     }
 
-    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned: what the output site
-    /// gets.
+    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned. The output site takes the result.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Candle's errors.
     pub fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         let Some(packed) = &self.packed else {
             return match &self.ops {
@@ -50,19 +49,19 @@ impl LinearWeights {
             };
         };
         if weight.id() != self.weight.id() {
-            return packed.with_weight(weight)?.product(x);
+            return packed.with_weight(weight)?.run(x);
         }
-        if self.bare.get().is_none() {
-            // Whoever comes second drops his own.
-            let _ = self.bare.set(packed.with_weight(weight)?);
+        if self.without_bias.get().is_none() {
+            // Another thread may have set it in the meantime; then this copy is dropped.
+            let _ = self.without_bias.set(packed.with_weight(weight)?);
         }
-        self.bare.get().expect("set above").product(x)
+        self.without_bias.get().expect("set above").run(x)
     }
 
-    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned, and what follows it.
+    /// The whole layer on `x` `[rows, in]` with `weight`, which the weight's site returned: product, bias and GELU.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Candle's errors.
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         match &self.ops {
             Ops::Taped(tape) => {
@@ -73,10 +72,10 @@ impl LinearWeights {
         }
     }
 
-    /// What follows the output site of a product `[rows, out]`: the bias, and GELU.
+    /// The rest of the layer after its output site: adds the bias to `y` `[rows, out]` and applies GELU.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Candle's errors.
     pub fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
         let y = match &self.bias {
             Some(bias) => self.ops.add_bias(&y, bias)?,
@@ -132,11 +131,11 @@ fn mask(stage: &Stage, regions: &[u8], device: &Device) -> Result<Tensor, FloatE
     Ok(Tensor::from_vec(mask, (stage.windows(), n, n), device)?)
 }
 
-/// Takes parameters by name.
+/// Looks up parameters by name.
 pub(super) struct Source<'a> {
     pub config: &'a SwinConfig,
     pub tensors: &'a BTreeMap<String, Tensor>,
-    /// How products are prepared, where they are.
+    /// The preparation of linear layers.
     pub packing: Packing,
 }
 
@@ -172,7 +171,7 @@ impl Source<'_> {
             bias,
             gelu,
             packed,
-            bare: OnceLock::new(),
+            without_bias: OnceLock::new(),
             ops: self.packing.ops.clone(),
         })
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, largest_code, weight_scales};
-use swinq_float::ops::taped::{Fake, FakeWeight, Learned};
+use swinq_float::ops::taped::{FakeActivation, FakeWeight, LearnedScale};
 use swinq_kernels::Quantizer;
 use swinq_model::quantized::SiteState;
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
@@ -152,21 +152,21 @@ impl ScaleTable {
 
     /// The fake quantization of an activation; `None` if the site is off. `values` is the number of values per image, for
     /// LSQ's factor.
-    pub fn fake(&self, site: Site, values: usize) -> Option<Fake> {
+    pub fn fake(&self, site: Site, values: usize) -> Option<FakeActivation> {
         let scale = self.activations.get(&site)?;
-        let learned = scale.ratio.as_ref().map(|ratio| Learned {
+        let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
             ratio: ratio.clone(),
             base: vec![scale.amax / 127.0],
             gradient_scale: lsq_factor(values, 127.0),
         });
-        Some(Fake { quantizer: scale.now, learned })
+        Some(FakeActivation { quantizer: scale.now, learned })
     }
 
     /// The fake quantization of a weight; `None` if the site is off. `values` is the weight's number of values.
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
         let scale = self.weights.get(&linear)?;
         let largest = f32::from(largest_code(&scale.spec));
-        let learned = scale.ratio.as_ref().map(|ratio| Learned {
+        let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
             ratio: ratio.clone(),
             base: scale.base.clone(),
             gradient_scale: lsq_factor(values / scale.base.len(), largest),

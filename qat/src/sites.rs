@@ -69,7 +69,7 @@ impl Sites for TrainSites {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         self.audit(site, &x)?;
         if site == Site::Input(Linear::PatchEmbed) {
-            // `product` quantizes the patches: they hold the same values, in a tensor that is on the tape.
+            // `linear` quantizes the patches: they hold the same values, in a tensor that is on the tape.
             return Ok(x);
         }
         let x = self.fake(site, &x)?;
@@ -100,14 +100,14 @@ impl Sites for TrainSites {
         .into())
     }
 
-    fn product(&mut self, linear: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
-        let patches = linear.linear == Linear::PatchEmbed;
-        let x = if patches { self.fake(Site::Input(linear.linear), x)? } else { x.clone() };
-        let weight = self.weight(Site::Weight(linear.linear), &linear.weight)?;
-        let output = Site::Output(linear.linear);
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        let patches = layer.linear == Linear::PatchEmbed;
+        let x = if patches { self.fake(Site::Input(layer.linear), x)? } else { x.clone() };
+        let weight = self.weight(Site::Weight(layer.linear), &layer.weight)?;
+        let output = Site::Output(layer.linear);
         let y = match self.scales.fake(output, 1) {
-            Some(_) => linear.finish(self.fake(output, &linear.before_bias(&x, &weight)?)?)?,
-            None => linear.apply(&x, &weight)?,
+            Some(_) => layer.finish(self.fake(output, &layer.before_bias(&x, &weight)?)?)?,
+            None => layer.apply(&x, &weight)?,
         };
         self.audit(output, &y)?;
         Ok(y)

@@ -73,7 +73,7 @@ impl Teacher {
         device: &Device,
         half: Option<DType>,
     ) -> Result<Teacher, QatError> {
-        let tape = Tape::with_products(half);
+        let tape = Tape::with_operand_type(half);
         let swin = if device.is_cpu() {
             Swin::new(&model.config, &model.tensors, device)?
         } else {
@@ -134,7 +134,7 @@ impl Student {
     ) -> Result<Student, QatError> {
         swinq_model::params::check_parameters(&start.config, &start.tensors)?;
         let mut parameters = on_device(&start.tensors, device)?;
-        let tape = Tape::with_products(half);
+        let tape = Tape::with_operand_type(half);
         let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
         let scales = match quantized {
             Some((model, policy)) => ScaleTable::new(model, policy, &parameters, device)?,

@@ -1,34 +1,28 @@
-//! The simulation in candle's operations, which run on any device.
+//! The simulation in candle's operations, on any device.
 //!
-//! Codes are f32 that hold whole numbers, and so are sums of codes: f32 adds them without rounding while they stay below
-//! 2^24, longer sums are added up in parts.
+//! Codes and their sums are whole numbers in f32, which adds them without rounding up to 2^24. Longer sums are split into
+//! parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use swinq_kernels::{AttentionQuant, Probs, Quantizer};
 
 use super::{EXACT, matrix_of_codes, multipliers};
 use crate::Attention;
-use crate::ops::Ops;
+use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
 
-/// As [`EXACT`], where one of the factors is unsigned: `512 * 255 * 128 < 2^24`.
+/// [`EXACT`] for products with an unsigned factor: `512 * 255 * 128 < 2^24`.
 const EXACT_UNSIGNED: usize = 512;
 
-/// Logits count as at most this far below the largest, as in the reference.
+/// Logits are clamped to this difference from the largest, as in the reference.
 const FLOOR: f32 = -60.0;
 
-/// 1.5 * 2^23. Between 2^23 and 2^24 an f32 is a whole number: adding this rounds to one, ties to even, and subtracting it
-/// is exact.
-const ROUNDER: f64 = 12_582_912.0;
-
-/// `x` rounded to whole numbers, ties to even; a NaN becomes 0. Magnitudes are at most 2^22.
+/// Rounds to whole numbers, ties to even; NaN becomes 0. Magnitudes must be at most 2^22.
 fn round(x: &Tensor) -> Result<Tensor> {
-    let x = x.eq(x)?.where_cond(x, &x.zeros_like()?)?;
-    // Two launches: a compiler that saw both might leave them out.
-    x.affine(1.0, ROUNDER)?.affine(1.0, -ROUNDER)
+    round_ties_even(&x.eq(x)?.where_cond(x, &x.zeros_like()?)?)
 }
 
-/// Signed codes of values that are scaled already.
+/// Signed codes of values that are already multiplied by the reciprocal of the scale.
 fn round_and_clamp(scaled: &Tensor) -> Result<Tensor> {
     round(&scaled.clamp(-128f32, 127f32)?)
 }
@@ -38,7 +32,7 @@ fn codes(x: &Tensor, q: Quantizer) -> Result<Tensor> {
     round_and_clamp(&times(x, q.recip())?)
 }
 
-/// What the codes of `x` stand for.
+/// Fake quantization of `x`: codes times the scale.
 pub(super) fn fake(x: &Tensor, q: Quantizer) -> Result<Tensor> {
     times(&codes(x, q)?, q.scale())
 }
@@ -47,7 +41,7 @@ fn times(x: &Tensor, factor: f32) -> Result<Tensor> {
     x.affine(f64::from(factor), 0.0)
 }
 
-/// The sum of tensors of whole numbers, rounded once.
+/// The sum of tensors of whole numbers, rounded to f32 once.
 fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tensor> {
     let mut parts = parts.into_iter();
     let first = parts.next().expect("at least one part")?;
@@ -59,30 +53,30 @@ fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tenso
     sum.to_dtype(DType::F32)
 }
 
-/// A quantized weight, and the quantizers of what it is multiplied with and of the result.
-pub(super) struct Codes {
-    /// f32, `[in / n, out]` each.
+/// A linear layer on codes, up to its output site.
+pub(super) struct QuantizedLinear {
+    /// The weight's codes, transposed and split along its inputs: f32 `[up to EXACT, out]` each.
     parts: Vec<Tensor>,
     input: Quantizer,
-    /// What a sum of products is multiplied with before it is rounded, or where it is not: `[out]`.
+    /// Factors of the sums, `[out]`. They include the reciprocal of the output's scale if the output is quantized.
     multipliers: Tensor,
     output: Option<Quantizer>,
 }
 
-impl Codes {
+impl QuantizedLinear {
     pub fn new(
         weight: &Int8Weight,
         input: Quantizer,
         output: Option<Quantizer>,
         device: &Device,
-    ) -> Result<Codes> {
+    ) -> Result<QuantizedLinear> {
         let matrix = matrix_of_codes(weight)?;
         let part = |(start, len)| matrix.narrow(1, start, len)?.t()?.contiguous()?.to_device(device);
         let mut multipliers = multipliers(weight, input);
         if let Some(output) = output {
             multipliers.iter_mut().for_each(|m| *m *= output.recip());
         }
-        Ok(Codes {
+        Ok(QuantizedLinear {
             parts: parts(matrix.dim(1)?, EXACT).map(part).collect::<Result<_>>()?,
             input,
             multipliers: Tensor::new(multipliers, device)?,
@@ -90,8 +84,8 @@ impl Codes {
         })
     }
 
-    /// The product of `x` `[rows, in]`, which the input site returned, through the output site: `[rows, out]`.
-    pub fn product(&self, x: &Tensor) -> Result<Tensor> {
+    /// The layer on `x` `[rows, in]`, which the input site returned, up to its output site: `[rows, out]`.
+    pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let scaled = self.sums(&codes(x, self.input)?)?.broadcast_mul(&self.multipliers)?;
         match self.output {
             Some(output) => times(&round_and_clamp(&scaled)?, output.scale()),
@@ -106,12 +100,12 @@ impl Codes {
     }
 }
 
-/// Starts and lengths of the parts of `width`.
+/// Start and length of each part of `width`.
 fn parts(width: usize, longest: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..width).step_by(longest).map(move |start| (start, longest.min(width - start)))
 }
 
-/// [`attention_window`](swinq_kernels::reference::attention_window) of every window and head.
+/// Attention of every window and head, as [`attention_window`](swinq_kernels::reference::attention_window) defines it.
 pub(super) fn attention(
     attention: &Attention<'_>,
     [q, k, v]: &[Tensor; 3],
@@ -120,33 +114,33 @@ pub(super) fn attention(
     let Attention { scale, bias, mask, .. } = attention;
     let (scores, factor) = match (quant.q, quant.k) {
         (Some(s_q), Some(s_k)) => {
-            let (sums, step) =
-                (Ops::Composed.scores(&codes(q, s_q)?, &codes(k, s_k)?)?, s_q.scale() * s_k.scale());
+            let sums = scores_of(&codes(q, s_q)?, &codes(k, s_k)?)?;
+            let dequantize = s_q.scale() * s_k.scale();
             match quant.scores {
-                Some(site) => (fake(&times(&sums, step)?, site)?, *scale),
-                None => (sums, step * scale),
+                Some(site) => (fake(&times(&sums, dequantize)?, site)?, *scale),
+                None => (sums, dequantize * scale),
             }
         }
         (s_q, s_k) => {
-            let scores = Ops::Composed.scores(&fake_if(q, s_q)?, &fake_if(k, s_k)?)?;
+            let scores = scores_of(&fake_if(q, s_q)?, &fake_if(k, s_k)?)?;
             (fake_if(&scores, quant.scores)?, *scale)
         }
     };
-    let logits = Ops::Composed.logits(&scores, factor, bias, *mask)?;
-    weighted(&logits, v, quant)
+    let logits = logits(&scores, factor, bias, *mask)?;
+    softmax_times_values(&logits, v, quant)
 }
 
-/// What the codes of `x` stand for, where it is quantized.
+/// Fake quantization of `x`, if its site is on.
 pub(super) fn fake_if(x: &Tensor, q: Option<Quantizer>) -> Result<Tensor> {
     q.map_or(Ok(x.clone()), |q| fake(x, q))
 }
 
-/// The values weighted by the softmax of `logits`.
-fn weighted(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tensor> {
+/// Softmax of `logits` times the values, with the quantization of both.
+fn softmax_times_values(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tensor> {
     let exps = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.maximum(FLOOR)?.exp()?;
     let sum = |x: &Tensor| x.sum_keepdim(D::Minus1);
     match (quant.probs, quant.v) {
-        (Probs::Float, site) => mix(&exps, &fake_if(v, site)?)?.broadcast_div(&sum(&exps)?),
+        (Probs::Float, site) => probs_times_values(&exps, &fake_if(v, site)?)?.broadcast_div(&sum(&exps)?),
         (Probs::U8, site) => {
             let weights = round(&times(&exps, 255.0)?)?;
             let total = sum(&weights)?;
@@ -155,7 +149,7 @@ fn weighted(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tenso
                     let factor = (total.affine(0.0, f64::from(s_v.scale()))? / &total)?;
                     sum_of_codes(&weights, &codes(v, s_v)?, EXACT_UNSIGNED)?.broadcast_mul(&factor)
                 }
-                None => mix(&weights, v)?.broadcast_div(&total),
+                None => probs_times_values(&weights, v)?.broadcast_div(&total),
             }
         }
         (Probs::S8(s_p), site) => {
@@ -165,20 +159,17 @@ fn weighted(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tenso
                     let sums = sum_of_codes(&weights, &codes(v, s_v)?, EXACT)?;
                     times(&sums, s_p.scale() * s_v.scale())
                 }
-                None => times(&mix(&weights, v)?, s_p.scale()),
+                None => times(&probs_times_values(&weights, v)?, s_p.scale()),
             }
         }
     }
 }
 
-/// `weights` `[windows, heads, n, n]` times `values` `[windows, heads, n, d]`.
-fn mix(weights: &Tensor, values: &Tensor) -> Result<Tensor> {
-    weights.contiguous()?.matmul(&values.contiguous()?)
-}
-
-/// The product of `weights` `[windows, heads, n, n]` with `values` `[windows, heads, n, d]`, both of codes.
+/// The exact product of codes: `weights` `[windows, heads, n, n]` times `values` `[windows, heads, n, d]`; `longest` is the
+/// length of an exact sum.
 fn sum_of_codes(weights: &Tensor, values: &Tensor, longest: usize) -> Result<Tensor> {
-    let part = |(start, len)| mix(&weights.narrow(3, start, len)?, &values.narrow(2, start, len)?);
+    let part =
+        |(start, len)| probs_times_values(&weights.narrow(3, start, len)?, &values.narrow(2, start, len)?);
     sum_of_parts(parts(weights.dim(3)?, longest).map(part))
 }
 
@@ -192,7 +183,7 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    fn step(scale: f32) -> Quantizer {
+    fn quantizer(scale: f32) -> Quantizer {
         Quantizer::new(scale).unwrap()
     }
 
@@ -203,11 +194,11 @@ mod tests {
         x.extend([1e-40, -1e-40, 0.5f32.next_down(), 0.5f32.next_up(), 126.5, 127.5, -127.5, -128.5, 1e30]);
         x.extend([f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN]);
         let tensor = Tensor::new(x.as_slice(), &Device::Cpu).unwrap();
-        for q in [1.0, 0.5, 0.037, 3.3e-3, 11.7].map(step) {
+        for q in [1.0, 0.5, 0.037, 3.3e-3, 11.7].map(quantizer) {
             let want: Vec<f32> = x.iter().map(|&x| f32::from(q.code(x))).collect();
-            assert_eq!(values(&codes(&tensor, q).unwrap()), want, "step {}", q.scale());
+            assert_eq!(values(&codes(&tensor, q).unwrap()), want, "scale {}", q.scale());
             let want: Vec<f32> = x.iter().map(|&x| q.fake(x)).collect();
-            assert_eq!(values(&fake(&tensor, q).unwrap()), want, "step {}", q.scale());
+            assert_eq!(values(&fake(&tensor, q).unwrap()), want, "scale {}", q.scale());
         }
     }
 
@@ -217,7 +208,7 @@ mod tests {
         assert_eq!(values(&round(&x).unwrap()), [0.0, 0.0, 2.0, 2.0, 126.0, 254.0, 254.0, 255.0]);
     }
 
-    /// One output channel per value, each with `width` equal codes but the last.
+    /// A weight with one output channel per code in `of_channels`: `width - 1` such codes, then `last`.
     fn weight(width: usize, of_channels: &[i8], last: i8) -> Int8Weight {
         let mut codes: Vec<i8> = of_channels.iter().flat_map(|&code| vec![code; width]).collect();
         codes.chunks_exact_mut(width).for_each(|row| row[width - 1] = last);
@@ -229,16 +220,16 @@ mod tests {
     }
 
     #[test]
-    fn sums_beyond_what_an_f32_holds_are_rounded_once() {
-        let input = step(0.25);
+    fn sums_beyond_the_range_of_exact_f32_are_rounded_once() {
+        let input = quantizer(0.25);
         for width in [1, 7, EXACT, EXACT + 1, 3072, 6144] {
             for (x, channels) in [(127i8, [127i8, -127, 1]), (-128, [127, -127, 3])] {
                 let weight = weight(width, &channels, 126);
                 let acts = Tensor::full(f32::from(x) * 0.25, (2, width), &Device::Cpu).unwrap();
                 let sum = |code: i8| i32::from(x) * (i32::from(code) * (width as i32 - 1) + 126);
                 let sums = channels.map(sum);
-                for output in [None, Some(step(37.0))] {
-                    let prepared = Codes::new(&weight, input, output, &Device::Cpu).unwrap();
+                for output in [None, Some(quantizer(37.0))] {
+                    let prepared = QuantizedLinear::new(&weight, input, output, &Device::Cpu).unwrap();
                     let one = |(i, &sum): (usize, &i32)| {
                         let multiplier = 0.25 * weight.scale(i);
                         match output {
@@ -247,11 +238,7 @@ mod tests {
                         }
                     };
                     let want: Vec<f32> = sums.iter().enumerate().map(one).collect();
-                    assert_eq!(
-                        values(&prepared.product(&acts).unwrap()),
-                        want.repeat(2),
-                        "{width} times {x}"
-                    );
+                    assert_eq!(values(&prepared.run(&acts).unwrap()), want.repeat(2), "{width} times {x}");
                 }
             }
         }

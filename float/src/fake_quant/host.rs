@@ -1,4 +1,4 @@
-//! The simulation in host memory, by the reference's own functions.
+//! The simulation in host memory, with the reference's functions.
 
 use candle_core::Tensor;
 use rayon::prelude::*;
@@ -11,29 +11,33 @@ use crate::ops::with_values;
 use crate::{Attention, LinearWeights};
 use swinq_model::quantized::Int8Weight;
 
-/// A quantized weight and the quantizer of what it is multiplied with.
-pub(super) struct Codes {
-    /// f32 `[out, in]`.
+/// A linear layer on codes.
+pub(super) struct QuantizedLinear {
+    /// The weight's codes as f32, `[out, in]`.
     codes: Tensor,
     input: Quantizer,
     multipliers: Vec<f32>,
 }
 
-impl Codes {
-    pub fn new(weight: &Int8Weight, input: Quantizer) -> candle_core::Result<Codes> {
-        Ok(Codes { codes: matrix_of_codes(weight)?, input, multipliers: multipliers(weight, input) })
+impl QuantizedLinear {
+    pub fn new(weight: &Int8Weight, input: Quantizer) -> candle_core::Result<QuantizedLinear> {
+        Ok(QuantizedLinear {
+            codes: matrix_of_codes(weight)?,
+            input,
+            multipliers: multipliers(weight, input),
+        })
     }
 
-    /// The product of `x` `[rows, in]`, which the input site returned, over the codes, and what follows it.
-    pub fn product(
+    /// The layer on `x` `[rows, in]`, which the input site returned: `[rows, out]`, with bias, output site and GELU.
+    pub fn run(
         &self,
         x: &Tensor,
-        linear: &LinearWeights,
+        layer: &LinearWeights,
         output: Option<Quantizer>,
     ) -> Result<Tensor, FloatError> {
         let (rows, columns) = (x.dim(0)?, self.multipliers.len());
         let sums = exact_product(&codes_of(x, self.input)?, &self.codes)?;
-        let bias = match &linear.bias {
+        let bias = match &layer.bias {
             Some(bias) => bias.to_vec1::<f32>()?,
             None => vec![0.0; columns],
         };
@@ -41,7 +45,7 @@ impl Codes {
         let finish = |(values, sums): (&mut [f32], &[i32])| {
             let channels = self.multipliers.iter().zip(&bias);
             for ((value, &sum), (&multiplier, &bias)) in values.iter_mut().zip(sums).zip(channels) {
-                *value = epilogue_i8(sum, multiplier, bias, output, linear.gelu);
+                *value = epilogue_i8(sum, multiplier, bias, output, layer.gelu);
             }
         };
         values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(finish);
@@ -49,15 +53,15 @@ impl Codes {
     }
 }
 
-/// The codes of values that are codes times a step, as f32.
+/// The codes of values that are multiples of the scale, as f32.
 fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, FloatError> {
     let recip = quantizer.recip();
     let codes = |x: &[f32]| x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>();
     Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
 }
 
-/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: the sums of parts are exact in f32, and are added
-/// as integers.
+/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to [`EXACT`] products are exact in f32,
+/// and are added as integers.
 fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, FloatError> {
     let width = codes.dim(1)?;
     let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];
@@ -70,7 +74,7 @@ fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, FloatError
     Ok(sums)
 }
 
-/// Every window and head by [`attention_window`].
+/// Attention of every window and head, by [`attention_window`].
 pub(super) fn attention(
     attention: &Attention<'_>,
     [q, k, v]: &[Tensor; 3],
@@ -110,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_beyond_what_an_f32_holds_are_exact() {
+    fn sums_beyond_the_range_of_exact_f32_are_exact() {
         let wide = |rows: usize, value: f32| Tensor::full(value, (rows, 3072), &Device::Cpu).unwrap();
         let mut odd = vec![127.0f32; 3072];
         odd[3071] = 126.0;

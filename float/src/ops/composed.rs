@@ -1,4 +1,4 @@
-//! The operations as compositions of candle's: the definition the fused ones are tested against.
+//! The operations composed of candle's operations. The tests compare the other families with these.
 
 use candle_core::{D, Result, Tensor};
 
@@ -36,7 +36,8 @@ pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
     x.transpose(1, 2)?.contiguous()?.reshape((windows * n, heads * d))
 }
 
-pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+/// `scores * scale + bias + mask`.
+pub(crate) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let (all, heads, n, _) = scores.dims4()?;
     let logits = (scores * f64::from(scale))?.broadcast_add(bias)?;
     let Some(mask) = mask else { return Ok(logits) };
@@ -47,10 +48,28 @@ pub(super) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&T
         .reshape((all, heads, n, n))
 }
 
+/// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.
+pub(crate) fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
+    q.contiguous()?.matmul(&k.t()?.contiguous()?)
+}
+
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`.
+pub(crate) fn probs_times_values(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+    probs.contiguous()?.matmul(&v.contiguous()?)
+}
+
+/// Rounds to whole numbers, ties to even; magnitudes must be at most 2^22. Adding 1.5 * 2^23 leaves no fractional bits, so
+/// the sum is rounded as IEEE 754 rounds, and subtracting it is exact. These are two operations of candle: a compiler that
+/// saw both might remove them.
+pub(crate) fn round_ties_even(x: &Tensor) -> Result<Tensor> {
+    const ROUNDER: f64 = 12_582_912.0;
+    (x + ROUNDER)? - ROUNDER
+}
+
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax(x, D::Minus1)
 }
 
 pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
-    softmax(logits)?.matmul(&v.contiguous()?)
+    probs_times_values(&softmax(logits)?, v)
 }

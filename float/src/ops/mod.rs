@@ -1,10 +1,21 @@
-//! The operations of the forward between its large products.
+//! The operations of the forward pass other than linear layers, in three families:
 //!
-//! Each exists three times: `fused`, one pass over contiguous f32 in host memory, vectorised and on every core, without
-//! a gradient; `composed` of candle's own operations, differentiable by candle and for any device; and `taped`, with a
-//! hand-written backward pass. [`Ops`] names the choice; the tests hold the others to `composed`.
+//! - `fused`: single passes over contiguous f32 in host memory, vectorised and on every core, without gradients.
+//! - `composed`: candle's operations, on any device, differentiable by candle. The tests compare the others with it.
+//! - `taped`: hand-written forward and backward passes, for training.
+//!
+//! [`Ops`] selects the family. Attention has one implementation for each purpose, because each needs other intermediate
+//! results:
+//!
+//! | implementation | used by | what differs |
+//! | --- | --- | --- |
+//! | `fused` | inference and calibration on the host | scores, logits and softmax are separate passes, for the sites between them |
+//! | `composed` | inference and calibration on a GPU, candle's gradients | the same, in candle's operations |
+//! | `fake_quant::host` | simulation on the host | the number contract's own function, on whole windows |
+//! | `fake_quant::composed` | simulation on other devices | exact integer sums over codes |
+//! | `taped::attention` | training | straight-through gradients; a host, a composed and a CUDA implementation |
 
-mod composed;
+pub(crate) mod composed;
 mod fused;
 mod product;
 pub mod taped;
@@ -18,15 +29,15 @@ use super::tape::Tape;
 pub use fused::fake_quantize;
 pub(super) use fused::with_values;
 
-/// Which family of operations a forward uses.
+/// The family of operations that a forward pass uses.
 #[derive(Clone, Debug)]
 pub enum Ops {
-    /// Own single-pass kernels: host memory only, no gradient.
+    /// Single-pass kernels: host memory only, no gradients.
     Fused,
     /// candle's operations: any device, differentiable.
     Composed,
-    /// Own kernels on the host, candle's operations elsewhere, with own backward passes, noted on this tape. Attention is
-    /// one operation, without its parts.
+    /// Operations with hand-written backward passes, recorded on this tape. Attention is one operation, so its parts are
+    /// not available.
     Taped(Tape),
 }
 
@@ -41,28 +52,28 @@ pub struct Norm {
     pub eps: f64,
 }
 
-/// A gather of rows, the same in every image: output row `i` of an image is `parts` source rows of that image side
-/// by side. [`Gather::ABSENT`] stands for a row of zeros.
+/// A gather of rows, equal for every image: output row `i` of an image concatenates `parts` source rows of that image.
+/// [`Gather::ABSENT`] stands for a row of zeros.
 #[derive(Clone, Debug)]
 pub struct Gather {
-    /// Rows of an image before.
+    /// Rows of an image before the gather.
     pub source_rows: usize,
     /// Source rows per output row.
     pub parts: usize,
-    /// `[rows * parts]` source rows.
+    /// Source rows, `[rows * parts]`.
     pub index: Arc<[u32]>,
-    /// What puts rows back, when it was first wanted.
+    /// The inverse gather, computed at its first use.
     back: Arc<OnceLock<Gather>>,
-    /// The index on the device that first used it.
+    /// The index in the memory of the first device that used it.
     #[cfg(feature = "cuda")]
     resident: Arc<OnceLock<taped::cuda::Resident>>,
 }
 
 impl Gather {
-    /// No source: zeros.
+    /// A source row of zeros.
     pub const ABSENT: u32 = u32::MAX;
 
-    /// From index maps such as [`Stage::partition`](swinq_model::Stage::partition).
+    /// A gather by an index map such as [`Stage::partition`](swinq_model::Stage::partition).
     pub fn new(source_rows: usize, parts: usize, index: impl IntoIterator<Item = Option<usize>>) -> Gather {
         let index = index.into_iter().map(|row| row.map_or(Gather::ABSENT, |row| row as u32)).collect();
         Gather {
@@ -75,7 +86,7 @@ impl Gather {
         }
     }
 
-    /// The gather that puts every row back where it came from, for `parts` of 1 where every source row is used.
+    /// The gather that moves every row back to its source. It needs `parts` of 1 and a gather that uses every source row.
     pub fn inverse(&self) -> Gather {
         let invert = || {
             let mut back = vec![None; self.source_rows];
@@ -87,14 +98,14 @@ impl Gather {
         self.back.get_or_init(invert).clone()
     }
 
-    /// Rows of an image after.
+    /// Rows of an image after the gather.
     pub fn rows(&self) -> usize {
         self.index.len() / self.parts
     }
 }
 
 impl Ops {
-    /// The family for inference on `device`.
+    /// The fastest family for inference on `device`.
     pub fn for_inference(device: &Device) -> Ops {
         if device.is_cpu() { Ops::Fused } else { Ops::Composed }
     }
@@ -108,8 +119,8 @@ impl Ops {
         }
     }
 
-    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`; absent rows are zeros after
-    /// the norm. `gather.parts` is 1.
+    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`. Absent rows are zeros after the norm;
+    /// `gather.parts` must be 1.
     pub(crate) fn norm_then_gather(&self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm_then_gather(x, norm, gather),
@@ -118,8 +129,8 @@ impl Ops {
         }
     }
 
-    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`; absent parts are
-    /// zeros before the norm.
+    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`. Absent parts are zeros before
+    /// the norm.
     pub(crate) fn gather_then_norm(&self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm(&fused::gather(x, gather)?, norm),
@@ -155,7 +166,7 @@ impl Ops {
         }
     }
 
-    /// GELU (the exact one, by erf) of `x` `[rows, c]`.
+    /// GELU, defined by the error function, of `x` `[rows, c]`.
     pub(crate) fn gelu(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::gelu(x),
@@ -173,21 +184,21 @@ impl Ops {
         }
     }
 
-    /// `[windows * n, 3 * heads * d]` to queries, keys and values `[3, windows, heads, n, d]`.
+    /// Splits `[windows * n, 3 * heads * d]` into queries, keys and values: `[3, windows, heads, n, d]`.
     pub(crate) fn split_heads(&self, qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::split_heads(qkv, heads, n),
             Ops::Composed => composed::split_heads(qkv, heads, n),
-            Ops::Taped(_) => bail!("attention is one operation here"),
+            Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
 
-    /// `[windows, heads, n, d]` to `[windows * n, heads * d]`.
+    /// Merges the heads: `[windows, heads, n, d]` to `[windows * n, heads * d]`.
     pub(crate) fn merge_heads(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::merge_heads(x),
             Ops::Composed => composed::merge_heads(x),
-            Ops::Taped(_) => bail!("attention is one operation here"),
+            Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
 
@@ -195,8 +206,8 @@ impl Ops {
     pub(crate) fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::scores(q, k),
-            Ops::Composed => q.contiguous()?.matmul(&k.t()?.contiguous()?),
-            Ops::Taped(_) => bail!("attention is one operation here"),
+            Ops::Composed => composed::scores(q, k),
+            Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
 
@@ -212,18 +223,18 @@ impl Ops {
         match self {
             Ops::Fused => fused::logits(scores, scale, bias, mask),
             Ops::Composed => composed::logits(scores, scale, bias, mask),
-            Ops::Taped(_) => bail!("attention is one operation here"),
+            Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
 }
 
-/// The sum of two tensors of one shape, without a gradient.
+/// The sum of two tensors of one shape, without gradients.
 pub(super) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.device().is_cpu() && a.dims().len() == 2 { fused::add(a, b) } else { a + b }
 }
 
-/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. With a
-/// gradient wherever an argument carries one.
+/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. Differentiable
+/// by candle if an argument is a variable.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -235,24 +246,24 @@ pub fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Softmax over the last dimension. With a gradient where `x` carries one.
+/// Softmax over the last dimension. Differentiable by candle if `x` is a variable.
 ///
 /// # Errors
-/// A scalar.
+/// `x` is a scalar.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() && !x.track_op() { fused::softmax(x) } else { composed::softmax(x) }
 }
 
-/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. With a gradient wherever an argument carries
-/// one.
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. Differentiable by candle if an argument is a
+/// variable.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn mix(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+pub fn probs_times_values(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
     if probs.device().is_cpu() && !probs.track_op() && !v.track_op() {
-        fused::mix(probs, v)
+        fused::probs_times_values(probs, v)
     } else {
-        probs.contiguous()?.matmul(&v.contiguous()?)
+        composed::probs_times_values(probs, v)
     }
 }
 

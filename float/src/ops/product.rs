@@ -1,8 +1,8 @@
-//! Products of the small matrices of one attention head, which stay in the first cache levels.
+//! Matrix products for one attention head, whose matrices fit the first cache levels.
 
 use pulp::{Simd, WithSimd};
 
-/// `out[i, j] = sum over p of a[i, p] * b`, where `b` is read as `[n, k]` (transposed) or `[k, n]`.
+/// The product `out = a b`, or `out = a b^T` if `transposed`.
 pub(crate) struct Product<'a> {
     /// `[m, k]`.
     pub a: &'a [f32],
@@ -17,7 +17,7 @@ pub(crate) struct Product<'a> {
     pub packed: &'a mut Vec<f32>,
 }
 
-/// Rows of `a`, and vectors of columns of `b`, that are accumulated in registers together.
+/// Size of a tile of `out` in registers: rows of `a`, and vectors of columns of `b`.
 const ROWS: usize = 4;
 const VECTORS: usize = 2;
 
@@ -36,7 +36,7 @@ impl WithSimd for Product<'_> {
             let columns = panel.min(self.n - index * panel);
             let (b, _) = S::as_simd_f32s(b);
             for i in (0..m).step_by(ROWS) {
-                // At the lower edge the last row is computed again: the same value is written twice.
+                // At the lower edge the last row is computed repeatedly; it is written with the same values.
                 let rows: [usize; ROWS] = std::array::from_fn(|r| (i + r).min(m - 1));
                 let a = rows.map(|row| &self.a[row * self.k..][..self.k]);
                 let sums = tile(simd, a, b);
@@ -70,7 +70,7 @@ impl Product<'_> {
     }
 }
 
-/// The products of [`ROWS`] rows with one packed panel.
+/// The products of [`ROWS`] rows of `a` with one packed panel of `b`.
 #[inline(always)]
 fn tile<S: Simd>(simd: S, a: [&[f32]; ROWS], b: &[S::f32s]) -> [[S::f32s; VECTORS]; ROWS] {
     let zero = simd.splat_f32s(0.0);

@@ -101,8 +101,8 @@ fn attention() {
             Ops::Fused => super::attend(&scores, &v),
             Ops::Composed | Ops::Taped(_) => super::composed::attend(&scores, &v),
         });
-        agree("mix", |ops| match ops {
-            Ops::Fused => super::mix(&scores, &v),
+        agree("probs_times_values", |ops| match ops {
+            Ops::Fused => super::probs_times_values(&scores, &v),
             Ops::Composed | Ops::Taped(_) => scores.matmul(&v),
         });
     }

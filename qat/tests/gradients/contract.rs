@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use swinq_calib::quantize_weight;
-use swinq_float::ops::taped::{Fake, fake_quantize, fake_quantize_weight};
+use swinq_float::ops::taped::{FakeActivation, fake_quantize, fake_quantize_weight};
 use swinq_float::tape::Tape;
 use swinq_kernels::Quantizer;
 use swinq_kernels::reference::code;
@@ -31,7 +31,7 @@ fn activations() {
         let quantizer = Quantizer::new(scale).unwrap();
         let x = around_every_code(quantizer);
         let tensor = Tensor::new(x.as_slice(), &Device::Cpu).unwrap();
-        let fake = Fake { quantizer, learned: None };
+        let fake = FakeActivation { quantizer, learned: None };
         let got = values(&fake_quantize(&Tape::default(), &tensor, &fake).unwrap());
         let want: Vec<f32> = x.iter().map(|x| f32::from(code(x * quantizer.recip())) * scale).collect();
         assert!(want.contains(&(-128.0 * scale)) && want.contains(&(127.0 * scale)));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use swinq_float::ops::{mix, softmax};
+use swinq_float::ops::{probs_times_values, softmax};
 use swinq_float::{FloatError, Sites, Swin};
 use swinq_model::{BlockId, Kind, Site};
 use swinq_qat::job::{LossKeys, Scales};
@@ -160,7 +160,7 @@ impl Sites for ReferenceSites<'_> {
             Some(Kind::U8) => unsigned(&logits)?,
             _ => self.fake(site, &softmax(&logits)?)?,
         };
-        Ok(mix(&probs, &v)?)
+        Ok(probs_times_values(&probs, &v)?)
     }
 
     fn block_output(&mut self, block: BlockId, x: &Tensor) -> std::result::Result<(), FloatError> {

@@ -1,37 +1,38 @@
-//! Window attention as one operation, from what the qkv product gave to what the projection takes.
+//! Window attention in training: one taped operation between the qkv layer and the projection.
 //!
-//! Nothing of size `[n, n]` is kept for the backward pass: it is computed again, window by window, in the first cache
-//! levels (Dao et al., "FlashAttention", NeurIPS 2022, for the idea).
+//! | implementation | where | what it needs |
+//! | --- | --- | --- |
+//! | `host`, with `head` and `head_gradient` | host memory | one pass per head of a window, in scratch memory that fits the caches |
+//! | `composed` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |
+//! | `super::cuda::attention` | CUDA | kernels for supported sizes |
+//!
+//! No tensor of size `[n, n]` is kept for the backward pass, which computes them again, as FlashAttention does (Dao et
+//! al., "FlashAttention", NeurIPS 2022).
 
 mod composed;
 mod head;
+mod head_gradient;
+mod host;
 
 use candle_core::{Result, Tensor, bail};
-use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::fake_quant::{Fake, FakeProbs};
-use super::host::{in_order, slices};
-use crate::tape::{Tape, Way};
-use composed::Forward;
+use super::fake_quant::{FakeActivation, FakeProbs};
+use crate::tape::{Gradients, Implementation, Tape};
 pub(super) use head::Shape;
-use head::{Head, Scratch};
 
-/// Parts that the windows are split into where gradients are summed over them; fixed, so that sums are.
-const PARTS: usize = 32;
-
-/// The fake quantization inside attention; `None` is a site that is off.
+/// The fake quantization at the sites of attention; `None` is a site that is off.
 #[derive(Clone, Debug)]
 pub struct AttentionSites {
     /// Queries.
-    pub q: Option<Fake>,
+    pub q: Option<FakeActivation>,
     /// Keys.
-    pub k: Option<Fake>,
+    pub k: Option<FakeActivation>,
     /// Values.
-    pub v: Option<Fake>,
+    pub v: Option<FakeActivation>,
     /// `q k^T` before scale, bias and mask.
-    pub scores: Option<Fake>,
+    pub scores: Option<FakeActivation>,
     /// Probabilities.
     pub probs: FakeProbs,
 }
@@ -41,8 +42,8 @@ impl AttentionSites {
     pub const FLOAT: AttentionSites =
         AttentionSites { q: None, k: None, v: None, scores: None, probs: FakeProbs::Float };
 
-    /// In the order of the gradients of their steps.
-    pub(super) fn fakes(&self) -> [Option<&Fake>; 5] {
+    /// The fake quantizations with a scale, in the order of [`AttentionGradients::scales`].
+    pub(super) fn fakes(&self) -> [Option<&FakeActivation>; 5] {
         let probs = match &self.probs {
             FakeProbs::S8(fake) => Some(fake),
             _ => None,
@@ -51,8 +52,82 @@ impl AttentionSites {
     }
 }
 
-/// Attention inside every window: `qkv` `[windows * n, 3 * c]`, the `bias` `[heads, n, n]`, and the `mask` `[windows of an
-/// image, n, n]` to `[windows * n, c]`. See [`swinq_kernels::reference::attention_window`].
+/// The inputs of one attention, which its backward pass uses again. The tensors are contiguous.
+struct Inputs {
+    shape: Shape,
+    /// `[windows * n, 3 * c]`.
+    qkv: Tensor,
+    /// `[heads, n, n]`.
+    bias: Tensor,
+    /// `[windows of an image, n, n]`.
+    mask: Option<Tensor>,
+    sites: AttentionSites,
+}
+
+/// The gradients of one attention.
+struct AttentionGradients {
+    qkv: Tensor,
+    bias: Tensor,
+    /// The gradients of the scales of queries, keys, values, scores and probabilities, `[1]` each.
+    scales: [Option<Tensor>; 5],
+}
+
+impl AttentionGradients {
+    /// Adds the gradients to those of the inputs and of the learned scales.
+    fn add(self, inputs: &Inputs, sink: &mut Gradients) -> Result<()> {
+        for (fake, scale) in inputs.sites.fakes().into_iter().zip(self.scales) {
+            if let (Some(learned), Some(scale)) = (fake.and_then(|fake| fake.learned.as_ref()), &scale) {
+                learned.add(sink, scale)?;
+            }
+        }
+        sink.add(&inputs.bias, self.bias)?;
+        sink.add(&inputs.qkv, self.qkv)
+    }
+}
+
+impl Inputs {
+    /// The implementation for these inputs: the CUDA kernels support some sizes only.
+    fn implementation(&self, tape: &Tape) -> Result<Implementation> {
+        let implementation = tape.implementation(&self.qkv);
+        #[cfg(feature = "cuda")]
+        if implementation == Implementation::Cuda
+            && !cuda::takes_attention(self.shape, &self.qkv, &self.sites)?
+        {
+            return Ok(Implementation::Composed);
+        }
+        Ok(implementation)
+    }
+
+    fn forward(&self, implementation: Implementation) -> Result<Tensor> {
+        match implementation {
+            Implementation::Host => host::forward(self),
+            #[cfg(feature = "cuda")]
+            Implementation::Cuda => {
+                cuda::attention(self.shape, &self.qkv, &self.bias, self.mask.as_ref(), &self.sites)
+            }
+            Implementation::Composed => composed::Forward::new(self)?.output(),
+        }
+    }
+
+    /// Adds the gradients that follow from the gradient `grad` of the output.
+    fn backward(&self, implementation: Implementation, grad: &Tensor, sink: &mut Gradients) -> Result<()> {
+        match implementation {
+            Implementation::Host => host::backward(self, grad)?.add(self, sink),
+            #[cfg(feature = "cuda")]
+            Implementation::Cuda => {
+                let Inputs { shape, qkv, bias, mask, sites } = self;
+                let [dqkv, dbias] =
+                    cuda::attention_gradient(*shape, qkv, bias, mask.as_ref(), sites, grad, sink)?;
+                sink.add(bias, dbias)?;
+                sink.add(qkv, dqkv)
+            }
+            Implementation::Composed => composed::Forward::new(self)?.backward(self, grad)?.add(self, sink),
+        }
+    }
+}
+
+/// Attention inside every window, as [`swinq_kernels::reference::attention_window`] defines it: `qkv` `[windows * n,
+/// 3 * c]`, `bias` `[heads, n, n]` and `mask` `[windows of an image, n, n]` to `[windows * n, c]`.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -70,107 +145,15 @@ pub fn attention(
     if rows % n != 0 || width != shape.width() {
         bail!("attention: {:?} with {heads} heads of {n} tokens", qkv.shape())
     }
-    let (qkv, bias, mask) = (qkv.contiguous()?, bias.contiguous()?, mask.cloned());
-    let way = tape.way(&qkv);
-    #[cfg(feature = "cuda")]
-    let way =
-        if way == Way::Cuda && !cuda::takes_attention(shape, &qkv, sites)? { Way::Composed } else { way };
-    let out = match way {
-        Way::Host => on_host(shape, &qkv, &bias, mask.as_ref(), sites)?,
-        #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::attention(shape, &qkv, &bias, mask.as_ref(), sites)?,
-        Way::Composed => Forward::new(shape, &qkv, &bias, mask.as_ref(), sites)?.output()?,
-    };
+    let (qkv, bias) = (qkv.contiguous()?, bias.contiguous()?);
+    let inputs = Inputs { shape, qkv, bias, mask: mask.cloned(), sites: sites.clone() };
+    let implementation = inputs.implementation(tape)?;
+    let out = inputs.forward(implementation)?;
     let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
-    let inputs: Vec<Tensor> = [&qkv, &bias].into_iter().chain(learned.map(|l| &l.ratio)).cloned().collect();
-    let sites = sites.clone();
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = grad.tensor().contiguous()?;
-        let (dqkv, dbias, steps) = match way {
-            Way::Host => backward_on_host(shape, &qkv, &bias, mask.as_ref(), &sites, &grad)?,
-            #[cfg(feature = "cuda")]
-            Way::Cuda => {
-                let [dqkv, dbias] =
-                    cuda::attention_gradient(shape, &qkv, &bias, mask.as_ref(), &sites, &grad, sink)?;
-                sink.add(&bias, dbias)?;
-                return sink.add(&qkv, dqkv);
-            }
-            Way::Composed => {
-                Forward::new(shape, &qkv, &bias, mask.as_ref(), &sites)?.backward(shape, &sites, &grad)?
-            }
-        };
-        for (fake, step) in sites.fakes().into_iter().zip(steps) {
-            if let (Some(learned), Some(step)) = (fake.and_then(|fake| fake.learned.as_ref()), &step) {
-                learned.add(sink, step)?;
-            }
-        }
-        sink.add(&bias, dbias)?;
-        sink.add(&qkv, dqkv)
+    let tracked = [&inputs.qkv, &inputs.bias].into_iter().chain(learned.map(|learned| &learned.ratio));
+    let tracked: Vec<Tensor> = tracked.cloned().collect();
+    tape.record(&tracked.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        inputs.backward(implementation, &grad.tensor().contiguous()?, sink)
     });
     Ok(out)
-}
-
-fn on_host(
-    shape: Shape,
-    qkv: &Tensor,
-    bias: &Tensor,
-    mask: Option<&Tensor>,
-    sites: &AttentionSites,
-) -> Result<Tensor> {
-    let (rows, width) = qkv.dims2()?;
-    let Shape { n, heads, .. } = shape;
-    let mut out = vec![0.0; rows * shape.c()];
-    let tensors: Vec<&Tensor> = [qkv, bias].into_iter().chain(mask).collect();
-    slices(&tensors, |values| {
-        let head = Head::new(shape, values[1], values.get(2).copied(), sites);
-        let windows = out.par_chunks_mut(n * shape.c()).zip(values[0].par_chunks(n * width));
-        windows.enumerate().for_each_init(Scratch::default, |scratch, (window, (out, qkv))| {
-            (0..heads).for_each(|index| head.forward(window, index, qkv, out, scratch));
-        });
-    })?;
-    Tensor::from_vec(out, (rows, shape.c()), qkv.device())
-}
-
-fn backward_on_host(
-    shape: Shape,
-    qkv: &Tensor,
-    bias: &Tensor,
-    mask: Option<&Tensor>,
-    sites: &AttentionSites,
-    grad: &Tensor,
-) -> Result<(Tensor, Tensor, [Option<Tensor>; 5])> {
-    let Shape { n, heads, .. } = shape;
-    let (rows, width) = qkv.dims2()?;
-    let mut dqkv = vec![0.0; rows * width];
-    let part = (rows / n).div_ceil(PARTS);
-    let size = heads * n * n;
-    let tensors: Vec<&Tensor> = [qkv, bias, grad].into_iter().chain(mask).collect();
-    // The bias's gradient, then the steps'.
-    let sums = slices(&tensors, |values| {
-        let head = Head::new(shape, values[1], values.get(3).copied(), sites);
-        let parts = dqkv
-            .par_chunks_mut(part * n * width)
-            .zip(values[0].par_chunks(part * n * width))
-            .zip(values[2].par_chunks(part * n * shape.c()));
-        let parts = parts.enumerate().map(|(index, ((dqkv, qkv), grad))| {
-            let (mut sums, mut scratch) = (vec![0.0; size + 5], Scratch::default());
-            let (dbias, steps) = sums.split_at_mut(size);
-            let windows =
-                dqkv.chunks_mut(n * width).zip(qkv.chunks(n * width)).zip(grad.chunks(n * shape.c()));
-            for (window, ((dqkv, qkv), grad)) in windows.enumerate() {
-                for (h, dbias) in dbias.chunks_exact_mut(n * n).enumerate() {
-                    head.backward(index * part + window, h, qkv, grad, dqkv, dbias, steps, &mut scratch);
-                }
-            }
-            sums
-        });
-        in_order(parts.collect(), size + 5)
-    })?;
-    let dqkv = Tensor::from_vec(dqkv, (rows, width), qkv.device())?;
-    let dbias = Tensor::from_slice(&sums[..size], bias.shape(), bias.device())?;
-    let mut steps = [const { None }; 5];
-    for (step, &sum) in steps.iter_mut().zip(&sums[size..]) {
-        *step = Some(Tensor::from_slice(&[sum], 1, qkv.device())?);
-    }
-    Ok((dqkv, dbias, steps))
 }

@@ -1,9 +1,9 @@
 //! Fake quantization with straight-through gradients.
 //!
-//! Forward, a value becomes what its code stands for, by the number contract: `code * s`, `code = round_ties_even(clamp(x
-//! r, -Q - 1, Q))`, `r = 1 / s` in f32 (weights clamp at `-Q`). Backward, rounding passes gradients (Bengio et al., 2013),
-//! and clipping stops them: the gradient is that of `clamp`. A learned step has LSQ's gradient (Esser et al., "Learned Step
-//! Size Quantization", ICLR 2020): `code - x r` inside the range, the end's code outside.
+//! The forward pass follows the number contract: `code * s` with `code = round_ties_even(clamp(x r, -Q - 1, Q))` and
+//! `r = 1 / s` in f32; weights clamp at `-Q`. In the backward pass rounding passes gradients through (Bengio et al., 2013)
+//! and clipping stops them: the gradient is that of `clamp`. A learned scale has LSQ's gradient (Esser et al., "Learned
+//! Step Size Quantization", ICLR 2020): `code - x r` inside the range, the end's code outside.
 
 use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
@@ -12,27 +12,28 @@ use swinq_kernels::Quantizer;
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::host::{GRAIN, slices};
+use crate::ops::composed::round_ties_even;
 use crate::ops::fused::vectorised;
-use crate::tape::{Gradient, Gradients, Tape, Way};
+use crate::tape::{Gradient, Gradients, Implementation, Tape};
 
-/// A step that is trained: a multiple of what it was at first, so that the optimizer's steps are relative to it.
+/// Learned scales. They are trained as ratios to their initial values, so that updates are relative.
 #[derive(Clone, Debug)]
-pub struct Learned {
-    /// The multiple, `[1]` or one per output channel; a leaf of the tape.
+pub struct LearnedScale {
+    /// The ratios, `[1]` or one per output channel; a leaf of the tape.
     pub ratio: Tensor,
-    /// The step at first, one per value of `ratio`.
+    /// The initial scales, one per value of `ratio`.
     pub base: Vec<f32>,
     /// Factor of the gradient: LSQ's `1 / sqrt(values * Q)`.
     pub gradient_scale: f32,
 }
 
-impl Learned {
-    /// Adds the gradient of the multiple, from those of the steps, `[steps]`.
-    pub(super) fn add(&self, sink: &mut Gradients, steps: &Tensor) -> Result<()> {
+impl LearnedScale {
+    /// Adds the gradient of the ratios, which follows from the gradients of the scales, `[scales]`.
+    pub(super) fn add(&self, sink: &mut Gradients, dscales: &Tensor) -> Result<()> {
         let factors: Vec<f32> = self.base.iter().map(|base| base * self.gradient_scale).collect();
         let gradient = match factors.as_slice() {
-            [factor] => (steps * f64::from(*factor))?,
-            factors => (steps * Tensor::new(factors, steps.device())?)?,
+            [factor] => (dscales * f64::from(*factor))?,
+            factors => (dscales * Tensor::new(factors, dscales.device())?)?,
         };
         sink.add(&self.ratio, gradient.reshape(self.ratio.shape())?)
     }
@@ -40,79 +41,79 @@ impl Learned {
 
 /// The fake quantization of an activation.
 #[derive(Clone, Debug)]
-pub struct Fake {
-    /// Its step now.
+pub struct FakeActivation {
+    /// The quantizer of the current scale.
     pub quantizer: Quantizer,
-    /// Where the step comes from, if it is trained.
-    pub learned: Option<Learned>,
+    /// The trained parameter behind the scale, if it is learned.
+    pub learned: Option<LearnedScale>,
 }
 
 /// How attention probabilities are fake-quantized; see [`swinq_kernels::Probs`].
 #[derive(Clone, Debug)]
 pub enum FakeProbs {
-    /// Not at all.
+    /// They are not quantized.
     Float,
     /// Unsigned codes of the exponentials, divided by their own sum.
     U8,
     /// Signed codes of the softmax.
-    S8(Fake),
+    S8(FakeActivation),
 }
 
 /// The fake quantization of a weight.
 #[derive(Clone, Debug)]
 pub struct FakeWeight {
-    /// One step, or one per output channel.
+    /// The current scales: one, or one per output channel.
     pub scales: Vec<f32>,
     /// Largest code: 127, or 7.
     pub largest: f32,
-    /// Where the steps come from, if they are trained; otherwise they are constants.
-    pub learned: Option<Learned>,
+    /// The trained parameters behind the scales, if they are learned; otherwise the scales are constants.
+    pub learned: Option<LearnedScale>,
 }
 
-/// Codes of an activation are clamped to these.
+/// Range of the signed codes of an activation.
 pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
-/// How far beyond the ends of the range a value is still inside, as a factor. The value that made the range, `amax`, times
-/// the reciprocal of `amax / Q` is `Q` but for three roundings, which must not decide whether its gradient is lost.
+/// Tolerance at the ends of the range, as a factor. The value `amax` that defines the range gives `Q` up to three roundings
+/// when it is multiplied by the reciprocal of `amax / Q`. These roundings must not decide whether it gets a gradient.
 const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 
-/// `x` of any shape as its codes stand for it.
+/// Fake quantization of an activation of any shape.
 ///
 /// # Errors
 /// Those of candle.
-pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &Fake) -> Result<Tensor> {
+pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
-    let way = tape.way(&x);
-    let out = match way {
-        Way::Host => crate::ops::fake_quantize(&x, quantizer)?,
+    let implementation = tape.implementation(&x);
+    let out = match implementation {
+        Implementation::Host => crate::ops::fake_quantize(&x, quantizer)?,
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::fake_quantize(&x, fake)?,
-        Way::Composed => composed_forward(&x, quantizer)?,
+        Implementation::Cuda => cuda::fake_quantize(&x, fake)?,
+        Implementation::Composed => composed_forward(&x, quantizer)?,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let fake = fake.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let (learned, recip) = (fake.learned.as_ref(), quantizer.recip());
-        let (dx, step) = match way {
-            Way::Host => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
+        let (dx, dscale) = match implementation {
+            Implementation::Host => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
             #[cfg(feature = "cuda")]
-            Way::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
-            Way::Composed => {
+            Implementation::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
+            Implementation::Composed => {
                 let x = x.flatten_all()?.unsqueeze(0)?;
                 composed(&x, grad.tensor(), &[recip], RANGE, learned.is_some())?
             }
         };
-        if let (Some(learned), Some(step)) = (learned, &step) {
-            learned.add(sink, step)?;
+        if let (Some(learned), Some(dscale)) = (learned, &dscale) {
+            learned.add(sink, dscale)?;
         }
         sink.add(&x, dx)
     });
     Ok(out)
 }
 
-/// `w` (output channels first) as its codes stand for it.
+/// Fake quantization of a weight, whose first dimension is the output channels.
 ///
 /// # Errors
 /// Those of candle.
@@ -120,12 +121,12 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let range = (-fake.largest, fake.largest);
     let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
     let matrix = w.reshape((fake.scales.len(), ()))?;
-    let way = tape.way(w);
+    let implementation = tape.implementation(w);
     #[cfg(feature = "cuda")]
-    if way == Way::Cuda {
+    if implementation == Implementation::Cuda {
         return cuda::fake_quantize_weight(tape, w, fake, &recips);
     }
-    let host = way == Way::Host;
+    let host = implementation == Implementation::Host;
     let out = if host {
         weight_on_host(&matrix, &fake.scales, &recips, range)?
     } else {
@@ -137,28 +138,27 @@ pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Resul
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let (w, learned) = (w.clone(), fake.learned.clone());
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let (dw, steps) = if host {
+        let (dw, dscales) = if host {
             on_host(&matrix, grad, &recips, range, learned.is_some())?
         } else {
             composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
         };
-        if let (Some(learned), Some(steps)) = (&learned, &steps) {
-            learned.add(sink, steps)?;
+        if let (Some(learned), Some(dscales)) = (&learned, &dscales) {
+            learned.add(sink, dscales)?;
         }
         sink.add(&w, dw.reshape(w.shape())?)
     });
     Ok(out)
 }
 
-/// What codes of `quantizer` make of `x`, in candle's operations.
+/// Fake quantization of `x` in candle's operations.
 pub(super) fn composed_forward(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
     codes(&(x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale())
 }
 
-/// `round_ties_even(clamp(scaled))`. Adding 1.5 * 2^23 leaves no fraction bits, so the sum is rounded as IEEE rounds.
+/// `round_ties_even(clamp(scaled))`, in candle's operations.
 pub(super) fn codes(scaled: &Tensor, (low, high): (f32, f32)) -> Result<Tensor> {
-    const ROUNDER: f64 = 12_582_912.0;
-    (scaled.clamp(low, high)? + ROUNDER)? - ROUNDER
+    round_ties_even(&scaled.clamp(low, high)?)
 }
 
 fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32, f32)) -> Result<Tensor> {
@@ -181,13 +181,14 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
     Tensor::from_vec(out, w.shape(), w.device())
 }
 
-/// The gradients of `x`, and of the step of each of `recips.len()` equal parts of it (if `steps`).
+/// The gradient of `x`, and, if `learned`, those of the scales. `x` has `recips.len()` equal parts, each with its own
+/// scale.
 fn on_host(
     x: &Tensor,
     grad: Gradient,
     recips: &[f32],
     range: (f32, f32),
-    steps: bool,
+    learned: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
     let mut dx = grad.into_values()?;
     let len = dx.len() / recips.len();
@@ -196,27 +197,27 @@ fn on_host(
         rows.zip(recips)
             .map(|((dx, x), &recip)| {
                 let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
-                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, steps, dx)).collect();
+                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, learned, dx)).collect();
                 sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
             })
             .collect()
     })?;
-    let gradients = steps.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
-    Ok((Tensor::from_vec(dx, x.shape(), x.device())?, gradients))
+    let dscales = learned.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
+    Ok((Tensor::from_vec(dx, x.shape(), x.device())?, dscales))
 }
 
-/// From the gradients after a site to those before it, in place; returns that of the step if `step`.
-pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), step: bool, grad: &mut [f32]) -> f32 {
+/// Converts gradients after a site to those before it, in place. Returns the gradient of the scale if `learned`, else 0.
+pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), learned: bool, grad: &mut [f32]) -> f32 {
     let mut sums = [0.0; 16];
     vectorised(
         #[inline(always)]
         || {
             let (recip, low, high) = (recip, low, high);
-            if step {
-                sums = step_gradient(x, grad, recip, low, high);
+            if learned {
+                sums = scale_gradient(x, grad, recip, low, high);
             }
             for (grad, &x) in grad.iter_mut().zip(x) {
-                // A factor, so that no load depends on a comparison.
+                // A factor instead of a branch, so that no load depends on the comparison.
                 let scaled = x * recip;
                 *grad *= if is_inside(scaled, low, high) { 1.0 } else { 0.0 };
             }
@@ -231,9 +232,9 @@ fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
     scaled.clamp(low * EDGE, high * EDGE) == scaled
 }
 
-/// Sixteen partial sums of the gradient of a step.
+/// The gradient of a scale, in sixteen partial sums.
 #[inline(always)]
-fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f32; 16] {
+fn scale_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f32; 16] {
     let mut sums = [0.0; 16];
     let term = |x: f32, grad: f32| {
         let scaled = x * recip;
@@ -252,24 +253,24 @@ fn step_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [f
     sums
 }
 
-/// As [`on_host`], in candle's operations; `x` is `[parts, values]`.
+/// [`on_host`] in candle's operations; `x` is `[parts, values]`.
 pub(super) fn composed(
     x: &Tensor,
     grad: &Tensor,
     recips: &[f32],
     (low, high): (f32, f32),
-    steps: bool,
+    learned: bool,
 ) -> Result<(Tensor, Option<Tensor>)> {
     let shape = grad.shape().clone();
     let grad = grad.reshape(x.shape())?;
     let scaled = x.broadcast_mul(&Tensor::new(recips, x.device())?.unsqueeze(1)?)?;
     let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
     let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
-    let gradients = if steps {
+    let dscales = if learned {
         let slope = (codes(&scaled, (low, high))? - (&scaled * &inside)?)?;
         Some((&grad * slope)?.sum(1)?)
     } else {
         None
     };
-    Ok(((grad * inside)?.reshape(shape)?, gradients))
+    Ok(((grad * inside)?.reshape(shape)?, dscales))
 }

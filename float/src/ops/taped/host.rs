@@ -1,4 +1,4 @@
-//! What the passes on the host share: slices of tensors, sums in a fixed order.
+//! Helpers of the passes on the host: slices of tensors, and sums in a fixed order.
 
 use candle_core::{Result, Storage, Tensor, bail};
 use rayon::prelude::*;
@@ -7,42 +7,42 @@ use swinq_kernels::rows_f32;
 use crate::ops::fused::{cpu, vectorised};
 use crate::tape::Gradient;
 
-/// Values of a part: fixed, so that sums over parts do not depend on the number of threads.
+/// Number of values in a part. It is fixed, so that sums over parts do not depend on the number of threads.
 pub(super) const GRAIN: usize = 1 << 14;
 
 /// `1 / sqrt(2 pi)`.
 pub(super) const INVERSE_SQRT_TAU: f32 = 0.398_942_3;
 
-/// Calls `f` with the values of tensors in host memory, row-major. They must be contiguous.
+/// Calls `f` with the values of contiguous tensors in host memory.
 pub(super) fn slices<R>(tensors: &[&Tensor], f: impl FnOnce(&[&[f32]]) -> R) -> Result<R> {
     let guards: Vec<_> = tensors.iter().map(|tensor| tensor.storage_and_layout()).collect();
     let mut slices = Vec::with_capacity(guards.len());
     for (storage, layout) in &guards {
         let (Storage::Cpu(storage), Some((start, end))) = (&**storage, layout.contiguous_offsets()) else {
-            bail!("a contiguous tensor in host memory is wanted")
+            bail!("the tensor must be contiguous and in host memory")
         };
         slices.push(&storage.as_slice::<f32>()?[start..end]);
     }
     Ok(f(&slices))
 }
 
-/// The sum of vectors of `len` values, one after the other.
-pub(super) fn in_order(parts: Vec<Vec<f32>>, len: usize) -> Vec<f32> {
+/// The sum of vectors of `len` values, added in order.
+pub(super) fn sum_in_order(parts: Vec<Vec<f32>>, len: usize) -> Vec<f32> {
     let mut parts = parts.into_iter();
     let mut sum = parts.next().unwrap_or_else(|| vec![0.0; len]);
-    parts.for_each(|part| add_lanes(&mut sum, &part));
+    parts.for_each(|part| add_to(&mut sum, &part));
     sum
 }
 
 /// Adds `x` to `sums`, value by value.
 #[inline(always)]
-pub(super) fn add_lanes(sums: &mut [f32], x: &[f32]) {
+pub(super) fn add_to(sums: &mut [f32], x: &[f32]) {
     for (sum, &x) in sums.iter_mut().zip(x) {
         *sum += x;
     }
 }
 
-/// The sum of `f` of each value: sixteen partial sums, then the rest.
+/// The sum of `f` over all values: in sixteen partial sums, then the remainder.
 #[inline(always)]
 pub(super) fn lane_sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0; 16];
@@ -66,11 +66,11 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
             let mut sums = vec![0.0; c];
             vectorised(
                 #[inline(always)]
-                || rows.chunks_exact(c).for_each(|row| add_lanes(&mut sums, row)),
+                || rows.chunks_exact(c).for_each(|row| add_to(&mut sums, row)),
             );
             sums
         };
-        in_order(values[0].par_chunks(part).map(sum).collect(), c)
+        sum_in_order(values[0].par_chunks(part).map(sum).collect(), c)
     })?;
     Tensor::from_vec(sums, c, x.device())
 }

@@ -1,8 +1,8 @@
-//! Operations with hand-written backward passes, noted on a [`Tape`]. On the host they are single passes over f32, on
-//! CUDA (feature `cuda`) single kernels; elsewhere the same formulas in candle's operations.
+//! Operations with hand-written backward passes, recorded on a [`Tape`]. On the host an operation is a single pass over
+//! f32, and on CUDA (feature `cuda`) a single kernel; on other devices it is the same formula in candle's operations.
 //!
-//! Sums over rows (gradients of biases, norms, tables, scales) are taken in parts of fixed size and added in order, so
-//! they do not depend on the number of threads.
+//! Sums over rows (gradients of biases, norms, tables and scales) are taken in parts of fixed size and added in order, so
+//! that they do not depend on the number of threads.
 
 mod attention;
 #[cfg(feature = "cuda")]
@@ -14,38 +14,40 @@ mod norm;
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Gather, composed, fused};
-use crate::packed::Packed;
-use crate::tape::{Tape, Way};
+use crate::packed::PackedLinear;
+use crate::tape::{Implementation, Tape};
 
 pub use attention::{AttentionSites, attention};
-pub use fake_quant::{Fake, FakeProbs, FakeWeight, Learned, fake_quantize, fake_quantize_weight};
+pub use fake_quant::{
+    FakeActivation, FakeProbs, FakeWeight, LearnedScale, fake_quantize, fake_quantize_weight,
+};
 pub(super) use norm::{norm, norm_then_gather};
 
-/// The gather of [`Ops::gather`](super::Ops); each source row must be used at most once.
+/// [`Ops::gather`](super::Ops), for a gather that uses each source row at most once.
 pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    let way = tape.way(x);
-    let out = move_rows(way, x, gather)?;
+    let implementation = tape.implementation(x);
+    let out = move_rows(implementation, x, gather)?;
     let (x, back) = (x.clone(), gather.inverse());
     tape.record(&[&x.clone()], &out, move |grad, sink| {
         let c = x.dim(1)?;
-        sink.add(&x, move_rows(way, &grad.tensor().reshape(((), c))?, &back)?)
+        sink.add(&x, move_rows(implementation, &grad.tensor().reshape(((), c))?, &back)?)
     });
     Ok(out)
 }
 
-fn move_rows(way: Way, x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    match way {
-        Way::Host => fused::gather(x, gather),
+fn move_rows(implementation: Implementation, x: &Tensor, gather: &Gather) -> Result<Tensor> {
+    match implementation {
+        Implementation::Host => fused::gather(x, gather),
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::gather(x, gather),
-        Way::Composed => composed::gather(x, gather),
+        Implementation::Cuda => cuda::gather(x, gather),
+        Implementation::Composed => composed::gather(x, gather),
     }
 }
 
 /// The mean of the rows of each image.
 pub(super) fn mean_rows(tape: &Tape, x: &Tensor, images: usize) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
-    let out = if tape.way(x) == Way::Host {
+    let out = if tape.implementation(x) == Implementation::Host {
         fused::mean_rows(x, images)?
     } else {
         x.reshape((images, rows / images, c))?.mean(1)?
@@ -58,18 +60,18 @@ pub(super) fn mean_rows(tape: &Tape, x: &Tensor, images: usize) -> Result<Tensor
     Ok(out)
 }
 
-/// `x` `[rows, c]` plus `addend`, `[c]` or `[period, c]`, which repeats down the rows.
+/// `x` `[rows, c]` plus `addend` `[c]` or `[period, c]`, which is repeated along the rows.
 pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
     let period = addend.elem_count() / c;
     let folded = (rows / period, period * c);
     let flat = addend.flatten_all()?;
-    let way = tape.way(x);
-    let out = add_bias(way, &x.reshape(folded)?, &flat)?.reshape((rows, c))?;
+    let implementation = tape.implementation(x);
+    let out = add_bias(implementation, &x.reshape(folded)?, &flat)?.reshape((rows, c))?;
     let (x, addend) = (x.clone(), addend.clone());
     tape.record(&[&x.clone(), &addend.clone()], &out, move |grad, sink| {
         if sink.wants(&addend) {
-            let sums = column_sums(way, &grad.tensor().reshape(folded)?)?;
+            let sums = column_sums(implementation, &grad.tensor().reshape(folded)?)?;
             sink.add(&addend, sums.reshape(addend.shape())?)?;
         }
         sink.pass(&x, grad)
@@ -78,21 +80,21 @@ pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tenso
 }
 
 /// The sum of each column of `[rows, c]`.
-fn column_sums(way: Way, x: &Tensor) -> Result<Tensor> {
-    match way {
-        Way::Host => host::column_sums(x),
+fn column_sums(implementation: Implementation, x: &Tensor) -> Result<Tensor> {
+    match implementation {
+        Implementation::Host => host::column_sums(x),
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::column_sums(x),
-        Way::Composed => x.sum(0),
+        Implementation::Cuda => cuda::column_sums(x),
+        Implementation::Composed => x.sum(0),
     }
 }
 
-fn add_bias(way: Way, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    match way {
-        Way::Host => fused::add_bias(x, bias),
+fn add_bias(implementation: Implementation, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    match implementation {
+        Implementation::Host => fused::add_bias(x, bias),
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::add_bias(x, bias),
-        Way::Composed => x.broadcast_add(bias),
+        Implementation::Cuda => cuda::add_bias(x, bias),
+        Implementation::Composed => x.broadcast_add(bias),
     }
 }
 
@@ -104,22 +106,22 @@ pub(super) fn add(tape: &Tape, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// GELU by the error function.
+/// GELU, defined by the error function.
 pub(super) fn gelu(tape: &Tape, x: &Tensor) -> Result<Tensor> {
-    let way = tape.way(x);
-    let out = match way {
-        Way::Host => fused::gelu(x)?,
+    let implementation = tape.implementation(x);
+    let out = match implementation {
+        Implementation::Host => fused::gelu(x)?,
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::gelu(x)?,
-        Way::Composed => x.gelu_erf()?,
+        Implementation::Cuda => cuda::gelu(x)?,
+        Implementation::Composed => x.gelu_erf()?,
     };
     let x = x.clone();
     tape.record(&[&x.clone()], &out, move |grad, sink| {
-        let gradient = match way {
-            Way::Host => host::gelu_gradient(&x, grad)?,
+        let gradient = match implementation {
+            Implementation::Host => host::gelu_gradient(&x, grad)?,
             #[cfg(feature = "cuda")]
-            Way::Cuda => cuda::gelu_gradient(&x, grad.tensor())?,
-            Way::Composed => composed_gelu_gradient(&x, grad.tensor())?,
+            Implementation::Cuda => cuda::gelu_gradient(&x, grad.tensor())?,
+            Implementation::Composed => composed_gelu_gradient(&x, grad.tensor())?,
         };
         sink.add(&x, gradient)
     });
@@ -132,22 +134,22 @@ fn composed_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     grad * (cumulative + (x * density)?)?
 }
 
-/// The product of `x` `[rows, in]` with `weight` `[out, ...]` of `out * in` values, plus `bias` `[out]`, where there is one.
-/// Results and gradients are f32, whatever type the tape gives the operands.
+/// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias` `[out]`. Results
+/// and gradients are f32, whatever the tape's type of operands.
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (half, way) = (tape.products(), tape.way(x));
+    let (half, implementation) = (tape.operand_type(), tape.implementation(x));
     let matrix = weight.flatten_from(1)?;
-    // Each operand changes its type once, for all the products that it is in.
+    // Each operand is converted once, for all products that use it.
     let (rows, matrix) = (operand(x, half)?, operand(&matrix, half)?);
-    let out = if way == Way::Host && half.is_none() {
-        Packed::new(&tape.workers()?, &matrix, bias, None, false)?.product(x)?
+    let out = if implementation == Implementation::Host && half.is_none() {
+        PackedLinear::new(&tape.workers()?, &matrix, bias, None, false)?.run(x)?
     } else {
         let product = multiply(&rows, &matrix.t()?)?;
         match bias {
-            Some(bias) => add_bias(way, &product, bias)?,
+            Some(bias) => add_bias(implementation, &product, bias)?,
             None => product,
         }
     };
@@ -156,7 +158,7 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let grad = grad.tensor();
         if let Some(bias) = bias.filter(|bias| sink.wants(bias)) {
-            sink.add(&bias, column_sums(way, grad)?)?;
+            sink.add(&bias, column_sums(implementation, grad)?)?;
         }
         let grad = operand(grad, half)?;
         if sink.wants(&weight) {
@@ -170,7 +172,7 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     Ok(out)
 }
 
-/// `x` in the type of products' operands.
+/// `x` in the type of operands.
 fn operand(x: &Tensor, half: Option<DType>) -> Result<Tensor> {
     half.map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half))
 }
@@ -180,11 +182,11 @@ fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     a.matmul(b)?.to_dtype(DType::F32)
 }
 
-/// Multiplies the rows of each image by its factor: `x` `[images * rows, c]`, one factor an image. DropPath's
-/// (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016) factors are 0 or the reciprocal of the share kept.
+/// Multiplies the rows of each image by the image's factor: `x` `[images * rows, c]`, `factors` `[images]`. For DropPath
+/// (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016) a factor is 0 or the reciprocal of the fraction kept.
 ///
 /// # Errors
-/// Rows that the images do not divide.
+/// The number of rows is not a multiple of the number of images.
 pub fn scale_images(tape: &Tape, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
     let out = scaled(x, factors)?;
     let (x, factors) = (x.clone(), factors.clone());
@@ -198,16 +200,16 @@ fn scaled(x: &Tensor, factors: &Tensor) -> Result<Tensor> {
     x.reshape((images, rows / images * c))?.broadcast_mul(&factors.reshape((images, 1))?)?.reshape((rows, c))
 }
 
-/// The rows of `table` that `index` names: `[rows, heads]` to `[heads, n, n]`.
+/// Relative position bias: selects rows of `table` `[rows, heads]` by `index` `[n * n]`, `[heads, n, n]`.
 pub(crate) fn relative_bias(tape: &Tape, table: &Tensor, index: &Tensor, n: usize) -> Result<Tensor> {
     let heads = table.dim(1)?;
-    let way = tape.way(table);
+    let implementation = tape.implementation(table);
     let out = table.index_select(index, 0)?.t()?.contiguous()?.reshape((heads, n, n))?;
     let (table, index) = (table.clone(), index.clone());
     tape.record(&[&table.clone()], &out, move |grad, sink| {
-        let gradient = match way {
+        let gradient = match implementation {
             #[cfg(feature = "cuda")]
-            Way::Cuda => cuda::table_gradient(&table, &index, grad.tensor())?,
+            Implementation::Cuda => cuda::table_gradient(&table, &index, grad.tensor())?,
             _ => {
                 let rows = grad.tensor().reshape((heads, n * n))?.t()?.contiguous()?;
                 table.zeros_like()?.index_add(&index, &rows, 0)?
@@ -218,8 +220,7 @@ pub(crate) fn relative_bias(tape: &Tape, table: &Tensor, index: &Tensor, n: usiz
     Ok(out)
 }
 
-/// The mean squared difference of two tensors of one shape, and its gradient with respect to `x`: the loss on features
-/// of a teacher.
+/// The mean squared difference of two tensors of one shape, and its gradient with respect to `x`; the feature loss.
 ///
 /// # Errors
 /// Shapes that differ.
@@ -230,7 +231,7 @@ pub fn squared_difference(x: &Tensor, target: &Tensor) -> Result<(f32, Tensor)> 
     Ok((mean, gradient))
 }
 
-/// The variance's reciprocal root of rows, in candle's operations: `[rows, 1]` means and factors.
+/// Mean and reciprocal standard deviation of each row, in candle's operations: `[rows, 1]` each.
 fn moments(x: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let mean = x.mean_keepdim(D::Minus1)?;
     let variance = x.broadcast_sub(&mean)?.sqr()?.mean_keepdim(D::Minus1)?;

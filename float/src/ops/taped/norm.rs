@@ -1,33 +1,33 @@
-//! LayerNorm.
+//! LayerNorm with its backward pass.
 
 use candle_core::{D, Result, Tensor};
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::host::{GRAIN, add_lanes, in_order, lane_sum, slices};
+use super::host::{GRAIN, add_to, lane_sum, slices, sum_in_order};
 use super::moments;
 use crate::ops::fused::vectorised;
 use crate::ops::{Gather, Norm, composed, fused};
-use crate::tape::{Tape, Way};
+use crate::tape::{Implementation, Tape};
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
 pub(in crate::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tensor> {
-    let way = tape.way(x);
-    let out = match way {
-        Way::Host => fused::norm(x, norm)?,
+    let implementation = tape.implementation(x);
+    let out = match implementation {
+        Implementation::Host => fused::norm(x, norm)?,
         #[cfg(feature = "cuda")]
-        Way::Cuda => cuda::norm(x, norm)?,
-        Way::Composed => composed::norm(x, norm)?,
+        Implementation::Cuda => cuda::norm(x, norm)?,
+        Implementation::Composed => composed::norm(x, norm)?,
     };
     let (x, norm) = (x.contiguous()?, norm.clone());
     let id = x.clone();
     tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] = match way {
-            Way::Host => on_host(&x, &norm, grad.tensor())?,
+        let [dx, weight, bias] = match implementation {
+            Implementation::Host => on_host(&x, &norm, grad.tensor())?,
             #[cfg(feature = "cuda")]
-            Way::Cuda => cuda::norm_gradient(&x, &norm, grad.tensor())?,
-            Way::Composed => composed_gradient(&x, &norm, grad.tensor())?,
+            Implementation::Cuda => cuda::norm_gradient(&x, &norm, grad.tensor())?,
+            Implementation::Composed => composed_gradient(&x, &norm, grad.tensor())?,
         };
         sink.add(&norm.weight, weight)?;
         sink.add(&norm.bias, bias)?;
@@ -36,14 +36,14 @@ pub(in crate::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tenso
     Ok(out)
 }
 
-/// LayerNorm of the rows of `x`, then the gather, whose absent rows are zeros.
+/// LayerNorm of the rows of `x`, then the gather; absent rows are zeros.
 pub(in crate::ops) fn norm_then_gather(
     tape: &Tape,
     x: &Tensor,
     norm: &Norm,
     gather: &Gather,
 ) -> Result<Tensor> {
-    if tape.way(x) != Way::Host {
+    if tape.implementation(x) != Implementation::Host {
         return super::gather(tape, &self::norm(tape, x, norm)?, gather);
     }
     let out = fused::norm_then_gather(x, norm, gather)?;
@@ -58,6 +58,8 @@ pub(in crate::ops) fn norm_then_gather(
     Ok(out)
 }
 
+/// The gradients of `x`, weight and bias:
+///
 /// ```text
 /// u = (x - mean) * r      r = 1 / sqrt(variance + eps)      g = dy * weight
 /// dx = r * (g - mean(g) - u * mean(g * u))
@@ -86,7 +88,7 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
             );
             sums
         });
-        in_order(parts.collect(), 2 * c)
+        sum_in_order(parts.collect(), 2 * c)
     })?;
     let device = x.device();
     Ok([
@@ -96,7 +98,7 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     ])
 }
 
-/// Of some rows; the gradients of weight and bias are added to `sums`.
+/// The backward pass of some rows: writes `dx`, and adds the gradients of weight and bias to `sums`.
 #[inline(always)]
 fn backward(x: &[f32], weight: &[f32], eps: f32, grad: &[f32], dx: &mut [f32], sums: &mut [f32]) {
     let c = weight.len();
@@ -118,7 +120,7 @@ fn backward(x: &[f32], weight: &[f32], eps: f32, grad: &[f32], dx: &mut [f32], s
         for ((dweight, &dy), &unit) in dweight.iter_mut().zip(grad).zip(&unit) {
             *dweight = dy.mul_add(unit, *dweight);
         }
-        add_lanes(dbias, grad);
+        add_to(dbias, grad);
     }
 }
 

@@ -178,8 +178,8 @@ fn lsq(x: &Tensor, s: &Tensor, (low, high): (f64, f64)) -> Result<Tensor> {
     round_through(&scaled.clamp(low, high)?)?.broadcast_mul(s)
 }
 
-fn learned(ratio: &Tensor, base: &[f32]) -> Learned {
-    Learned { ratio: ratio.clone(), base: base.to_vec(), gradient_scale: 0.25 }
+fn learned(ratio: &Tensor, base: &[f32]) -> LearnedScale {
+    LearnedScale { ratio: ratio.clone(), base: base.to_vec(), gradient_scale: 0.25 }
 }
 
 /// What scales a gradient by `factor` and leaves the value.
@@ -195,11 +195,12 @@ fn fake_quantization() {
         let plain =
             |x: &[Tensor]| lsq(&x[0], &(scale_gradient(&x[1], 0.25)? * f64::from(step))?, (-128.0, 127.0));
         let taped = |t: &Tape, x: &[Tensor]| {
-            fake_quantize(t, &x[0], &Fake { quantizer, learned: Some(learned(&x[1], &[step])) })
+            fake_quantize(t, &x[0], &FakeActivation { quantizer, learned: Some(learned(&x[1], &[step])) })
         };
         agree("fake_quantize", &inputs, taped, plain);
-        let (out, _) =
-            on_tape(&inputs[..1], |t, x| fake_quantize(t, &x[0], &Fake { quantizer, learned: None }));
+        let (out, _) = on_tape(&inputs[..1], |t, x| {
+            fake_quantize(t, &x[0], &FakeActivation { quantizer, learned: None })
+        });
         let codes = values(&inputs[0]).into_iter().map(|x| quantizer.fake(x));
         assert!(values(&out).into_iter().zip(codes).all(|(a, b)| a == b));
     }
@@ -279,7 +280,7 @@ fn attention_by_candle(
 
 /// The sites of `kind`, with trained steps `x[2..]`.
 fn sites(x: &[Tensor], kind: &str) -> AttentionSites {
-    let fake = |i: usize, step: f32| Fake {
+    let fake = |i: usize, step: f32| FakeActivation {
         quantizer: Quantizer::new(step).unwrap(),
         learned: Some(learned(&x[2 + i], &[step])),
     };

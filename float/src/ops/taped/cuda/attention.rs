@@ -5,13 +5,13 @@ use candle_core::{Result, Tensor};
 use swinq_kernels::cuda::training::{AttentionInputs, TrainProbs, WindowAttention};
 
 use super::super::attention::{AttentionSites, Shape};
-use super::super::fake_quant::{Fake, FakeProbs};
-use super::{Held, failed, of, tensor};
+use super::super::fake_quant::{FakeActivation, FakeProbs};
+use super::{Held, device_kernels, failed, tensor};
 use crate::tape::Gradients;
 
 fn described(shape: Shape, qkv: &Tensor, sites: &AttentionSites) -> Result<WindowAttention> {
     let Shape { n, heads, scale, .. } = shape;
-    let step = |site: &Option<Fake>| site.as_ref().map(|fake| fake.quantizer);
+    let step = |site: &Option<FakeActivation>| site.as_ref().map(|fake| fake.quantizer);
     Ok(WindowAttention {
         windows: qkv.dim(0)? / n,
         tokens: n,
@@ -26,13 +26,13 @@ fn described(shape: Shape, qkv: &Tensor, sites: &AttentionSites) -> Result<Windo
     })
 }
 
-/// Whether the kernels take attention of this shape, on the GPU of `qkv`.
+/// Whether the kernels support attention of this shape on the GPU of `qkv`.
 pub(in super::super) fn takes_attention(shape: Shape, qkv: &Tensor, sites: &AttentionSites) -> Result<bool> {
-    let (_, training) = of(qkv)?;
+    let (_, training) = device_kernels(qkv)?;
     Ok(training.takes(&described(shape, qkv, sites)?, shape.d))
 }
 
-/// What attention reads, held.
+/// Views of attention's operands.
 struct Inputs<'a> {
     qkv: CudaView<'a, f32>,
     bias: CudaView<'a, f32>,
@@ -45,7 +45,7 @@ impl Inputs<'_> {
     }
 }
 
-/// Calls `run` with what attention reads.
+/// Calls `run` with attention's operands.
 fn with_inputs<R>(
     qkv: &Tensor,
     bias: &Tensor,
@@ -57,7 +57,7 @@ fn with_inputs<R>(
     run(Inputs { qkv: qkv.view()?, bias: bias.view()?, mask }.all())
 }
 
-/// All tensors are contiguous.
+/// The forward pass; all tensors must be contiguous.
 pub(in super::super) fn attention(
     shape: Shape,
     qkv: &Tensor,
@@ -65,14 +65,14 @@ pub(in super::super) fn attention(
     mask: Option<&Tensor>,
     sites: &AttentionSites,
 ) -> Result<Tensor> {
-    let (device, training) = of(qkv)?;
+    let (device, training) = device_kernels(qkv)?;
     let attention = described(shape, qkv, sites)?;
     let run = |inputs: AttentionInputs<'_>| training.attention(&attention, inputs).map_err(failed);
     let out = with_inputs(qkv, bias, mask, run)?;
     Ok(tensor(out, &device, (qkv.dim(0)?, shape.c())))
 }
 
-/// The gradients of `qkv` and of the bias; adds those of learned steps.
+/// The gradients of `qkv` and of the bias. Adds those of learned scales to `sink`.
 pub(in super::super) fn attention_gradient(
     shape: Shape,
     qkv: &Tensor,
@@ -82,7 +82,7 @@ pub(in super::super) fn attention_gradient(
     grad: &Tensor,
     sink: &mut Gradients,
 ) -> Result<[Tensor; 2]> {
-    let (device, training) = of(qkv)?;
+    let (device, training) = device_kernels(qkv)?;
     let attention = described(shape, qkv, sites)?;
     let fakes = sites.fakes();
     let learned = fakes.iter().flatten().any(|fake| fake.learned.is_some());

@@ -1,26 +1,26 @@
-//! Fake quantization on CUDA. Gradients of steps stay on the device.
+//! Fake quantization on CUDA. The gradients of scales stay on the device.
 
 use candle_core::{Result, Tensor};
 use swinq_kernels::cuda::training::FakeSteps;
 
-use super::super::fake_quant::{Fake, FakeWeight, RANGE};
-use super::{Held, failed, of, one, tensor};
+use super::super::fake_quant::{FakeActivation, FakeWeight, RANGE};
+use super::{Held, device_kernels, failed, tensor, unary};
 use crate::tape::{Gradients, Tape};
 
-/// The step of an activation, and the factor of its gradient.
-fn step(fake: &Fake) -> FakeSteps<'static> {
+/// The scale of an activation, and the factor of its gradient.
+fn step(fake: &FakeActivation) -> FakeSteps<'static> {
     let factor = fake.learned.as_ref().map_or(1.0, |learned| learned.base[0] * learned.gradient_scale);
     FakeSteps::One(fake.quantizer, factor)
 }
 
-pub(in super::super) fn fake_quantize(x: &Tensor, fake: &Fake) -> Result<Tensor> {
-    one(x, x.shape(), |training, x| training.fake_quantize(x, step(fake), RANGE))
+pub(in super::super) fn fake_quantize(x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
+    unary(x, x.shape(), |training, x| training.fake_quantize(x, step(fake), RANGE))
 }
 
-/// Adds the gradients of `x` and of a learned step.
+/// Adds the gradients of `x` and of a learned scale.
 pub(in super::super) fn fake_quantize_gradient(
     x: &Tensor,
-    fake: &Fake,
+    fake: &FakeActivation,
     grad: &Tensor,
     sink: &mut Gradients,
 ) -> Result<()> {
@@ -30,7 +30,7 @@ pub(in super::super) fn fake_quantize_gradient(
     sink.add(x, dx)
 }
 
-/// The gradient of `x`; adds that of the steps to `ratio`'s.
+/// The gradient of `x`. Adds that of the scales to the gradient of `ratio`.
 fn gradient(
     x: &Tensor,
     grad: &Tensor,
@@ -40,7 +40,7 @@ fn gradient(
     sink: &mut Gradients,
 ) -> Result<Tensor> {
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
-    let (device, training) = of(&x)?;
+    let (device, training) = device_kernels(&x)?;
     let (values, gradient) = (Held::new(&x)?, Held::new(&grad)?);
     let learned = ratio.is_some();
     let passed = training.fake_quantize_gradient(&values.view()?, &gradient.view()?, steps, range, learned);
@@ -51,7 +51,7 @@ fn gradient(
     Ok(tensor(dx, &device, x.shape()))
 }
 
-/// Forward of a weight, noted on the tape.
+/// Fake quantization of a weight, recorded on the tape.
 pub(in super::super) fn fake_quantize_weight(
     tape: &Tape,
     w: &Tensor,
@@ -68,7 +68,7 @@ pub(in super::super) fn fake_quantize_weight(
     let out = {
         let held = Held::new(&table)?;
         let steps = held.view()?;
-        one(w, w.shape(), |training, w| training.fake_quantize(w, FakeSteps::Rows(&steps), range))?
+        unary(w, w.shape(), |training, w| training.fake_quantize(w, FakeSteps::Rows(&steps), range))?
     };
     let ratio = fake.learned.as_ref().map(|learned| learned.ratio.clone());
     let inputs: Vec<Tensor> = [Some(w), ratio.as_ref()].into_iter().flatten().cloned().collect();

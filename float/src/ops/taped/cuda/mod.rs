@@ -1,4 +1,4 @@
-//! The passes on CUDA: tensors of candle, kernels of [`swinq_kernels::cuda::training`], on candle's own stream.
+//! The passes on CUDA: kernels of [`swinq_kernels::cuda::training`] on candle's tensors and stream.
 
 mod attention;
 mod fake_quant;
@@ -18,10 +18,10 @@ use crate::ops::{Gather, Norm, composed};
 pub(super) use attention::{attention, attention_gradient, takes_attention};
 pub(super) use fake_quant::{fake_quantize, fake_quantize_gradient, fake_quantize_weight};
 
-/// The kernels on the stream of `device`, made when first asked for.
+/// The kernels for the stream of `device`, created at their first use.
 ///
 /// # Errors
-/// A GPU that is too old, or the driver fails.
+/// The GPU is too old, or the driver fails.
 pub fn training(device: &CudaDevice) -> Result<Arc<Training>> {
     static ALL: OnceLock<Mutex<HashMap<DeviceId, Arc<Training>>>> = OnceLock::new();
     let mut all = ALL.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
@@ -33,18 +33,18 @@ pub fn training(device: &CudaDevice) -> Result<Arc<Training>> {
     Ok(training)
 }
 
-/// An error of the kernels as candle's.
+/// Converts an error of the kernels to candle's.
 pub fn failed(error: CudaError) -> Error {
     Error::Cuda(Box::new(error))
 }
 
 /// The device of `x` and its kernels.
-fn of(x: &Tensor) -> Result<(CudaDevice, Arc<Training>)> {
-    let Device::Cuda(device) = x.device() else { bail!("a tensor on CUDA is wanted") };
+fn device_kernels(x: &Tensor) -> Result<(CudaDevice, Arc<Training>)> {
+    let Device::Cuda(device) = x.device() else { bail!("the tensor must be on CUDA") };
     Ok((device.clone(), training(device)?))
 }
 
-/// A contiguous tensor whose memory is read.
+/// A read lock on the memory of a contiguous tensor.
 struct Held<'a> {
     storage: StorageRef<'a>,
     range: (usize, usize),
@@ -53,36 +53,36 @@ struct Held<'a> {
 impl<'a> Held<'a> {
     fn new(x: &'a Tensor) -> Result<Held<'a>> {
         let (storage, layout) = x.storage_and_layout();
-        let Some(range) = layout.contiguous_offsets() else { bail!("a contiguous tensor is wanted") };
+        let Some(range) = layout.contiguous_offsets() else { bail!("the tensor must be contiguous") };
         Ok(Held { storage, range })
     }
 
     fn view<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
-        let Storage::Cuda(storage) = &*self.storage else { bail!("a tensor on CUDA is wanted") };
+        let Storage::Cuda(storage) = &*self.storage else { bail!("the tensor must be on CUDA") };
         Ok(storage.as_cuda_slice::<T>()?.slice(self.range.0..self.range.1))
     }
 }
 
-/// A tensor of what a kernel gave.
+/// A tensor with a kernel's results.
 fn tensor(values: CudaSlice<f32>, device: &CudaDevice, shape: impl Into<Shape>) -> Tensor {
     let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// A pass from one tensor to another of shape `shape`.
-fn one(
+/// Runs a kernel with one operand; the result has the shape `shape`.
+fn unary(
     x: &Tensor,
     shape: impl Into<Shape>,
     run: impl FnOnce(&Training, &CudaView<'_, f32>) -> std::result::Result<CudaSlice<f32>, CudaError>,
 ) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let (device, training) = of(&x)?;
+    let (device, training) = device_kernels(&x)?;
     let values = Held::new(&x)?;
     Ok(tensor(run(&training, &values.view()?).map_err(failed)?, &device, shape))
 }
 
-/// A pass from two tensors to one of shape `shape`.
-fn two(
+/// Runs a kernel with two operands; the result has the shape `shape`.
+fn binary(
     x: &Tensor,
     y: &Tensor,
     shape: impl Into<Shape>,
@@ -95,7 +95,7 @@ fn two(
     let y = y.contiguous()?;
     let held = Held::new(&y)?;
     let view = held.view()?;
-    one(x, shape, |training, x| run(training, x, &view))
+    unary(x, shape, |training, x| run(training, x, &view))
 }
 
 pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -108,17 +108,17 @@ pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let run = |training: &Training, x: &CudaView<'_, f32>, weight: &CudaView<'_, f32>| {
         training.norm(x, [weight, &bias], norm.eps as f32)
     };
-    two(x, &norm.weight, x.shape(), run)
+    binary(x, &norm.weight, x.shape(), run)
 }
 
-/// Of the rows, of the weight and of the bias.
+/// The gradients of the rows, the weight and the bias.
 pub(super) fn norm_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (_, c) = x.dims2()?;
     if c > NormProgram::MOST_COLUMNS {
         return super::norm::composed_gradient(x, norm, grad);
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
-    let (device, training) = of(&x)?;
+    let (device, training) = device_kernels(&x)?;
     let held = [Held::new(&x)?, Held::new(&norm.weight)?, Held::new(&grad)?];
     let [values, weight, gradient] = &held;
     let gradients =
@@ -128,7 +128,7 @@ pub(super) fn norm_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[T
     Ok([tensor(dx, &device, x.shape()), sums.get(0)?, sums.get(1)?])
 }
 
-/// The index map of a gather on a device.
+/// The index map of a gather, in the memory of a device.
 #[derive(Debug)]
 pub(in crate::ops) struct Resident {
     device: DeviceId,
@@ -137,44 +137,44 @@ pub(in crate::ops) struct Resident {
 
 pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
-    let (device, training) = of(x)?;
+    let (device, training) = device_kernels(x)?;
     let make = || {
         let index = RowIndex::new(&training, &gather.index, gather.source_rows).map_err(failed)?;
         Ok::<_, Error>(Resident { device: device.id(), index })
     };
     if gather.resident.get().is_none() {
-        // Whoever comes second drops his own.
+        // Another thread may have set it in the meantime; then this copy is dropped.
         let _ = gather.resident.set(make()?);
     }
     let kept = gather.resident.get().filter(|resident| resident.device == device.id());
     let made = if kept.is_none() { Some(make()?) } else { None };
     let index = &kept.or(made.as_ref()).expect("one of them is there").index;
     let shape = (rows / gather.source_rows * gather.rows(), gather.parts * c);
-    one(x, shape, |training, x| training.gather(x, index, c))
+    unary(x, shape, |training, x| training.gather(x, index, c))
 }
 
 pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
-    one(x, c, |training, x| training.column_sums(x, c))
+    unary(x, c, |training, x| training.column_sums(x, c))
 }
 
 pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    two(x, bias, x.shape(), Training::add_bias)
+    binary(x, bias, x.shape(), Training::add_bias)
 }
 
 pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
-    one(x, x.shape(), Training::gelu)
+    unary(x, x.shape(), Training::gelu)
 }
 
 pub(super) fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    two(x, grad, x.shape(), Training::gelu_gradient)
+    binary(x, grad, x.shape(), Training::gelu_gradient)
 }
 
-/// Of a table whose rows `index` names.
+/// The gradient of a table whose rows `index` selected.
 pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (rows, _) = table.dims2()?;
     let index = index.contiguous()?;
     let held = Held::new(&index)?;
     let index = held.view::<u32>()?;
-    one(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
+    unary(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
 }

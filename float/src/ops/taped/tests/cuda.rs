@@ -98,7 +98,7 @@ fn gpu_fake_quantization() {
     for step in [0.03f32, 0.009] {
         let quantizer = Quantizer::new(step).unwrap();
         let inputs = [noise(&[190, 201], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
-        let fake = |x: &[Tensor]| Fake { quantizer, learned: Some(learned(&x[1], &[step])) };
+        let fake = |x: &[Tensor]| FakeActivation { quantizer, learned: Some(learned(&x[1], &[step])) };
         let run = |t: &Tape, x: &[Tensor]| fake_quantize(t, &x[0], &fake(x));
         same(&device, "fake_quantize", &inputs, STEPS, &run);
         let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
@@ -206,7 +206,7 @@ fn gpu_times() {
         report(&format!("gelu, stage {stage}"), &x[..1], &|t, x| gelu(t, &x[0]));
         let quantizer = Quantizer::new(0.01).unwrap();
         report(&format!("fake, stage {stage}"), &x[..1], &|t, x| {
-            fake_quantize(t, &x[0], &Fake { quantizer, learned: None })
+            fake_quantize(t, &x[0], &FakeActivation { quantizer, learned: None })
         });
         let index = Gather::new(49 * windows, 1, (0..49 * windows).rev().map(Some));
         report(&format!("gather, stage {stage}"), &x[..1], &|t, x| gather(t, &x[0], &index));
