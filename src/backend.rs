@@ -1,119 +1,122 @@
-//! From the backend arguments to an engine.
+//! The choice of what runs a model.
 
-use anyhow::Context;
-use swinq_eval::Precision;
-use swinq_int8_runtime::cuda::{CudaOptions, StreamType};
-use swinq_int8_runtime::{Backend as Engines, CpuOptions, Engine, usable_gpu};
+use swinq_int8_runtime::{Backend, CpuOptions, CudaOptions, RuntimeError, usable_gpu};
+use swinq_kernels::Cpu;
 use swinq_kernels::cuda::Device;
-use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 
-use crate::args::{Backend, BackendArgs, Residual, Usage};
+use crate::Error;
 
-/// What will run models.
-#[derive(Clone, Copy, Debug)]
-pub struct Target(pub Engines);
-
-impl Target {
-    /// The backends that `args` ask for: one, or on a GPU one for each `--gemm`. Batches have up to `max_batch` images.
-    pub fn all(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<Target>> {
-        let cuda = match args.backend {
-            Backend::Cpu => false,
-            Backend::Auto => usable_gpu(args.device).is_ok(),
-            Backend::Cuda => usable_gpu(args.device).context("--backend cuda").map(|_| true)?,
-        };
-        if !cuda {
-            if args.nvtx {
-                let text = "--nvtx marks launches on a GPU, and the CPU runs the models here (`swinq doctor` says why)";
-                return Err(Usage(text.to_owned()).into());
-            }
-            let options = CpuOptions::detect()?;
-            let max_batch = max_batch.min(options.max_batch);
-            return Ok(vec![Target(Engines::Cpu(CpuOptions { threads, max_batch, ..options }))]);
-        }
-        let residual = match args.residual {
-            Residual::F16 => StreamType::F16,
-            Residual::F32 => StreamType::F32,
-        };
-        let (device, autotune, nvtx) = (args.device, args.autotune, args.nvtx);
-        let options = |gemm| CudaOptions { device, max_batch, residual, gemm, autotune, nvtx };
-        let target = |&gemm| Target(Engines::Cuda(options(gemm)));
-        Ok(args.gemm.iter().map(target).collect())
-    }
-
-    /// The first of [`Target::all`].
-    pub fn one(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Target> {
-        Ok(Target::all(args, threads, max_batch)?[0])
-    }
-
-    /// Name of the backend in results.
-    pub fn name(&self) -> String {
-        self.0.name()
-    }
-
-    /// In what arithmetic `model` runs there.
-    pub fn precision(&self, model: &QuantizedModel) -> Precision {
-        match self.0 {
-            _ if model.is_quantized() => Precision::Int8,
-            Engines::Cpu(_) => Precision::Fp32,
-            Engines::Cuda(_) => Precision::Fp16,
-        }
-    }
-
-    /// An engine for `model`.
-    pub fn engine(&self, model: &QuantizedModel) -> anyhow::Result<Runnable> {
-        let engine = Engine::new(model, self.0);
-        let engine = match self.0 {
-            Engines::Cpu(_) => engine?,
-            Engines::Cuda(_) => engine.context("on the GPU (`--backend cpu` runs every model)")?,
-        };
-        Ok(Runnable::Engine(Box::new(engine)))
-    }
-
-    /// What it runs on, in a line.
-    pub fn describe(&self) -> anyhow::Result<String> {
-        Ok(match self.0 {
-            Engines::Cpu(options) => {
-                let threads = swinq_kernels::Pool::new(options.threads).threads();
-                format!("kernels {}, {threads} threads", options.cpu)
-            }
-            Engines::Cuda(options) => {
-                let device = Device::open(options.device)?;
-                format!("{} ({}), {} multiprocessors", device.name(), device.arch(), device.multiprocessors())
-            }
-        })
-    }
+/// What runs a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The GPU if one can be used, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU; an error, with the reason, where none can be used.
+    Cuda,
 }
 
-/// Whatever runs a model.
-pub enum Runnable {
-    /// An engine.
-    Engine(Box<Engine>),
-    /// Something else, such as a simulation.
-    Other(Box<dyn Classifier>),
+/// How a model is run.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// What runs the model.
+    pub backend: BackendChoice,
+    /// Threads of the CPU engine; 0 is one per core.
+    pub threads: usize,
+    /// Images of the largest batch that is expected; larger ones are split. Memory grows with it. The CPU engine runs at
+    /// most [`CPU_BATCH`] images at a time, because more gain nothing there.
+    pub max_batch: usize,
+    /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable `SWINQ_ISA`
+    /// names.
+    pub cpu: Option<Cpu>,
+    /// Settings of the GPU engine. Its `max_batch` is not used: the field above is.
+    pub cuda: CudaOptions,
 }
 
-impl Runnable {
-    fn classifier(&self) -> &dyn Classifier {
-        match self {
-            Runnable::Engine(engine) => engine.as_ref(),
-            Runnable::Other(other) => other.as_ref(),
+/// Most images that the CPU engine runs at a time.
+pub const CPU_BATCH: usize = 8;
+
+impl Default for EngineOptions {
+    /// The GPU if one can be used, else the CPU with a thread per core and its fastest instruction set; batches of 8.
+    fn default() -> EngineOptions {
+        EngineOptions {
+            backend: BackendChoice::Auto,
+            threads: 0,
+            max_batch: CPU_BATCH,
+            cpu: None,
+            cuda: CudaOptions::default(),
         }
     }
 }
 
-impl Classifier for Runnable {
-    fn classes(&self) -> usize {
-        self.classifier().classes()
+impl EngineOptions {
+    /// The CPU engine with `threads` threads (0: one per core).
+    pub fn cpu(threads: usize) -> EngineOptions {
+        EngineOptions { backend: BackendChoice::Cpu, threads, ..EngineOptions::default() }
     }
 
-    fn input_size(&self) -> usize {
-        self.classifier().input_size()
+    /// The same options with [`BackendChoice::Auto`] replaced by what it means on this machine.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] for [`BackendChoice::Cuda`] where no GPU can be used.
+    pub fn resolved(self) -> Result<EngineOptions, Error> {
+        let backend = match self.backend {
+            BackendChoice::Cpu => BackendChoice::Cpu,
+            BackendChoice::Auto if usable_gpu(self.cuda.device).is_err() => BackendChoice::Cpu,
+            BackendChoice::Auto => BackendChoice::Cuda,
+            BackendChoice::Cuda => {
+                usable_gpu(self.cuda.device).map_err(RuntimeError::from)?;
+                BackendChoice::Cuda
+            }
+        };
+        Ok(EngineOptions { backend, ..self })
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
-        match self {
-            Runnable::Engine(engine) => Ok(Engine::infer(engine, batch)?),
-            Runnable::Other(other) => other.infer(batch),
+    /// Threads of the CPU engine, counted where they are one per core.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            threads => threads,
         }
+    }
+
+    /// The hardware that runs models, in a line, once the options are [resolved](EngineOptions::resolved).
+    ///
+    /// # Errors
+    /// The instruction set cannot be had, or the GPU does not answer.
+    pub fn describe(&self) -> Result<String, Error> {
+        if self.backend != BackendChoice::Cuda {
+            let cpu = self.cpu_options()?.cpu;
+            return Ok(format!("kernels {cpu}, {} threads", self.thread_count()));
+        }
+        let device = Device::open(self.cuda.device).map_err(RuntimeError::from)?;
+        Ok(format!("{} ({}), {} multiprocessors", device.name(), device.arch(), device.multiprocessors()))
+    }
+
+    /// The settings of the CPU engine.
+    pub(crate) fn cpu_options(&self) -> Result<CpuOptions, Error> {
+        let cpu = match self.cpu {
+            Some(cpu) => cpu,
+            None => Cpu::detect().map_err(RuntimeError::from)?,
+        };
+        Ok(CpuOptions { threads: self.threads, max_batch: self.max_batch.min(CPU_BATCH), cpu })
+    }
+
+    /// The backend that the options mean on this machine.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] where the backend cannot be used, and for threads or batches that no engine may have.
+    pub fn backend(&self) -> Result<Backend, Error> {
+        let options = self.clone().resolved()?;
+        let backend = match options.backend {
+            BackendChoice::Cuda => {
+                Backend::Cuda(CudaOptions { max_batch: options.max_batch, ..options.cuda })
+            }
+            _ => Backend::Cpu(options.cpu_options()?),
+        };
+        backend.check()?;
+        Ok(backend)
     }
 }

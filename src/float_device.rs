@@ -1,18 +1,11 @@
-//! Where the float forward runs: `cpu`, or `cuda` in a build that has candle's CUDA.
+//! Where the float forward runs: on the processor, or on a GPU in a build that has candle's CUDA.
 
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::Context;
 use candle_core::Device;
 
-use crate::args::Usage;
-
-/// Whether this build has candle's CUDA.
-pub const HAS_CUDA: bool = cfg!(feature = "cuda");
-
-/// How to have a build with candle's CUDA.
-pub const REBUILD: &str = "`cargo build --release --features cuda`, which takes the CUDA toolkit";
+use crate::Error;
 
 /// A device of the float forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +13,7 @@ pub enum FloatDevice {
     /// The processor.
     #[default]
     Cpu,
-    /// A GPU, by its ordinal.
+    /// A GPU, by its ordinal. Only a build with the feature `cuda` can use one.
     Cuda(usize),
 }
 
@@ -28,13 +21,12 @@ impl FromStr for FloatDevice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<FloatDevice, String> {
+        let problem = "must be cpu, cuda or cuda:N with the number of a GPU";
         match text.split_once(':').map_or((text, None), |(kind, ordinal)| (kind, Some(ordinal))) {
             ("cpu", None) => Ok(FloatDevice::Cpu),
             ("cuda", None) => Ok(FloatDevice::Cuda(0)),
-            ("cuda", Some(ordinal)) if ordinal.parse::<usize>().is_ok() => {
-                Ok(FloatDevice::Cuda(ordinal.parse().expect("just parsed")))
-            }
-            _ => Err("must be cpu, cuda or cuda:N with the number of a GPU".to_owned()),
+            ("cuda", Some(ordinal)) => ordinal.parse().map(FloatDevice::Cuda).map_err(|_| problem.to_owned()),
+            _ => Err(problem.to_owned()),
         }
     }
 }
@@ -49,23 +41,23 @@ impl fmt::Display for FloatDevice {
 }
 
 impl FloatDevice {
-    /// The device, opened; `option` names what asked for it.
+    /// Whether this build can run the float forward on a GPU.
+    pub const HAS_CUDA: bool = cfg!(feature = "cuda");
+
+    /// The device, opened.
     ///
     /// # Errors
-    /// [`Usage`] in a build without CUDA; a GPU that is not there or cannot be used.
-    pub fn open(self, option: &str) -> anyhow::Result<Device> {
+    /// [`Error::Device`] for a GPU in a build without the feature `cuda`, and for one that is not there or cannot be used.
+    pub fn open(self) -> Result<Device, Error> {
         let FloatDevice::Cuda(ordinal) = self else { return Ok(Device::Cpu) };
-        if !HAS_CUDA {
-            let text = format!(
-                "{option} {self}: this build of swinq runs the float forward on the CPU only; rebuild it with \
-                 {REBUILD}"
-            );
-            return Err(Usage(text).into());
+        let error = |source| Error::Device { device: self, source };
+        if !FloatDevice::HAS_CUDA {
+            let problem = "this build of swinq runs the float forward on the CPU only (feature `cuda`)";
+            return Err(error(problem.into()));
         }
-        let context = || format!("{option} {self} (`swinq doctor` lists the GPUs)");
-        // Ours says more about what is missing.
-        swinq_kernels::cuda::Device::open(ordinal).with_context(context)?;
-        Device::new_cuda(ordinal).with_context(context)
+        // The error of our own binding says more about a missing library than candle's.
+        swinq_kernels::cuda::Device::open(ordinal).map_err(|source| error(source.into()))?;
+        Device::new_cuda(ordinal).map_err(|source| error(source.into()))
     }
 }
 

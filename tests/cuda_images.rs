@@ -26,7 +26,7 @@ fn calibrated(model: &FloatModel) -> QuantizedModel {
     let dataset = Dataset::open(&folder, Split::Train).unwrap();
     let ids = dataset.sample(Some(320.min(dataset.len())), 0);
     let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
-    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
+    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options).unwrap();
     let mut progress = |_, _| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     calibrate(model, &Recipe::shipped("default").unwrap(), &mut loader, options).unwrap().model
@@ -39,7 +39,7 @@ fn run(classifier: &mut dyn Classifier, model: &QuantizedModel) -> Collected {
     let dataset = Dataset::open(&folder.unwrap_or_else(sample_data), Split::Val).unwrap();
     let ids = dataset.sample(Some(IMAGES.min(dataset.len())), 7);
     let options = LoaderOptions { batch_size: 64, threads: 0, prefetch: 2, skip_corrupt: 0 };
-    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options);
+    let mut loader = Loader::new(dataset, ids, model.transform.clone(), options).unwrap();
     collect(classifier, &mut loader, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 

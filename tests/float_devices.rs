@@ -20,7 +20,7 @@ fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
     let dataset = Dataset::open(&sample_data(), split).unwrap();
     let ids = dataset.sample(Some(images), 7);
     let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
-    Loader::new(dataset, ids, model.transform.clone(), options)
+    Loader::new(dataset, ids, model.transform.clone(), options).unwrap()
 }
 
 fn calibrated(model: &FloatModel, recipe: &Recipe, device: &Device) -> Calibrated {

@@ -49,15 +49,27 @@ impl Loader {
     /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first batch is
     /// requested.
     ///
-    /// # Panics
-    /// If `options.batch_size` is zero, an id is beyond the data set, the transform has a zero size, or the
-    /// system cannot start a thread.
-    pub fn new(dataset: Dataset, ids: Vec<usize>, transform: Transform, options: LoaderOptions) -> Loader {
-        assert!(options.batch_size > 0, "the batch size must not be zero");
-        assert!(transform.size > 0, "the input size must not be zero");
-        assert!(ids.iter().all(|&id| id < dataset.len()), "an id is beyond the data set's {}", dataset.len());
+    /// # Errors
+    /// [`DataError::Setting`], naming the setting: if the batch size is zero, the input size is zero, an id is beyond the
+    /// data set, or the system cannot start the threads.
+    pub fn new(
+        dataset: Dataset,
+        ids: Vec<usize>,
+        transform: Transform,
+        options: LoaderOptions,
+    ) -> Result<Loader, DataError> {
+        if options.batch_size == 0 {
+            return Err(DataError::setting("batch_size", "must not be 0"));
+        }
+        if transform.size == 0 {
+            return Err(DataError::setting("size", "the input size must not be 0"));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= dataset.len()) {
+            let problem = format!("image {id} is beyond the data set's {}", dataset.len());
+            return Err(DataError::setting("ids", problem));
+        }
         let source = InOrder { dataset, ids, transform, batch_size: options.batch_size };
-        Loader { prefetcher: Prefetcher::new(source, &options) }
+        Ok(Loader { prefetcher: Prefetcher::new(source, &options)? })
     }
 
     /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.

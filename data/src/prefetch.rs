@@ -97,9 +97,9 @@ struct Pending {
 impl<S: Source> Prefetcher<S> {
     /// Starts the threads. They load nothing before the first batch is requested.
     ///
-    /// # Panics
-    /// If the system cannot start a thread.
-    pub(crate) fn new(source: S, options: &LoaderOptions) -> Prefetcher<S> {
+    /// # Errors
+    /// [`DataError::Setting`] if the system cannot start so many threads.
+    pub(crate) fn new(source: S, options: &LoaderOptions) -> Result<Prefetcher<S>, DataError> {
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
@@ -111,14 +111,17 @@ impl<S: Source> Prefetcher<S> {
             tasks_changed: Condvar::new(),
             batch_done: Condvar::new(),
         });
-        let spawn = |index| {
-            let shared = Arc::clone(&shared);
-            let builder = std::thread::Builder::new().name(format!("swinq-load-{index}"));
-            builder.spawn(move || shared.run_worker()).expect("the system cannot start a decoding thread")
-        };
-        let workers = (0..threads).map(spawn).collect();
         let skipped = Skipped { limit: options.skip_corrupt, ids: Vec::new(), messages: Vec::new() };
-        Prefetcher { shared, workers, skipped }
+        let mut prefetcher = Prefetcher { shared, workers: Vec::new(), skipped };
+        for index in 0..threads {
+            let shared = Arc::clone(&prefetcher.shared);
+            let builder = std::thread::Builder::new().name(format!("swinq-load-{index}"));
+            let worker = builder.spawn(move || shared.run_worker()).map_err(|error| {
+                DataError::setting("threads", format!("the system cannot start {threads} threads: {error}"))
+            })?;
+            prefetcher.workers.push(worker);
+        }
+        Ok(prefetcher)
     }
 
     pub(crate) fn source(&self) -> &S {

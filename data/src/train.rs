@@ -85,10 +85,11 @@ impl TrainLoader {
     /// - [`DataError::Setting`], naming the setting: if the batch size is zero or, with `drop_last`, greater than the
     ///   number of images; if there is no image; if the input size is zero; if [`Augment::validate`] refuses the
     ///   augmentation.
+    /// - [`DataError::Setting`] if the system cannot start the threads.
     /// - [`DataError::NoLabels`] if labels are required and the data set has none.
     ///
     /// # Panics
-    /// If an id is beyond the data set, or the system cannot start a thread.
+    /// If an id is beyond the data set.
     pub fn new(
         dataset: Dataset,
         ids: Vec<usize>,
@@ -104,7 +105,7 @@ impl TrainLoader {
         let loader = options.loader;
         let cache = DecodedCache::new(dataset, options.cache_bytes);
         let source = Shuffled { cache, ids, transform, options, orders: Mutex::default() };
-        Ok(TrainLoader { prefetcher: Prefetcher::new(source, &loader) })
+        Ok(TrainLoader { prefetcher: Prefetcher::new(source, &loader)? })
     }
 
     /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.

@@ -25,7 +25,7 @@ fn options(skip_corrupt: usize) -> LoaderOptions {
 fn loader(root: &TempDir, options: LoaderOptions) -> Loader {
     let dataset = Dataset::open(root.path(), Split::Val).unwrap();
     let ids = dataset.sample(None, 0);
-    Loader::new(dataset, ids, small(), options)
+    Loader::new(dataset, ids, small(), options).unwrap()
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn cifar10_opens_and_samples_evenly() {
     assert_eq!(dataset.class_names().unwrap()[9], "truck");
     let ids = dataset.sample(Some(200), 1);
     let mut loader =
-        Loader::new(dataset, ids.clone(), Transform::microsoft(32, true), LoaderOptions::default());
+        Loader::new(dataset, ids.clone(), Transform::microsoft(32, true), LoaderOptions::default()).unwrap();
     let mut counts = [0; 10];
     for index in 0..loader.batches() {
         let batch = loader.batch(0, index).unwrap();

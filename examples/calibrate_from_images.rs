@@ -1,0 +1,34 @@
+//! Calibrates a float model on an iterator of decoded images, and writes the quantized checkpoint.
+//!
+//! The images come from files here; a camera or a video would be read in the same way.
+//!
+//! ```console
+//! $ cargo run --release --example calibrate_from_images -- swin_t.pth swin_tiny_patch4_window7_224 out.safetensors *.jpg
+//! ```
+
+use std::ops::ControlFlow;
+
+use swinq::{CalibrateOptions, Images, Model, OpenOptions, RgbImage, calibrate, decode_image};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [model, cfg, output, files @ ..] = arguments.as_slice() else {
+        eprintln!("usage: calibrate_from_images MODEL CFG OUTPUT IMAGE...");
+        std::process::exit(2);
+    };
+    let options = OpenOptions { cfg: Some(cfg.clone()), ..OpenOptions::default() };
+    let model = Model::open_float(model, &options)?;
+    let decode = |file: &String| -> Result<RgbImage, Box<dyn std::error::Error>> {
+        Ok(decode_image(&std::fs::read(file)?).map_err(|error| format!("{file}: {error}"))?)
+    };
+    let decoded: Vec<RgbImage> = files.iter().map(decode).collect::<Result<_, _>>()?;
+    let images = Images::from_rgb(decoded, model.transform())?;
+    let mut progress = |done, total| {
+        eprintln!("{done} of {total} images");
+        ControlFlow::Continue(())
+    };
+    let calibrated = calibrate(model, &CalibrateOptions::default(), &images, &mut progress)?;
+    calibrated.model.save(output)?;
+    println!("wrote {output}");
+    Ok(())
+}

@@ -1,0 +1,397 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use swinq::int8_runtime::cuda::{Autotune, Gemm};
+use swinq::model::Calibrator;
+use swinq::{Dialect, FloatDevice, Split};
+use swinq_ladder::LadderCommand;
+use swinq_ladder::parse::{at_least_one, positive};
+
+/// INT8 quantization toolkit and engine for Swin Transformer classifiers.
+#[derive(Debug, Parser)]
+#[command(version, about, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Find activation ranges on real images and write an INT8 checkpoint.
+    Calibrate(CalibrateArgs),
+    /// Train a calibrated checkpoint until it is as good as the float model; or train in float.
+    Qat(QatArgs),
+    /// Accuracy and speed of one or more models on labelled images; the first is the baseline.
+    Eval(EvalArgs),
+    /// Latency and throughput of one or more models, interleaved in one run.
+    Bench(BenchArgs),
+    /// Classify images.
+    Predict(PredictArgs),
+    /// Which site of a model has what precision, with its scale, and why.
+    Inspect(InspectArgs),
+    /// The differences between two runs' JSON files.
+    Compare(CompareArgs),
+    /// What this machine has and what swinq will use of it.
+    Doctor,
+    /// Calibrate and evaluate the bundled sample, from start to report.
+    Quickstart(QuickstartArgs),
+}
+
+/// A command line that parses but makes no sense; ends with exit code 2.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// How a float checkpoint is to be read.
+#[derive(Clone, Debug, Default, Args)]
+pub struct FloatArgs {
+    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
+    /// Microsoft's keys.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub cfg: Option<String>,
+    /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    pub opts: Vec<String>,
+    /// Naming convention of the tensors, where it should not be detected.
+    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft")]
+    pub dialect: Option<Dialect>,
+    /// Preprocessing, where the configuration's or directory's own should not be used.
+    #[arg(long, value_enum)]
+    pub transform: Option<Family>,
+}
+
+/// Whose evaluation preprocessing.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Family {
+    /// Microsoft: shorter side to int(256 / 224 * size), center crop (direct with TEST.CROP False).
+    Ms,
+    /// timm: shorter side to floor(size / crop_pct), center crop.
+    Timm,
+    /// torchvision: the weights' own resize, center crop.
+    Torchvision,
+    /// Hugging Face: direct resize.
+    Hf,
+}
+
+impl FloatArgs {
+    /// Refuses arguments that say how to read a float checkpoint where every model is quantized and describes itself.
+    pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {
+        let given =
+            self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
+        if given && !any_float {
+            let text = "--cfg, --opts, --dialect and --transform are about float checkpoints; a quantized checkpoint \
+                        describes itself, and no other was given";
+            return Err(Usage(text.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// Which images.
+#[derive(Clone, Debug, Args)]
+pub struct DataArgs {
+    /// ImageFolder root, Swin zip layout root, list file, or folder of images.
+    #[arg(long, value_name = "PATH")]
+    pub data_path: PathBuf,
+    /// Corrupt images to leave out before giving up.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip_corrupt: usize,
+}
+
+/// Arguments of `calibrate`.
+#[derive(Clone, Debug, Args)]
+pub struct CalibrateArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    #[arg(required_unless_present = "random_weights")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Random weights of the shape that --cfg gives, instead of a checkpoint.
+    #[arg(long, value_name = "SEED", requires = "cfg", conflicts_with = "model")]
+    pub random_weights: Option<u64>,
+    /// Images to calibrate on: ImageFolder root, Swin zip layout root, list file, or folder of images.
+    #[arg(long, value_name = "PATH", required_unless_present = "ft_amax")]
+    pub data_path: Option<PathBuf>,
+    /// Part of the data set to draw from.
+    #[arg(long, default_value = "train")]
+    pub split: Split,
+    /// Recipe: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// FasterTransformer's INT8 mode; short for --recipe mode1 or mode2.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "recipe")]
+    pub int8_mode: Option<u8>,
+    /// Calibrator of every activation, over the recipe's: max, percentile, percentile:P, mse or entropy.
+    #[arg(long)]
+    pub calibrator: Option<Calibrator>,
+    /// Sites to leave unquantized, over the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
+    #[arg(long, value_name = "PATTERN")]
+    pub disable: Vec<String>,
+    /// Take ranges from a FasterTransformer `*_calib.pth` instead of calibrating.
+    #[arg(long, value_name = "FILE", conflicts_with = "data_path")]
+    pub ft_amax: Option<PathBuf>,
+    /// Batches to calibrate on.
+    #[arg(long, default_value_t = 10, value_parser = at_least_one)]
+    pub batches: usize,
+    /// Images per batch.
+    #[arg(long, default_value_t = 8, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Seed of the sample of images.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Corrupt images to leave out before giving up.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip_corrupt: usize,
+    /// Threads of the decoder (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Where the float forward runs; cuda in a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]
+    pub device: FloatDevice,
+    /// Quantized checkpoint to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// Arguments of `qat`.
+#[derive(Clone, Debug, Args)]
+pub struct QatArgs {
+    /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
+    pub job: String,
+    /// Overrides of the job, as `KEY VALUE` pairs (optimizer.lr 1e-4).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    pub opts: Vec<String>,
+    /// Go on from the latest checkpoint in the job's output folder.
+    #[arg(long)]
+    pub resume: bool,
+    /// Check everything, print the effective job and schedule, and stop before the first step.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Arguments of `eval`.
+#[derive(Clone, Debug, Args)]
+pub struct EvalArgs {
+    /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
+    pub simulate: Option<Simulate>,
+    /// Where the fake quantization runs; cuda in a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", requires = "simulate")]
+    pub simulate_device: Option<FloatDevice>,
+    /// Evaluate a seeded sample of this many images, spread over the classes.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub limit: Option<usize>,
+    /// Seed of that sample.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Images per batch.
+    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Batch sizes whose latency is measured after the accuracy.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
+    pub latency: Vec<usize>,
+    /// Do not measure latency.
+    #[arg(long, conflicts_with = "latency")]
+    pub no_latency: bool,
+    /// Write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the results as one self-contained HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+/// What runs models.
+#[derive(Clone, Debug, Args)]
+pub struct BackendArgs {
+    /// What runs the models: the GPU if there is one, the CPU engine, or the CUDA engine.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// CUDA: ordinal of the GPU.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// CUDA: elements of the residual stream; f32 gives the CPU engine's bits for INT8 products.
+    #[arg(long, value_enum, default_value_t = Residual::F16)]
+    pub residual: Residual,
+    /// CUDA: who computes the products (own, cublaslt, or the faster of both); several give a row each.
+    #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
+    pub gemm: Vec<Gemm>,
+    /// CUDA: how kernels are chosen: by the program's tables, by a model of the GPU, or by measuring a few or all.
+    #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
+    pub autotune: Autotune,
+    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches then go one by one and take longer.
+    #[arg(long)]
+    pub nvtx: bool,
+}
+
+/// What runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The fastest there is.
+    Auto,
+    /// The CPU engine.
+    Cpu,
+    /// The CUDA engine.
+    Cuda,
+}
+
+/// Elements of the residual stream on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Residual {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+}
+
+/// How a quantized model is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Simulate {
+    /// The float forward with quantize-dequantize at each site.
+    Fake,
+    /// The engine on its scalar reference.
+    Exact,
+}
+
+/// Arguments of `bench`.
+#[derive(Clone, Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+pub struct BenchArgs {
+    /// What is timed instead of models.
+    #[command(subcommand)]
+    pub ladder: Option<LadderCommand>,
+    /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
+    #[arg(required_unless_present = "random_weights", value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Also time random weights of the shape that --cfg gives, in float.
+    #[arg(long, value_name = "SEED", requires = "cfg")]
+    pub random_weights: Option<u64>,
+    /// Batch sizes.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = at_least_one)]
+    pub batch_size: Vec<usize>,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Seconds of measurement for each model and batch size.
+    #[arg(long, default_value_t = 3.0, value_parser = positive)]
+    pub seconds: f64,
+    /// Time of each launch, too.
+    #[arg(long)]
+    pub profile: bool,
+    /// Write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arguments of `predict`.
+#[derive(Clone, Debug, Args)]
+pub struct PredictArgs {
+    /// Quantized checkpoint, float checkpoint or directory.
+    pub model: PathBuf,
+    /// Images.
+    #[arg(required = true)]
+    pub images: Vec<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Classes to list for each image.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    pub topk: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Write the raw scores, f32 `[images, classes]`, under the key `logits`.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub logits: Option<PathBuf>,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+}
+
+/// Arguments of `inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// Quantized checkpoint, float checkpoint or directory.
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// List what the engine will launch.
+    #[arg(long)]
+    pub plan: bool,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// CUDA: the batch size whose plan is listed.
+    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// List every site, one a line, as the recipe resolves it.
+    #[arg(long)]
+    pub sites: bool,
+}
+
+/// Arguments of `compare`.
+#[derive(Clone, Debug, Args)]
+pub struct CompareArgs {
+    /// JSON of the first run.
+    pub first: PathBuf,
+    /// JSON of the second run.
+    pub second: PathBuf,
+}
+
+/// Arguments of `quickstart`.
+#[derive(Clone, Debug, Args)]
+pub struct QuickstartArgs {
+    /// Folder to write the sample, the checkpoint and the report to.
+    #[arg(long, value_name = "FOLDER", default_value = "swinq-quickstart")]
+    pub out: PathBuf,
+}
+
+/// The words after `--opts` as pairs. Their number is even, because clap takes two at a time.
+pub fn pairs(words: &[String]) -> Vec<(String, String)> {
+    let (pairs, _) = words.as_chunks::<2>();
+    pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

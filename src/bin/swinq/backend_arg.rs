@@ -1,0 +1,55 @@
+//! From the backend arguments to engines.
+
+use std::path::Path;
+
+use anyhow::Context;
+use swinq::int8_runtime::cuda::StreamType;
+use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
+
+use crate::args::{Backend, BackendArgs, Residual, Usage};
+
+/// The engines that `args` ask for: one, or on a GPU one for each `--gemm`. Batches have up to `max_batch` images.
+pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
+    let backend = match args.backend {
+        Backend::Cpu => BackendChoice::Cpu,
+        Backend::Auto => BackendChoice::Auto,
+        Backend::Cuda => usable_gpu(args.device).context("--backend cuda").map(|_| BackendChoice::Cuda)?,
+    };
+    let residual = match args.residual {
+        Residual::F16 => StreamType::F16,
+        Residual::F32 => StreamType::F32,
+    };
+    let (device, autotune, nvtx) = (args.device, args.autotune, args.nvtx);
+    let options = |&gemm| {
+        let cuda = CudaOptions { device, max_batch, residual, gemm, autotune, nvtx };
+        EngineOptions { backend, threads, max_batch, cuda, ..EngineOptions::default() }.resolved()
+    };
+    let mut all = args.gemm.iter().map(options).collect::<Result<Vec<_>, _>>()?;
+    if all[0].backend == BackendChoice::Cpu {
+        all.truncate(1);
+        if args.nvtx {
+            let text =
+                "--nvtx marks launches on a GPU, and the CPU runs the models here (`swinq doctor` says why)";
+            return Err(Usage(text.to_owned()).into());
+        }
+    }
+    Ok(all)
+}
+
+/// The first of [`engines`].
+pub fn engine(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<EngineOptions> {
+    Ok(engines(args, threads, max_batch)?.swap_remove(0))
+}
+
+/// `result`, with the remedy for a model that the GPU cannot run.
+pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) -> anyhow::Result<T> {
+    match options.backend {
+        BackendChoice::Cuda => result.context("on the GPU (`--backend cpu` runs every model)"),
+        _ => Ok(result?),
+    }
+}
+
+/// `model`, from `path`, on an engine.
+pub fn candidate(path: &Path, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
+    with_remedy(Candidate::engine(&path.display().to_string(), model, options), options)
+}

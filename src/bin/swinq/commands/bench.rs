@@ -1,0 +1,82 @@
+//! `swinq bench`.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
+use swinq::{Candidate, EngineOptions, Model, Observer};
+
+use crate::args::BenchArgs;
+use crate::out::say;
+use crate::paths::check_outputs;
+use crate::{backend_arg, interrupt, model_arg, profile};
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    check_outputs(&args.json, args.models.iter().map(PathBuf::as_path))?;
+    let largest = args.batch_size.iter().copied().max().unwrap_or(1);
+    let engines = backend_arg::engines(&args.backend, args.threads, largest)?;
+    say!("{}", engines[0].describe()?);
+    let mut candidates = candidates(args, &engines)?;
+    let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
+    swinq::measure_latency(&mut candidates, &args.batch_size, &latency, &mut Printer)?;
+    if args.profile {
+        for candidate in &candidates {
+            for &batch_size in &args.batch_size {
+                profile::print(candidate, batch_size)?;
+            }
+        }
+    }
+    let mut results = Results::new(swinq::environment(args.threads)?);
+    results.models = candidates.into_iter().map(|candidate| candidate.result).collect();
+    say!("\n{}", eval::table(&results));
+    if let Some(path) = &args.json {
+        eval::write_results(path, &results)?;
+        say!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Prints latencies as they become known.
+struct Printer;
+
+impl Observer for Printer {
+    fn images(&mut self, _done: usize, _total: usize) -> ControlFlow<()> {
+        interrupt::check()
+    }
+
+    fn timed(&mut self, batch_size: usize, elapsed: Duration, latencies: &[(&ModelResult, &Latency)]) {
+        eprintln!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
+        for (model, latency) in latencies {
+            say!("\n{}", eval::performance_summary(&model.label(), batch_size, latency));
+        }
+    }
+
+    fn stop(&self) -> bool {
+        interrupt::requested()
+    }
+}
+
+/// Every model on every engine. Only the engines stay in memory.
+fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec<Candidate>> {
+    let mut candidates = Vec::new();
+    let mut add = |name: &Path, model: &Model| -> anyhow::Result<()> {
+        for options in engines {
+            candidates.push(backend_arg::candidate(name, model, options)?);
+        }
+        Ok(())
+    };
+    if let Some(seed) = args.random_weights {
+        let model = model_arg::random(seed, &args.float)?;
+        add(Path::new(&format!("{} (random)", model.config().name)), &model)?;
+    }
+    let mut any_float = args.random_weights.is_some();
+    for path in &args.models {
+        let model = model_arg::open(path, &args.float)?;
+        any_float |= !model.describes_itself();
+        add(path, &model)?;
+    }
+    args.float.check_used(any_float)?;
+    Ok(candidates)
+}

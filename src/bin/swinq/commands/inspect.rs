@@ -1,0 +1,99 @@
+//! `swinq inspect`.
+
+use std::io::Write;
+
+use swinq::int8_runtime::Plan;
+use swinq::model::{QuantizedModel, params};
+use swinq::{BackendChoice, Engine, EngineOptions, Model};
+
+use crate::args::InspectArgs;
+use crate::{backend_arg, model_arg, site_table};
+
+/// Runs the command.
+pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
+    let opened = model_arg::open(&args.model, &args.float)?;
+    args.float.check_used(!opened.describes_itself())?;
+    let kind = if opened.describes_itself() { "quantized checkpoint" } else { "float checkpoint" };
+    let model = opened.as_quantized();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{} ({kind})", args.model.display())?;
+    describe(model, &mut out)?;
+    if model.is_quantized() {
+        writeln!(out, "\n{}", site_table::products(model))?;
+        writeln!(out, "{}", site_table::summary(model))?;
+    }
+    if args.sites {
+        writeln!(out, "\n{}", site_table::sites(model))?;
+    }
+    if args.plan {
+        let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
+        if options.backend == BackendChoice::Cpu {
+            writeln!(out, "\nwhat the CPU engine launches, per image:\n{}", Plan::new(model)?)?;
+        } else {
+            write_launches(&opened, &options, &mut out)?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the launches of the CUDA engine, with the kernel chosen for each product.
+fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) -> anyhow::Result<()> {
+    let engine = backend_arg::with_remedy(Engine::new(model, options), options)?;
+    let Some(device) = engine.device() else { return Ok(()) };
+    let (name, images) = (device.name(), options.max_batch);
+    let (gemm, autotune) = (options.cuda.gemm, options.cuda.autotune);
+    writeln!(out, "\nwhat {name} launches for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
+    for launch in engine.launches(images)? {
+        writeln!(out, "{launch}")?;
+    }
+    Ok(())
+}
+
+fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
+    let config = &model.config;
+    let parameters: usize =
+        params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    writeln!(
+        out,
+        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {}x{} input, {} classes",
+        config.name,
+        config.depths,
+        config.num_heads,
+        config.embed_dim,
+        config.window_size,
+        config.image_size,
+        config.image_size,
+        config.num_classes
+    )?;
+    writeln!(
+        out,
+        "  size          {:.2} M parameters, {:.3} GMAC",
+        parameters as f64 / 1e6,
+        config.macs() as f64 / 1e9
+    )?;
+    writeln!(out, "  transform     {}", model.transform)?;
+    if let Some(labels) = &model.labels {
+        let shown = labels.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        writeln!(out, "  labels        {shown}{}", if labels.len() > 5 { ", ..." } else { "" })?;
+    }
+    let source = &model.provenance.source;
+    writeln!(out, "  made from     {} ({}), SHA-256 {}", source.file, source.dialect, source.sha256)?;
+    if let Some(record) = &model.provenance.calibration {
+        writeln!(
+            out,
+            "  calibrated on {} images, seed {}, batches of {}, SHA-256 of the pixels {}",
+            record.images.len(),
+            record.seed,
+            record.batch_size,
+            record.sha256
+        )?;
+        let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
+        writeln!(out, "                {first}, ...")?;
+    }
+    for rule in &model.recipe.rules {
+        if model.is_quantized() {
+            writeln!(out, "  rule          {}", serde_json::to_string(rule)?)?;
+        }
+    }
+    Ok(())
+}

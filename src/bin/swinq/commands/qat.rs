@@ -1,0 +1,71 @@
+//! `swinq qat`.
+
+mod hooks;
+
+use anyhow::Context;
+use swinq::qat::Outcome;
+use swinq::qat::job::{Device, Job};
+use swinq::{FloatDevice, Training};
+
+use crate::args::{self, QatArgs};
+use crate::float_device;
+use crate::out::say;
+use hooks::TrainHooks;
+
+/// Runs the command.
+pub fn run(args: &QatArgs) -> anyhow::Result<()> {
+    let job = Job::load(&args.job, &args::pairs(&args.opts))?;
+    use_threads(job.threads)?;
+    let mut training = Training::open(job)?;
+    for warning in &training.inputs.warnings {
+        eprintln!("warning: {warning}");
+    }
+    describe(&training);
+    if let Device::Cuda(ordinal) = training.job.device {
+        float_device::check(FloatDevice::Cuda(ordinal), "the job's device")?;
+    }
+    let mut trainer = training.trainer()?;
+    if args.dry_run {
+        return Ok(());
+    }
+    let mut hooks = TrainHooks::new(training.validator()?, &training.course);
+    let outcome = training.run(&mut trainer, &mut hooks, args.resume);
+    hooks.finish();
+    for skipped in training.skipped() {
+        eprintln!("warning: left out {skipped}");
+    }
+    match outcome? {
+        Outcome::Finished(_) => {
+            let [model, job] = training.save(&trainer)?;
+            say!("wrote {} and {}", model.display(), job.display());
+        }
+        Outcome::Stopped(path) => say!("stopped; --resume goes on from {}", path.display()),
+    }
+    if let Some(bytes) = swinq::eval::peak_memory_bytes() {
+        say!("peak memory {:.0} MB", bytes as f64 / 1e6);
+    }
+    Ok(())
+}
+
+fn use_threads(threads: usize) -> anyhow::Result<()> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting threads")
+}
+
+/// Prints the job with every key set, so that no key is silently without effect.
+fn describe(training: &Training) {
+    let Training { job, inputs, course, schedule, .. } = training;
+    say!("{}", job.to_string().trim_end());
+    say!();
+    say!("model       {}, {} classes", inputs.float.config.name, inputs.float.config.num_classes);
+    say!("transform   {}", inputs.float.transform);
+    say!("images      {} of {}", inputs.train.len(), inputs.train.describe());
+    say!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
+    say!(
+        "length      {} iterations of {} images, {:.2} epochs",
+        course.iterations(),
+        course.images_per_iteration(),
+        course.epoch(course.iterations())
+    );
+    say!("drop path   {}", inputs.drop_path);
+    say!("learning rates (absolute):\n{schedule}");
+}

@@ -1,0 +1,86 @@
+//! Progress of a training on the terminal, and its interruption.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use swinq::model::{BoxError, QuantizedModel};
+use swinq::qat::job::Course;
+use swinq::qat::log::IterationRecord;
+use swinq::qat::{Hooks, IterationReport, Validation};
+use swinq::train::Validator;
+
+use crate::interrupt;
+use crate::out::say;
+
+/// Progress over iterations, validation on the engine, Ctrl-C.
+pub struct TrainHooks {
+    validator: Validator,
+    bar: Option<ProgressBar>,
+    course: Course,
+}
+
+impl TrainHooks {
+    /// For a run along `course`.
+    pub fn new(validator: Validator, course: &Course) -> TrainHooks {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let template = "[{bar:24}] {pos}/{len} iterations, {msg}, ETA {eta}";
+            let style = ProgressStyle::with_template(template).expect("the template is well formed");
+            ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
+        });
+        TrainHooks { validator, bar, course: *course }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Loss, accuracy and rate since the record before.
+fn line(record: &IterationRecord) -> String {
+    let top1 = record.top1.map(|top1| format!(", top-1 {:.1} %", 100.0 * top1)).unwrap_or_default();
+    format!("loss {:.4}{top1}, {:.0} images/s", record.loss, record.images_per_second)
+}
+
+impl Hooks for TrainHooks {
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
+        self.validator.validate(model, end)
+    }
+
+    fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {
+        let Some(bar) = &self.bar else {
+            if let Some(record) = record {
+                let left = (self.course.iterations() - done) * self.course.images_per_iteration();
+                let eta = left as f64 / record.images_per_second;
+                eprintln!(
+                    "qat: {done}/{} iterations, {}, ETA {eta:.0} s",
+                    self.course.iterations(),
+                    line(record)
+                );
+            }
+            return;
+        };
+        if bar.position() + 1 != done {
+            // A resumed run: what is done already says nothing of the speed.
+            bar.set_position(done - 1);
+            bar.reset_eta();
+        }
+        bar.set_position(done);
+        if let Some(record) = record {
+            bar.set_message(line(record));
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| say!("{text}")),
+            None => say!("{text}"),
+        }
+    }
+
+    fn stop(&self) -> bool {
+        interrupt::requested()
+    }
+}

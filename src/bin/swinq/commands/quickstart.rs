@@ -1,0 +1,73 @@
+//! `swinq quickstart`: the bundled sample, from a trained float Swin to a report, by the plain commands it prints.
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Parser;
+
+use crate::args::{Cli, Command, QuickstartArgs};
+use crate::commands::{calibrate, eval};
+use crate::out::say;
+use crate::shell;
+
+/// The sample: file name and content.
+const SAMPLE: [(&str, &[u8]); 7] = [
+    ("model.safetensors", include_bytes!("../../../../samples/swin_micro_cifar10/model.safetensors")),
+    ("cfg.yaml", include_bytes!("../../../../samples/swin_micro_cifar10/cfg.yaml")),
+    ("train.zip", include_bytes!("../../../../samples/cifar10/train.zip")),
+    ("train_map.txt", include_bytes!("../../../../samples/cifar10/train_map.txt")),
+    ("val.zip", include_bytes!("../../../../samples/cifar10/val.zip")),
+    ("val_map.txt", include_bytes!("../../../../samples/cifar10/val_map.txt")),
+    ("classes.txt", include_bytes!("../../../../samples/cifar10/classes.txt")),
+];
+
+/// Runs the command.
+pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
+    let sample = args.out.join("sample");
+    std::fs::create_dir_all(&sample).with_context(|| sample.display().to_string())?;
+    for (name, content) in SAMPLE {
+        swinq::model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
+    }
+    say!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
+    say!("{}.\n", sample.display());
+    let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
+    let (float, cfg, data) =
+        (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
+    let int8 = at(&args.out, "int8.safetensors");
+    let (json, report) = (at(&args.out, "results.json"), at(&args.out, "report.html"));
+    say!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
+    let batches = ["--batches", "32", "--batch-size", "8"];
+    let command =
+        [&["swinq", "calibrate", &float, "--cfg", &cfg, "--data-path", &data], &batches[..], &["-o", &int8]];
+    execute(&command.concat())?;
+    say!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
+    execute(&[
+        "swinq",
+        "eval",
+        &float,
+        &int8,
+        "--cfg",
+        &cfg,
+        "--data-path",
+        &data,
+        "--json",
+        &json,
+        "--report",
+        &report,
+    ])?;
+    say!("\nOpen {report} in a browser; `swinq inspect {int8}` lists what is INT8 and why.");
+    Ok(())
+}
+
+/// Prints a command and runs it.
+fn execute(command: &[&str]) -> anyhow::Result<()> {
+    say!("$ {}", shell::join(command));
+    match Cli::try_parse_from(command)?.command {
+        Command::Calibrate(args) => calibrate::run(&args),
+        Command::Eval(args) => {
+            let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
+            eval::run(&args, &words)
+        }
+        other => unreachable!("the quickstart runs no {other:?}"),
+    }
+}

@@ -1,0 +1,70 @@
+//! The program `swinq`: arguments and printing. The work is done by the library of the same name.
+
+mod args;
+mod backend_arg;
+mod commands;
+mod float_device;
+mod html;
+mod interrupt;
+mod model_arg;
+mod out;
+mod paths;
+mod profile;
+mod progress;
+mod shell;
+mod site_table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    interrupt::install();
+    let outcome = match cli.command {
+        Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Qat(args) => commands::qat::run(&args),
+        Command::Eval(args) => {
+            let words: Vec<String> = std::env::args().collect();
+            commands::eval::run(&args, &words)
+        }
+        Command::Bench(args) => match &args.ladder {
+            Some(ladder) => commands::ladder::run(ladder),
+            None => commands::bench::run(&args),
+        },
+        Command::Predict(args) => commands::predict::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Compare(args) => commands::compare::run(&args),
+        Command::Doctor => commands::doctor::run(),
+        Command::Quickstart(args) => commands::quickstart::run(&args),
+    };
+    match outcome.and_then(|()| out::check()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", message(&error));
+            ExitCode::from(if error.is::<args::Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+/// The error and its causes in one line, without what a cause or its context says already.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if cause.contains(&message) {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
+}
+
+/// Whether the reader of our output went away (`swinq inspect M | head`), which is no failure of ours.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,45 @@
+//! From the MODEL argument to a model.
+
+use std::path::Path;
+
+use anyhow::Context;
+use swinq::{Error, Family, Model, OpenOptions};
+
+use crate::args::{self, FloatArgs, Usage};
+
+/// How `args` say that a float checkpoint is read.
+pub fn open_options(args: &FloatArgs) -> OpenOptions {
+    let transform = args.transform.map(|family| match family {
+        args::Family::Ms => Family::Microsoft,
+        args::Family::Timm => Family::Timm,
+        args::Family::Torchvision => Family::Torchvision,
+        args::Family::Hf => Family::HuggingFace,
+    });
+    OpenOptions { cfg: args.cfg.clone(), opts: args::pairs(&args.opts), dialect: args.dialect, transform }
+}
+
+/// Opens the model at `path`, in whatever format it is.
+pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
+    Model::open_with(path, &open_options(args)).map_err(usage)
+}
+
+/// Opens a float checkpoint or directory.
+pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
+    Model::open_float(path, &open_options(args)).map_err(usage)
+}
+
+/// Random weights of the shape that `--cfg` gives.
+pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
+    let config = open_options(args).configuration().map_err(usage)?;
+    Ok(Model::random(&config.context("--random-weights needs --cfg")?, seed)?)
+}
+
+/// An error of the library, or of the command line where it is about options.
+fn usage(error: Error) -> anyhow::Error {
+    match error {
+        Error::OverridesWithoutConfig => {
+            Usage("--opts changes what --cfg names; give --cfg too".to_owned()).into()
+        }
+        error => error.into(),
+    }
+}

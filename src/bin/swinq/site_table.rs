@@ -1,0 +1,125 @@
+//! The sites of a model as a table: what is INT8, with which range, and why not.
+
+use comfy_table::{Table, presets};
+use swinq::model::quantized::SiteState;
+use swinq::model::{BlockId, Granularity, Half, Kind, Linear, Operand, QuantizedModel, Site, all_linears};
+
+/// One row per product and one per attention; the rare sites (scores, additions) appear where they are on.
+pub fn products(model: &QuantizedModel) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["product", "runs in", "input", "weight", "output"]);
+    for linear in all_linears(&model.config) {
+        let site = |s| model.site(s);
+        let kind = if model.is_int8(linear) { "INT8" } else { "float" };
+        table.add_row([
+            linear.to_string(),
+            kind.to_owned(),
+            activation(site(Site::Input(linear))),
+            weight(site(Site::Weight(linear))),
+            activation(site(Site::Output(linear))),
+        ]);
+        if let Linear::Qkv(block) = linear {
+            let [q, k, v] = [Site::Q(block), Site::K(block), Site::V(block)].map(site);
+            let probs = site(Site::Probs(block));
+            let both = |a: &SiteState, b: &SiteState| {
+                if a.spec.enabled && b.spec.enabled { "INT8" } else { "float" }
+            };
+            table.add_row([
+                format!("{block}.attn QK^T, PV"),
+                format!("{}, {}", both(q, k), both(v, probs)),
+                format!("q {}, k {}", activation(q), activation(k)),
+                format!("v {}", activation(v)),
+                format!("probs {}{}", probabilities(probs), scores(site(Site::Scores(block)))),
+            ]);
+        }
+        if let Some((block, half)) = addition(linear) {
+            let [branch, shortcut] =
+                [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, half, operand)));
+            if branch.spec.enabled || shortcut.spec.enabled {
+                let text = format!("branch {}, shortcut {}", activation(branch), activation(shortcut));
+                table.add_row([format!("  residual after {linear}"), String::new(), text]);
+            }
+        }
+    }
+    table.to_string()
+}
+
+/// One row per site.
+pub fn sites(model: &QuantizedModel) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["site", "quantized", "bits", "kind", "range from", "amax", "scale"]);
+    for (site, state) in &model.sites {
+        let spec = &state.spec;
+        let number = |value: Option<f32>| value.map_or(String::new(), |v| format!("{v:.6e}"));
+        let from = match (spec.enabled, spec.needs_scale(*site), spec.amax) {
+            (false, ..) => String::new(),
+            (true, true, Some(_)) => "the recipe".to_owned(),
+            (true, false, _) if !site.is_weight() => "none needed".to_owned(),
+            _ => spec.calibrator.to_string(),
+        };
+        table.add_row([
+            site.to_string(),
+            if spec.enabled { "yes" } else { "no" }.to_owned(),
+            if spec.enabled { spec.bits.to_string() } else { String::new() },
+            if spec.enabled { kind(spec.kind) } else { "" }.to_owned(),
+            from,
+            number(state.amax),
+            number(state.scale()),
+        ]);
+    }
+    table.to_string()
+}
+
+/// One line: how much of the model is INT8.
+pub fn summary(model: &QuantizedModel) -> String {
+    let enabled = model.sites.values().filter(|s| s.spec.enabled).count();
+    format!(
+        "recipe {}: {enabled} of {} sites quantized, {:.1} % of the weighted products' work in INT8, {:.1} MB",
+        model.recipe.name,
+        model.sites.len(),
+        100.0 * model.int8_share(),
+        model.size_bytes() as f64 / 1e6
+    )
+}
+
+fn addition(linear: Linear) -> Option<(BlockId, Half)> {
+    match linear {
+        Linear::Proj(block) => Some((block, Half::Attn)),
+        Linear::Fc2(block) => Some((block, Half::Mlp)),
+        _ => None,
+    }
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::S8 => "s8",
+        Kind::U8 => "u8",
+    }
+}
+
+fn activation(state: &SiteState) -> String {
+    match (state.spec.enabled, state.amax) {
+        (false, _) => "float".to_owned(),
+        (true, Some(amax)) => format!("±{amax:.4}"),
+        (true, None) => "uncalibrated".to_owned(),
+    }
+}
+
+fn probabilities(state: &SiteState) -> String {
+    match (state.spec.enabled, state.spec.kind) {
+        (true, Kind::U8) => "u8".to_owned(),
+        _ => activation(state),
+    }
+}
+
+fn scores(state: &SiteState) -> String {
+    if state.spec.enabled { format!(", scores {}", activation(state)) } else { String::new() }
+}
+
+fn weight(state: &SiteState) -> String {
+    let spec = &state.spec;
+    let granularity = if spec.granularity == Granularity::Channel { "per channel" } else { "per tensor" };
+    if spec.enabled { format!("{} bits {granularity}", spec.bits) } else { "float".to_owned() }
+}

@@ -1,0 +1,117 @@
+//! Calibration: from a float model and images to a quantized model.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use swinq_model::checkpoint::import_ft_amax;
+use swinq_model::quantized::{CalibrationRecord, FloatModel};
+use swinq_model::{ModelError, Recipe, Site};
+
+use crate::{Error, FloatDevice, Images, Model, ReadOptions};
+
+/// How a model is calibrated.
+#[derive(Clone, Debug)]
+pub struct CalibrateOptions {
+    /// The sites to quantize, and how ([`load_recipe`]).
+    pub recipe: Recipe,
+    /// How the images are read.
+    pub read: ReadOptions,
+    /// Where the float forward runs.
+    pub device: FloatDevice,
+}
+
+impl Default for CalibrateOptions {
+    /// The recipe `default`, batches of 8, on the processor.
+    fn default() -> CalibrateOptions {
+        let recipe = Recipe::shipped("default").expect("the recipe `default` is shipped");
+        CalibrateOptions { recipe, read: ReadOptions::default(), device: FloatDevice::Cpu }
+    }
+}
+
+/// A calibrated model.
+#[derive(Debug)]
+pub struct Calibrated {
+    /// The quantized model. Its provenance records the images.
+    pub model: Model,
+    /// Messages of the corrupt images that were left out.
+    pub skipped: Vec<String>,
+}
+
+/// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
+///
+/// `progress` is called after every batch with the images done and the images in all; `Break` stops the calibration.
+/// The result depends on the model, the recipe and the images in their order alone. Takes the model by value: where `model`
+/// is the only handle, its weights are not copied.
+///
+/// # Errors
+/// [`Error::Argument`] for a model that is quantized already, and what [`Images::batches`] refuses;
+/// [`Error::NothingQuantized`]; [`Error::Device`]; [`Error::Calib`] where an image cannot be read, an activation is not
+/// finite, a site has no usable range, or `progress` stops.
+pub fn calibrate(
+    model: Model,
+    options: &CalibrateOptions,
+    images: &Images,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Calibrated, Error> {
+    check_recipe(&model, &options.recipe)?;
+    let device = options.device.open()?;
+    let model = model.into_float()?;
+    let mut batches = images.batches(&model.transform, &options.read)?;
+    let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
+    let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
+    let mut quantized = found.model;
+    quantized.provenance.calibration = Some(CalibrationRecord {
+        images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
+        sha256: found.pixels_sha256,
+        seed: images.seed(),
+        batch_size: options.read.batch_size,
+    });
+    Ok(Calibrated { model: Model::from_quantized(quantized)?, skipped: batches.skipped().to_vec() })
+}
+
+/// Quantizes `model` with known ranges (amax by site) instead of calibrating it.
+///
+/// # Errors
+/// [`Error::Argument`] for a model that is quantized already; [`Error::NothingQuantized`]; [`Error::Calib`] for a site that
+/// needs a range and has none, or a range that cannot be one.
+pub fn quantize_with_ranges(
+    model: Model,
+    recipe: &Recipe,
+    ranges: &BTreeMap<Site, f32>,
+) -> Result<Model, Error> {
+    check_recipe(&model, recipe)?;
+    let model: FloatModel = model.into_float()?;
+    Model::from_quantized(swinq_calib::quantize(&model, recipe, ranges)?)
+}
+
+/// The ranges (amax by site) of a FasterTransformer `*_calib.pth`, for `model`.
+///
+/// # Errors
+/// [`Error::Model`] for a file that is damaged or of another architecture.
+pub fn load_ft_ranges(file: &Path, model: &Model) -> Result<BTreeMap<Site, f32>, Error> {
+    Ok(import_ft_amax(file, model.config())?)
+}
+
+/// The recipe `name`: `default`, `mode1`, `mode2`, or a YAML file.
+///
+/// # Errors
+/// [`Error::Model`] where the file cannot be read or is no recipe.
+pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
+    if let Some(recipe) = Recipe::shipped(name) {
+        return Ok(recipe);
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| {
+        let problem = format!("not one of default, mode1, mode2, and no such file can be read: {error}");
+        ModelError::recipe(name, problem)
+    })?;
+    Ok(Recipe::from_yaml(name, &text)?)
+}
+
+/// Refuses a recipe that does not fit the model or leaves all of it in float, before any image is read.
+fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
+    if recipe.resolve(model.config())?.iter().any(|(_, spec)| spec.enabled) {
+        return Ok(());
+    }
+    Err(Error::NothingQuantized { recipe: recipe.name.clone(), model: model.config().name.clone() })
+}

@@ -1,0 +1,161 @@
+//! The errors of the library.
+
+use std::path::{Path, PathBuf};
+
+use swinq_data::DataError;
+use swinq_eval::EvalError;
+use swinq_int8_runtime::RuntimeError;
+use swinq_model::{BoxError, ModelError};
+
+/// An error of this crate. Every message names the file, model, site or argument at fault and what to do about it;
+/// [`std::error::Error::source`] gives the cause, where there is one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing exists at the path of a model.
+    #[error("{}: no such file or folder", path.display())]
+    NotFound {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// A model cannot be read.
+    #[error("{}", named(path, source))]
+    Open {
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason.
+        source: ModelError,
+    },
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason of the operating system.
+        source: std::io::Error,
+    },
+    /// An argument of a call has a value that the call cannot work with.
+    #[error("{argument}: {problem}")]
+    Argument {
+        /// Name of the argument or field.
+        argument: &'static str,
+        /// The value, and the values that are allowed.
+        problem: String,
+    },
+    /// Overrides of a configuration were given without the configuration.
+    #[error("configuration overrides (`opts`) change the configuration that `cfg` names; give `cfg` too")]
+    OverridesWithoutConfig,
+    /// The model, its configuration or its recipe cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The images cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The labels of the images are not the classes of the model.
+    #[error("{problem}")]
+    Labels {
+        /// What was found and what to do.
+        problem: String,
+    },
+    /// A batch of images cannot be made.
+    #[error(transparent)]
+    Batch(BoxError),
+    /// The engine cannot be made, or failed.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The evaluation of one model failed.
+    #[error("evaluating {model}: {source}")]
+    Evaluating {
+        /// Name of the model.
+        model: String,
+        /// The reason.
+        source: EvalError,
+    },
+    /// Results cannot be computed, compared, read or written.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+    /// Models that were to be compared cannot be.
+    #[error("{problem}")]
+    Comparison {
+        /// The difference and what to do.
+        problem: String,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+    /// A recipe that leaves every site of a model in float.
+    #[error(
+        "recipe {recipe}, with the rules added to it, quantizes no site of {model}; enable at least one site with a rule"
+    )]
+    NothingQuantized {
+        /// Name of the recipe.
+        recipe: String,
+        /// Name of the model's configuration.
+        model: String,
+    },
+    /// A calibration failed.
+    #[cfg(feature = "float")]
+    #[error(transparent)]
+    Calib(#[from] swinq_calib::CalibError),
+    /// The float forward failed.
+    #[cfg(feature = "float")]
+    #[error(transparent)]
+    Float(#[from] swinq_float::FloatError),
+    /// The device of the float forward cannot be used.
+    #[cfg(feature = "float")]
+    #[error("{device}: {source}")]
+    Device {
+        /// The device: `cpu` or `cuda:N`.
+        device: crate::FloatDevice,
+        /// The reason.
+        source: BoxError,
+    },
+    /// A training job cannot be used.
+    #[cfg(feature = "float")]
+    #[error(transparent)]
+    Job(#[from] swinq_qat::job::JobError),
+    /// A model that a training job names cannot be used for what the job names it.
+    #[cfg(feature = "float")]
+    #[error("{key}: {source}")]
+    JobModel {
+        /// The key of the job.
+        key: &'static str,
+        /// The reason.
+        source: Box<Error>,
+    },
+    /// A training failed.
+    #[cfg(feature = "float")]
+    #[error(transparent)]
+    Qat(#[from] swinq_qat::QatError),
+}
+
+impl Error {
+    pub(crate) fn argument(argument: &'static str, problem: impl Into<String>) -> Error {
+        Error::Argument { argument, problem: problem.into() }
+    }
+
+    pub(crate) fn open(path: &Path) -> impl FnOnce(ModelError) -> Error {
+        let path = path.to_owned();
+        |source| Error::Open { path, source }
+    }
+
+    #[cfg(feature = "float")]
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.to_owned();
+        |source| Error::Io { path, source }
+    }
+
+    /// The error of a source of batches. Data sets give a [`DataError`].
+    pub(crate) fn batch(error: BoxError) -> Error {
+        match error.downcast::<DataError>() {
+            Ok(error) => Error::Data(*error),
+            Err(error) => Error::Batch(error),
+        }
+    }
+}
+
+/// `path: source`, or `source` alone where it names the path itself.
+fn named(path: &Path, source: &ModelError) -> String {
+    let (path, source) = (path.display().to_string(), source.to_string());
+    if source.contains(&path) { source } else { format!("{path}: {source}") }
+}

@@ -1,0 +1,342 @@
+//! Images: a sample of a data set, files, or pixels in memory.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use swinq_data::{Dataset, Layout, Loader, LoaderOptions, RgbImage, Split, preprocess};
+use swinq_eval::DataInfo;
+use swinq_model::{Batch, BatchSource, BoxError, Resize, SwinConfig, Transform};
+
+use crate::Error;
+use crate::limits::check_threads;
+use crate::prepared::Prepared;
+
+/// Batches in flight between the decoder and the model.
+const PREFETCH: usize = 2;
+
+/// How images are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Images per batch, at least 1.
+    pub batch_size: usize,
+    /// Decoding threads; 0 is one per core.
+    pub threads: usize,
+    /// Corrupt images that are left out before one is an error.
+    pub skip_corrupt: usize,
+}
+
+impl Default for ReadOptions {
+    /// Batches of 8, a thread per core, no corrupt image left out.
+    fn default() -> ReadOptions {
+        ReadOptions { batch_size: 8, threads: 0, skip_corrupt: 0 }
+    }
+}
+
+/// Images to calibrate on, to evaluate or to classify, in a fixed order.
+#[derive(Clone, Debug)]
+pub struct Images {
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Sample(Sample),
+    Prepared(Prepared),
+}
+
+/// Some of the images of a data set.
+#[derive(Clone, Debug)]
+struct Sample {
+    dataset: Dataset,
+    /// Positions in the data set's list, in the order of use.
+    ids: Vec<usize>,
+    /// The path and the split that were opened; none for single files.
+    opened: Option<(PathBuf, Split)>,
+    limit: Option<usize>,
+    seed: u64,
+}
+
+impl Images {
+    /// Opens a data set ([`Dataset::open`] lists the layouts) and draws a seeded sample of `limit` images, spread over the
+    /// classes; `None` takes all images in list order.
+    ///
+    /// # Errors
+    /// What [`Dataset::open`] refuses, and a `limit` of 0.
+    pub fn open(
+        path: impl AsRef<Path>,
+        split: Split,
+        limit: Option<usize>,
+        seed: u64,
+    ) -> Result<Images, Error> {
+        if limit == Some(0) {
+            return Err(Error::argument("limit", "is 0; it must be at least 1"));
+        }
+        let path = path.as_ref();
+        let dataset = Dataset::open(path, split)?;
+        let ids = dataset.sample(limit, seed);
+        let opened = Some((path.to_owned(), split));
+        Ok(Images { source: Source::Sample(Sample { dataset, ids, opened, limit, seed }) })
+    }
+
+    /// The image files `paths`, in this order, without labels.
+    ///
+    /// # Errors
+    /// No path at all, or a file that cannot be read or is not an image.
+    pub fn from_files(paths: &[impl AsRef<Path>]) -> Result<Images, Error> {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
+        let dataset = Dataset::from_files(&paths)?;
+        let ids = (0..dataset.len()).collect();
+        Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
+    }
+
+    /// Decoded images, preprocessed now with `transform` (that of the model: [`Model::transform`](crate::Model::transform)).
+    /// Only the preprocessed pixels stay in memory: `size * size * 3` bytes an image.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no image, an image without pixels or one whose pixels are not `width * height * 3` bytes, and
+    /// for a transform that makes images of no pixel.
+    pub fn from_rgb(
+        images: impl IntoIterator<Item = RgbImage>,
+        transform: &Transform,
+    ) -> Result<Images, Error> {
+        check_transform(transform)?;
+        let mut pixels = Vec::new();
+        let mut count = 0;
+        for image in images {
+            check_image(&image, count)?;
+            pixels.extend_from_slice(&preprocess(&image, transform));
+            count += 1;
+        }
+        Images::from_batch(Batch {
+            pixels,
+            size: transform.size,
+            labels: Vec::new(),
+            ids: (0..count).collect(),
+        })
+    }
+
+    /// Images that are preprocessed already, with their labels where there are any.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no image, or where the pixels or labels are not those of as many images as there are ids.
+    pub fn from_batch(batch: Batch) -> Result<Images, Error> {
+        Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
+    }
+
+    /// The first `count` images, or all where there are fewer.
+    pub fn first(&self, count: usize) -> Images {
+        let source = match &self.source {
+            Source::Sample(sample) => {
+                let ids = sample.ids.iter().copied().take(count).collect();
+                Source::Sample(Sample { ids, ..sample.clone() })
+            }
+            Source::Prepared(prepared) => Source::Prepared(prepared.first(count)),
+        };
+        Images { source }
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        match &self.source {
+            Source::Sample(sample) => sample.ids.len(),
+            Source::Prepared(prepared) => prepared.len(),
+        }
+    }
+
+    /// Whether there is no image.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The data set that the images are a part of; `None` for images in memory.
+    pub fn dataset(&self) -> Option<&Dataset> {
+        match &self.source {
+            Source::Sample(sample) => Some(&sample.dataset),
+            Source::Prepared(_) => None,
+        }
+    }
+
+    /// Positions of the images in the data set's list, in the order of use; empty for images in memory.
+    pub(crate) fn ids(&self) -> &[usize] {
+        match &self.source {
+            Source::Sample(sample) => &sample.ids,
+            Source::Prepared(_) => &[],
+        }
+    }
+
+    /// Seed of the sample.
+    pub(crate) fn seed(&self) -> u64 {
+        match &self.source {
+            Source::Sample(sample) => sample.seed,
+            Source::Prepared(_) => 0,
+        }
+    }
+
+    /// One line for a log: path, layout, images, classes.
+    pub fn describe(&self) -> String {
+        match &self.source {
+            Source::Sample(sample) => sample.dataset.describe(),
+            Source::Prepared(prepared) => format!("{} images in memory", prepared.len()),
+        }
+    }
+
+    /// Name of the image that a batch has under `id` ([`Batch::ids`]).
+    pub fn name_of(&self, id: usize) -> String {
+        match self.dataset() {
+            Some(dataset) if id < dataset.len() => dataset.name(id),
+            _ => format!("image {id}"),
+        }
+    }
+
+    /// Refuses images whose labels cannot be the classes of a model of `config`.
+    ///
+    /// # Errors
+    /// [`Error::Labels`].
+    pub fn check_labels(&self, config: &SwinConfig) -> Result<(), Error> {
+        let Source::Sample(Sample { dataset, .. }) = &self.source else { return Ok(()) };
+        check_labels(dataset, config).map_err(|problem| Error::Labels { problem })
+    }
+
+    /// SHA-256 over the names of the images, one a line, hexadecimal; `None` for images in memory.
+    pub fn list_sha256(&self) -> Option<String> {
+        let dataset = self.dataset()?;
+        let mut hash = Sha256::new();
+        for &id in self.ids() {
+            hash.update(dataset.name(id));
+            hash.update("\n");
+        }
+        Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The images for a results file; `transform` is the first model's.
+    pub(crate) fn info(&self, transform: &Transform) -> DataInfo {
+        let sample = match &self.source {
+            Source::Sample(sample) => Some(sample),
+            Source::Prepared(_) => None,
+        };
+        let opened = sample.and_then(|sample| sample.opened.as_ref());
+        let limit = sample.and_then(|sample| sample.limit);
+        DataInfo {
+            path: opened.map_or_else(|| self.describe(), |(path, _)| path.display().to_string()),
+            split: opened.map(|(_, split)| split.to_string()),
+            total: self.dataset().map(Dataset::len),
+            limit,
+            seed: limit.map(|_| self.seed()),
+            sha256: self.list_sha256(),
+            skipped: None,
+            transform: Some(transform.clone()),
+        }
+    }
+
+    /// The images in batches, preprocessed with `transform`. (Images that were preprocessed before stay as they are.)
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform that makes images of no pixel, or images in
+    /// memory of another size than the transform's.
+    pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
+        if options.batch_size == 0 {
+            return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
+        }
+        check_transform(transform)?;
+        let batch_size = options.batch_size.min(self.len().max(1));
+        let batches = match &self.source {
+            Source::Sample(sample) => {
+                let options = LoaderOptions {
+                    batch_size,
+                    threads: check_threads(options.threads)?,
+                    prefetch: PREFETCH,
+                    skip_corrupt: options.skip_corrupt,
+                };
+                let (dataset, ids) = (sample.dataset.clone(), sample.ids.clone());
+                Reader::Loader(Loader::new(dataset, ids, transform.clone(), options)?)
+            }
+            Source::Prepared(prepared) => Reader::Prepared(prepared.batches(batch_size, transform.size)?),
+        };
+        Ok(ImageBatches { reader: batches })
+    }
+}
+
+/// Batches of [`Images`], in order.
+pub struct ImageBatches {
+    reader: Reader,
+}
+
+enum Reader {
+    Loader(Loader),
+    Prepared(crate::prepared::PreparedBatches),
+}
+
+impl ImageBatches {
+    /// Messages of the corrupt images that were left out so far.
+    pub fn skipped(&self) -> &[String] {
+        match &self.reader {
+            Reader::Loader(loader) => loader.skipped(),
+            Reader::Prepared(_) => &[],
+        }
+    }
+}
+
+impl BatchSource for ImageBatches {
+    fn batches(&self) -> usize {
+        match &self.reader {
+            Reader::Loader(loader) => loader.batches(),
+            Reader::Prepared(prepared) => prepared.batches(),
+        }
+    }
+
+    fn images(&self) -> usize {
+        match &self.reader {
+            Reader::Loader(loader) => loader.images(),
+            Reader::Prepared(prepared) => prepared.images(),
+        }
+    }
+
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
+        match &mut self.reader {
+            Reader::Loader(loader) => loader.batch(epoch, index),
+            Reader::Prepared(prepared) => prepared.batch(epoch, index),
+        }
+    }
+}
+
+fn check_transform(transform: &Transform) -> Result<(), Error> {
+    if transform.size == 0 || transform.resize == Resize::ShorterSide(0) {
+        return Err(Error::argument("transform", format!("{transform}: makes images of no pixel")));
+    }
+    Ok(())
+}
+
+fn check_image(image: &RgbImage, index: usize) -> Result<(), Error> {
+    let RgbImage { width, height, pixels } = image;
+    let bytes = width.checked_mul(*height).and_then(|area| area.checked_mul(3));
+    if bytes.is_none_or(|bytes| bytes == 0 || bytes != pixels.len()) {
+        let problem =
+            format!("image {index} claims {width} x {height} RGB pixels and has {} bytes", pixels.len());
+        return Err(Error::argument("images", problem));
+    }
+    Ok(())
+}
+
+fn check_labels(dataset: &Dataset, config: &SwinConfig) -> Result<(), String> {
+    let data = dataset.describe();
+    let Some(classes) = dataset.num_classes() else {
+        return Err(format!(
+            "{data}; accuracy needs labels: an ImageFolder, a Swin zip layout or a list file with classes"
+        ));
+    };
+    if classes > config.num_classes {
+        return Err(format!(
+            "{data}, but {} has {}; is it the data the model was trained on? (a float checkpoint's class count comes \
+             from --cfg: --opts MODEL.NUM_CLASSES {classes})",
+            config.name, config.num_classes
+        ));
+    }
+    if dataset.layout() == Layout::ImageFolder && classes < config.num_classes {
+        return Err(format!(
+            "{data}, one folder each, but {} has {} classes, so folder order would not be class order; use a list file \
+             with class numbers for a part of the classes",
+            config.name, config.num_classes
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! INT8 for Swin Transformer classifiers: open a model, run it on a CPU or a GPU, calibrate it and evaluate it.
+//!
+//! | type or function | what it does |
+//! | --- | --- |
+//! | [`Model`] | opens a quantized or float checkpoint, or a Hugging Face or timm directory |
+//! | [`Engine`] | runs a model on images, from any number of threads |
+//! | [`Images`] | a sample of a data set, image files, or pixels in memory |
+//! | `calibrate` | quantizes a float model (feature `float`) |
+//! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
+//! | `Training` | trains a quantized or float model (feature `float`) |
+//!
+//! [`Model`] and [`Engine`] are `Send + Sync`. Nothing here prints, reads the command line or ends the process.
+//!
+//! # Features
+//!
+//! - `cli` (default): the program `swinq`. A program that uses the library only sets `default-features = false`.
+//! - `float` (default): calibration, simulation and training. They run the float forward with candle.
+//! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries when
+//!   a model is first prepared for a GPU.
+//!
+//! The crates that swinq consists of are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
+//! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
+
+mod backend;
+#[cfg(feature = "float")]
+mod calibration;
+mod engine;
+mod error;
+mod evaluate;
+#[cfg(feature = "float")]
+mod float_device;
+mod images;
+mod limits;
+mod open;
+mod prediction;
+mod prepared;
+mod preprocessing;
+#[cfg(feature = "float")]
+pub mod train;
+
+pub use backend::{BackendChoice, CPU_BATCH, EngineOptions};
+pub use engine::Engine;
+pub use error::Error;
+pub use evaluate::{
+    Candidate, EvaluateOptions, Observer, Runner, environment, evaluate, measure_latency, noise,
+};
+pub use images::{ImageBatches, Images, ReadOptions};
+pub use open::{Model, OpenOptions};
+pub use prediction::{ClassScore, Prediction};
+pub use preprocessing::Family;
+
+#[cfg(feature = "float")]
+pub use calibration::{
+    CalibrateOptions, Calibrated, calibrate, load_ft_ranges, load_recipe, quantize_with_ranges,
+};
+#[cfg(feature = "float")]
+pub use float_device::FloatDevice;
+#[cfg(feature = "float")]
+pub use train::Training;
+
+pub use swinq_data::{RgbImage, Split, decode_image};
+pub use swinq_int8_runtime::{CudaOptions, usable_gpu};
+pub use swinq_model::{
+    Batch, BatchSource, Classifier, Dialect, LoadedConfig, Logits, Recipe, Rule, Site, SwinConfig, Transform,
+    load_config, shipped_configs,
+};
+
+pub use swinq_data as data;
+pub use swinq_eval as eval;
+pub use swinq_int8_runtime as int8_runtime;
+pub use swinq_kernels as kernels;
+pub use swinq_model as model;
+#[cfg(feature = "float")]
+pub use {swinq_calib as calib, swinq_float as float, swinq_qat as qat};
+
+/// The code of the README, compiled and run by `cargo test --doc`.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,0 +1,223 @@
+//! Models: opened from any format, shared by any number of engines.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use swinq_model::checkpoint::{self, LoadOptions};
+use swinq_model::quantized::FloatModel;
+use swinq_model::site::all_sites;
+use swinq_model::{
+    Dialect, LoadedConfig, ModelError, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file,
+    load_config, load_float,
+};
+
+use crate::engine::PackedWeights;
+use crate::{Error, Family};
+
+/// How a float checkpoint is read. A quantized checkpoint describes itself: these options have no effect on it.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Configuration of a bare float checkpoint: a shipped name (`swin_tiny_patch4_window7_224`, see
+    /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm directory
+    /// needs none.
+    pub cfg: Option<String>,
+    /// Overrides of the configuration's keys, such as `("MODEL.NUM_CLASSES", "10")`.
+    pub opts: Vec<(String, String)>,
+    /// Naming convention of the tensors; `None` detects it.
+    pub dialect: Option<Dialect>,
+    /// Preprocessing; `None` takes the configuration's or the directory's own.
+    pub transform: Option<Family>,
+}
+
+impl OpenOptions {
+    /// The configuration that `cfg` and `opts` describe; `None` where neither is set.
+    ///
+    /// # Errors
+    /// [`Error::OverridesWithoutConfig`]; a configuration that cannot be read, or an unknown key.
+    pub fn configuration(&self) -> Result<Option<LoadedConfig>, Error> {
+        match &self.cfg {
+            Some(name) => Ok(Some(load_config(name, &self.opts)?)),
+            None if self.opts.is_empty() => Ok(None),
+            None => Err(Error::OverridesWithoutConfig),
+        }
+    }
+
+    /// Reads the float model at `path`.
+    pub(crate) fn load_float(&self, path: &Path) -> Result<FloatModel, Error> {
+        let options = LoadOptions { cfg: self.configuration()?, dialect: self.dialect };
+        let mut model = load_float(path, &options).map_err(Error::open(path))?;
+        if let Some(family) = self.transform {
+            model.transform = family.transform(&model.config, &model.transform)?;
+        }
+        Ok(model)
+    }
+}
+
+/// A Swin classifier, float or quantized. A clone is another handle of the same model.
+///
+/// Engines made from one model share its packed weights, however many there are.
+///
+/// ```no_run
+/// use swinq::{Engine, EngineOptions, Model};
+///
+/// let model = Model::open("swin_t.int8.safetensors")?;
+/// let engine = Engine::new(&model, &EngineOptions::default())?;
+/// # Ok::<(), swinq::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    model: QuantizedModel,
+    /// Whether the model was read from a checkpoint that describes itself.
+    describes_itself: bool,
+    packed: PackedWeights,
+}
+
+impl Model {
+    /// Opens the model at `path`: a quantized checkpoint, or a Hugging Face or timm directory. A bare float checkpoint
+    /// needs [`Model::open_with`].
+    ///
+    /// # Errors
+    /// As [`Model::open_with`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Model, Error> {
+        Model::open_with(path, &OpenOptions::default())
+    }
+
+    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.safetensors`) or a
+    /// Hugging Face or timm directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
+    /// configuration; what [`OpenOptions::configuration`] refuses; a transform that the family does not have.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
+        let path = path.as_ref();
+        if !path.exists() {
+            return Err(Error::NotFound { path: path.to_owned() });
+        }
+        if is_quantized_file(path) {
+            let model = QuantizedModel::load(path).map_err(Error::open(path))?;
+            return Ok(Model::checked(model, true));
+        }
+        Model::from_float(options.load_float(path)?)
+    }
+
+    /// Opens a float model, to calibrate or to train it. Refuses a quantized checkpoint.
+    ///
+    /// # Errors
+    /// As [`Model::open_with`].
+    pub fn open_float(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
+        Model::from_float(options.load_float(path.as_ref())?)
+    }
+
+    /// A float model of the shape that `config` gives, with random weights: for measurements and tests.
+    ///
+    /// # Errors
+    /// A configuration that is no valid architecture.
+    pub fn random(config: &LoadedConfig, seed: u64) -> Result<Model, Error> {
+        config.config.validate()?;
+        Model::from_float(checkpoint::random_model(config, seed))
+    }
+
+    /// A float model, every site off.
+    ///
+    /// # Errors
+    /// A parameter that does not fit the configuration or is not finite.
+    pub fn from_float(model: FloatModel) -> Result<Model, Error> {
+        Ok(Model::checked(QuantizedModel::from_float(&model)?, false))
+    }
+
+    /// A model that was made in memory.
+    ///
+    /// # Errors
+    /// What [`QuantizedModel::validate`] refuses.
+    pub fn from_quantized(model: QuantizedModel) -> Result<Model, Error> {
+        check_sites(&model)?;
+        model.validate()?;
+        Ok(Model::checked(model, true))
+    }
+
+    /// `model`, which has passed its checks.
+    fn checked(model: QuantizedModel, describes_itself: bool) -> Model {
+        Model { inner: Arc::new(Inner { model, describes_itself, packed: PackedWeights::default() }) }
+    }
+
+    /// Class names by class index, where they are known.
+    pub fn labels(&self) -> Option<&[String]> {
+        self.inner.model.labels.as_deref()
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &SwinConfig {
+        &self.inner.model.config
+    }
+
+    /// The preprocessing of images.
+    pub fn transform(&self) -> &Transform {
+        &self.inner.model.transform
+    }
+
+    /// Every site of the model: the tensors that may be quantized.
+    pub fn sites(&self) -> Vec<Site> {
+        all_sites(self.config())
+    }
+
+    /// Whether any site is quantized.
+    pub fn is_quantized(&self) -> bool {
+        self.inner.model.is_quantized()
+    }
+
+    /// Whether the model came with its own description, as checkpoints in swinq's format do. [`OpenOptions`] then had no
+    /// effect.
+    pub fn describes_itself(&self) -> bool {
+        self.inner.describes_itself
+    }
+
+    /// The model in full: recipe, sites, parameters, provenance.
+    pub fn as_quantized(&self) -> &QuantizedModel {
+        &self.inner.model
+    }
+
+    /// Writes the model as a checkpoint that describes itself ([`Model::open`] reads it). The file exists whole or not at
+    /// all.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        Ok(self.inner.model.save(path.as_ref())?)
+    }
+
+    pub(crate) fn packed(&self) -> &PackedWeights {
+        &self.inner.packed
+    }
+
+    /// The float model. Copies the weights only where other handles of the model exist.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a quantized model.
+    #[cfg(feature = "float")]
+    pub(crate) fn into_float(self) -> Result<FloatModel, Error> {
+        let model = match Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner.model,
+            Err(shared) => shared.model.clone(),
+        };
+        let name = model.config.name.clone();
+        model.into_float().ok_or_else(|| {
+            let problem = format!("{name} is quantized already; give the float model that it was made from");
+            Error::argument("model", problem)
+        })
+    }
+}
+
+/// Refuses a model whose configuration cannot be, or that lacks one of the sites of its configuration. Everything else is
+/// checked by [`QuantizedModel::validate`], which relies on both.
+pub(crate) fn check_sites(model: &QuantizedModel) -> Result<(), Error> {
+    model.config.validate()?;
+    match all_sites(&model.config).into_iter().find(|site| !model.sites.contains_key(site)) {
+        None => Ok(()),
+        Some(site) => Err(ModelError::site(site, "is missing from the model's table of sites").into()),
+    }
+}

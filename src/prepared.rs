@@ -1,0 +1,91 @@
+//! Preprocessed images in memory.
+
+use std::sync::Arc;
+
+use swinq_model::{Batch, BatchSource, BoxError};
+
+use crate::Error;
+
+/// Some of the images of a batch in memory. A clone shares the pixels.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    all: Arc<Batch>,
+    /// Images in use, from the first.
+    count: usize,
+}
+
+impl Prepared {
+    /// Checks that the parts of `all` are of the same images.
+    pub(crate) fn new(all: Batch) -> Result<Prepared, Error> {
+        let refuse = |problem: String| Err(Error::argument("images", problem));
+        let count = all.len();
+        if count == 0 {
+            return refuse("there is no image".to_owned());
+        }
+        let bytes = all.size.checked_mul(all.size).and_then(|area| area.checked_mul(3 * count));
+        if all.size == 0 || bytes != Some(all.pixels.len()) {
+            return refuse(format!(
+                "{} bytes of pixels for {count} images of {1} x {1} x 3",
+                all.pixels.len(),
+                all.size
+            ));
+        }
+        if !all.labels.is_empty() && all.labels.len() != count {
+            return refuse(format!("{} labels for {count} images", all.labels.len()));
+        }
+        Ok(Prepared { all: Arc::new(all), count })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// The first `count` images, or all where there are fewer.
+    pub(crate) fn first(&self, count: usize) -> Prepared {
+        Prepared { all: Arc::clone(&self.all), count: count.min(self.count) }
+    }
+
+    /// The images in batches of `batch_size`, for a model that takes images of `size` pixels.
+    pub(crate) fn batches(&self, batch_size: usize, size: usize) -> Result<PreparedBatches, Error> {
+        if self.all.size != size {
+            let problem = format!(
+                "the images in memory have {0} x {0} pixels and the model takes {size} x {size}; prepare them with the \
+                 model's own transform",
+                self.all.size
+            );
+            return Err(Error::argument("images", problem));
+        }
+        Ok(PreparedBatches { images: self.clone(), batch_size })
+    }
+}
+
+/// Batches of images in memory, in order.
+pub(crate) struct PreparedBatches {
+    images: Prepared,
+    batch_size: usize,
+}
+
+impl BatchSource for PreparedBatches {
+    fn batches(&self) -> usize {
+        self.images.count.div_ceil(self.batch_size)
+    }
+
+    fn images(&self) -> usize {
+        self.images.count
+    }
+
+    fn batch(&mut self, _epoch: u64, index: usize) -> Result<Batch, BoxError> {
+        if index >= self.batches() {
+            return Err(format!("batch {index} of {}: beyond the epoch", self.batches()).into());
+        }
+        let first = index * self.batch_size;
+        let range = first..(first + self.batch_size).min(self.images.count);
+        let (all, bytes) = (&self.images.all, self.images.all.size * self.images.all.size * 3);
+        Ok(Batch {
+            pixels: all.pixels[range.start * bytes..range.end * bytes].to_vec(),
+            size: all.size,
+            labels: all.labels.get(range.clone()).unwrap_or_default().to_vec(),
+            ids: all.ids[range].to_vec(),
+        })
+    }
+}

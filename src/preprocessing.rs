@@ -1,0 +1,50 @@
+//! The evaluation transforms of the model families.
+
+use swinq_data::presets;
+use swinq_model::{SwinConfig, Transform};
+
+use crate::Error;
+
+/// Whose evaluation preprocessing is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Microsoft: shorter side to `int(256 / 224 * size)`, center crop (direct with `TEST.CROP: False`).
+    Microsoft,
+    /// timm: shorter side to `floor(size / crop_pct)`, center crop.
+    Timm,
+    /// torchvision: the weights' own resize, center crop.
+    Torchvision,
+    /// Hugging Face: direct resize.
+    HuggingFace,
+}
+
+impl Family {
+    /// The transform of this family for a model of `config`; `own` is the transform that the configuration gave.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for torchvision, where it has no model of this shape.
+    pub(crate) fn transform(self, config: &SwinConfig, own: &Transform) -> Result<Transform, Error> {
+        let size = config.image_size;
+        Ok(match self {
+            // A configuration in Microsoft's keys says whether there is a crop.
+            Family::Microsoft if own.family == "ms" => own.clone(),
+            Family::Microsoft => Transform::microsoft(size, true),
+            Family::Timm => presets::timm(size, if size >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),
+            Family::HuggingFace => presets::hugging_face(size),
+            Family::Torchvision => torchvision(config)?,
+        })
+    }
+}
+
+fn torchvision(config: &SwinConfig) -> Result<Transform, Error> {
+    let name = match (config.embed_dim, config.depths.as_slice(), config.image_size) {
+        (96, [2, 2, 6, 2], 224) => "swin_t",
+        (96, [2, 2, 18, 2], 224) => "swin_s",
+        (128, [2, 2, 18, 2], 224) => "swin_b",
+        _ => "",
+    };
+    presets::torchvision(name).ok_or_else(|| {
+        let problem = format!("torchvision has Swin-T, S and B at 224, and {} is none of them", config.name);
+        Error::argument("--transform torchvision", problem)
+    })
+}

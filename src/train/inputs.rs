@@ -1,0 +1,198 @@
+//! The models and images that a job names, checked against each other.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use swinq_data::Split;
+use swinq_model::config::LoadedConfig;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{QuantizedModel, SwinConfig, load_config};
+use swinq_qat::job::{Identity, Job};
+use swinq_qat::{QatError, init};
+
+use crate::{Error, Images, OpenOptions};
+
+/// The models and images of a job.
+pub struct Inputs {
+    /// The model whose weights are trained.
+    pub float: FloatModel,
+    /// The calibrated checkpoint.
+    pub quantized: Option<QuantizedModel>,
+    /// The teacher.
+    pub teacher: Option<FloatModel>,
+    /// The images to train on.
+    pub train: Images,
+    /// The images to validate on.
+    pub val: Images,
+    /// DropPath's highest rate.
+    pub drop_path: f64,
+    /// Warnings: suspicious findings that are no errors, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+impl Inputs {
+    /// Loads everything.
+    pub(super) fn load(job: &Job) -> Result<Inputs, Error> {
+        let loaded = job.cfg.as_ref().map(|cfg| load_config(cfg, &job.config_overrides())).transpose()?;
+        let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)?;
+        let val_split = split(job.data.val_split);
+        let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)?;
+        let float = start(job, loaded.as_ref(), &train)?;
+        check_classes(&train, &float.config)?;
+        check_classes(&val, &float.config)?;
+        let (quantized, warning) = match job.model.as_deref().filter(|_| job.quant) {
+            Some(path) => {
+                let model = calibrated(path, &float)?;
+                let warning = other_source(path, &model, &float);
+                (Some(model), warning)
+            }
+            None => (None, None),
+        };
+        let teacher = job.teacher_path().map(|path| teacher(job, path, &float)).transpose()?;
+        let drop_path = job.drop_path.or(loaded.map(|loaded| loaded.drop_path)).unwrap_or(0.0);
+        let warnings = warning.into_iter().collect();
+        Ok(Inputs { float, quantized, teacher, train, val, drop_path, warnings })
+    }
+
+    /// Everything that the result of the training depends on.
+    pub(super) fn identity(&self, job: &Job) -> Result<Identity, Error> {
+        let mut contents = vec![("data.path", self.train.list_sha256().unwrap_or_default())];
+        if job.float.is_some() {
+            contents.push(("float", self.float.source.sha256.clone()));
+        }
+        if let Some(teacher) = &self.teacher {
+            contents.push(("teacher", teacher.source.sha256.clone()));
+        }
+        if let Some(path) = &job.model {
+            contents.push(("model", sha256(&std::fs::read(path).map_err(Error::io(path))?)));
+        }
+        if job.cfg.is_some() {
+            let read = (&self.float.config, &self.float.transform);
+            contents
+                .push(("cfg", sha256(&serde_json::to_vec(&read).expect("a configuration is plain data"))));
+        }
+        contents.push(("drop_path", self.drop_path.to_string()));
+        Ok(job.identity(&contents))
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn split(split: swinq_qat::job::Split) -> Split {
+    match split {
+        swinq_qat::job::Split::Train => Split::Train,
+        swinq_qat::job::Split::Val => Split::Val,
+    }
+}
+
+/// How the job's float checkpoints are read.
+fn open_options(job: &Job) -> OpenOptions {
+    OpenOptions { cfg: job.cfg.clone(), opts: job.config_overrides(), ..OpenOptions::default() }
+}
+
+/// Loads a float model that `key` of the job names.
+fn load(job: &Job, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
+    let model = open_options(job).load_float(path);
+    model.map_err(|source| Error::JobModel { key, source: Box::new(source) })
+}
+
+/// The model that the training starts from.
+fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<FloatModel, Error> {
+    let Some(path) = &job.float else {
+        let loaded = loaded.ok_or_else(|| Error::argument("job", "sets neither `float` nor `cfg`"))?;
+        return Ok(init::untrained(loaded, job.seed));
+    };
+    let mut model = load(job, "float", path)?;
+    if job.new_head {
+        let Some((data, classes)) = train.dataset().and_then(|data| Some((data, data.num_classes()?))) else {
+            let problem = format!("new_head: {}; a head needs labels to learn", train.describe());
+            return Err(Error::Labels { problem });
+        };
+        let labels = data.class_names().map(<[String]>::to_vec);
+        init::replace_head(&mut model, classes, labels, job.seed);
+    }
+    Ok(model)
+}
+
+/// Refuses images of other classes than the model's: training on them would unlearn the model's own.
+fn check_classes(images: &Images, config: &SwinConfig) -> Result<(), Error> {
+    images.check_labels(config)?;
+    let named = images.dataset().and_then(|data| data.class_names()).map(<[String]>::len);
+    let Some(classes) = named.filter(|&classes| classes != config.num_classes) else { return Ok(()) };
+    let problem = format!(
+        "{} has {classes} classes and {} has {}; is it the data the model was trained on? (a float training with \
+         new_head: true adapts a model to other classes)",
+        images.describe(),
+        config.name,
+        config.num_classes
+    );
+    Err(Error::Labels { problem })
+}
+
+/// The calibrated checkpoint, of the network of `float`.
+fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> {
+    let model = QuantizedModel::load(path)
+        .map_err(|error| Error::JobModel { key: "model", source: Box::new(Error::open(path)(error)) })?;
+    let mismatch =
+        |problem: String| Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
+    if !model.is_quantized() {
+        return mismatch(
+            "quantizes nothing; calibrate it first, or train in float with quant: off".to_owned(),
+        );
+    }
+    let shape = |config: &SwinConfig| SwinConfig { name: String::new(), ..config.clone() };
+    if shape(&model.config) != shape(&float.config) {
+        return mismatch(format!(
+            "is of the network {} with {} classes, and float of {} with {}, or their sizes differ; name the checkpoint \
+             that was calibrated from `float`",
+            model.config.name, model.config.num_classes, float.config.name, float.config.num_classes
+        ));
+    }
+    if model.transform != float.transform {
+        return mismatch(format!(
+            "was calibrated with the preprocessing {}, and float has {}; give the same cfg to both",
+            model.transform, float.transform
+        ));
+    }
+    Ok(model)
+}
+
+/// A warning where `model` was not made from the weights of `float`.
+fn other_source(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Option<String> {
+    let (made_from, given) = (&model.provenance.source, &float.source);
+    (made_from.sha256 != given.sha256).then(|| {
+        format!(
+            "{} was made from {} ({:.12}), not from {} ({:.12}); its ranges may not suit these weights",
+            path.display(),
+            made_from.file,
+            made_from.sha256,
+            given.file,
+            given.sha256
+        )
+    })
+}
+
+fn teacher(job: &Job, path: &Path, student: &FloatModel) -> Result<FloatModel, Error> {
+    let model = load(job, "teacher", path)?;
+    let refuse =
+        |problem: String| Err(QatError::Teacher { teacher: path.display().to_string(), problem }.into());
+    let (its, ours) = (&model.config, &student.config);
+    if its.num_classes != ours.num_classes {
+        return refuse(format!("it has {} classes, and the model {}", its.num_classes, ours.num_classes));
+    }
+    if its.image_size != ours.image_size {
+        return refuse(format!(
+            "it takes images of {} pixels, and the model of {}",
+            its.image_size, ours.image_size
+        ));
+    }
+    let blocks = |config: &SwinConfig| (config.depths.clone(), config.embed_dim, config.patch_size);
+    if job.loss.features > 0.0 && blocks(its) != blocks(ours) {
+        return refuse(
+            "its blocks have other sizes, so loss.features cannot compare them; set it to 0".to_owned(),
+        );
+    }
+    Ok(model)
+}

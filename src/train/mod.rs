@@ -1,0 +1,135 @@
+//! Training: a job's models and images, loaded and checked, and the run itself.
+
+mod inputs;
+mod validate;
+
+use std::path::PathBuf;
+
+use swinq_data::{Augment, LoaderOptions, TrainLoader, TrainOptions};
+use swinq_model::BatchSource;
+use swinq_model::atomic::write_atomic;
+use swinq_qat::job::{Course, Device, Job};
+use swinq_qat::schedule::Schedule;
+use swinq_qat::{Hooks, Outcome, Start, Trainer};
+
+pub use inputs::Inputs;
+pub use validate::Validator;
+
+use crate::limits::check_threads;
+use crate::{Error, FloatDevice, Images};
+
+/// Batches that are decoded before they are asked for.
+const PREFETCH: usize = 4;
+
+/// A training: the job with everything that it names.
+///
+/// [`Training::open`] loads and checks, [`Training::trainer`] prepares the model, [`Training::run`] trains it.
+pub struct Training {
+    /// The job, with every key set.
+    pub job: Job,
+    /// The models and images.
+    pub inputs: Inputs,
+    /// Length of the training.
+    pub course: Course,
+    /// Learning rates.
+    pub schedule: Schedule,
+    source: TrainLoader,
+}
+
+impl Training {
+    /// Loads what `job` names and checks it.
+    ///
+    /// # Errors
+    /// A key with an impossible value; models or images that cannot be read or do not fit each other.
+    pub fn open(mut job: Job) -> Result<Training, Error> {
+        let augment: Augment = job.augmentation()?;
+        let inputs = Inputs::load(&job)?;
+        let source = loader(&job, &inputs, augment)?;
+        let course = job.course(source.images());
+        let schedule = Schedule::of(&job, course.iterations())?;
+        Ok(Training { job, inputs, course, schedule, source })
+    }
+
+    /// The model on the job's device, ready to be trained.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; parameters or sites that cannot be trained.
+    pub fn trainer(&self) -> Result<Trainer, Error> {
+        let device = match self.job.device {
+            Device::Cpu => FloatDevice::Cpu,
+            Device::Cuda(ordinal) => FloatDevice::Cuda(ordinal),
+        };
+        let start = Start {
+            job: &self.job,
+            float: &self.inputs.float,
+            quantized: self.inputs.quantized.as_ref(),
+            teacher: self.inputs.teacher.as_ref(),
+            drop_path: self.inputs.drop_path,
+            device: device.open()?,
+        };
+        Ok(Trainer::new(&start, self.schedule.clone())?)
+    }
+
+    /// What validates the model during the training.
+    ///
+    /// # Errors
+    /// A teacher that the engine cannot run.
+    pub fn validator(&self) -> Result<Validator, Error> {
+        Validator::new(&self.job, &self.inputs)
+    }
+
+    /// Trains until the end or until `hooks` stop it; with `resume` from the latest checkpoint in the job's output folder.
+    ///
+    /// # Errors
+    /// The output folder cannot be made; an image cannot be read; a loss or weight is not finite; a checkpoint is of
+    /// another job.
+    pub fn run(
+        &mut self,
+        trainer: &mut Trainer,
+        hooks: &mut dyn Hooks,
+        resume: bool,
+    ) -> Result<Outcome, Error> {
+        std::fs::create_dir_all(&self.job.output).map_err(Error::io(&self.job.output))?;
+        let identity = self.inputs.identity(&self.job)?;
+        let (job, course) = (&self.job, &self.course);
+        Ok(swinq_qat::run(job, &identity, trainer, course, &mut self.source, hooks, resume)?)
+    }
+
+    /// Messages of the corrupt images that were left out so far.
+    pub fn skipped(&self) -> &[String] {
+        self.source.skipped()
+    }
+
+    /// Writes the trained model to the job's output folder, and beside it the job with every key set. Returns both paths.
+    ///
+    /// # Errors
+    /// A weight is not finite; a file cannot be written.
+    pub fn save(&self, trainer: &Trainer) -> Result<[PathBuf; 2], Error> {
+        let name = if self.job.quant { "model.safetensors" } else { "float.safetensors" };
+        let [model, job] = [name, "job.yaml"].map(|name| self.job.output.join(name));
+        trainer.model()?.save(&model)?;
+        write_atomic(&job, |out| out.write_all(self.job.to_string().as_bytes()))?;
+        Ok([model, job])
+    }
+}
+
+fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> Result<TrainLoader, Error> {
+    let loader = LoaderOptions {
+        batch_size: job.batch_size,
+        threads: check_threads(job.threads)?,
+        prefetch: PREFETCH,
+        skip_corrupt: job.data.skip_corrupt,
+    };
+    let options = TrainOptions {
+        loader,
+        augment,
+        seed: job.seed,
+        require_labels: job.loss.labels > 0.0,
+        cache_bytes: (job.data.cache_mb as u64) << 20,
+        ..TrainOptions::default()
+    };
+    let images: &Images = &inputs.train;
+    let dataset = images.dataset().expect("a job's images are a data set").clone();
+    let transform = inputs.float.transform.clone();
+    Ok(TrainLoader::new(dataset, images.ids().to_vec(), transform, options)?)
+}

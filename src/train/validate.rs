@@ -1,0 +1,116 @@
+//! Validation of a training on the engine that will run the model.
+
+use std::ops::ControlFlow;
+
+use swinq_eval::{Collected, accuracy, collect};
+use swinq_model::{BoxError, Logits, QuantizedModel};
+use swinq_qat::Validation;
+use swinq_qat::job::{Device, Job};
+
+use super::Inputs;
+use crate::int8_runtime::cuda::{Autotune, CudaOptions};
+use crate::{BackendChoice, Engine, EngineOptions, Error, Images, ReadOptions};
+
+/// Runs models on the validation images of a job.
+pub struct Validator {
+    engine: EngineOptions,
+    images: Images,
+    /// Images of a validation before the end.
+    limit: usize,
+    read: ReadOptions,
+    teacher: Option<Teacher>,
+}
+
+/// The teacher, and its logits of the first images, once they are known.
+struct Teacher {
+    model: QuantizedModel,
+    known: Option<Collected>,
+}
+
+impl Validator {
+    /// A validator of `job`.
+    pub(super) fn new(job: &Job, inputs: &Inputs) -> Result<Validator, Error> {
+        let teacher = match &inputs.teacher {
+            Some(teacher) => Some(Teacher { model: QuantizedModel::from_float(teacher)?, known: None }),
+            None => None,
+        };
+        let all = inputs.val.len();
+        let read = ReadOptions {
+            batch_size: job.validate.batch_size,
+            threads: job.threads,
+            skip_corrupt: job.data.skip_corrupt,
+        };
+        Ok(Validator {
+            engine: engine_options(job),
+            images: inputs.val.clone(),
+            limit: job.validate.limit.unwrap_or(all).min(all),
+            read,
+            teacher,
+        })
+    }
+
+    /// Runs `model` on the images, all of them at the `end`.
+    pub fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
+        let images = if end { self.images.len() } else { self.limit };
+        let found = self.run(model, images)?;
+        let accuracy = accuracy(&found)?;
+        let mut validation = Validation {
+            images: accuracy.images as u64,
+            top1: accuracy.top1_percent() / 100.0,
+            top5: Some(accuracy.top5_percent() / 100.0),
+            ..Validation::default()
+        };
+        if let Some(taught) = self.taught(images)? {
+            let compared = swinq_eval::fidelity(&taught, &found)?;
+            validation.agreement = Some(compared.agreement);
+            validation.logit_mse = Some(mean_squared_difference(&taught, &found));
+        }
+        Ok(validation)
+    }
+
+    /// The teacher's logits of the first `images` images, computed when first asked for.
+    fn taught(&mut self, images: usize) -> Result<Option<Collected>, BoxError> {
+        let Some(teacher) = &self.teacher else { return Ok(None) };
+        if let Some(known) = teacher.known.as_ref().filter(|known| known.images() >= images) {
+            return Ok(Some(first(known, images)));
+        }
+        let known = self.run(&teacher.model, images)?;
+        let found = first(&known, images);
+        self.teacher = self.teacher.take().map(|teacher| Teacher { known: Some(known), ..teacher });
+        Ok(Some(found))
+    }
+
+    fn run(&self, model: &QuantizedModel, images: usize) -> Result<Collected, BoxError> {
+        let mut batches = self.images.first(images).batches(&model.transform, &self.read)?;
+        let mut engine = Engine::of(model, &self.engine)?;
+        Ok(collect(&mut engine, &mut batches, &mut |_, _| ControlFlow::Continue(()))?)
+    }
+}
+
+/// The engine for the job's device. It measures no kernels: a validation is too short to regain the time.
+fn engine_options(job: &Job) -> EngineOptions {
+    let options = EngineOptions { threads: job.threads, ..EngineOptions::default() };
+    match job.device {
+        Device::Cpu => EngineOptions { backend: BackendChoice::Cpu, ..options },
+        Device::Cuda(device) => EngineOptions {
+            backend: BackendChoice::Auto,
+            max_batch: job.validate.batch_size,
+            cuda: CudaOptions { device, autotune: Autotune::Off, ..CudaOptions::default() },
+            ..options
+        },
+    }
+}
+
+fn first(collected: &Collected, images: usize) -> Collected {
+    let classes = collected.logits.classes;
+    Collected {
+        logits: Logits { values: collected.logits.values[..images * classes].to_vec(), classes },
+        labels: collected.labels[..images.min(collected.labels.len())].to_vec(),
+        ids: collected.ids[..images].to_vec(),
+    }
+}
+
+fn mean_squared_difference(a: &Collected, b: &Collected) -> f64 {
+    let squares = a.logits.values.iter().zip(&b.logits.values).map(|(a, b)| f64::from(a - b).powi(2));
+    squares.sum::<f64>() / a.logits.values.len().max(1) as f64
+}
