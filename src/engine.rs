@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use swinq_data::RgbImage;
 use swinq_eval::Collected;
-use swinq_int8_runtime::{Backend, LaunchProfile, PackedModel, Plan, RuntimeError, Traced};
+use swinq_int8_runtime::{Backend, LaunchProfile, Outline, PackedModel, RuntimeError, Traced};
 use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BatchSource, BoxError, Classifier, Logits, QuantizedModel, SwinConfig, Transform};
 
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     /// The network as logical operations.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &Outline {
         self.runtime.plan()
     }
 

@@ -1,6 +1,6 @@
 //! Where each tensor of a plan lives: slots shared by tensors that are never alive together.
 
-use crate::plan::{Plan, TensorId};
+use swinq_plan::{Outline, TensorId, TensorSpec};
 
 /// Slot of each tensor, and the bytes that each slot must hold. The image has no slot: it is read where
 /// the caller has it.
@@ -11,15 +11,17 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the tensors of `plan`, each for as many images as `images` says.
-    pub(crate) fn of_plan(plan: &Plan, images: impl Fn(TensorId) -> usize) -> Layout {
-        let bytes = plan
-            .tensors
-            .iter()
-            .enumerate()
-            .map(|(i, tensor)| images(TensorId(i)).saturating_mul(tensor.bytes()));
+    /// Places the tensors of `plan`: `bytes` says how many bytes a tensor has for one image, and `images` for how many
+    /// images it needs room.
+    pub(crate) fn of_plan(
+        plan: &Outline,
+        bytes: impl Fn(&TensorSpec) -> usize,
+        images: impl Fn(TensorId) -> usize,
+    ) -> Layout {
+        let bytes = |(i, tensor)| images(TensorId(i)).saturating_mul(bytes(tensor));
+        let bytes: Vec<usize> = plan.tensors.iter().enumerate().map(bytes).collect();
         let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
-        Layout::new(&uses, &bytes.collect::<Vec<_>>())
+        Layout::new(&uses, &bytes)
     }
 
     /// Places tensors of these many `bytes`, which steps read and write in turn, first come, first served: a tensor takes
@@ -67,32 +69,23 @@ fn last_uses(uses: &[(TensorId, TensorId)], tensors: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Element, Op, Step, Store, TensorSpec};
-
-    fn step(input: usize, output: usize) -> Step {
-        let (input, output) = (TensorId(input), TensorId(output));
-        Step { name: String::new(), op: Op::Pool, store: Store::F32, input, output, macs: 0 }
-    }
 
     #[test]
     fn tensors_alive_together_never_share_a_slot() {
-        let spec = |rows| TensorSpec { rows, columns: 1, element: Element::F32 };
-        let plan = Plan {
-            tensors: vec![spec(9), spec(4), spec(8), spec(16), spec(2), spec(1)],
-            // 1 is a stream that lives from the first step to the last but one.
-            steps: vec![step(0, 1), step(1, 2), step(2, 3), step(3, 1), step(1, 4), step(4, 1), step(1, 5)],
-        };
-        let layout = Layout::of_plan(&plan, |_| 1);
-        for (index, step) in plan.steps.iter().enumerate() {
+        // 1 is a stream that lives from the first step to the last but one.
+        let uses = [(0, 1), (1, 2), (2, 3), (3, 1), (1, 4), (4, 1), (1, 5)];
+        let uses = uses.map(|(input, output)| (TensorId(input), TensorId(output)));
+        let layout = Layout::new(&uses, &[36, 16, 32, 64, 8, 4]);
+        for index in 0..uses.len() {
             let alive = |t: usize| {
-                let uses = |s: &Step| s.input.0 == t || s.output.0 == t;
-                plan.steps[..=index].iter().any(uses) && plan.steps[index..].iter().any(uses)
+                let touches = |&(input, output): &(TensorId, TensorId)| input.0 == t || output.0 == t;
+                uses[..=index].iter().any(touches) && uses[index..].iter().any(touches)
             };
             let mut slots: Vec<_> = (1..6).filter(|&t| alive(t)).map(|t| layout.slot[t]).collect();
             let count = slots.len();
             slots.sort_unstable();
             slots.dedup();
-            assert_eq!(slots.len(), count, "step {index} ({})", step.name);
+            assert_eq!(slots.len(), count, "step {index}");
         }
         assert_eq!(layout.slot[0], None);
         assert_eq!(layout.bytes.len(), 3);

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
+use swinq_plan::Outline;
 
 use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda;
 use crate::error::RuntimeError;
 use crate::packed::{Lowered, PackedModel};
-use crate::plan::Plan;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
@@ -88,8 +88,8 @@ impl Engine {
         &self.packed
     }
 
-    /// The network as logical ops.
-    pub fn plan(&self) -> &Plan {
+    /// The network as a list of ops.
+    pub fn plan(&self) -> &Outline {
         &self.packed.plan
     }
 

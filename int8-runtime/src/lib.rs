@@ -1,7 +1,7 @@
 //! The swinq engine: runs a quantized (or float) Swin classifier on a CPU or on an NVIDIA GPU.
 //!
-//! Loading makes a device-independent [`Plan`] of logical ops from the model and its recipe. A backend lowers the plan to
-//! its own launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena in which every
+//! Loading resolves the model and its recipe to a device-independent [`Plan`]. A backend lowers the plan to its own
+//! launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena in which every
 //! buffer has its place. An inference then allocates nothing. This crate knows neither calibration nor training: the
 //! quantized model is its only input.
 
@@ -11,9 +11,7 @@ mod cpu;
 pub mod cuda;
 mod engine;
 mod error;
-mod expand;
 mod packed;
-pub mod plan;
 mod profile;
 mod trace;
 
@@ -23,6 +21,6 @@ pub use cuda::CudaOptions;
 pub use engine::Engine;
 pub use error::RuntimeError;
 pub use packed::PackedModel;
-pub use plan::Plan;
 pub use profile::LaunchProfile;
+pub use swinq_plan::{Outline, Plan};
 pub use trace::{Traced, TracedValues};

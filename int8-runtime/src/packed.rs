@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use swinq_model::QuantizedModel;
+use swinq_plan::{Outline, Plan};
 
 use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda;
 use crate::error::RuntimeError;
-use crate::plan::Plan;
 
 /// A model lowered for a backend: its launches, with their weights packed for one instruction set or uploaded to one GPU.
 ///
 /// It is made once and shared: any number of [`Engine`](crate::Engine)s run on one copy of the weights
 /// ([`Engine::from_packed`](crate::Engine::from_packed)). It holds all that an engine needs of the model.
 pub struct PackedModel {
-    pub(crate) plan: Arc<Plan>,
+    pub(crate) plan: Arc<Outline>,
     pub(crate) lowered: Lowered,
     pub(crate) image_size: usize,
     pub(crate) classes: usize,
@@ -36,13 +36,14 @@ impl PackedModel {
     /// The model does not pass [`QuantizedModel::validate`], or holds something that the backend cannot run; there is no
     /// GPU, or too little memory on it.
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
-        let plan = Arc::new(Plan::new(model)?);
+        let plan = Plan::new(model)?;
+        let outline = Arc::new(plan.outline());
         let lowered = match &backend {
-            Backend::Cpu(options) => Lowered::Cpu(Arc::new(cpu::Packed::new(model, &plan, options.cpu))),
-            Backend::Cuda(options) => Lowered::Cuda(Arc::new(cuda::Packed::new(model, &plan, options)?)),
+            Backend::Cpu(options) => Lowered::Cpu(Arc::new(cpu::Packed::new(&plan, &outline, options.cpu))),
+            Backend::Cuda(options) => Lowered::Cuda(Arc::new(cuda::Packed::new(&plan, options)?)),
         };
         let (image_size, classes) = (model.config.image_size, model.config.num_classes);
-        Ok(PackedModel { plan, lowered, image_size, classes, backend })
+        Ok(PackedModel { plan: outline, lowered, image_size, classes, backend })
     }
 
     /// Whether an engine of `backend` can run on these weights.
@@ -50,8 +51,8 @@ impl PackedModel {
         self.backend.packs_like(backend)
     }
 
-    /// The network as logical ops.
-    pub fn plan(&self) -> &Plan {
+    /// The network as a list of ops.
+    pub fn plan(&self) -> &Outline {
         &self.plan
     }
 

@@ -2,7 +2,7 @@
 
 use swinq_kernels::code_stride;
 
-use crate::plan::TensorId;
+use swinq_plan::TensorId;
 
 /// What one launch wrote.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,40 +1,16 @@
 //! The engine's promises to its callers: shared weights and shared engines give the same bits, and odd arguments are errors.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{CLASSES, IMAGE, RECIPES, SIZE, model, pixels};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, MAX_BATCH, MAX_THREADS, PackedModel, RuntimeError};
 use swinq_kernels::Cpu;
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::LoadedConfig;
-use swinq_model::{Batch, QuantizedModel, SwinConfig, Transform};
-
-const SIZE: usize = 32;
-const CLASSES: usize = 7;
-const IMAGE: usize = SIZE * SIZE * 3;
-
-/// A small float model: 2 stages of 2 blocks.
-fn model() -> QuantizedModel {
-    let config = SwinConfig {
-        name: "small".to_owned(),
-        image_size: SIZE,
-        num_classes: CLASSES,
-        embed_dim: 24,
-        depths: vec![2, 2],
-        num_heads: vec![2, 3],
-        window_size: 4,
-        ..SwinConfig::default()
-    };
-    let transform = Transform::microsoft(SIZE, false);
-    let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
-    QuantizedModel::from_float(&random_model(&loaded, 5)).unwrap()
-}
+use swinq_model::Batch;
 
 fn cpu(threads: usize, max_batch: usize) -> Backend {
     Backend::Cpu(CpuOptions { threads, max_batch, ..CpuOptions::detect().unwrap() })
-}
-
-fn pixels(images: usize) -> Vec<u8> {
-    (0..images * IMAGE).map(|i| (i * i / 7 % 251) as u8).collect()
 }
 
 fn logits(engine: &Engine, pixels: &[u8]) -> Vec<f32> {
@@ -45,26 +21,28 @@ fn logits(engine: &Engine, pixels: &[u8]) -> Vec<f32> {
 
 #[test]
 fn eight_engines_on_one_packed_model_give_the_bits_of_one() {
-    let packed = Arc::new(PackedModel::new(&model(), cpu(1, 4)).unwrap());
     let pixels = pixels(9);
-    let expected = logits(&Engine::from_packed(&packed, cpu(1, 4)).unwrap(), &pixels);
-    assert!(expected.iter().any(|&x| x != expected[0]), "constant logits");
-    std::thread::scope(|scope| {
-        for thread in 0..8 {
-            let (packed, pixels, expected) = (&packed, &pixels, &expected);
-            scope.spawn(move || {
-                let engine = Engine::from_packed(packed, cpu(1, 1 + thread % 4)).unwrap();
-                for _ in 0..5 {
-                    assert_eq!(&logits(&engine, pixels), expected);
-                }
-            });
-        }
-    });
+    for recipe in RECIPES {
+        let packed = Arc::new(PackedModel::new(&model(recipe), cpu(1, 4)).unwrap());
+        let expected = logits(&Engine::from_packed(&packed, cpu(1, 4)).unwrap(), &pixels);
+        assert!(expected.iter().any(|&x| x != expected[0]), "{recipe}: constant logits");
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (packed, pixels, expected) = (&packed, &pixels, &expected);
+                scope.spawn(move || {
+                    let engine = Engine::from_packed(packed, cpu(1, 1 + thread % 4)).unwrap();
+                    for _ in 0..5 {
+                        assert_eq!(&logits(&engine, pixels), expected, "{recipe}");
+                    }
+                });
+            }
+        });
+    }
 }
 
 #[test]
 fn one_engine_called_from_eight_threads_gives_each_its_own_scores() {
-    let engine = Engine::new(&model(), cpu(2, 4)).unwrap();
+    let engine = Engine::new(&model("default"), cpu(2, 4)).unwrap();
     let pixels = pixels(8);
     let expected = logits(&engine, &pixels);
     std::thread::scope(|scope| {
@@ -82,7 +60,7 @@ fn one_engine_called_from_eight_threads_gives_each_its_own_scores() {
 
 #[test]
 fn another_engine_has_the_weights_of_the_first() {
-    let first = Engine::new(&model(), cpu(2, 3)).unwrap();
+    let first = Engine::new(&model("default"), cpu(2, 3)).unwrap();
     let second = first.another().unwrap();
     assert!(Arc::ptr_eq(first.packed(), second.packed()));
     assert_eq!((second.threads(), second.max_batch()), (2, 3));
@@ -101,7 +79,7 @@ fn engines_and_packed_models_are_shared_between_threads() {
 
 #[test]
 fn options_that_no_machine_has_are_refused() {
-    let model = model();
+    let model = model("default");
     let refused = |backend| Engine::new(&model, backend).err().unwrap();
     for threads in [MAX_THREADS + 1, usize::MAX] {
         let error = refused(cpu(threads, 1));
@@ -116,7 +94,7 @@ fn options_that_no_machine_has_are_refused() {
 #[test]
 fn weights_packed_for_another_instruction_set_are_refused() {
     let scalar = CpuOptions { cpu: Cpu::scalar(), ..CpuOptions::detect().unwrap() };
-    let packed = Arc::new(PackedModel::new(&model(), Backend::Cpu(scalar)).unwrap());
+    let packed = Arc::new(PackedModel::new(&model("default"), Backend::Cpu(scalar)).unwrap());
     for cpu in Cpu::available().into_iter().filter(|cpu| cpu.name() != "scalar") {
         let other = Backend::Cpu(CpuOptions { cpu, ..scalar });
         assert!(!packed.suits(&other));
@@ -128,7 +106,7 @@ fn weights_packed_for_another_instruction_set_are_refused() {
 
 #[test]
 fn pixels_and_scores_that_do_not_fit_are_refused() {
-    let engine = Engine::new(&model(), cpu(1, 2)).unwrap();
+    let engine = Engine::new(&model("default"), cpu(1, 2)).unwrap();
     let pixels = pixels(3);
     let infer = |bytes: usize, scores: usize| engine.infer_into(&pixels[..bytes], &mut vec![0.0; scores]);
     for (bytes, images) in [(0, 1), (IMAGE, 2), (IMAGE - 1, 1), (IMAGE + 1, 1), (1, 0), (2 * IMAGE, 0)] {
@@ -153,7 +131,7 @@ fn pixels_and_scores_that_do_not_fit_are_refused() {
 
 #[test]
 fn batches_that_contradict_themselves_are_refused() {
-    let engine = Engine::new(&model(), cpu(1, 2)).unwrap();
+    let engine = Engine::new(&model("default"), cpu(1, 2)).unwrap();
     let batch = |images: usize| Batch {
         pixels: pixels(images),
         size: SIZE,
@@ -172,7 +150,7 @@ fn batches_that_contradict_themselves_are_refused() {
 
 #[test]
 fn profiles_and_listings_have_a_line_for_each_step_of_the_plan() {
-    let engine = Engine::new(&model(), cpu(1, 4)).unwrap();
+    let engine = Engine::new(&model("default"), cpu(1, 4)).unwrap();
     let names: Vec<&str> = engine.plan().steps.iter().map(|step| step.name.as_str()).collect();
     for images in [1, 4] {
         engine.prepare(images).unwrap();

@@ -24,7 +24,25 @@ pub enum WindowPolicy {
     Pad,
 }
 
-/// A Swin V1 classifier's architecture, with every field resolved.
+/// Version of the Swin Transformer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SwinVersion {
+    /// Liu et al., ICCV 2021.
+    #[default]
+    V1,
+    /// Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022. Not supported yet:
+    /// [`SwinConfig::validate`] refuses it.
+    V2,
+}
+
+impl SwinVersion {
+    fn is_v1(&self) -> bool {
+        *self == SwinVersion::V1
+    }
+}
+
+/// A Swin classifier's architecture, with every field resolved.
 ///
 /// It comes from Microsoft's YAML, from a directory's `config.json`, or from [`SwinConfig::official`]. Call
 /// [`SwinConfig::validate`] before use.
@@ -33,6 +51,9 @@ pub enum WindowPolicy {
 pub struct SwinConfig {
     /// Name, for messages and reports.
     pub name: String,
+    /// Version of the network. Files name it only where it is not V1.
+    #[serde(default, skip_serializing_if = "SwinVersion::is_v1")]
+    pub version: SwinVersion,
     /// Input side in pixels; inputs are square.
     pub image_size: usize,
     /// Side of a patch in pixels.
@@ -168,6 +189,7 @@ impl Default for SwinConfig {
     fn default() -> SwinConfig {
         SwinConfig {
             name: "swin_tiny_patch4_window7_224".to_owned(),
+            version: SwinVersion::V1,
             image_size: 224,
             patch_size: 4,
             num_classes: 1000,

@@ -15,7 +15,7 @@ pub mod recipe;
 pub mod site;
 pub mod tensor;
 
-pub use arch::{Stage, SwinConfig, WindowPolicy};
+pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
 pub use checkpoint::{
     Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, random_model,

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, largest_code, weight_scales};
 use swinq_float::ops::taped::{FakeActivation, FakeWeight, LearnedScale};
 use swinq_kernels::Quantizer;
-use swinq_model::quantized::SiteState;
+use swinq_model::quantized::{SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
 
 use crate::error::QatError;
@@ -104,7 +104,7 @@ impl ScaleTable {
                     let problem = "its range is fixed by the recipe; set its scale to `fixed`".to_owned();
                     return Err(QatError::Site { site, problem });
                 }
-                let now = Quantizer::new(amax / 127.0).ok_or_else(unusable)?;
+                let now = Quantizer::new(scale_of(amax)).ok_or_else(unusable)?;
                 table.activations.insert(site, ActivationScale { amax, ratio: ratio(1)?, now });
             }
         }
@@ -134,7 +134,7 @@ impl ScaleTable {
         for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
             let amax = scale.amax * ratios.next().expect("one ratio for each learned scale");
             let problem = || QatError::Site { site, problem: format!("its range became {amax}") };
-            scale.now = Quantizer::new(amax / 127.0).ok_or_else(problem)?;
+            scale.now = Quantizer::new(scale_of(amax)).ok_or_else(problem)?;
         }
         let mut sources = Vec::new();
         for (linear, scale) in &self.weights {
@@ -156,7 +156,7 @@ impl ScaleTable {
         let scale = self.activations.get(&site)?;
         let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
             ratio: ratio.clone(),
-            base: vec![scale.amax / 127.0],
+            base: vec![scale_of(scale.amax)],
             gradient_scale: lsq_factor(values, 127.0),
         });
         Some(FakeActivation { quantizer: scale.now, learned })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use swinq_kernels::{Cpu, FusedBlock, PAD, RowMap};
 
 use super::launch::{Kernel, Launch};
-use crate::plan::TensorId;
+use swinq_plan::TensorId;
 
 /// Consecutive launches, which run one by one or as one fused block.
 pub(super) struct Segment {
@@ -78,7 +78,7 @@ fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
                 block.end = half.end;
             }
             _ => {
-                let map = launches[half.start].map().expect("a norm has one");
+                let map = launches[half.start].map().expect("a half begins with a gather of rows");
                 found.push((half, map));
             }
         }
@@ -86,11 +86,11 @@ fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
     found
 }
 
-/// From each norm to the linear layer that adds to the stream which the norm read.
+/// From each launch that gathers rows of the stream to the launch that adds to the stream.
 fn halves(launches: &[Launch]) -> impl Iterator<Item = Range<usize>> {
-    let norms = (0..launches.len()).filter(|&i| matches!(launches[i].kernel, Kernel::Norm(..)));
-    norms.map(|first| {
+    let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
+    (0..launches.len()).filter(gathers).map(|first| {
         let last = (first..launches.len()).find(|&i| launches[i].output.residual);
-        first..last.expect("a norm begins a half of a block") + 1
+        first..last.expect("a gather of rows begins a half of a block") + 1
     })
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use swinq_kernels::attention::{AttentionIn, WindowAttention};
-use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm};
+use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, BlockOp, Pool, RowMap};
+use swinq_kernels::{AlignedBuf, BlockOp, Pool, QuantizeRows, RowMap};
 
 use super::place::{Arena, Place};
-use crate::plan::Element;
+use swinq_plan::Element;
 
 /// A prepared kernel.
 pub(super) enum Kernel {
@@ -17,6 +17,8 @@ pub(super) enum Kernel {
     LinearI8(Arc<LinearI8>, Arc<RowMap>),
     LinearF32(Arc<LinearF32>, Arc<RowMap>),
     Norm(Arc<LayerNorm>, Arc<RowMap>),
+    Quantize(Arc<QuantizeRows>, Arc<RowMap>),
+    ResidualNorm(Arc<ResidualNorm>, Arc<RowMap>),
     NormInPlace(LayerNorm),
     AddTable(Vec<f32>),
     Attention(Arc<WindowAttention>),
@@ -96,6 +98,13 @@ impl Launch {
             Kernel::Norm(op, map) => {
                 op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
             }
+            Kernel::Quantize(op, map) => {
+                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
+            }
+            Kernel::ResidualNorm(op, map) => {
+                let stream = &mut write.as_f32_mut()[..output.values(images)];
+                op.run(pool, images, input.f32(images, read), map, stream)
+            }
             Kernel::Attention(op) => {
                 let qkv = match input.spec.element {
                     Element::Code => AttentionIn::Codes(input.codes(images, read)),
@@ -114,7 +123,8 @@ impl Launch {
     /// The rows that the launch gathers or scatters.
     pub(super) fn map(&self) -> Option<&Arc<RowMap>> {
         match &self.kernel {
-            Kernel::LinearI8(_, map) | Kernel::LinearF32(_, map) | Kernel::Norm(_, map) => Some(map),
+            Kernel::LinearI8(_, map) | Kernel::LinearF32(_, map) => Some(map),
+            Kernel::Norm(_, map) | Kernel::Quantize(_, map) | Kernel::ResidualNorm(_, map) => Some(map),
             _ => None,
         }
     }
@@ -125,19 +135,15 @@ impl Launch {
             Kernel::Patches(_) => "patches",
             Kernel::LinearI8(..) => "linear INT8",
             Kernel::LinearF32(..) => "linear f32",
-            Kernel::Norm(..) | Kernel::NormInPlace(_) => "norm",
+            Kernel::Norm(..) | Kernel::NormInPlace(_) | Kernel::ResidualNorm(..) => "norm",
+            Kernel::Quantize(..) => "quantize",
             Kernel::AddTable(_) => "add table",
             Kernel::Attention(_) => "attention",
             Kernel::Merge(_) => "merge + norm",
             Kernel::Pool(_) => "norm + mean",
         };
-        let element = |element: Element| match element {
-            Element::Pixel => "u8",
-            Element::F32 => "f32",
-            Element::Code => "INT8",
-        };
-        let reads = element(self.input.map_or(Element::Pixel, |input| input.spec.element));
-        let writes = element(self.output.spec.element);
+        let reads = self.input.map_or(Element::Pixel, |input| input.spec.element).name();
+        let writes = self.output.spec.element.name();
         let line = format!("  {:<34} {op:<18} {reads:>5} -> {writes:<5} {detail}", self.name);
         line.trim_end().to_owned()
     }
@@ -151,6 +157,8 @@ impl Launch {
             Kernel::LinearI8(op, _) => BlockOp::LinearI8(Arc::clone(op)),
             Kernel::LinearF32(op, _) => BlockOp::LinearF32(Arc::clone(op)),
             Kernel::Norm(op, _) => BlockOp::Norm(Arc::clone(op)),
+            Kernel::Quantize(op, _) => BlockOp::Quantize(Arc::clone(op)),
+            Kernel::ResidualNorm(op, _) => BlockOp::ResidualNorm(Arc::clone(op)),
             Kernel::Attention(op) => BlockOp::Attention(Arc::clone(op)),
             _ => panic!("{} is no part of a block", self.name),
         }

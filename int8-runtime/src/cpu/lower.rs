@@ -1,184 +1,138 @@
 //! From the plan to launches: packs weights, expands bias tables, makes row maps.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use swinq_kernels::attention::{AttentionSpec, WindowAttention};
-use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm};
+use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
-use swinq_kernels::{AttentionQuant, Cpu, Quantizer, RowMap, RowStore};
-use swinq_model::quantized::Param;
-use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site, Stage};
+use swinq_kernels::{Cpu, QuantizeRows, RowMap, RowStore};
+use swinq_plan::{Attention, Linear, Norm, Op, Order, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
 use super::place::Place;
-use crate::expand::expand_bias;
-use crate::plan::{Op, Order, Plan, Step, Store};
 
 /// One launch for each step of `plan`.
-pub(super) fn lower(model: &QuantizedModel, plan: &Plan, cpu: Cpu) -> Vec<Launch> {
-    let mut lowering = Lowering { model, plan, cpu, stages: model.config.stages(), maps: BTreeMap::new() };
+pub(super) fn lower(plan: &Plan<'_>, cpu: Cpu) -> Vec<Launch> {
+    let lowering = Lowering { plan, cpu };
     plan.steps.iter().map(|step| lowering.launch(step)).collect()
 }
 
 struct Lowering<'a> {
-    model: &'a QuantizedModel,
-    plan: &'a Plan,
+    plan: &'a Plan<'a>,
     cpu: Cpu,
-    stages: Vec<Stage>,
-    /// Window partitions by stage and shift.
-    maps: BTreeMap<(usize, usize), Arc<RowMap>>,
 }
 
 impl Lowering<'_> {
-    fn launch(&mut self, step: &Step) -> Launch {
+    fn launch(&self, step: &Step<'_>) -> Launch {
         let residual = matches!(step.store, Store::Residual { .. });
         let place = |tensor, residual| Place { tensor, spec: *self.plan.tensor(tensor), residual };
         Launch {
             name: step.name.clone(),
             macs: step.macs,
-            weight_bytes: self.weight_bytes(step),
+            weight_bytes: weight_bytes(&step.op),
             input: (step.input != self.plan.image()).then(|| place(step.input, false)),
             output: place(step.output, residual),
             kernel: self.kernel(step),
         }
     }
 
-    /// Bytes of the weight or table of `step`, those of norms neglected.
-    fn weight_bytes(&self, step: &Step) -> usize {
+    fn kernel(&self, step: &Step<'_>) -> Kernel {
+        let (cpu, store) = (self.cpu, &step.store);
         match &step.op {
-            Op::Product { linear, int8, .. } => match &self.model.params[&linear.weight_name()] {
-                Param::Int8(weight) if *int8 => weight.codes.len(),
-                Param::Int8(weight) => 4 * weight.codes.len(),
-                Param::Float(weight) => 4 * weight.data.len(),
+            Op::Patches(op) => {
+                Kernel::Patches(Patches::new(op.image, op.patch, &op.lookup, row_store(store)))
+            }
+            Op::Linear(op) => self.linear(op, store, row_map(&op.order, self.plan.tensor(step.output).rows)),
+            Op::Norm(op, order) => match store {
+                Store::Residual { branch, shortcut } => {
+                    let map = row_map(order, self.plan.tensor(step.output).rows);
+                    let (gamma, beta) = (op.gamma.read(), op.beta.read());
+                    let norm = ResidualNorm::new(cpu, &gamma, &beta, op.eps, *branch, *shortcut);
+                    Kernel::ResidualNorm(Arc::new(norm), map)
+                }
+                _ => {
+                    let map = row_map(order, self.plan.tensor(step.input).rows);
+                    Kernel::Norm(Arc::new(self.layer_norm(op, store)), map)
+                }
             },
-            Op::Attention { block, .. } => {
-                let stage = &self.stages[block.stage];
-                4 * stage.heads * stage.window_tokens().pow(2)
+            Op::Quantize(order) => {
+                let stream = self.plan.tensor(step.input);
+                let quantize = QuantizeRows::new(cpu, stream.columns, row_store(store));
+                Kernel::Quantize(Arc::new(quantize), row_map(order, stream.rows))
             }
-            Op::PositionEmbedding => {
-                let stream = self.plan.tensor(step.output);
-                4 * stream.rows * stream.columns
+            Op::NormInPlace(op) => Kernel::NormInPlace(self.layer_norm(op, store)),
+            Op::PositionEmbedding(table) => Kernel::AddTable(table.read().into_owned()),
+            Op::Attention(op) => self.attention(op, store),
+            Op::Merge(op) => {
+                let (gamma, beta, eps) = (op.norm.gamma.read(), op.norm.beta.read(), op.norm.eps);
+                let store = row_store(store);
+                Kernel::Merge(MergeNorm::new(cpu, &gamma, &beta, eps, store, &op.sources, op.tokens))
             }
-            _ => 0,
-        }
-    }
-
-    fn kernel(&mut self, step: &Step) -> Kernel {
-        let config = &self.model.config;
-        match &step.op {
-            Op::Patches => {
-                let lookup = self.model.transform.lookup();
-                let store = row_store(&step.store);
-                Kernel::Patches(Patches::new(config.image_size, config.patch_size, &lookup, store))
-            }
-            Op::Product { linear, int8, output, gelu, order } => {
-                let map = self.map(*order, self.plan.tensor(step.output).rows);
-                self.product(*linear, *int8, *output, *gelu, &step.store, map)
-            }
-            Op::Norm { params, order } => {
-                let map = self.map(*order, self.plan.tensor(step.input).rows);
-                Kernel::Norm(Arc::new(self.layer_norm(params, &step.store)), map)
-            }
-            Op::NormInPlace { params } => Kernel::NormInPlace(self.layer_norm(params, &step.store)),
-            Op::PositionEmbedding => Kernel::AddTable(self.float("absolute_pos_embed").data),
-            Op::Attention { block, shift, quant } => self.attention(*block, *shift, *quant, &step.store),
-            Op::Merge { stage } => {
-                let (gamma, beta) = self.norm_params(&format!("layers.{stage}.downsample.norm"));
-                let stage = &self.stages[*stage];
-                let (sources, tokens) = (stage.merge_sources(), stage.tokens());
-                let store = row_store(&step.store);
-                Kernel::Merge(MergeNorm::new(self.cpu, &gamma, &beta, self.eps(), store, &sources, tokens))
-            }
-            Op::Pool => {
-                let (gamma, beta) = self.norm_params("norm");
+            Op::Pool(op) => {
+                let (gamma, beta) = (op.gamma.read(), op.beta.read());
                 let tokens = self.plan.tensor(step.input).rows;
-                Kernel::Pool(PooledNorm::new(
-                    self.cpu,
-                    &gamma,
-                    &beta,
-                    self.eps(),
-                    row_store(&step.store),
-                    tokens,
-                ))
+                Kernel::Pool(PooledNorm::new(cpu, &gamma, &beta, op.eps, row_store(store), tokens))
             }
         }
     }
 
-    fn product(
-        &self,
-        linear: Linear,
-        int8: bool,
-        output: Option<Quantizer>,
-        gelu: bool,
-        store: &Store,
-        map: Arc<RowMap>,
-    ) -> Kernel {
-        let weight = &self.model.params[&linear.weight_name()];
-        let (n, k) = match weight {
-            Param::Float(tensor) => tensor.matrix(),
-            Param::Int8(weight) => weight.matrix(),
+    fn linear(&self, op: &Linear<'_>, store: &Store, map: Arc<RowMap>) -> Kernel {
+        let bias = op.bias.map(|bias| bias.read());
+        let spec = LinearSpec {
+            n: op.n,
+            k: op.k,
+            bias: bias.as_deref(),
+            output: op.output,
+            gelu: op.gelu,
+            store: linear_store(store, op.n),
         };
-        let bias = self.model.params.get(&linear.bias_name()).map(|p| p.to_float().data);
-        let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu, store: linear_store(store, n) };
-        match weight {
-            Param::Int8(weight) if int8 => {
-                let input =
-                    self.model.site(Site::Input(linear)).scale().expect("validated: the input has a scale");
-                let multiplier: Vec<f32> = (0..n).map(|row| input * weight.scale(row)).collect();
-                let op = LinearI8::new(self.cpu, spec, &weight.codes, &multiplier);
-                Kernel::LinearI8(Arc::new(op), map)
+        match &op.weight {
+            Weight::Int8 { codes, multiplier, .. } => {
+                Kernel::LinearI8(Arc::new(LinearI8::new(self.cpu, spec, &codes.codes, multiplier)), map)
             }
-            weight => {
-                Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &weight.to_float().data)), map)
+            Weight::Float(values) => {
+                Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &values.read())), map)
             }
         }
     }
 
-    fn attention(&self, block: BlockId, shift: usize, quant: AttentionQuant, store: &Store) -> Kernel {
-        let stage = &self.stages[block.stage];
-        let table = self.float(&format!("{block}.attn.relative_position_bias_table"));
-        let regions = stage.shift_regions(shift);
+    fn attention(&self, op: &Attention<'_>, store: &Store) -> Kernel {
         let spec = AttentionSpec {
-            heads: stage.heads,
-            head_dim: stage.head_dim(),
-            tokens: stage.window_tokens(),
-            windows: stage.windows(),
-            scales: &vec![self.model.config.attention_scale(stage); stage.heads],
-            bias: &expand_bias(stage, &table),
-            regions: regions.as_deref(),
-            quant,
+            heads: op.heads,
+            head_dim: op.head_dim,
+            tokens: op.tokens,
+            windows: op.windows,
+            scales: &op.scales,
+            bias: &op.bias.expand(),
+            regions: op.regions.as_deref(),
+            quant: op.quant,
             store: row_store(store),
         };
         Kernel::Attention(Arc::new(WindowAttention::new(self.cpu, spec)))
     }
 
-    fn layer_norm(&self, params: &str, store: &Store) -> LayerNorm {
-        let (gamma, beta) = self.norm_params(params);
-        LayerNorm::new(self.cpu, &gamma, &beta, self.eps(), row_store(store))
+    fn layer_norm(&self, op: &Norm<'_>, store: &Store) -> LayerNorm {
+        LayerNorm::new(self.cpu, &op.gamma.read(), &op.beta.read(), op.eps, row_store(store))
     }
+}
 
-    fn norm_params(&self, prefix: &str) -> (Vec<f32>, Vec<f32>) {
-        (self.float(&format!("{prefix}.weight")).data, self.float(&format!("{prefix}.bias")).data)
+/// Bytes of the weight or table of `op`, those of norms neglected.
+fn weight_bytes(op: &Op<'_>) -> usize {
+    match op {
+        Op::Linear(op) if op.is_int8() => op.n * op.k,
+        Op::Linear(op) => 4 * op.n * op.k,
+        Op::Attention(op) => 4 * op.bias.len(),
+        Op::PositionEmbedding(table) => 4 * table.len(),
+        _ => 0,
     }
+}
 
-    fn float(&self, name: &str) -> HostTensor {
-        self.model.params[name].to_float()
-    }
-
-    fn eps(&self) -> f32 {
-        self.model.config.norm_eps as f32
-    }
-
-    fn map(&mut self, order: Order, tokens: usize) -> Arc<RowMap> {
-        let Order::Windows { stage, shift } = order else { return Arc::new(RowMap::identity(tokens)) };
-        let stage = &self.stages[stage];
-        let make = || {
-            let map = RowMap::new(&stage.partition(shift), stage.tokens());
-            Arc::new(map.expect("a window partition covers every token once"))
-        };
-        Arc::clone(self.maps.entry((stage.index, shift)).or_insert_with(make))
+/// The rows that `order` gathers or scatters, of `tokens` tokens.
+fn row_map(order: &Order, tokens: usize) -> Arc<RowMap> {
+    match order {
+        Order::Tokens => Arc::new(RowMap::identity(tokens)),
+        Order::Windows { map, .. } => Arc::clone(map),
     }
 }
 
@@ -187,7 +141,7 @@ fn row_store(store: &Store) -> RowStore {
         Store::F32 => RowStore::F32,
         Store::Fake(q) => RowStore::Fake(*q),
         Store::Codes(q) => RowStore::Codes(q[0]),
-        Store::Residual { .. } => unreachable!("only products write to the residual stream"),
+        Store::Residual { .. } => unreachable!("only linear layers and norms add to the residual stream"),
     }
 }
 

@@ -5,30 +5,31 @@ mod launch;
 mod lower;
 mod options;
 mod place;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use swinq_kernels::{Cpu, Pool};
-use swinq_model::QuantizedModel;
+use swinq_plan::{Outline, Plan};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
-use crate::plan::Plan;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 use fused::{Segment, segments};
 use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
-use place::Arena;
+use place::{Arena, tensor_bytes};
 
 /// The detail in a profile of launches that run as one fused block.
 const FUSED: &str = "fused";
 
 /// A model lowered for one kind of CPU: its launches with their packed weights.
 pub(crate) struct Packed {
-    plan: Arc<Plan>,
+    plan: Arc<Outline>,
     /// One launch for each step of the plan.
     launches: Vec<Launch>,
     /// All launches, in order.
@@ -36,10 +37,10 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// `plan` of `model` for the instruction set of `cpu`.
-    pub(crate) fn new(model: &QuantizedModel, plan: &Arc<Plan>, cpu: Cpu) -> Packed {
-        let launches = lower(model, plan, cpu);
-        Packed { plan: Arc::clone(plan), segments: segments(&launches, cpu), launches }
+    /// `plan`, whose outline is `outline`, for the kernels of `cpu`.
+    pub(crate) fn new(plan: &Plan<'_>, outline: &Arc<Outline>, cpu: Cpu) -> Packed {
+        let launches = lower(plan, cpu);
+        Packed { plan: Arc::clone(outline), segments: segments(&launches, cpu), launches }
     }
 
     /// Memory for batches of up to `images` images on `threads` threads. What a fused block keeps to itself needs memory
@@ -51,7 +52,7 @@ impl Packed {
                 .inner(&self.launches)
                 .for_each(|tensor| most[tensor.0] = segment.most_unfused(images, threads));
         }
-        Arena::new(Layout::of_plan(&self.plan, |tensor| most[tensor.0]), images)
+        Arena::new(Layout::of_plan(&self.plan, tensor_bytes, |tensor| most[tensor.0]), images)
     }
 }
 
@@ -134,7 +135,7 @@ impl Runner {
     /// Runs launch by launch, in memory of its own, and collects what each launch wrote.
     pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let plan = &self.packed.plan;
-        let mut arena = Arena::new(Layout::of_plan(plan, |_| images), images)?;
+        let mut arena = Arena::new(Layout::of_plan(plan, tensor_bytes, |_| images), images)?;
         let mut traced = Vec::with_capacity(plan.steps.len());
         for (launch, step) in self.packed.launches.iter().zip(&plan.steps) {
             launch.run(&mut self.pool, images, pixels, &mut arena);

@@ -1,12 +1,21 @@
 //! Where tensors are: their place in the arena, and how they are seen there.
 
 use swinq_kernels::linear::LinearOut;
-use swinq_kernels::{AlignedBuf, RowMap, RowOut};
+use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
-use crate::plan::{Element, TensorId, TensorSpec};
 use crate::trace::TracedValues;
+use swinq_plan::{Element, TensorId, TensorSpec};
+
+/// Bytes per image of a tensor as the CPU kernels hold it: rows of codes are padded.
+pub(super) fn tensor_bytes(spec: &TensorSpec) -> usize {
+    match spec.element {
+        Element::Pixel => spec.rows * spec.columns,
+        Element::F32 => spec.rows * spec.columns * 4,
+        Element::Code => spec.rows * code_stride(spec.columns),
+    }
+}
 
 /// The memory of all tensors but the image.
 pub(super) struct Arena {
@@ -60,7 +69,7 @@ impl Place {
 
     /// Bytes of the tensor.
     pub(super) fn bytes(&self, images: usize) -> usize {
-        images * self.spec.bytes()
+        images * tensor_bytes(&self.spec)
     }
 
     pub(super) fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {

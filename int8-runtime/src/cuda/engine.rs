@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use swinq_kernels::cuda::ops::linear::Target;
 use swinq_kernels::cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
-use swinq_model::QuantizedModel;
+use swinq_plan::{Plan, TensorId};
 
 use super::lower::lower;
 use super::memory::Memory;
@@ -15,28 +15,23 @@ use super::sizes::Sizes;
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor};
 use super::tune::{Trial, Tuner, time_together};
 use crate::error::RuntimeError;
-use crate::plan::Plan;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
 /// A model lowered for a GPU: its steps with their weights on the device. Engines share it.
 pub(crate) struct Packed {
     device: Device,
-    plan: Arc<Plan>,
     steps: Vec<DeviceStep>,
     tensors: Vec<DeviceTensor>,
+    logits: TensorId,
 }
 
 impl Packed {
-    /// `plan` of `model` for the GPU and the residual stream of `options`: packs its weights and uploads them.
-    pub(crate) fn new(
-        model: &QuantizedModel,
-        plan: &Arc<Plan>,
-        options: &CudaOptions,
-    ) -> Result<Packed, RuntimeError> {
+    /// `plan` for the GPU and the residual stream of `options`: packs its weights and uploads them.
+    pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
-        let lowered = lower(&device, model, plan, options.residual)?;
-        Ok(Packed { device, plan: Arc::clone(plan), steps: lowered.steps, tensors: lowered.tensors })
+        let lowered = lower(&device, plan, options.residual)?;
+        Ok(Packed { device, steps: lowered.steps, tensors: lowered.tensors, logits: plan.logits() })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -71,7 +66,7 @@ impl Runner {
         let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
         let device = &packed.device;
         let tuner = Tuner::new(device, options.gemm, options.autotune)?;
-        let (tensors, logits) = (packed.tensors.clone(), packed.plan.logits());
+        let (tensors, logits) = (packed.tensors.clone(), packed.logits);
         let memory = Memory::new(device, &packed.steps, tensors, options.max_batch, logits)?;
         let image_bytes = size * size * 3;
         let (input, output) = (options.max_batch * image_bytes, options.max_batch * classes * 4);
@@ -177,7 +172,7 @@ impl Runner {
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
         run_all(&self.packed.steps, &self.prepared[&images], &self.memory, on, input, images, Some(nvtx))?;
         let count = logits.len() / self.classes;
-        self.memory.slice(self.packed.plan.logits(), count, input).copy_to(on, logits)?;
+        self.memory.slice(self.packed.logits, count, input).copy_to(on, logits)?;
         Ok(())
     }
 

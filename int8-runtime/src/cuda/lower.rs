@@ -1,6 +1,7 @@
 //! From the plan to the steps of a device: one launch for patch embedding with its norm, and one for each other op.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use swinq_kernels::attention::AttentionSpec;
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
@@ -10,14 +11,14 @@ use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType};
 use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::{AttentionQuant, Quantizer, RowMap, RowStore};
-use swinq_model::quantized::Param;
-use swinq_model::{BlockId, Linear, QuantizedModel, Site, Stage};
+use swinq_kernels::{RowMap, RowStore};
+use swinq_plan::{
+    Attention, Element, Linear, Norm, Op, Order, Patches, Plan, Step, Store, TensorId, TensorSpec, Values,
+    Weight,
+};
 
 use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
 use crate::error::RuntimeError;
-use crate::expand::expand_bias;
-use crate::plan::{Element, Op, Order, Plan, Step, Store};
 
 /// The steps of a plan, and their tensors by the plan's numbers (those that no step touches are not in memory).
 pub(crate) struct Lowered {
@@ -25,108 +26,132 @@ pub(crate) struct Lowered {
     pub(crate) tensors: Vec<DeviceTensor>,
 }
 
-/// Lowers `plan` of `model` for `device`.
-pub(crate) fn lower(
-    device: &Device,
-    model: &QuantizedModel,
-    plan: &Plan,
-    stream: StreamType,
-) -> Result<Lowered, RuntimeError> {
-    let mut lowering =
-        Lowering { device, model, plan, stream, stages: model.config.stages(), maps: BTreeMap::new() };
+/// Lowers `plan` for `device`.
+pub(crate) fn lower(device: &Device, plan: &Plan<'_>, stream: StreamType) -> Result<Lowered, RuntimeError> {
+    let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
+    let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
+    let mut lowering = Lowering { device, plan, stream, streams, maps: Vec::new() };
     let tensors = lowering.tensors();
-    let (embedding, rest) = lowering.split();
-    let mut steps = vec![lowering.patch_embed(embedding)?];
+    let (embedding, rest) = Embedding::split(&plan.steps);
+    let mut steps = vec![lowering.patch_embed(&embedding)?];
     for step in rest {
         steps.push(lowering.step(step).map_err(|error| RuntimeError::on_device(&step.name, error))?);
     }
     Ok(Lowered { steps, tensors })
 }
 
-struct Lowering<'a> {
-    device: &'a Device,
-    model: &'a QuantizedModel,
-    plan: &'a Plan,
-    stream: StreamType,
-    stages: Vec<Stage>,
-    /// Window partitions by stage and shift.
-    maps: BTreeMap<(usize, usize), DeviceMap>,
+/// The steps of the patch embedding, which one launch runs.
+struct Embedding<'a> {
+    patches: &'a Patches,
+    /// What the patches are stored as.
+    store: &'a Store,
+    /// The linear layer, and its step.
+    linear: &'a Linear<'a>,
+    step: &'a Step<'a>,
+    norm: Option<&'a Norm<'a>>,
+    position: Option<&'a Values<'a>>,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> Embedding<'a> {
+    /// The patch embedding of `steps`, and the steps after it.
+    fn split(steps: &'a [Step<'a>]) -> (Embedding<'a>, &'a [Step<'a>]) {
+        let [first, step, rest @ ..] = steps else { unreachable!("a plan begins with the patch embedding") };
+        let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else {
+            unreachable!("a plan begins with the patch embedding")
+        };
+        let store = &first.store;
+        let mut embedding = Embedding { patches, store, linear, step, norm: None, position: None };
+        let mut count = 0;
+        for step in rest {
+            match &step.op {
+                Op::NormInPlace(norm) => embedding.norm = Some(norm),
+                Op::PositionEmbedding(table) => embedding.position = Some(table),
+                _ => break,
+            }
+            count += 1;
+        }
+        (embedding, &rest[count..])
+    }
+
+    /// What each byte of each channel becomes.
+    fn lookup(&self) -> [[f32; 256]; 3] {
+        match self.store {
+            Store::Codes(q) => self.patches.lookup.map(|table| table.map(|x| f32::from(q[0].code(x)))),
+            Store::Fake(q) => self.patches.lookup.map(|table| table.map(|x| q.fake(x))),
+            _ => *self.patches.lookup,
+        }
+    }
+}
+
+struct Lowering<'a> {
+    device: &'a Device,
+    plan: &'a Plan<'a>,
+    stream: StreamType,
+    /// The tensors that are residual streams.
+    streams: Vec<TensorId>,
+    /// Window partitions that are on the device.
+    maps: Vec<(Arc<RowMap>, DeviceMap)>,
+}
+
+impl Lowering<'_> {
     /// The tensors of the plan as the device holds them.
     fn tensors(&self) -> Vec<DeviceTensor> {
-        let streams: Vec<_> =
-            self.plan.steps.iter().filter(|s| self.writes_stream(s)).map(|s| s.output).collect();
         let pooled = self.plan.steps.last().expect("a plan has steps").input;
-        let element = |index: usize, element: Element| match element {
+        let element = |id: TensorId, element: Element| match element {
             Element::Pixel => DeviceElement::Pixel,
             Element::Code => DeviceElement::Code,
-            Element::F32 if streams.iter().any(|s| s.0 == index) => match self.stream {
+            Element::F32 if self.streams.contains(&id) => match self.stream {
                 StreamType::F16 => DeviceElement::HalfStream,
                 StreamType::F32 => DeviceElement::Float,
             },
-            Element::F32 if index == self.plan.logits().0 => DeviceElement::Float,
-            Element::F32 if index == pooled.0 && self.stream == StreamType::F32 => DeviceElement::Float,
+            Element::F32 if id == self.plan.logits() => DeviceElement::Float,
+            Element::F32 if id == pooled && self.stream == StreamType::F32 => DeviceElement::Float,
             Element::F32 => DeviceElement::Half,
         };
-        let tensor = |(index, spec): (usize, &crate::plan::TensorSpec)| DeviceTensor {
+        let tensor = |(index, spec): (usize, &TensorSpec)| DeviceTensor {
             rows: spec.rows,
             columns: spec.columns,
-            element: element(index, spec.element),
+            element: element(TensorId(index), spec.element),
         };
         self.plan.tensors.iter().enumerate().map(tensor).collect()
     }
 
-    fn writes_stream(&self, step: &Step) -> bool {
-        let product = |linear: &Linear| matches!(linear, Linear::PatchEmbed | Linear::Reduction(_));
-        matches!(step.store, Store::Residual { .. })
-            || matches!(&step.op, Op::Product { linear, .. } if product(linear))
-    }
-
-    /// The steps of the patch embedding, which become one, and the others.
-    fn split(&self) -> (&'a [Step], &'a [Step]) {
-        let embeds = |step: &Step| {
-            let product = matches!(step.op, Op::Product { linear: Linear::PatchEmbed, .. });
-            product || matches!(step.op, Op::Patches | Op::NormInPlace { .. } | Op::PositionEmbedding)
-        };
-        let steps = &self.plan.steps;
-        let count = steps.iter().position(|step| !embeds(step)).unwrap_or(steps.len());
-        steps.split_at(count)
-    }
-
-    fn patch_embed(&self, steps: &[Step]) -> Result<DeviceStep, RuntimeError> {
-        let config = &self.model.config;
+    fn patch_embed(&self, embedding: &Embedding<'_>) -> Result<DeviceStep, RuntimeError> {
+        let Embedding { patches, linear, step, norm, position, .. } = embedding;
         let name = "patch_embed";
-        let linear = Linear::PatchEmbed;
-        let product = steps.iter().find(|s| matches!(s.op, Op::Product { .. })).expect("a patch embedding");
-        let Op::Product { int8, output, .. } = &product.op else { unreachable!("found as a product") };
-        let (codes, weight) = self.patch_weight(*int8);
-        let lookup = self.patch_lookup(&steps[0].store);
-        let norm = config.patch_norm.then(|| self.norm_params("patch_embed.norm"));
-        let position = config.ape.then(|| self.float("absolute_pos_embed"));
+        // The kernel multiplies codes as floats.
+        let (multiplier, weight) = match &linear.weight {
+            Weight::Int8 { codes, multiplier, .. } => {
+                let codes: Vec<f32> = codes.codes.iter().map(|&c| f32::from(c)).collect();
+                (Some(multiplier.as_slice()), Cow::Owned(codes))
+            }
+            Weight::Float(values) => (None, values.read()),
+        };
+        let bias = linear.bias.map_or_else(|| vec![0.0; linear.n].into(), |bias| bias.read());
+        let params = norm.map(|norm| (norm.gamma.read(), norm.beta.read()));
+        let position = position.map(|table| table.read());
         let spec = PatchSpec {
-            size: config.image_size,
-            patch: config.patch_size,
-            lookup: &lookup,
+            size: patches.image,
+            patch: patches.patch,
+            lookup: &embedding.lookup(),
             weight: &weight,
-            bias: &self.bias(linear).unwrap_or_else(|| vec![0.0; config.embed_dim]),
-            multiplier: codes.as_deref(),
-            output: *output,
-            norm: norm.as_ref().map(|(g, b)| (g.as_slice(), b.as_slice())),
-            epsilon: self.eps(),
+            bias: &bias,
+            multiplier,
+            output: linear.output,
+            norm: params.as_ref().map(|(gamma, beta)| (&gamma[..], &beta[..])),
+            epsilon: norm.map_or(0.0, |norm| norm.eps),
             position: position.as_deref(),
             stream: self.stream,
         };
         let on_device = |error| RuntimeError::on_device(name, error);
-        self.check_width(config.embed_dim).map_err(on_device)?;
+        self.check_width(linear.n).map_err(on_device)?;
         Ok(DeviceStep {
             name: name.to_owned(),
             op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
             input: self.plan.image(),
-            output: product.output,
-            rows: self.plan.tensor(product.output).rows,
-            macs: product.macs,
+            output: step.output,
+            rows: self.plan.tensor(step.output).rows,
+            macs: step.macs,
             weight_bytes: 4 * weight.len() as u64,
         })
     }
@@ -141,28 +166,7 @@ impl<'a> Lowering<'a> {
         )))
     }
 
-    /// Multipliers of an INT8 patch embedding, and its weight or codes as f32.
-    fn patch_weight(&self, int8: bool) -> (Option<Vec<f32>>, Vec<f32>) {
-        match &self.model.params[&Linear::PatchEmbed.weight_name()] {
-            Param::Int8(weight) if int8 => {
-                let codes = weight.codes.iter().map(|&c| f32::from(c)).collect();
-                (Some(self.multiplier(Linear::PatchEmbed)), codes)
-            }
-            weight => (None, weight.to_float().data),
-        }
-    }
-
-    /// What each byte of each channel becomes.
-    fn patch_lookup(&self, store: &Store) -> [[f32; 256]; 3] {
-        let lookup = self.model.transform.lookup();
-        match store {
-            Store::Codes(q) => lookup.map(|table| table.map(|x| f32::from(q[0].code(x)))),
-            Store::Fake(q) => lookup.map(|table| table.map(|x| q.fake(x))),
-            _ => lookup,
-        }
-    }
-
-    fn step(&mut self, step: &Step) -> Result<DeviceStep, CudaError> {
+    fn step(&mut self, step: &Step<'_>) -> Result<DeviceStep, CudaError> {
         let rows = self.plan.tensor(step.input).rows;
         let (op, weight_bytes) = self.op(step)?;
         Ok(DeviceStep {
@@ -176,97 +180,91 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn op(&mut self, step: &Step) -> Result<(DeviceOp, u64), CudaError> {
+    fn op(&mut self, step: &Step<'_>) -> Result<(DeviceOp, u64), CudaError> {
         let store = half_store(&step.store);
         match &step.op {
-            Op::Product { linear: Linear::Head, int8: false, output, .. }
-                if self.stream == StreamType::F32 =>
-            {
-                self.float_head(*output)
-            }
-            Op::Product { linear, int8, output, gelu, order } => {
-                // Only a residual addition leaves the order of its input.
-                let residual = matches!(step.store, Store::Residual { .. });
-                let map = if residual { self.map_of(*order)? } else { None };
-                self.product(step, *linear, *int8, *output, *gelu, map)
-            }
-            Op::Norm { params, order } => {
-                let map = self.map_of(*order)?;
-                let (gamma, beta) = self.norm_params(params);
-                let norm =
-                    DeviceNorm::rows(self.device, (&gamma, &beta), self.eps(), self.stream, map, store)?;
+            Op::Linear(linear) => match &linear.weight {
+                Weight::Float(weight)
+                    if step.output == self.plan.logits() && self.stream == StreamType::F32 =>
+                {
+                    self.float_head(linear, weight)
+                }
+                _ => self.linear(step, linear),
+            },
+            Op::Norm(..) if matches!(step.store, Store::Residual { .. }) => Err(CudaError::Unsupported(
+                "a norm that adds to the residual stream (Swin V2): the CUDA kernels have none".to_owned(),
+            )),
+            Op::Quantize(_) => Err(CudaError::Unsupported(
+                "quantization of the residual stream without a norm (Swin V2): the CUDA kernels have none"
+                    .to_owned(),
+            )),
+            Op::Norm(norm, order) => {
+                let map = self.map_of(order)?;
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+                let norm = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, map, store)?;
                 Ok((DeviceOp::Norm(norm), 0))
             }
-            Op::Attention { block, shift, quant } => self.attention(*block, *shift, *quant, store),
-            Op::Merge { stage } => {
-                let (gamma, beta) = self.norm_params(&format!("layers.{stage}.downsample.norm"));
-                let stage = &self.stages[*stage];
-                let (merge, params) = (stage.merge_sources(), (&gamma[..], &beta[..]));
-                let merge = (&merge[..], stage.tokens());
-                let norm = DeviceNorm::merged(self.device, params, self.eps(), self.stream, merge, store)?;
+            Op::Attention(attention) => self.attention(attention, store),
+            Op::Merge(merge) => {
+                let (gamma, beta) = (merge.norm.gamma.read(), merge.norm.beta.read());
+                let (params, sources) = ((&gamma[..], &beta[..]), (&merge.sources[..], merge.tokens));
+                let eps = merge.norm.eps;
+                let norm = DeviceNorm::merged(self.device, params, eps, self.stream, sources, store)?;
                 Ok((DeviceOp::Norm(norm), 0))
             }
-            Op::Pool => {
-                let (gamma, beta) = self.norm_params("norm");
+            Op::Pool(norm) => {
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let store = match (&step.store, self.stream) {
                     (Store::Fake(q), StreamType::F32) => DeviceStore::FakeFloat(*q),
                     (Store::F32, StreamType::F32) => DeviceStore::Float,
                     _ => store,
                 };
-                let pool = DevicePool::new(self.device, (&gamma, &beta), self.eps(), self.stream, store)?;
+                let pool = DevicePool::new(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
                 Ok((DeviceOp::Pool(pool), 0))
             }
-            Op::Patches | Op::NormInPlace { .. } | Op::PositionEmbedding => {
+            Op::Patches(_) | Op::NormInPlace(_) | Op::PositionEmbedding(_) => {
                 unreachable!("{} is part of the patch embedding", step.name)
             }
         }
     }
 
     /// The head in f32.
-    fn float_head(&self, output: Option<Quantizer>) -> Result<(DeviceOp, u64), CudaError> {
-        let weight = self.model.params[&Linear::Head.weight_name()].to_float();
-        let bias = self.bias(Linear::Head).unwrap_or_else(|| vec![0.0; weight.shape[0]]);
-        let head = DeviceLinearF32::new(self.device, &weight.data, &bias, output)?;
-        Ok((DeviceOp::Head(head), 4 * weight.data.len() as u64))
+    fn float_head(&self, head: &Linear<'_>, weight: &Values<'_>) -> Result<(DeviceOp, u64), CudaError> {
+        let bias = head.bias.map_or_else(|| vec![0.0; head.n].into(), |bias| bias.read());
+        let weight = weight.read();
+        let op = DeviceLinearF32::new(self.device, &weight, &bias, head.output)?;
+        Ok((DeviceOp::Head(op), 4 * weight.len() as u64))
     }
 
-    fn product(
-        &self,
-        step: &Step,
-        linear: Linear,
-        int8: bool,
-        output: Option<Quantizer>,
-        gelu: bool,
-        map: Option<DeviceMap>,
-    ) -> Result<(DeviceOp, u64), CudaError> {
-        let weight = &self.model.params[&linear.weight_name()];
-        let (n, k) = match weight {
-            Param::Float(tensor) => tensor.matrix(),
-            Param::Int8(weight) => weight.matrix(),
-        };
-        let (bias, multiplier, float) =
-            (self.bias(linear), self.multiplier_if(linear, int8), weight.to_float());
-        let device_weight = match (weight, &multiplier) {
-            (Param::Int8(weight), Some(multiplier)) => {
-                DeviceWeight::Codes { codes: &weight.codes, multiplier }
+    fn linear(&mut self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
+        let Linear { n, k, output, gelu, .. } = *linear;
+        // Only a residual addition leaves the order of its input.
+        let residual = matches!(step.store, Store::Residual { .. });
+        let map = if residual { self.map_of(&linear.order)? } else { None };
+        let bias = linear.bias.map(|bias| bias.read());
+        let float;
+        let weight = match &linear.weight {
+            Weight::Int8 { codes, multiplier, .. } => DeviceWeight::Codes { codes: &codes.codes, multiplier },
+            Weight::Float(values) => {
+                float = values.read();
+                DeviceWeight::Half(&float)
             }
-            _ => DeviceWeight::Half(&float.data),
         };
         let spec = DeviceLinearSpec {
             n,
             k,
-            weight: device_weight,
+            weight,
             bias: bias.as_deref(),
             output,
             gelu,
-            store: self.product_store(step, n)?,
+            store: self.linear_store(step, n)?,
             stream: self.stream,
         };
-        let bytes = n * k * if int8 { 1 } else { 2 };
+        let bytes = n * k * if linear.is_int8() { 1 } else { 2 };
         Ok((DeviceOp::Linear(Box::new(DeviceLinear::new(self.device, &spec)?), map), bytes as u64))
     }
 
-    fn product_store(&self, step: &Step, n: usize) -> Result<LinearStore, CudaError> {
+    fn linear_store(&self, step: &Step<'_>, n: usize) -> Result<LinearStore, CudaError> {
         Ok(match &step.store {
             Store::Residual { branch: None, shortcut: None } => LinearStore::Residual,
             Store::Residual { .. } => {
@@ -280,7 +278,7 @@ impl<'a> Lowering<'a> {
                 let part = n / quantizers.len();
                 LinearStore::Codes((0..n).map(|c| quantizers[c / part].recip()).collect())
             }
-            Store::F32 if self.stream == StreamType::F32 && self.writes_stream(step) => {
+            Store::F32 if self.stream == StreamType::F32 && self.streams.contains(&step.output) => {
                 LinearStore::Plain(DeviceStore::Float)
             }
             Store::F32 if step.output == self.plan.logits() => LinearStore::Plain(DeviceStore::Float),
@@ -289,78 +287,35 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn attention(
-        &self,
-        block: BlockId,
-        shift: usize,
-        quant: AttentionQuant,
-        store: DeviceStore,
-    ) -> Result<(DeviceOp, u64), CudaError> {
-        let stage = &self.stages[block.stage];
-        let table = self.model.params[&format!("{block}.attn.relative_position_bias_table")].to_float();
-        let bias = expand_bias(stage, &table);
-        let regions = stage.shift_regions(shift);
+    fn attention(&self, attention: &Attention<'_>, store: DeviceStore) -> Result<(DeviceOp, u64), CudaError> {
+        let bias = attention.bias.expand();
         let spec = AttentionSpec {
-            heads: stage.heads,
-            head_dim: stage.head_dim(),
-            tokens: stage.window_tokens(),
-            windows: stage.windows(),
-            scales: &vec![self.model.config.attention_scale(stage); stage.heads],
+            heads: attention.heads,
+            head_dim: attention.head_dim,
+            tokens: attention.tokens,
+            windows: attention.windows,
+            scales: &attention.scales,
             bias: &bias,
-            regions: regions.as_deref(),
-            quant,
+            regions: attention.regions.as_deref(),
+            quant: attention.quant,
             store: RowStore::F32,
         };
-        Ok((
-            DeviceOp::Attention(DeviceAttention::new(self.device, &spec, store, self.stream)?),
-            4 * bias.len() as u64,
-        ))
+        let op = DeviceAttention::new(self.device, &spec, store, self.stream)?;
+        Ok((DeviceOp::Attention(op), 4 * bias.len() as u64))
     }
 
-    fn map_of(&mut self, order: Order) -> Result<Option<DeviceMap>, CudaError> {
-        let Order::Windows { stage, shift } = order else { return Ok(None) };
-        if let Some(map) = self.maps.get(&(stage, shift)) {
-            return Ok(Some(map.clone()));
+    fn map_of(&mut self, order: &Order) -> Result<Option<DeviceMap>, CudaError> {
+        let Order::Windows { map, .. } = order else { return Ok(None) };
+        if let Some((_, on_device)) = self.maps.iter().find(|(known, _)| Arc::ptr_eq(known, map)) {
+            return Ok(Some(on_device.clone()));
         }
-        let of = &self.stages[stage];
-        let map =
-            RowMap::new(&of.partition(shift), of.tokens()).expect("a partition covers every token once");
-        let map = DeviceMap::new(self.device, &map)?;
-        self.maps.insert((stage, shift), map.clone());
-        Ok(Some(map))
-    }
-
-    fn multiplier_if(&self, linear: Linear, int8: bool) -> Option<Vec<f32>> {
-        int8.then(|| self.multiplier(linear))
-    }
-
-    /// `s_x * s_w` of each column.
-    fn multiplier(&self, linear: Linear) -> Vec<f32> {
-        let Param::Int8(weight) = &self.model.params[&linear.weight_name()] else {
-            unreachable!("validated: the weight of an INT8 product is INT8")
-        };
-        let input = self.model.site(Site::Input(linear)).scale().expect("validated: the input has a scale");
-        (0..weight.matrix().0).map(|row| input * weight.scale(row)).collect()
-    }
-
-    fn bias(&self, linear: Linear) -> Option<Vec<f32>> {
-        self.model.params.get(&linear.bias_name()).map(|p| p.to_float().data)
-    }
-
-    fn norm_params(&self, prefix: &str) -> (Vec<f32>, Vec<f32>) {
-        (self.float(&format!("{prefix}.weight")), self.float(&format!("{prefix}.bias")))
-    }
-
-    fn float(&self, name: &str) -> Vec<f32> {
-        self.model.params[name].to_float().data
-    }
-
-    fn eps(&self) -> f32 {
-        self.model.config.norm_eps as f32
+        let on_device = DeviceMap::new(self.device, map)?;
+        self.maps.push((Arc::clone(map), on_device.clone()));
+        Ok(Some(on_device))
     }
 }
 
-/// What an op stores for a product on tensor cores.
+/// What an op stores for a linear layer on tensor cores.
 fn half_store(store: &Store) -> DeviceStore {
     match store {
         Store::Codes(q) => DeviceStore::Codes(q[0]),

@@ -5,7 +5,7 @@ use swinq_kernels::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
 use crate::arena::Layout;
 use crate::error::RuntimeError;
-use crate::plan::TensorId;
+use swinq_plan::TensorId;
 
 /// Where slots of the arena begin.
 const ALIGN: usize = 256;

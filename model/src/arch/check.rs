@@ -1,6 +1,6 @@
 //! Checks of a configuration: every field, and every size that follows from the fields.
 
-use super::{SwinConfig, WindowPolicy};
+use super::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 
 // The largest sizes accepted, so that a hostile file cannot ask for absurd memory.
@@ -20,6 +20,10 @@ impl SwinConfig {
     /// # Errors
     /// [`ModelError::Config`] naming the field, its value and what is allowed.
     pub fn validate(&self) -> Result<(), ModelError> {
+        if self.version == SwinVersion::V2 {
+            let problem = "v2: Swin V2 is not supported yet; use a Swin V1";
+            return Err(ModelError::config("version", problem.to_owned()));
+        }
         self.check_sizes()?;
         self.check_numbers()?;
         self.check_stages()?;

@@ -44,3 +44,18 @@ fn absurd_and_contradicting_sizes_are_named() {
         assert!(message.contains(field), "{field}: {message}");
     }
 }
+
+#[test]
+fn files_name_the_version_only_where_it_is_not_v1_and_v2_is_refused() {
+    let config = SwinConfig::default();
+    let mut json = serde_json::to_value(&config).unwrap();
+    assert_eq!(json.get("version"), None);
+    assert_eq!(serde_json::from_value::<SwinConfig>(json.clone()).unwrap(), config);
+    json["version"] = "v2".into();
+    let second: SwinConfig = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&second).unwrap(), json);
+    let message = second.validate().unwrap_err().to_string();
+    assert!(message.contains("version") && message.contains("Swin V2 is not supported yet"), "{message}");
+    json["version"] = "v3".into();
+    assert!(serde_json::from_value::<SwinConfig>(json).is_err());
+}

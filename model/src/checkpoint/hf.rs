@@ -36,6 +36,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         qk_scale: None,
         ape: json.bool("use_absolute_embeddings")?.unwrap_or(false),
         patch_norm: true,
+        version: default.version,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::ShrinkAndPad,
     })

@@ -128,6 +128,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     }
     let config = SwinConfig {
         name,
+        version: default.version,
         image_size: size("DATA.IMG_SIZE", 224)?,
         patch_size: size("MODEL.SWIN.PATCH_SIZE", default.patch_size)?,
         num_classes: size("MODEL.NUM_CLASSES", classes)?,

@@ -6,7 +6,7 @@ use std::path::Path;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::file::{Document, FORMAT_VERSION, METADATA_KEY, SiteEntry, scale_name};
-use super::{Int8Weight, Param, QuantizedModel, SiteState};
+use super::{Int8Weight, Param, QuantizedModel, SiteState, scale_of};
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
 use crate::params::{name_list, parameters};
@@ -186,11 +186,11 @@ fn read_sites(
 
 fn check_amax(site: Site, amax: Option<f32>, scale: f32) -> Result<(), ModelError> {
     let problem = match amax {
-        Some(amax) if amax / 127.0 == scale => return Ok(()),
+        Some(amax) if scale_of(amax) == scale => return Ok(()),
         Some(amax) => format!(
             "the stored amax {amax} contradicts the scale tensor, which holds {scale} (amax / 127 would be {}); \
              calibrate again",
-            amax / 127.0
+            scale_of(amax)
         ),
         None => {
             "has a scale tensor, but the stored site table has no amax for it; calibrate again".to_owned()

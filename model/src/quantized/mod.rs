@@ -49,7 +49,7 @@ pub struct SiteState {
 impl SiteState {
     /// The scale `amax / 127`, if the site has a range.
     pub fn scale(&self) -> Option<f32> {
-        self.amax.map(|amax| amax / 127.0)
+        self.amax.map(scale_of)
     }
 }
 
@@ -131,7 +131,7 @@ impl QuantizedModel {
             ));
         };
         check_range(site, amax)?;
-        Ok(Some(amax / 127.0))
+        Ok(Some(scale_of(amax)))
     }
 
     /// Whether the linear layer runs in INT8: true if the sites of its input and of its weight are both on.
@@ -227,12 +227,17 @@ fn linear_macs(config: &SwinConfig, linear: Linear) -> f64 {
     macs as f64
 }
 
+/// The scale of an activation of range `amax`: `amax / 127`.
+pub fn scale_of(amax: f32) -> f32 {
+    amax / 127.0
+}
+
 /// Checks that `amax` is usable as a range: positive and finite, with a finite `1 / (amax / 127)`.
 ///
 /// # Errors
 /// [`ModelError::Site`] with the value.
 pub fn check_range(site: Site, amax: f32) -> Result<(), ModelError> {
-    let scale = amax / 127.0;
+    let scale = scale_of(amax);
     if amax.is_finite() && amax > 0.0 && scale > 0.0 && (1.0 / scale).is_finite() {
         return Ok(());
     }

@@ -1,0 +1,102 @@
+//! The network as a list of ops, before any backend.
+//!
+//! [`Plan::new`] validates a [`QuantizedModel`](swinq_model::QuantizedModel) and resolves it once: each [`Step`] carries
+//! its parameters (weights, scales, quantizers, row orders), so that a backend, an exporter or a tuner reads the plan and
+//! never the model. The plan borrows the model and copies no weight. An [`Outline`] is what remains when the model is
+//! gone: names, shapes and element types.
+//!
+//! The float forward (`swinq-float`) is the first description of a Swin, the plan is the second, and there is no third.
+
+mod build;
+mod op;
+mod outline;
+mod values;
+
+pub use op::{Attention, Linear, Merge, Norm, Op, Order, Patches, Store, Weight};
+pub use outline::{Outline, StepOutline};
+pub use values::{RelativeBias, Values};
+
+/// A tensor of the plan, by index into [`Plan::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorId(pub usize);
+
+/// Elements of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// u8 pixels as given.
+    Pixel,
+    /// f32. A backend may hold it in another float type.
+    F32,
+    /// INT8 codes.
+    Code,
+}
+
+impl Element {
+    /// The name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Element::Pixel => "u8",
+            Element::F32 => "f32",
+            Element::Code => "INT8",
+        }
+    }
+}
+
+/// A tensor of the plan: `[images * rows, columns]`. How rows are laid out in memory is the backend's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Rows per image.
+    pub rows: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Elements.
+    pub element: Element,
+}
+
+/// One op with its operands.
+#[derive(Clone, Debug)]
+pub struct Step<'m> {
+    /// Module path in Microsoft's naming, for profiles, listings and errors.
+    pub name: String,
+    /// What is done, with its parameters.
+    pub op: Op<'m>,
+    /// What is done with the result.
+    pub store: Store,
+    /// Tensor read.
+    pub input: TensorId,
+    /// Tensor written (for residual stores and in-place ops: the stream, read and written).
+    pub output: TensorId,
+    /// Multiply-accumulates per image.
+    pub macs: u64,
+}
+
+/// A Swin as a list of ops.
+#[derive(Clone, Debug)]
+pub struct Plan<'m> {
+    /// Every tensor; the first is the image.
+    pub tensors: Vec<TensorSpec>,
+    /// Every op in order.
+    pub steps: Vec<Step<'m>>,
+}
+
+impl Plan<'_> {
+    /// The tensor `id`.
+    pub fn tensor(&self, id: TensorId) -> &TensorSpec {
+        &self.tensors[id.0]
+    }
+
+    /// The image.
+    pub fn image(&self) -> TensorId {
+        TensorId(0)
+    }
+
+    /// The logits.
+    pub fn logits(&self) -> TensorId {
+        self.steps.last().expect("a plan has steps").output
+    }
+
+    /// The plan without its parameters.
+    pub fn outline(&self) -> Outline {
+        Outline::new(self)
+    }
+}

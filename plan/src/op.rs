@@ -1,0 +1,164 @@
+//! The ops of a plan and their parameters.
+
+use std::sync::Arc;
+
+use swinq_kernels::{AttentionQuant, Quantizer, RowMap};
+use swinq_model::quantized::Int8Weight;
+
+use crate::values::{RelativeBias, Values};
+
+/// What an op does with the values it produces.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Store {
+    /// Writes f32.
+    F32,
+    /// Quantizes, dequantizes and writes f32: the site is on, but the product that reads it runs in float.
+    Fake(Quantizer),
+    /// Writes INT8 codes; one quantizer, or one for each equal part of the columns (q, k, v).
+    Codes(Vec<Quantizer>),
+    /// Adds to the residual stream, each operand through its site.
+    Residual {
+        /// Site of the branch.
+        branch: Option<Quantizer>,
+        /// Site of the stream.
+        shortcut: Option<Quantizer>,
+    },
+}
+
+/// Order of an op's rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Tokens, row by row of the grid.
+    Tokens,
+    /// Windows of the shifted and padded grid.
+    Windows {
+        /// Cyclic shift in tokens.
+        shift: usize,
+        /// The token of each row. Steps of one stage and shift share one map.
+        map: Arc<RowMap>,
+    },
+}
+
+/// From pixels to the rows of the patch embedding's product.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patches {
+    /// Side of the image in pixels.
+    pub image: usize,
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// The normalised value of each byte of each channel: `[channel][byte]`.
+    pub lookup: Box<[[f32; 256]; 3]>,
+}
+
+/// The weight of a linear layer, `[n, k]`, and the arithmetic it is multiplied in.
+#[derive(Clone, Debug)]
+pub enum Weight<'m> {
+    /// The product runs in INT8: both operands are codes, and sums are exact in INT32.
+    Int8 {
+        /// Codes and their scales.
+        codes: &'m Int8Weight,
+        /// Quantizer of the input.
+        input: Quantizer,
+        /// What an accumulator is multiplied by: `s_x * s_w[c]` for each of the `n` columns of the result.
+        multiplier: Vec<f32>,
+    },
+    /// The product runs in float.
+    Float(Values<'m>),
+}
+
+/// A linear layer: the product with a weight, its bias and its activation.
+#[derive(Clone, Debug)]
+pub struct Linear<'m> {
+    /// Which layer of the network it is. Its sites have this name.
+    pub layer: swinq_model::Linear,
+    /// Columns of the result.
+    pub n: usize,
+    /// Columns of the input.
+    pub k: usize,
+    /// The weight, `[n, k]`.
+    pub weight: Weight<'m>,
+    /// The bias, `[n]`.
+    pub bias: Option<Values<'m>>,
+    /// Quantizer of the `.output` site, between the product and the bias.
+    pub output: Option<Quantizer>,
+    /// Whether GELU follows the bias.
+    pub gelu: bool,
+    /// Order of the rows. A residual store scatters them to the tokens of the stream.
+    pub order: Order,
+}
+
+impl Linear<'_> {
+    /// Whether the product runs in INT8.
+    pub fn is_int8(&self) -> bool {
+        matches!(self.weight, Weight::Int8 { .. })
+    }
+}
+
+/// A LayerNorm.
+#[derive(Clone, Debug)]
+pub struct Norm<'m> {
+    /// Scale of each channel.
+    pub gamma: Values<'m>,
+    /// Offset of each channel.
+    pub beta: Values<'m>,
+    /// What is added to the variance.
+    pub eps: f32,
+}
+
+/// Attention within the windows of one block.
+#[derive(Clone, Debug)]
+pub struct Attention<'m> {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Tokens of a window.
+    pub tokens: usize,
+    /// Windows of an image.
+    pub windows: usize,
+    /// What `QK^T` of each head is multiplied by, `[heads]`.
+    pub scales: Vec<f32>,
+    /// The relative position bias.
+    pub bias: RelativeBias<'m>,
+    /// Region of each token, `[windows, tokens]`: tokens of different regions do not attend to each other. `None` where
+    /// nothing is masked.
+    pub regions: Option<Arc<[u8]>>,
+    /// Quantizers of the sites inside.
+    pub quant: AttentionQuant,
+}
+
+/// The gathering of 2 x 2 tokens at the end of a stage.
+#[derive(Clone, Debug)]
+pub struct Merge<'m> {
+    /// The norm of the gathered channels.
+    pub norm: Norm<'m>,
+    /// The four source tokens of each merged token; `None` is padding, which is zeros.
+    pub sources: Vec<[Option<usize>; 4]>,
+    /// Tokens of an image before the merge.
+    pub tokens: usize,
+}
+
+/// An op.
+#[derive(Clone, Debug)]
+pub enum Op<'m> {
+    /// Cuts images into patches and normalises their pixels.
+    Patches(Patches),
+    /// A linear layer.
+    Linear(Linear<'m>),
+    /// LayerNorm of the stream's tokens, written in an order. With a residual store (Swin V2) it reads rows in that order
+    /// and adds them to the tokens of the stream.
+    Norm(Norm<'m>, Order),
+    /// The stream's tokens as they are, written in an order: quantized, or in f32 where the site is off (Swin V2, where no
+    /// norm comes before a linear layer).
+    Quantize(Order),
+    /// LayerNorm of the stream in place.
+    NormInPlace(Norm<'m>),
+    /// Adds the absolute position embedding, `[rows, columns]` of the stream, to the stream in place.
+    PositionEmbedding(Values<'m>),
+    /// Window attention.
+    Attention(Attention<'m>),
+    /// Gathers 2 x 2 tokens and normalises them.
+    Merge(Merge<'m>),
+    /// The last norm and the mean over tokens.
+    Pool(Norm<'m>),
+}

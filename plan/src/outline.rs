@@ -1,0 +1,138 @@
+//! A plan without its parameters: what an engine keeps, and what `inspect --plan` prints.
+
+use std::fmt;
+
+use swinq_kernels::Probs;
+
+use crate::{Attention, Linear, Op, Order, Plan, Step, Store, TensorId, TensorSpec};
+
+/// A plan without its parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outline {
+    /// Every tensor; the first is the image.
+    pub tensors: Vec<TensorSpec>,
+    /// Every op in order.
+    pub steps: Vec<StepOutline>,
+}
+
+/// One op in words, with its operands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutline {
+    /// Module path in Microsoft's naming.
+    pub name: String,
+    /// What is done.
+    pub op: String,
+    /// What is done with the result.
+    pub store: String,
+    /// Tensor read.
+    pub input: TensorId,
+    /// Tensor written.
+    pub output: TensorId,
+    /// Multiply-accumulates per image.
+    pub macs: u64,
+}
+
+impl Outline {
+    pub(crate) fn new(plan: &Plan<'_>) -> Outline {
+        let step = |step: &Step<'_>| StepOutline {
+            name: step.name.clone(),
+            op: describe(step),
+            store: store(&step.store),
+            input: step.input,
+            output: step.output,
+            macs: step.macs,
+        };
+        Outline { tensors: plan.tensors.clone(), steps: plan.steps.iter().map(step).collect() }
+    }
+
+    /// The tensor `id`.
+    pub fn tensor(&self, id: TensorId) -> &TensorSpec {
+        &self.tensors[id.0]
+    }
+}
+
+impl fmt::Display for Plan<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.outline().fmt(f)
+    }
+}
+
+impl fmt::Display for Outline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<36} {:<44} {:>16} {:>9}  reads -> writes", "launch", "op", "per image", "MMAC")?;
+        for step in &self.steps {
+            let (input, output) = (self.tensor(step.input), self.tensor(step.output));
+            let shape = format!("{}x{}", input.rows, output.columns);
+            let macs = if step.macs == 0 { String::new() } else { format!("{:.1}", step.macs as f64 / 1e6) };
+            let (name, op, reads, writes) = (&step.name, &step.op, input.element.name(), &step.store);
+            writeln!(f, "{name:<36} {op:<44} {shape:>16} {macs:>9}  {reads} -> {writes}")?;
+        }
+        Ok(())
+    }
+}
+
+fn store(store: &Store) -> String {
+    match store {
+        Store::F32 => "f32".to_owned(),
+        Store::Fake(q) => format!("f32 on the INT8 grid (scale {:.4e})", q.scale()),
+        Store::Codes(q) => {
+            let scales: Vec<String> = q.iter().map(|q| format!("{:.4e}", q.scale())).collect();
+            format!("INT8 (scale {})", scales.join(", "))
+        }
+        Store::Residual { branch: None, shortcut: None } => "f32 stream +=".to_owned(),
+        Store::Residual { .. } => "f32 stream += (operands on the INT8 grid)".to_owned(),
+    }
+}
+
+fn describe(step: &Step<'_>) -> String {
+    let text = match &step.op {
+        Op::Patches(_) => "patch gather + normalise".to_owned(),
+        Op::Linear(linear) => describe_linear(linear, &step.store),
+        Op::Norm(_, order) => match &step.store {
+            Store::Residual { .. } => format!("LayerNorm{} + residual", window_reverse(order)),
+            _ => format!("LayerNorm{}", window_partition(order)),
+        },
+        Op::Quantize(order) => format!("gather{}", window_partition(order)),
+        Op::NormInPlace(_) => "LayerNorm in place".to_owned(),
+        Op::PositionEmbedding(_) => "add position embedding".to_owned(),
+        Op::Attention(attention) => describe_attention(attention),
+        Op::Merge(_) => "2x2 merge + LayerNorm".to_owned(),
+        Op::Pool(_) => "LayerNorm + mean over tokens".to_owned(),
+    };
+    let quantize = matches!(step.store, Store::Codes(_) | Store::Fake(_));
+    if quantize { text + " + quantize" } else { text }
+}
+
+fn describe_linear(linear: &Linear<'_>, store: &Store) -> String {
+    let kind = if linear.is_int8() { "gemm INT8" } else { "gemm f32" };
+    let output = if linear.output.is_some() { " -> INT8 out" } else { "" };
+    let gelu = if linear.gelu { " + GELU" } else { "" };
+    let residual = match store {
+        Store::Residual { .. } => window_reverse(&linear.order).to_owned() + " + residual",
+        _ => String::new(),
+    };
+    format!("{kind}{output} + bias{gelu}{residual}")
+}
+
+fn window_partition(order: &Order) -> &'static str {
+    match order {
+        Order::Tokens => "",
+        Order::Windows { shift: 0, .. } => " + window partition",
+        Order::Windows { .. } => " + shift + window partition",
+    }
+}
+
+fn window_reverse(order: &Order) -> &'static str {
+    match order {
+        Order::Tokens => "",
+        Order::Windows { .. } => " + window reverse",
+    }
+}
+
+fn describe_attention(attention: &Attention<'_>) -> String {
+    let quant = &attention.quant;
+    let name = |int8: bool| if int8 { "INT8" } else { "f32" };
+    let scores = name(quant.q.is_some() && quant.k.is_some());
+    let values = name(quant.v.is_some() && quant.probs != Probs::Float);
+    format!("window attention, QK^T {scores}, PV {values}")
+}

@@ -1,0 +1,77 @@
+//! Parameters that a plan borrows from its model.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use swinq_model::quantized::{Int8Weight, Param};
+
+/// A float parameter, row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum Values<'m> {
+    /// Stored in float.
+    Float(&'m [f32]),
+    /// Stored as INT8 codes, which are dequantized when they are read. A plan would otherwise hold all such weights in
+    /// float at once.
+    Codes(&'m Int8Weight),
+}
+
+impl<'m> Values<'m> {
+    /// The values of `param`.
+    pub fn of(param: &'m Param) -> Values<'m> {
+        match param {
+            Param::Float(tensor) => Values::Float(&tensor.data),
+            Param::Int8(weight) => Values::Codes(weight),
+        }
+    }
+
+    /// The values: borrowed, or dequantized for this call.
+    pub fn read(&self) -> Cow<'m, [f32]> {
+        match self {
+            Values::Float(values) => Cow::Borrowed(values),
+            Values::Codes(weight) => Cow::Owned(weight.dequantize().data),
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Values::Float(values) => values.len(),
+            Values::Codes(weight) => weight.codes.len(),
+        }
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The relative position bias of a block: a table, and the row of it for each pair of tokens.
+#[derive(Clone, Debug)]
+pub struct RelativeBias<'m> {
+    /// The table, `[(2 window - 1)^2, heads]`.
+    pub table: Values<'m>,
+    /// Row of the table for each pair of a query and a key, `[tokens, tokens]`. Blocks of one stage share it.
+    pub index: Arc<[usize]>,
+    /// Heads.
+    pub heads: usize,
+}
+
+impl RelativeBias<'_> {
+    /// The bias of each head, query and key: `[heads, tokens, tokens]`.
+    pub fn expand(&self) -> Vec<f32> {
+        let table = self.table.read();
+        let of_head = |head| self.index.iter().map(move |&row| row * self.heads + head);
+        (0..self.heads).flat_map(of_head).map(|at| table[at]).collect()
+    }
+
+    /// Number of values that [`RelativeBias::expand`] gives.
+    pub fn len(&self) -> usize {
+        self.heads * self.index.len()
+    }
+
+    /// Whether there is no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
