@@ -1,4 +1,4 @@
-//! Memory, streams, graphs and cuBLASLt on a GPU. Needs one; `REQUIRE_IMPL=cuda` makes its absence a failure.
+//! Memory, streams, graphs and cuBLASLt on a GPU. Needs a GPU; `REQUIRE_IMPL=cuda` makes a missing GPU a failure.
 
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
@@ -215,7 +215,7 @@ fn memory_is_filled_with_copies_of_a_pattern() {
     assert_eq!(bytes, [1, 2, 3, 1, 2, 3, 1, 0]);
 }
 
-/// A stream lets go of a kernel when the work is done, and not before: the code of a dropped kernel must stay loaded.
+/// A stream releases a kernel only when its work is done, because the code of a dropped kernel must stay loaded.
 #[test]
 fn kernels_are_unloaded_when_their_work_is_done() {
     let Some(device) = device() else { return };

@@ -1,4 +1,4 @@
-//! Launches cover what they compute, once, and fit the GPUs that kernels are compiled for. Pure: no GPU is needed.
+//! Checks that launches cover their work exactly once and fit the GPUs that kernels are compiled for. No GPU is needed.
 
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
@@ -7,7 +7,7 @@ use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::{Arch, LaunchConfig};
 
-/// Bytes of shared memory that a block can have: sm_75, sm_86 and sm_89, sm_80, sm_90.
+/// The most bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
 const SHARED: [(&str, u32); 4] =
     [("sm_75", 64 << 10), ("sm_86", 99 << 10), ("sm_80", 163 << 10), ("sm_90", 227 << 10)];
 
@@ -22,7 +22,7 @@ fn check(config: LaunchConfig, most_shared: u32, what: &str) {
     assert!(whole_warps && config.shared <= most_shared, "{what}: {config:?}");
 }
 
-/// Checks that `blocks` blocks of `of_block` units each reach `units` units, and that none has nothing to do.
+/// Checks that `blocks` blocks of `of_block` units each cover `units` units, and that no block is empty.
 #[track_caller]
 fn covers(blocks: u32, of_block: usize, units: usize, what: &str) {
     let blocks = blocks as usize;
@@ -90,7 +90,7 @@ fn norms() {
             for rows in [1, 49, 63, 64, 65, 3136, 401_408] {
                 let (launch, what) = (config.launch(rows), format!("{columns} columns, {rows} rows"));
                 check(launch, 0, &what);
-                // Blocks have whole rows.
+                // Each block has full rows.
                 assert!((launch.threads as usize).is_multiple_of(lanes), "{what}");
                 covers(launch.grid[0], launch.threads as usize / lanes, rows, &what);
             }

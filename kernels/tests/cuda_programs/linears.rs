@@ -1,4 +1,4 @@
-//! Programs of products, and of the launches that finish the library's.
+//! Programs of linear layers, and of the epilogues that follow the library's products.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};
 
-/// What a linear layer is, as the lowering of a plan asks for it.
+/// The kind of a linear layer, as the lowering of a plan requests it.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     /// To attention or to the next linear layer: INT8 codes.
@@ -58,8 +58,8 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that take the most registers: FC1 and what goes to the residual stream, for each stream,
-/// and FC1 in float.
+/// The kinds of the shipped recipes that use the most registers: FC1 and residual additions for each stream, and FC1 in
+/// float.
 fn usual_kinds() -> [LinearKind; 5] {
     [
         kind(true, false, Some(StreamType::F16), Role::Codes),
@@ -73,7 +73,7 @@ fn usual_kinds() -> [LinearKind; 5] {
 /// Instruction, whether weights stay, block and warps.
 type Shape = (Instruction, bool, (u16, u16), (u16, u16));
 
-/// Every way to cut a linear layer on `arch`, by shape.
+/// Every way to tile a linear layer on `arch`, by shape.
 fn tiles(arch: &Arch) -> BTreeMap<Shape, Vec<Tile>> {
     let gpu = Gpu { shared: arch.shared, multiprocessors: 132, wgmma: arch.name == "sm_90a" };
     let mut tiles: BTreeMap<Shape, Vec<Tile>> = BTreeMap::new();
@@ -124,7 +124,7 @@ fn deepest(tiles: &[Tile]) -> Tile {
     *tiles.iter().max_by_key(|tile| (tile.depth, tile.stages)).expect("a shape has tiles")
 }
 
-/// The launches that may finish the library's product.
+/// The epilogue launches that may follow the library's product.
 fn finish(kind: &LinearKind) -> Vec<Program> {
     let codes = kind.integer && kind.output;
     [false, true].into_iter().filter(|&c| codes || !c).map(|c| kind.finish_program(c)).collect()

@@ -1,5 +1,5 @@
-//! Every program that an engine asks for compiles, with everything in registers. Needs NVRTC, and no GPU; `REQUIRE_IMPL=nvrtc`
-//! makes its absence a failure.
+//! Checks that every program that an engine requests compiles without local memory. Needs NVRTC but no GPU;
+//! `REQUIRE_IMPL=nvrtc` makes a missing NVRTC a failure.
 //!
 //! Everything is compiled for sm_75 and sm_90a, the oldest architecture and the one with the most instructions: every way to
 //! cut a linear layer into blocks and warps with the heaviest of the usual epilogues, every epilogue with one cut, all variants of
@@ -27,7 +27,7 @@ pub struct Arch {
 /// How much is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// What the shipped recipes ask for, in the sizes of the official models.
+    /// The programs of the shipped recipes, for the sizes of the official models.
     Few,
     /// Every cut of a linear layer with usual epilogues, every epilogue with one cut; every variant of the other ops.
     Most,
@@ -79,7 +79,7 @@ fn one_share() {
     let Ok(share) = std::env::var(SHARE) else { return };
     let (share, processes) = share.split_once(' ').unwrap();
     let (share, processes): (usize, usize) = (share.parse().unwrap(), processes.parse().unwrap());
-    // Neighbours are much alike, so every share has of everything.
+    // Neighbouring programs are similar, so programs are dealt out one by one to give each share a mix.
     for (program, arch) in work().iter().skip(share).step_by(processes) {
         // A line's start may be in use by the harness.
         println!("\ncompiled {program} {arch}");
@@ -89,7 +89,7 @@ fn one_share() {
     }
 }
 
-/// What is wrong with `program` for `arch`, if anything is.
+/// The problem of `program` on `arch`, if there is one.
 fn fault(program: &Program, arch: &str) -> Option<String> {
     let compiled = match compile(program, arch) {
         Ok(compiled) => compiled,
@@ -100,7 +100,7 @@ fn fault(program: &Program, arch: &str) -> Option<String> {
     }
     let found = resources(&compiled.cubin, program.entry).unwrap();
     let threads = program.defines.iter().find(|(name, _)| *name == "THREADS").expect("THREADS is defined").1;
-    // Registers are given to warps in pieces of 256.
+    // Registers are allocated to warps in units of 256.
     let of_block = i64::from(found.registers.next_multiple_of(8)) * threads;
     let fits = found.local_bytes == 0 && found.registers <= 255 && of_block <= 65_536;
     (!fits).then(|| {
@@ -121,7 +121,7 @@ fn work() -> Vec<(Program, &'static str)> {
     ARCHS.iter().flat_map(of_arch).collect()
 }
 
-/// Whether NVRTC is there.
+/// Whether NVRTC is available.
 fn nvrtc() -> bool {
     let Err(error) = library::require(Library::Nvrtc) else { return true };
     let required = std::env::var("REQUIRE_IMPL").is_ok_and(|names| names.split(',').any(|n| n == "nvrtc"));

@@ -1,4 +1,4 @@
-//! Programs of all ops but products.
+//! Programs of all ops except linear layers.
 
 use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::Program;
@@ -20,7 +20,7 @@ pub fn quantizer() -> Quantizer {
     Quantizer::new(0.1).unwrap()
 }
 
-/// What ops store for a linear layer on tensor cores.
+/// The output that ops store for a linear layer on tensor cores.
 fn stores(scope: Scope) -> Vec<DeviceStore> {
     let mut stores = vec![DeviceStore::Codes(quantizer()), DeviceStore::Half];
     if scope > Scope::Few {

@@ -11,7 +11,7 @@ use crate::support::{Rng, assert_varied, step};
 
 const SCALE: f32 = 0.176_776_7;
 
-/// Windows and what is looked up for them.
+/// Windows with their bias and regions.
 struct Case {
     heads: usize,
     /// Tokens of a window.
@@ -27,8 +27,8 @@ struct Case {
 }
 
 impl Case {
-    /// The first window of an image has small queries, so that its rows are near uniform; the last one's are extreme. The
-    /// first window has one region, the others have several. Some biases are as large as the mask.
+    /// The first window of an image has small queries, so that its rows are nearly uniform; the last one's are extreme.
+    /// The first window has one region, the others have several. Some biases are as large as the mask.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
         let mut rng = Rng((heads * n) as u64);
         let width = 3 * heads * HEAD_DIM;
@@ -84,7 +84,7 @@ impl Case {
         })
     }
 
-    /// `[windows * n, channels]` of what `attend` makes of every window and head.
+    /// `[windows * n, channels]` with the results of `attend` for every window and head.
     fn gather<T: Copy + Default>(&self, attend: impl Fn(usize, usize) -> Vec<T>) -> Vec<T> {
         let mut out = vec![T::default(); self.total() * self.n * self.channels()];
         for (window, head) in (0..self.total()).flat_map(|w| (0..self.heads).map(move |h| (w, h))) {
@@ -120,7 +120,7 @@ impl Case {
         rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
     }
 
-    /// `[heads, padded, padded]` in the unit of the logits: -inf for keys that pad.
+    /// `[heads, padded, padded]` in the unit of the logits; -inf for padded keys.
     fn padded_bias(&self, config: AttentionConfig) -> Vec<f32> {
         let (padded, unit) = (config.padded(), config.logit_unit());
         let value = |i: usize| {
@@ -134,7 +134,7 @@ impl Case {
         (0..self.heads * padded * padded).map(value).collect()
     }
 
-    /// `[windows, padded]`, and whether each window has several.
+    /// Regions `[windows, padded]`, and whether each window has several.
     fn padded_regions(&self, padded: usize) -> Option<(Vec<u8>, Vec<u8>)> {
         let windows = self.regions.as_ref()?.chunks_exact(self.n);
         let pad = |window: &[u8]| [window, &vec![0; padded - self.n]].concat();
@@ -170,8 +170,8 @@ impl Case {
     }
 }
 
-/// Windows of whole and of ragged tiles, of one tile, of one token, and of several tiles; one or several heads, masked or
-/// not.
+/// Windows of full and partial tiles, of one tile, one token and several tiles; one or several heads, with and without
+/// mask.
 fn cases() -> [Case; 7] {
     [
         Case::new(3, 49, 4, 2, true),
@@ -184,12 +184,12 @@ fn cases() -> [Case; 7] {
     ]
 }
 
-/// The steps of q, k and v.
+/// The scales of q, k and v.
 fn steps() -> [Quantizer; 3] {
     [0.03, 0.031, 0.017].map(step)
 }
 
-/// What the kernel stores of a case, and the reference's values.
+/// The kernel's output for a case, and the values of the reference.
 fn run_codes(
     compiler: &Compiler,
     case: &Case,
@@ -221,7 +221,7 @@ fn run_codes(
     (got.unwrap(), want)
 }
 
-/// Demands the bits of the reference.
+/// Checks for the bits of the reference.
 fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
     let Some(compiler) = Compiler::get() else { return };
     let (got, want) = run_codes(compiler, case, probs, store, true);
@@ -229,7 +229,7 @@ fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
     rows::check(&got, &want, case.channels(), store, &what);
 }
 
-/// With the exponential unit: a code may be one off, for one element in a thousand.
+/// With the exponential unit one element in a thousand may be off by one code.
 fn check_near_codes(case: &Case, probs: Probs, scale: f32) {
     let Some(compiler) = Compiler::get() else { return };
     let q = step(scale);

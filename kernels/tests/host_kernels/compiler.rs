@@ -1,4 +1,4 @@
-//! Kernels compiled into programs, once for every content of their sources.
+//! Compiles kernels into programs, once for each version of their sources.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use swinq_kernels::cuda::{Program, contract::contract_header};
 
-/// Arithmetic is IEEE, operation by operation; types may be read as others, as on a GPU.
+/// Each operation follows IEEE 754, and type punning is allowed, as on a GPU.
 const FLAGS: [&str; 7] = [
     "-g",
     "-std=c++17",
@@ -24,13 +24,13 @@ const FLAGS: [&str; 7] = [
 /// The files of the program around a kernel.
 const RUNTIME: [&str; 4] = ["block.cpp", "copy.cpp", "runner.cpp", "warp.cpp"];
 
-/// How long a program that nothing has been hashed to is kept.
+/// How long an unused program is kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// The C++ compiler of this machine and what it has compiled.
+/// The C++ compiler of this machine, and its compiled programs.
 pub struct Compiler {
     command: String,
-    /// Where programs are kept.
+    /// The folder of compiled programs.
     dir: PathBuf,
     /// Hash of the compiler and of every file that a kernel may include.
     base: u64,
@@ -39,7 +39,7 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler; none, said loudly, if there is none.
+    /// The compiler. Without one, prints that tests are skipped and returns `None`.
     ///
     /// # Panics
     /// If there is none and `REQUIRE_IMPL` asks for `host_kernels`.
@@ -71,7 +71,7 @@ impl Compiler {
         compiler
     }
 
-    /// Drops old programs, writes the contract and compiles what every program has.
+    /// Removes old programs, writes the contract and compiles the common part of all programs.
     fn prepare(&mut self) {
         fs::create_dir_all(&self.dir).unwrap();
         let old = SystemTime::now() - KEPT;
@@ -96,7 +96,7 @@ impl Compiler {
         self.dir.join(format!("include-{:016x}", self.base))
     }
 
-    /// The executable of a program; compiled if it is not there.
+    /// The executable of a program, compiled if it is missing.
     pub fn program(&self, program: &Program) -> PathBuf {
         let mut hasher = DefaultHasher::new();
         (self.base, program, fs::read(source(program.file)).unwrap()).hash(&mut hasher);
@@ -108,7 +108,7 @@ impl Compiler {
     fn build(&self, program: &Program, key: u64) -> PathBuf {
         let executable = self.dir.join(format!("{}-{key:016x}", program.entry));
         let main = executable.with_extension("cpp");
-        // The defines are the kernel's: the primitives have names of their own.
+        // The defines apply to the kernel only; the primitives use other names.
         let define = |(name, value): &(&str, i64)| format!("#define {name} {value}\n");
         let defines: String = program.defines.iter().map(define).collect();
         let (file, entry) = (source(program.file), program.entry);
@@ -120,7 +120,7 @@ impl Compiler {
         executable
     }
 
-    /// Runs the compiler unless `output` is there.
+    /// Runs the compiler unless `output` exists.
     fn compile(&self, arguments: &[impl AsRef<str>], output: &Path) {
         if output.exists() {
             return;
@@ -137,7 +137,7 @@ impl Compiler {
     }
 }
 
-/// The first compiler that says its version: command, version.
+/// The first compiler that prints its version: command and version.
 fn find() -> Option<(String, String)> {
     let candidates = std::env::var("CXX").into_iter().chain(["c++", "g++", "clang++"].map(String::from));
     candidates.filter(|command| !command.is_empty()).find_map(|command| {

@@ -1,4 +1,4 @@
-//! `dequant.cu`: what follows a linear layer of the library.
+//! `dequant.cu`: the epilogue of a linear layer that the library computes.
 
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::LinearStore;
@@ -13,7 +13,7 @@ use crate::support::step;
 const SHAPES: [(usize, usize, usize); 5] =
     [(1, 16, 48), (43, 48, 96), (16, 128, 16), (7, 96, 64), (30, 288, 32)];
 
-/// The launch; `codes`: the sums have been made codes of the `.output` site.
+/// The launch. `codes`: the sums are already codes of the `.output` site.
 fn launch(case: &Case, kind: &Kind, codes: bool) -> Launch {
     let (program, (m, n)) = (kind.kind().finish_program(codes), (case.m, case.n));
     let blocks = (m * n / 8).div_ceil(256) as u32;

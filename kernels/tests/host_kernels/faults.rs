@@ -1,10 +1,10 @@
-//! Mistakes in kernels are found and named.
+//! Checks that mistakes in kernels are detected and reported.
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
 use crate::primitives::{dependent, launch, program};
 
-/// A kernel of `primitives.cu` with mistake `fault`, and what must be said about it.
+/// A kernel of `primitives.cu` with mistake `fault`, and the expected message.
 fn expect(entry: &'static str, fault: i64, threads: u32, said: &[&str]) {
     let Some(compiler) = Compiler::get() else { return };
     let message = build(entry, fault, threads).failure(compiler);

@@ -14,7 +14,7 @@ pub fn nearest_half(x: f32) -> u16 {
     if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits() }
 }
 
-/// Values of every magnitude with ties, clamps, limits and NaN among them.
+/// Values of every magnitude, including ties, clamps, limits and NaN.
 fn values() -> Vec<f32> {
     let mut rng = Rng(7);
     let mut x: Vec<f32> = (0..4000).map(|_| f32::from_bits(rng.next() as u32)).collect();
@@ -44,7 +44,7 @@ fn values() -> Vec<f32> {
         -60.0,
         -60.5,
     ]);
-    // Halfway between halves, and a step to either side.
+    // Values halfway between two halves, and their neighbours.
     for half in (0..0x7bff_u16).step_by(61) {
         let middle = (f16::from_bits(half).to_f32() + f16::from_bits(half + 1).to_f32()) / 2.0;
         x.extend([middle, middle.next_up(), -middle.next_down()]);
@@ -78,7 +78,7 @@ fn conversions_round_as_the_contract_says() {
     }
 }
 
-/// The value at `i`, from the start again behind the end.
+/// The value at `i`, wrapping around at the end.
 fn values_at(i: usize) -> f32 {
     static VALUES: std::sync::LazyLock<Vec<f32>> = std::sync::LazyLock::new(values);
     VALUES[i % VALUES.len()]
@@ -111,7 +111,7 @@ fn four_codes_are_packed_and_saturated() {
     for (x, got) in x.as_chunks::<4>().0.iter().zip(got.as_chunks::<3>().0) {
         let codes = x.map(|x| reference::code(x).cast_unsigned());
         assert_eq!(got[0].to_le_bytes(), codes, "{x:?}");
-        // The second way is for numbers.
+        // The second variant does not support NaN.
         for (i, x) in x.iter().enumerate().filter(|(_, x)| !x.is_nan()) {
             assert_eq!(got[1].to_le_bytes()[i], codes[i], "{x:e}");
         }
@@ -129,7 +129,7 @@ fn gelu_and_the_exponential_are_the_reference() {
     let (gelu, exp): (Vec<f32>, Vec<f32>) = got.as_chunks::<2>().0.iter().map(|&[g, e]| (g, e)).unzip();
     let want: Vec<f32> = x.iter().map(|&x| reference::gelu(x)).collect();
     assert_same(&gelu, &want, "GELU");
-    // A NaN loses against the floor, as `below > FLOOR` does.
+    // A NaN becomes the floor, as in `below > FLOOR`.
     let want = x.iter().map(|&x| reference::exp((-x.abs()).max(-60.0)));
     assert_same(&exp, &want.collect::<Vec<f32>>(), "exponential");
 }

@@ -12,7 +12,7 @@ use crate::linear::{Case, Kind};
 use crate::rows::to_halves;
 use crate::support::step;
 
-/// Columns and inputs, ragged ones among them.
+/// Columns and inputs, including partial tiles.
 const SHAPES: [(usize, usize); 8] =
     [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40)];
 
@@ -38,7 +38,7 @@ fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
         let stride = row_stride(k, 2);
         let a = to_halves(&case.a.iter().map(|&x| f32::from(x)).collect::<Vec<f32>>());
         let w: Vec<f32> = case.w.iter().map(|&x| f32::from(x) / 8.0).collect();
-        // What pads a row is a NaN.
+        // Rows are padded with NaN.
         (launch.activation(&rows(&a, k, stride, 0x7fff)).array(&pack_half(&w, n, k, stride)), 2)
     };
     let stride = row_stride(k, bytes) * bytes;
@@ -53,7 +53,7 @@ fn rows<T: Copy>(x: &[T], k: usize, stride: usize, pad: T) -> Vec<T> {
         .collect()
 }
 
-/// Every shape, with one row, and one less than a block's, as many, and one more.
+/// Every shape, with 1 row, and with one row less than a block, exactly a block, and one row more.
 fn check(kind: Kind, tile: Tile) {
     let Some(compiler) = Compiler::get() else { return };
     let block = usize::from(tile.block.0);

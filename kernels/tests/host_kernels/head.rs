@@ -33,8 +33,8 @@ fn pooling_gives_the_reference() {
         (StreamType::F16, DeviceStore::Float),
         (StreamType::F16, DeviceStore::Codes(step(0.015625))),
     ];
-    // Fewer tokens than a round of the block's quads, and more; columns of whole and of ragged sixteens; so many images
-    // that one block has all columns of an f16 stream.
+    // Fewer tokens than a round of the block's quads, and more; full and partial groups of sixteen columns; enough
+    // images for one block to have all columns of an f16 stream.
     for (images, tokens, columns) in [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 9, 768), (33, 5, 268)] {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
@@ -98,7 +98,7 @@ fn the_product_in_f32_gives_the_reference() {
         let (x, w, bias) = (rng.floats(m * k, 2.0), rng.floats(n * k, 1.0), rng.floats(n, 1.0));
         let stride = n.next_multiple_of(4);
         let column = |i: usize| (i % stride < n).then(|| w[i % stride * k + i / stride]);
-        // What pads the weight's rows must not matter.
+        // The padding of the weight's rows must not affect the result.
         let transposed: Vec<f32> = (0..k * stride).map(|i| column(i).unwrap_or(f32::NAN)).collect();
         for output in [None, Some(step(0.25))] {
             let launch =

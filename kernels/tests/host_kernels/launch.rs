@@ -7,7 +7,7 @@ use swinq_kernels::cuda::{LaunchConfig, Program};
 
 use crate::compiler::Compiler;
 
-/// A kernel's launch on this machine's processor. Its parameters are given one by one, in the order of their struct.
+/// The launch of a kernel on this machine's processor. Parameters are added one by one, in the order of their struct.
 #[derive(Clone)]
 pub struct Launch {
     program: Program,
@@ -16,7 +16,7 @@ pub struct Launch {
     buffers: Vec<Buffer>,
 }
 
-/// Device memory of exactly this size, and where the parameters point to it.
+/// Device memory of exactly this size, and the position of its pointer in the parameters.
 #[derive(Clone)]
 struct Buffer {
     pointer: usize,
@@ -84,7 +84,7 @@ impl Launch {
     /// The buffers after the run, in the order in which they were given.
     ///
     /// # Panics
-    /// With what the program says, if it finds a mistake in the kernel.
+    /// With the program's message, if it detects a mistake in the kernel.
     pub fn run(&self, compiler: &Compiler) -> Vec<Vec<u8>> {
         let output = self.execute(compiler);
         let message = String::from_utf8_lossy(&output.stderr);
@@ -98,10 +98,10 @@ impl Launch {
         results.collect()
     }
 
-    /// What the program says about a kernel with a mistake.
+    /// The program's message about a kernel with a mistake.
     ///
     /// # Panics
-    /// If it finds none.
+    /// If the program detects no mistake.
     pub fn failure(&self, compiler: &Compiler) -> String {
         let output = self.execute(compiler);
         assert!(!output.status.success(), "{}: no mistake was found", self.program);
@@ -117,12 +117,12 @@ impl Launch {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // A program that stops before it has read everything says why.
+        // A program that stops before it has read all input reports the reason.
         let _ = child.stdin.take().unwrap().write_all(&self.input());
         child.wait_with_output().unwrap()
     }
 
-    /// What `runner.cpp` reads.
+    /// The input of `runner.cpp`.
     fn input(&self) -> Vec<u8> {
         let mut input = Vec::new();
         let mut push = |x: usize| input.extend((x as u64).to_le_bytes());
@@ -144,9 +144,9 @@ impl Launch {
     }
 }
 
-/// What buffers are filled with.
+/// A type of number that buffers hold.
 pub trait Number: Copy {
-    /// Appends the number as the machine holds it, little-endian.
+    /// Appends the number in little-endian order.
     fn push(self, bytes: &mut Vec<u8>);
 }
 

@@ -1,4 +1,4 @@
-//! Which elements the lanes of a product hold after the permutations that weights are packed by, and where rows lie.
+//! The elements that the lanes of a product hold after the permutations of packed weights, and the places of rows.
 
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, packed_column};
 use swinq_kernels::cuda::ops::linear::{Instruction, Tile};

@@ -1,4 +1,4 @@
-//! Products with what follows them: the cases that `gemm.cu` and `dequant.cu` share.
+//! Linear layers with their epilogues: the cases that `gemm.cu` and `dequant.cu` share.
 
 use half::f16;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
@@ -10,7 +10,7 @@ use crate::launch::{Launch, bytes, floats};
 use crate::rows::{half_floats, to_halves};
 use crate::support::{Rng, assert_same, assert_varied, step};
 
-/// How far `gelu_fast` is from GELU, the rounding of its result aside.
+/// The error of `gelu_fast`, without the rounding of its result.
 pub const FAST_GELU_ERROR: f64 = 1.2e-7;
 
 /// GELU in f64.
@@ -18,7 +18,7 @@ pub fn gelu(x: f32) -> f64 {
     0.5 * f64::from(x) * libm::erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2)
 }
 
-/// What a linear layer is specialised for.
+/// The specialisation of a linear layer.
 #[derive(Clone, Debug)]
 pub struct Kind {
     pub integer: bool,
@@ -27,7 +27,7 @@ pub struct Kind {
     /// The reciprocals of `Codes` are the case's.
     pub store: LinearStore,
     pub stream: StreamType,
-    /// Whether rows of a residual store have an order of their own.
+    /// Whether a residual store reorders rows.
     pub mapped: bool,
 }
 
@@ -85,7 +85,7 @@ impl Kind {
         self.store == LinearStore::Residual
     }
 
-    /// Whether GELU is the fast one, which is only near the reference.
+    /// Whether GELU is the fast version, which only approximates the reference.
     fn is_near(&self) -> bool {
         self.gelu && self.stream == StreamType::F16
     }
@@ -116,8 +116,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// Most multipliers and all steps are powers of two, so that many values are ties; sums of a few hundred codes reach
-    /// both clamps. Codes are small where sums in f16 products are to be exact: with `integer`, they have all their range.
+    /// Most multipliers and all scales are powers of two, so that many values are ties. Sums of a few hundred codes
+    /// reach both clamps. With `integer`, codes use their full range; otherwise they are small, so that sums of f16
+    /// products are exact.
     pub fn new((m, n, k): (usize, usize, usize), integer: bool, seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -191,7 +192,7 @@ impl Case {
         if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n, bytes) }
     }
 
-    /// What the output holds before the launch: the stream, or bytes that are to stay where nothing is stored.
+    /// The output before the launch: the stream, or bytes that must stay unchanged where nothing is stored.
     fn before(&self, kind: &Kind) -> Vec<u8> {
         if !kind.is_residual() {
             return vec![77; self.m * self.stride(kind) * kind.element_bytes()];
@@ -231,7 +232,7 @@ impl Case {
         launch.float(output).float(fake.recip()).float(fake.scale())
     }
 
-    /// Panics unless `got`, the output after the launch, is what the reference stores.
+    /// Panics unless `got`, the output after the launch, equals the reference's output.
     pub fn check(&self, kind: &Kind, got: &[u8], what: &str) {
         if kind.is_near() {
             return self.check_near(kind, got, what);
@@ -318,7 +319,7 @@ impl Case {
     }
 }
 
-/// A map with one row of padding in eight, in a scrambled order, and how many images of it `rows` are: 2 when even.
+/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are: 2 if even.
 pub fn window_map(rows: usize) -> (RowMap, usize) {
     let images = if rows.is_multiple_of(2) { 2 } else { 1 };
     let period = rows / images;

@@ -44,7 +44,7 @@ impl Case {
                 (Some((0..rows * pieces).map(token).collect()), tokens)
             }
         };
-        // Far from zero, so that what the mean's rounding leaves out matters; halves are exact.
+        // Values far from zero, so that the rounding error of the mean matters; they are exact in f16.
         let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
         let stream = half_floats(&crate::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
@@ -111,7 +111,7 @@ impl Case {
 }
 
 /// A stream whose sums depend on their order: small values among large ones that cancel; values so close to each other
-/// that their variance is mostly what rounding leaves; rows of one value.
+/// that their variance is mostly rounding error; rows of one value.
 fn delicate() -> Case {
     let mut case = Case::new(1, 60, 96, 1, false);
     let mut rng = Rng(11);
@@ -132,7 +132,7 @@ fn delicate() -> Case {
     case
 }
 
-/// Around the 64 rows of a block, columns of whole and of ragged sixteens.
+/// Sizes around the 64 rows of a block, and full and partial groups of sixteen columns.
 fn cases() -> [Case; 5] {
     [
         Case::new(1, 1, 96, 1, false),

@@ -44,7 +44,7 @@ impl Case {
             true => rng.bytes(columns * 3 * patch * patch).into_iter().map(code).collect(),
             false => rng.floats(columns * 3 * patch * patch, 0.5),
         };
-        // On the tensor cores halves, of so few bits that sums in any order are exact.
+        // Tensor cores use f16 values of so few bits that sums in any order are exact.
         let rounded = |x: f32, parts: f32| if config.half() { (x * parts).round() / parts } else { x };
         let weight = weight.into_iter().map(|w| rounded(w, 64.0)).collect();
         let pixel = |byte| rounded(pixel(byte), 16.0);
@@ -157,7 +157,7 @@ impl Case {
     }
 }
 
-/// One patch, whole blocks of 32, ragged ones; patches of 1, 2, 4 pixels.
+/// One patch, full and partial blocks of 32; patches of 1, 2 and 4 pixels.
 #[test]
 fn the_stream_is_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -194,8 +194,8 @@ fn the_stream_is_the_reference() {
     }
 }
 
-/// Sums are exact; the norm is in f32, in two passes. Whole groups of 64 tokens, and ragged ones; patches of 1, 2, 4 pixels;
-/// blocks that walk over several groups.
+/// Sums are exact; the norm is in f32, in two passes. Full and partial groups of 64 tokens; patches of 1, 2 and 4
+/// pixels; blocks that process several groups.
 #[test]
 fn an_f16_stream_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };

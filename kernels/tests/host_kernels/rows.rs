@@ -7,7 +7,7 @@ use swinq_kernels::{Quantizer, reference};
 use crate::launch::{Launch, floats, halves};
 use crate::support::{assert_same, assert_varied};
 
-/// What outputs hold before a launch, and between their rows afterwards.
+/// The bytes of an output before a launch, which must stay unchanged between its rows.
 const UNTOUCHED: u8 = 77;
 
 /// The quantizer of a store.
@@ -24,7 +24,7 @@ pub fn output(launch: Launch, rows: usize, columns: usize, store: DeviceStore) -
     launch.activation(&vec![UNTOUCHED; rows * stride * store.element_bytes()])
 }
 
-/// `launch` with the reciprocal and the step of `store`.
+/// `launch` with the reciprocal and the scale of `store`.
 pub fn step_of(launch: Launch, store: DeviceStore) -> Launch {
     let q = quantizer(store);
     launch.float(q.map_or(1.0, Quantizer::recip)).float(q.map_or(1.0, Quantizer::scale))
@@ -61,7 +61,7 @@ pub fn to_halves(x: &[f32]) -> Vec<u16> {
     x.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
 }
 
-/// Panics unless `got` holds numbers within `error` of `values`, and within what storing them rounds.
+/// Panics unless `got` holds numbers within `error` of `values`, plus the rounding of the store.
 pub fn check_near(got: &[u8], values: &[f64], error: f64, columns: usize, store: DeviceStore, what: &str) {
     let stride = row_stride(columns, store.element_bytes());
     let (got, unit): (Vec<f64>, f64) = match store {

@@ -24,7 +24,7 @@ fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-/// A fake-quantized value, and the slopes of value and of step.
+/// A fake-quantized value, and its derivatives by the value and by the scale.
 fn faked(x: f32, q: Quantizer, (low, high): (f32, f32)) -> (f32, bool, f32) {
     let scaled = x * q.recip();
     let clamped = scaled.clamp(low, high);

@@ -67,7 +67,7 @@ impl Case {
         [floats(&buffers[4]), sums(dbias, heads * n * n), sums(dsteps, 5)]
     }
 
-    /// The value of a site, its slope, and the slope of its step.
+    /// The value of a site, its derivative, and the derivative by its scale.
     fn site(&self, i: usize, x: f64) -> (f64, f64, f64) {
         let on = if i == 4 { self.program.probs == 2 } else { self.program.sites >> i & 1 == 1 };
         if !on {
@@ -77,7 +77,7 @@ impl Case {
         (f64::from(value), if inside { 1.0 } else { 0.0 }, f64::from(slope))
     }
 
-    /// Result, gradients of qkv, of the bias and of the steps.
+    /// The result, and the gradients of qkv, of the bias and of the scales.
     fn want(&self) -> [Vec<f64>; 4] {
         let sizes = [self.grad.len(), self.qkv.len(), self.bias.len(), 5];
         let mut sums = sizes.map(|size| vec![0.0; size]);
@@ -101,9 +101,9 @@ struct Head<'a> {
 /// A query's row of pairs.
 struct Pairs {
     scores: Vec<f64>,
-    /// Softmax, or of unsigned codes the derivative of a code over their sum.
+    /// The softmax; for unsigned codes, the derivative of a code over their sum.
     slope: Vec<f64>,
-    /// What multiplies the values before their site.
+    /// The factors of the values, before their site.
     weights: Vec<f64>,
 }
 
@@ -113,7 +113,7 @@ fn dot(a: &[f64; 32], b: &[f64; 32]) -> f64 {
 }
 
 impl Head<'_> {
-    /// Where channel `d` of a query (0), key (1) or value (2) is.
+    /// The index of channel `d` of a query (0), key (1) or value (2).
     fn place(&self, which: usize, token: usize, d: usize) -> usize {
         let c = self.case.heads * 32;
         (self.window * self.case.n + token) * 3 * c + which * c + self.head * 32 + d
@@ -125,7 +125,7 @@ impl Head<'_> {
         std::array::from_fn(|d| self.case.site(which, value(d)).0)
     }
 
-    /// Where the result's channels of a token begin.
+    /// The index of a token's first channel in the result.
     fn row(&self, token: usize) -> usize {
         (self.window * self.case.n + token) * self.case.heads * 32 + self.head * 32
     }
@@ -151,7 +151,7 @@ impl Head<'_> {
         Pairs { scores, slope, weights }
     }
 
-    /// The result of a query, what it gives to the gradients after the sites, and to the sums.
+    /// Computes the result of a query, and adds its part to the gradients after the sites and to the sums.
     fn query(&self, query: usize, after: &mut [[[f64; 32]; 3]], sums: &mut [Vec<f64>; 4]) {
         let n = self.case.n;
         let pairs = self.pairs(query);
@@ -180,7 +180,7 @@ impl Head<'_> {
         }
     }
 
-    /// From the gradients after the sites to those before them.
+    /// Turns the gradients after the sites into gradients before them.
     fn store(&self, after: &[[[f64; 32]; 3]], sums: &mut [Vec<f64>; 4]) {
         for (token, which, d) in (0..self.case.n * 96).map(|i| (i / 96, i / 32 % 3, i % 32)) {
             let at = self.place(which, token, d);
