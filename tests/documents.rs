@@ -1,5 +1,6 @@
-//! The documents against the program: `docs/examples/engine.py`, written from `docs/inference.md` in numpy, gives every bit of
-//! the logits of `swinq predict`.
+//! The documents against the program. `docs/examples/engine.py` follows `docs/inference.md` in numpy, and gives every bit of the
+//! logits of `swinq predict`. `docs/examples/weights.py` follows `docs/calibration.md`, and gives every bit of the weights that
+//! `swinq calibrate` quantizes.
 //!
 //! Python is `SWINQ_PYTHON`, or `python3`, with numpy and safetensors. Without it the tests say SKIPPED, unless
 //! `REQUIRE_IMPL` names `numpy`.
@@ -218,6 +219,44 @@ fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
         let file = folder.path().join("q.safetensors");
         model.save(&file).unwrap();
         compare(&python, folder.path(), &file, size, &name);
+    }
+}
+
+/// Weights of every calibrator, granularity and number of bits.
+const WEIGHTS: &str = "
+  - {match: '**.weight', enable: true, calibrator: max}
+  - {match: '**.{fc1,qkv}.weight', calibrator: entropy, granularity: tensor}
+  - {match: '**.proj.weight', calibrator: {percentile: 97.3}}
+  - {match: 'layers.1.**.fc2.weight', calibrator: mse, granularity: tensor}
+  - {match: 'layers.0.**.fc2.weight', calibrator: mse, bits: 4}
+  - {match: 'layers.0.**.{input,q,k,v}', enable: true, amax: 3.5}
+";
+
+#[test]
+fn the_numpy_calibrators_give_the_bits_of_the_weights() {
+    let Some(python) = python("the_numpy_calibrators_give_the_bits_of_the_weights") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [float, model, numpy] = ["f", "q", "n"].map(|n| folder.path().join(format!("{n}.safetensors")));
+    let recipe = folder.path().join("recipe.yaml");
+    std::fs::write(&recipe, yaml(WEIGHTS)).unwrap();
+    calibrate_sample(&model, &["--recipe", recipe.to_str().unwrap()]).success();
+    let tensors = common::float_model().tensors;
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, t)| (name, &t.shape, t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
+    });
+    std::fs::write(&float, safetensors::serialize(views, None).unwrap()).unwrap();
+    let script = root().join("docs/examples/weights.py");
+    succeeded(Command::new(python).arg(script).args([&float, &model, &numpy]).output().unwrap());
+    let [model, numpy] = [model, numpy].map(|path| std::fs::read(path).unwrap());
+    let [model, numpy] = [&model, &numpy].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    // The linear layers of the sample: four in each of six blocks, patch embedding, reduction and head.
+    assert_eq!(numpy.len(), 2 * (4 * 6 + 3));
+    for (name, tensor) in numpy.tensors() {
+        assert_eq!(tensor.data(), model.tensor(&name).unwrap().data(), "{name}");
     }
 }
 
