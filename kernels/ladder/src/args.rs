@@ -8,10 +8,10 @@ use crate::LadderError;
 use crate::parse::{at_least_one, positive};
 use crate::shape::{self, Shape};
 
-/// The most bytes of main memory that a ladder takes.
+/// Upper limit on the main memory that a ladder may use, in bytes.
 const MOST_BYTES: f64 = (16_u64 << 30) as f64;
 
-/// What is timed instead of models.
+/// The op to time, in place of models.
 #[derive(Clone, Debug, Subcommand)]
 pub enum LadderCommand {
     /// One matrix product on every rung, from a scalar loop to the tensor cores.
@@ -23,7 +23,7 @@ pub enum LadderCommand {
 }
 
 impl LadderCommand {
-    /// Name of the command.
+    /// The command's name.
     pub fn name(&self) -> &'static str {
         match self {
             LadderCommand::Gemm(_) => "gemm",
@@ -32,7 +32,7 @@ impl LadderCommand {
         }
     }
 
-    /// Title of the plot.
+    /// The plot's title.
     pub fn title(&self) -> &'static str {
         match self {
             LadderCommand::Gemm(_) => "Matrix products",
@@ -41,7 +41,7 @@ impl LadderCommand {
         }
     }
 
-    /// What all have.
+    /// The arguments that every ladder has.
     pub fn common(&self) -> &CommonArgs {
         match self {
             LadderCommand::Gemm(args) => &args.common,
@@ -50,7 +50,7 @@ impl LadderCommand {
         }
     }
 
-    /// Refuses sizes that kernels or memory have no room for.
+    /// Refuses sizes that exceed a limit of the kernels or of the memory.
     pub fn check_sizes(&self) -> Result<(), LadderError> {
         match self {
             LadderCommand::Gemm(args) => args.shapes(false).iter().try_for_each(|named| named.shape.check()),
@@ -65,7 +65,7 @@ impl LadderCommand {
     }
 }
 
-/// Refuses what takes too many bytes of main memory.
+/// Refuses work that needs more main memory than the limit. `what` names the work in the message.
 pub fn check_memory(what: &str, bytes: f64) -> Result<(), LadderError> {
     if bytes <= MOST_BYTES {
         return Ok(());
@@ -78,30 +78,30 @@ pub fn check_memory(what: &str, bytes: f64) -> Result<(), LadderError> {
     )))
 }
 
-/// Whose rungs run.
+/// The processors whose rungs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
-    /// The fastest there is.
+    /// The CPU, and the GPU if there is one.
     Auto,
-    /// The CPU engine.
+    /// The CPU.
     Cpu,
-    /// The CUDA engine.
+    /// The CPU and the GPU.
     Cuda,
 }
 
-/// What every ladder is told.
+/// Arguments of every ladder.
 #[derive(Clone, Debug, Args)]
 pub struct CommonArgs {
-    /// Whose rungs run: the CPU's, and (unless this is cpu) those of a GPU, without which cuda fails.
+    /// Processors whose rungs run. With auto, a GPU is used if there is one; with cuda, it must be there.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
     /// Ordinal of the GPU.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
-    /// Threads of the CPU rungs that have several (0: one per core).
+    /// Threads of the multithreaded CPU rungs (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
-    /// Seconds of measurement for each rung; at least 30 runs on a GPU and 3 on a CPU are timed whatever they take.
+    /// Seconds of measurement for each rung. At least 30 runs on a GPU, or 3 on a CPU, are timed.
     #[arg(long, default_value_t = 0.3, value_parser = positive)]
     pub seconds: f64,
     /// Write the results as JSON.
@@ -112,7 +112,7 @@ pub struct CommonArgs {
     pub plot: Option<PathBuf>,
 }
 
-/// A Swin whose products are run.
+/// A Swin whose matrix products are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SwinSize {
     /// Swin-T.
@@ -137,19 +137,19 @@ pub struct GemmArgs {
     /// Columns of the activations.
     #[arg(long, default_value_t = 1024, value_parser = at_least_one)]
     pub k: usize,
-    /// Every distinct product of a Swin for images of 224 x 224, a row for each.
+    /// Run every distinct matrix product of a Swin for images of 224 x 224, one table row each.
     #[arg(long, value_enum, conflicts_with_all = ["m", "n", "k", "sweep", "plot"])]
     pub swin: Option<SwinSize>,
-    /// Images of the Swin's batch (32 if not given).
+    /// Batch size of the Swin (default 32).
     #[arg(long, value_parser = at_least_one, requires = "swin")]
     pub batch: Option<usize>,
-    /// Square products from 128 on, each twice as large as the one before.
+    /// Run square products; sizes start at 128 and double.
     #[arg(long, conflicts_with_all = ["m", "n", "k"])]
     pub sweep: bool,
-    /// Largest size of the sweep (8192 with a GPU and 1024 without, if not given).
+    /// Largest size of the sweep (default 8192 with a GPU, 1024 without).
     #[arg(long, value_name = "N", value_parser = at_least_one, requires = "sweep")]
     pub largest: Option<usize>,
-    /// Kernels of ours to measure for each product, the most promising first (all if not given).
+    /// Number of swinq's kernels to measure for each product, the most promising first (default all).
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub tiles: Option<usize>,
     #[command(flatten)]
@@ -165,7 +165,7 @@ impl GemmArgs {
         if self.sweep {
             let most = self.largest.unwrap_or(if gpu { 8192 } else { 1024 });
             let sizes = (7..usize::BITS).map(|power| 1 << power);
-            // The first in any case.
+            // The first size always runs.
             let sizes = sizes.take_while(|size| *size <= most.max(128));
             return sizes.map(|size| shape::Named::plain(Shape { m: size, n: size, k: size })).collect();
         }
@@ -179,7 +179,7 @@ pub struct SoftmaxArgs {
     /// Rows.
     #[arg(long, default_value_t = 524_288, value_parser = at_least_one)]
     pub rows: usize,
-    /// Columns: values of a row (49 are the keys of a Swin's window).
+    /// Columns, which are the values of a row. A window of 7 x 7 has 49 keys.
     #[arg(long, default_value_t = 49, value_parser = at_least_one)]
     pub columns: usize,
     #[command(flatten)]

@@ -1,23 +1,23 @@
-//! Whether a rung computes what it should.
+//! Comparison of a rung's results with the expected ones.
 
-/// How far results are from what they should be.
+/// The outcome of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Check {
-    /// The largest difference; infinite where a result is no number.
+    /// The largest difference; infinite if a result is not finite.
     pub max_abs_error: f64,
     /// The largest difference allowed.
     pub tolerance: f64,
-    /// Results that differ by more.
+    /// Number of results that differ by more than the tolerance.
     pub wrong: usize,
-    /// The first of them.
+    /// Index of the first such result.
     pub first: Option<usize>,
 }
 
 impl Check {
-    /// Compares `found` with what is expected; a tolerance of 0 means exact.
+    /// Compares `found` with `expected`. A tolerance of 0 requires equality.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the lengths differ.
     pub fn new(found: &[f32], expected: impl ExactSizeIterator<Item = f64>, tolerance: f64) -> Check {
         assert_eq!(found.len(), expected.len(), "results and expectations");
         let mut check = Check { max_abs_error: 0.0, tolerance, wrong: 0, first: None };
@@ -36,17 +36,17 @@ impl Check {
     /// Compares `found` with `expected` of the same precision.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the lengths differ.
     pub fn against(found: &[f32], expected: &[f32], tolerance: f64) -> Check {
         Check::new(found, expected.iter().map(|&x| f64::from(x)), tolerance)
     }
 
-    /// Whether all results are right.
+    /// Whether every result is within the tolerance.
     pub fn passed(&self) -> bool {
         self.wrong == 0
     }
 
-    /// This check and another one of the same rung.
+    /// Combines this check with another check of the same rung.
     pub fn and(self, other: Check) -> Check {
         Check {
             max_abs_error: self.max_abs_error.max(other.max_abs_error),
@@ -56,7 +56,7 @@ impl Check {
         }
     }
 
-    /// What is wrong, in words.
+    /// The error message for a failed check.
     pub fn complaint(&self) -> String {
         let first = self.first.map_or(String::new(), |first| format!(", the first is number {first}"));
         format!("{} results are off by more than {:.2e}{first}", self.wrong, self.tolerance)

@@ -17,10 +17,10 @@ use crate::roofline::Arithmetic;
 use crate::row::{Outcome, Row, Work, table};
 use crate::threads::in_parts;
 
-/// What is multiplied by: of a sum, and as the reciprocal of a step.
+/// The factor of scale + add, and the reciprocal scale of quantize.
 const SCALE: f32 = 23.75;
 
-/// The operands, from -8 to 8.
+/// The operands, uniform in [-8, 8).
 struct Problem {
     x: Vec<f32>,
     y: Vec<f32>,
@@ -34,7 +34,7 @@ pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> Result<Vec<Row>, La
     let mut rows = Vec::new();
     let mut expected = Vec::new();
     for op in ElementwiseOp::ALL {
-        // An op and its vectorised form have one reference.
+        // The vectorised form of an op has the same reference, so it needs no CPU rung of its own.
         if !is_vector(op) {
             let (row, results) = problem.on_cpu(op, machine)?;
             rows.push(row);
@@ -48,7 +48,7 @@ pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> Result<Vec<Row>, La
     Ok(rows)
 }
 
-/// Whether the op is another one with vectors.
+/// Whether the op is the vectorised form of another op.
 fn is_vector(op: ElementwiseOp) -> bool {
     matches!(op, ElementwiseOp::CopyVector | ElementwiseOp::ScaleAddVector)
 }
@@ -82,7 +82,7 @@ impl Problem {
         Row { rung: name.to_owned(), layer: String::new(), shape, work, outcome }
     }
 
-    /// The op by the scalar definitions, which are the reference.
+    /// Runs the op with the scalar definitions. They are the reference.
     fn on_cpu(&self, op: ElementwiseOp, machine: &Machine) -> Result<(Row, Vec<f32>), LadderError> {
         let Problem { x, y, .. } = self;
         match op {

@@ -38,7 +38,7 @@ pub fn run(args: &GemmArgs, machine: &mut Machine) -> Result<Vec<Row>, LadderErr
     Ok(all)
 }
 
-/// One product on `rungs`, on those of them that it is not too large for.
+/// Runs one product on `rungs`. A rung is skipped if the product is too large for it.
 pub fn ladder(
     machine: &mut Machine,
     named: &Named,
@@ -103,7 +103,7 @@ fn on_gpu(
     measure::on_gpu(gpu, machine.clock, &work, prepared, check)
 }
 
-/// Compares the results of a GPU rung with what they should be.
+/// Compares the results of a GPU rung with the reference.
 fn check_results(rung: Rung, operands: &Operands, reference: &Reference, results: &[f32]) -> Check {
     let tolerance = rung.tolerance(operands.shape.k);
     if rung.has_codes() {

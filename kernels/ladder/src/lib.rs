@@ -1,5 +1,5 @@
-//! `swinq bench gemm`, `bench softmax` and `bench elementwise`: a ladder runs one op on several rungs, from a scalar loop
-//! to the fastest kernel. Each rung is compared with a reference before it is timed.
+//! `swinq bench gemm`, `bench softmax` and `bench elementwise`. A ladder runs one op on several rungs, from a scalar
+//! loop to the fastest kernel. Each rung is compared with a reference before it is timed.
 //!
 //! [`LadderCommand`] holds the arguments and [`run`] runs them. The caller provides a [`Host`].
 

@@ -1,4 +1,4 @@
-//! What runs the rungs.
+//! The processors that run the rungs.
 
 use std::cell::OnceCell;
 use std::fmt::Arguments;
@@ -15,26 +15,26 @@ use crate::clock::Clock;
 use crate::roofline::Roofline;
 use crate::{Host, LadderError};
 
-/// The GPU that rungs run on.
+/// The GPU that runs the GPU rungs.
 pub struct Gpu {
     /// The device.
     pub device: Device,
-    /// Its stream and clock.
+    /// Stream and timer of the device.
     pub timer: Timer,
-    /// What it allows.
+    /// The limits of the device.
     pub roofline: Roofline,
     lt: OnceCell<Rc<Lt>>,
 }
 
-/// A processor, and a GPU if there is one.
+/// The CPU, and a GPU if there is one.
 pub struct Machine {
     /// The instruction set of the CPU rungs.
     pub cpu: Cpu,
-    /// Their threads.
+    /// The threads of the CPU rungs.
     pub pool: Pool,
     /// The GPU.
     pub gpu: Option<Gpu>,
-    /// Why there is none.
+    /// Why there is no GPU.
     pub no_gpu: Option<String>,
     /// Times the rungs.
     pub clock: Clock,
@@ -42,7 +42,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What `args` ask for.
+    /// Opens the processors that `args` ask for.
     pub fn open(args: &CommonArgs, host: Host) -> Result<Machine, LadderError> {
         let (gpu, no_gpu) = match args.backend {
             Backend::Cpu => (None, Some("--backend cpu".to_owned())),
@@ -62,7 +62,7 @@ impl Machine {
         (self.print)(text);
     }
 
-    /// What it is, a line for each part.
+    /// A description for people, one line per processor.
     pub fn describe(&self) -> String {
         let cpu = format!("CPU: kernels {}, {} threads", self.cpu, self.pool.threads());
         match (&self.gpu, &self.no_gpu) {
@@ -73,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// The machine as results record it.
+    /// A description for the JSON results.
     pub fn environment(&self) -> Value {
         let mut environment =
             Environment::detect(Some(self.cpu.name()), self.pool.threads(), Default::default());
@@ -99,7 +99,7 @@ impl Gpu {
         Ok(Gpu { device, timer, roofline, lt: OnceCell::new() })
     }
 
-    /// cuBLASLt on the device.
+    /// The cuBLASLt handle of the device, created on first use.
     pub fn lt(&self) -> Result<Rc<Lt>, CudaError> {
         if let Some(lt) = self.lt.get() {
             return Ok(Rc::clone(lt));

@@ -1,4 +1,4 @@
-//! A rung from its preparation to its row: checked first, then timed.
+//! Measures a prepared rung: checks its results, then times it.
 
 use swinq_eval::Latency;
 use swinq_kernels::cuda::ladder::Matrix;
@@ -10,25 +10,25 @@ use crate::clock::{Clock, Launch};
 use crate::machine::Gpu;
 use crate::row::{Outcome, Work};
 
-/// A rung on a GPU, with its operands there.
+/// A rung with its operands in GPU memory.
 pub struct Prepared {
-    /// Puts it on a stream.
+    /// Enqueues the rung on a stream.
     pub launch: Box<Launch<'static>>,
-    /// Puts on the stream what brings its results into `outs`, and is not timed.
+    /// Enqueues the conversion of the results into `outs`, which is not timed.
     pub finish: Option<Box<Launch<'static>>>,
-    /// Its results.
+    /// The results.
     pub outs: Vec<Matrix>,
-    /// How it is run.
+    /// A note for the table, such as the chosen kernel.
     pub detail: String,
 }
 
 impl Prepared {
-    /// A rung that writes its results by itself.
+    /// A rung that needs no conversion of its results.
     pub fn new(launch: impl Fn(&Stream) -> Result<(), CudaError> + 'static, outs: Vec<Matrix>) -> Prepared {
         Prepared { launch: Box::new(launch), finish: None, outs, detail: String::new() }
     }
 
-    /// Runs it over spoiled memory; all of its results.
+    /// Overwrites the outputs, runs the rung once and returns all results.
     fn results(&self, on: &Stream) -> Result<Vec<f32>, CudaError> {
         self.outs.iter().try_for_each(|out| out.spoil(on))?;
         (self.launch)(on)?;
@@ -40,7 +40,7 @@ impl Prepared {
     }
 }
 
-/// Checks a rung by `check`, which is given its results, then times it.
+/// Passes the results to `check`, and times the rung if the check passes.
 pub fn on_gpu(
     gpu: &Gpu,
     clock: Clock,
@@ -64,7 +64,7 @@ pub fn on_gpu(
     Ok(Outcome::Measured { check: Some(check), latency, share, detail: prepared.detail })
 }
 
-/// The outcome on a CPU: of a check, if there was one, and of a clock that runs if nothing is wrong.
+/// The outcome of a CPU rung. `times` measures it, and runs only if the check passed or there is none.
 pub fn on_cpu(
     check: Option<Check>,
     times: impl FnOnce() -> Result<Latency, LadderError>,
@@ -76,7 +76,7 @@ pub fn on_cpu(
     Ok(Outcome::Measured { check, latency: times()?, share: None, detail })
 }
 
-/// What became of a rung that could not be run.
+/// The outcome of a rung that could not run: skipped if the machine lacks a feature, else failed.
 pub fn refused(error: CudaError) -> Outcome {
     let not_there = match &error {
         CudaError::Unsupported(_) | CudaError::MissingLibrary { .. } => true,

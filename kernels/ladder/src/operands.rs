@@ -1,12 +1,12 @@
-//! What is multiplied: the same on every machine.
+//! Operands, the same on every machine.
 
 use crate::shape::Shape;
 
-/// Numbers that look random, the same every time.
+/// Pseudorandom numbers.
 pub struct Noise(u64);
 
 impl Noise {
-    /// Numbers that follow from `seed`.
+    /// The numbers of `seed`.
     pub fn new(seed: u64) -> Noise {
         Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
@@ -18,26 +18,26 @@ impl Noise {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
     }
 
-    /// Values spread evenly over -1 to 1.
+    /// Values uniform in [-1, 1).
     pub fn floats(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| (self.next() >> 8) as f32 / 8_388_608.0 - 1.0).collect()
     }
 
-    /// Codes from -127 to 127, evenly.
+    /// Codes uniform in -127..=127.
     pub fn codes(&mut self, count: usize) -> Vec<i8> {
         (0..count).map(|_| (((self.next() * 255) >> 32) as i16 - 127) as i8).collect()
     }
 }
 
-/// Operands of a product in f32 and in INT8, row by row without gaps.
+/// Operands of a product in f32 and in INT8, row-major without padding.
 pub struct Operands {
-    /// Sizes.
+    /// The sizes.
     pub shape: Shape,
-    /// `[m, k]`, from -1 to 1.
+    /// Activations `[m, k]`, uniform in [-1, 1).
     pub a: Vec<f32>,
     /// `[n, k]`, likewise.
     pub w: Vec<f32>,
-    /// `[m, k]`, from -127 to 127.
+    /// Codes of activations `[m, k]`, uniform in -127..=127.
     pub a_codes: Vec<i8>,
     /// `[n, k]`, likewise.
     pub w_codes: Vec<i8>,
@@ -52,7 +52,7 @@ impl Operands {
         Operands { shape, a, w, a_codes: noise.codes(m * k), w_codes: noise.codes(n * k) }
     }
 
-    /// What sums of INT8 products are multiplied by to become INT8: four standard deviations of a sum are 127.
+    /// The factor that turns an accumulator into an INT8 code: four standard deviations of an accumulator become 127.
     pub fn code_factor(&self) -> f32 {
         let deviation = 127.0 * 127.0 / 3.0 * (self.shape.k as f32).sqrt();
         127.0 / (4.0 * deviation)

@@ -1,9 +1,9 @@
-//! Values of arguments, as parsers for clap.
+//! Parsers of argument values, for clap.
 
-/// A whole number from 1.
+/// Parses a whole number of at least 1.
 ///
 /// # Errors
-/// The text is none.
+/// `text` is no such number.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n >= 1 => Ok(n),
@@ -11,10 +11,10 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A positive number.
+/// Parses a positive number.
 ///
 /// # Errors
-/// The text is none.
+/// `text` is no such number.
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x > 0.0 && f64::is_finite(x) => Ok(x),

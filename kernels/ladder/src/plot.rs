@@ -1,28 +1,28 @@
-//! The rows as a picture: a line for each rung over the sizes of a sweep, or a bar for each at one size.
+//! The plot: a line per rung over the sizes of a sweep, or a bar per rung at one size.
 
 use crate::row::{Outcome, Row, prefixed, time};
 use crate::svg::{Anchor, LogAxis, Look, Svg, look};
 
-/// Size of the picture of lines, and its margins: left, top, right, bottom.
+/// Size of the line plot, and its margins: left, top, right, bottom.
 const SIZE: [f64; 2] = [1040.0, 560.0];
 const MARGINS: [f64; 4] = [96.0, 48.0, 300.0, 56.0];
-/// Widths of the names and of the bars; height of a bar.
+/// Width of the names, width of the bars and height of a bar.
 const NAMES: f64 = 250.0;
 const BARS: f64 = 480.0;
 const BAR: f64 = 24.0;
 
-/// The picture, an SVG file.
+/// Draws the plot as an SVG file.
 pub fn draw(title: &str, rows: &[Row]) -> String {
     let first = rows.first().map_or(0, size_of);
     if rows.iter().any(|row| size_of(row) != first) { lines(title, rows) } else { bars(title, rows) }
 }
 
-/// The first of its sizes.
+/// The first size of a row.
 fn size_of(row: &Row) -> usize {
     row.shape.first().map_or(0, |(_, size)| *size)
 }
 
-/// Names of the rungs, in order, with their looks: shades are counted in each family.
+/// Names of the rungs in order, with their looks. Each family of rungs counts its shades from 0.
 fn rungs(rows: &[Row]) -> Vec<(&str, Look)> {
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
@@ -35,7 +35,7 @@ fn rungs(rows: &[Row]) -> Vec<(&str, Look)> {
     (0..names.len()).map(|i| (names[i], look(names[i], place(i)))).collect()
 }
 
-/// What its rate counts, in words.
+/// The unit of the rates, in words.
 fn unit_name(rows: &[Row]) -> &'static str {
     match rows.first().map(|row| row.work.operations > 0.0) {
         Some(false) => "bytes of memory per second",
@@ -75,7 +75,7 @@ fn lines(title: &str, rows: &[Row]) -> String {
     svg.finish(width, height)
 }
 
-/// The axes of the lines.
+/// The axes of the line plot.
 fn grid(svg: &mut Svg, x: &LogAxis, y: &LogAxis) {
     let [width, height] = SIZE;
     let [left, top, right, bottom] = MARGINS;
@@ -120,7 +120,7 @@ fn bars(title: &str, rows: &[Row]) -> String {
     svg.finish(left + BARS + 260.0, height)
 }
 
-/// Why a row has no bar, in few words.
+/// A short reason why a row has no bar.
 fn why(row: &Row) -> String {
     let (state, why) = match &row.outcome {
         Outcome::Skipped(why) => ("skipped", why),
@@ -152,7 +152,7 @@ mod tests {
         for word in ["CPU one", "ours &amp; two", "cuBLASLt three (not run)", ">256<", ">1 T<"] {
             assert!(svg.contains(word), "`{word}` is not in\n{svg}");
         }
-        // A line and a sample in the legend for each.
+        // Each rung has a line and a sample in the legend.
         assert_eq!(svg.matches("<polyline").count(), 6);
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }

@@ -1,4 +1,4 @@
-//! The rungs of the ladder of products on a GPU.
+//! The GPU rungs of `bench gemm`.
 
 use std::rc::Rc;
 
@@ -18,18 +18,18 @@ use crate::operands::Operands;
 use crate::rung::Rung;
 use crate::shape::Shape;
 
-/// A product to be prepared.
+/// Prepares the rungs of one product.
 pub struct OnGpu<'a> {
     /// The GPU.
     pub gpu: &'a Gpu,
-    /// What is multiplied.
+    /// The operands.
     pub operands: &'a Operands,
-    /// Kernels of ours to measure, if not all.
+    /// How many of swinq's kernels to measure; `None` for all.
     pub tiles: Option<usize>,
 }
 
 impl OnGpu<'_> {
-    /// The rung with its operands on the GPU, and its fastest kernel where there are several.
+    /// Uploads the operands of a rung and chooses its fastest kernel.
     ///
     /// # Errors
     /// The GPU or a library cannot do it.
@@ -53,7 +53,7 @@ impl OnGpu<'_> {
         Ok(DeviceBuf::from_slice(&self.gpu.device, values)?.all())
     }
 
-    /// The output, rows `stride` elements apart.
+    /// The output matrix, whose rows are `stride` elements apart.
     fn out(&self, elements: Elements, stride: usize) -> Result<Matrix, CudaError> {
         let Shape { m, n, .. } = self.operands.shape;
         Matrix::new(&self.gpu.device, elements, (m, n), stride)
@@ -94,7 +94,7 @@ impl OnGpu<'_> {
         Ok(Prepared { detail, ..Prepared::new(move |on| run(&best, on), vec![out]) })
     }
 
-    /// Our product with the weight on the GPU.
+    /// swinq's linear layer, with the weight on the GPU.
     fn product(&self, rung: Rung) -> Result<DeviceLinear, CudaError> {
         let Shape { n, k, .. } = self.operands.shape;
         let multiplier = vec![1.0; n];
@@ -109,7 +109,7 @@ impl OnGpu<'_> {
         DeviceLinear::new(&self.gpu.device, &spec)
     }
 
-    /// Our kernels for a product, compiled on all cores.
+    /// swinq's kernels for a linear layer, compiled on all cores.
     fn kernels_of(&self, product: &DeviceLinear) -> Result<Vec<OwnLinear>, CudaError> {
         let tiles = product.tiles(self.operands.shape.m);
         let tiles = &tiles[..self.tiles.map_or(tiles.len(), |most| most.min(tiles.len()))];
@@ -118,7 +118,7 @@ impl OnGpu<'_> {
         tiles.iter().map(|&tile| product.own(tile)).collect()
     }
 
-    /// The fastest of `candidates`, of which the GPU may refuse to launch some.
+    /// The fastest of `candidates`. Candidates that the GPU refuses to launch are passed over.
     fn fastest<T>(
         &self,
         candidates: Vec<T>,
@@ -166,7 +166,7 @@ impl OnGpu<'_> {
         self.library(plans, (a, w), alpha, self.out(elements, n)?)
     }
 
-    /// The fastest algorithm of the library.
+    /// The fastest algorithm of cuBLASLt.
     fn library(
         &self,
         plans: Vec<LtPlan>,

@@ -1,5 +1,4 @@
-//! What a product should be: the products of the CPU kernels, after rows of them have been computed again by loops that
-//! anyone can read, in f64 and in integers.
+//! The expected products. The CPU kernels compute them; plain loops in f64 and in integers verify some of their rows.
 
 use swinq_kernels::{Cpu, LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Store, code_stride};
 
@@ -7,10 +6,10 @@ use crate::check::Check;
 use crate::operands::Operands;
 use crate::shape::Shape;
 
-/// Multiply-accumulates of the rows that are computed again.
+/// Multiply-accumulates spent on verifying rows.
 const AGAIN: f64 = 1e8;
 
-/// A product of the CPU kernels, ready to run.
+/// A product on the CPU kernels, with packed weights.
 pub struct CpuProduct {
     linear: Linear,
     rows: usize,
@@ -32,7 +31,7 @@ impl CpuProduct {
         CpuProduct { linear: Linear::Float(linear, operands.a.clone()), rows: operands.shape.m }
     }
 
-    /// The product in INT8, whose results are the sums as f32.
+    /// The product in INT8. Its results are the accumulators as f32.
     pub fn int8(cpu: Cpu, operands: &Operands) -> CpuProduct {
         let Shape { m, n, k } = operands.shape;
         let linear = LinearI8::new(cpu, spec(operands.shape), &operands.w_codes, &vec![1.0; n]);
@@ -52,20 +51,21 @@ impl CpuProduct {
     }
 }
 
-/// What the product of operands should be, and how that was checked.
+/// The expected products, and the outcomes of their verification.
 pub struct Reference {
-    /// Of the f32 operands, by the f32 kernel.
+    /// The product of the f32 operands, computed by the f32 kernel.
     pub float: Vec<f32>,
-    /// How rows of it compare with f64.
+    /// Comparison of its rows with sums in f64.
     pub float_check: Check,
-    /// The sums of the INT8 operands, by the INT8 kernel; exact, because random sums stay below 2^24.
+    /// The accumulators of the INT8 operands as f32, computed by the INT8 kernel. They are exact, because random sums
+    /// stay below 2^24.
     pub sums: Vec<f32>,
-    /// How rows of them compare with integers.
+    /// Comparison of their rows with sums of integers.
     pub sums_check: Check,
 }
 
 impl Reference {
-    /// Multiplies `operands` and checks rows of the products.
+    /// Multiplies `operands` and verifies rows of the products.
     pub fn new(cpu: Cpu, pool: &mut Pool, operands: &Operands) -> Reference {
         let shape = operands.shape;
         let (mut float, mut sums) = (vec![f32::NAN; shape.m * shape.n], vec![f32::NAN; shape.m * shape.n]);
@@ -84,12 +84,12 @@ impl Reference {
     }
 }
 
-/// How far the sum of `k` products of values from -1 to 1 may be off in f32, in whatever order.
+/// Bound on the f32 rounding error of a sum of `k` products of values in [-1, 1], for every order of summation.
 pub fn float_tolerance(k: usize) -> f64 {
     4.0 * k as f64 * 2.0_f64.powi(-24)
 }
 
-/// Rows that are computed again: the first, the last, and others spread evenly.
+/// The rows to verify: the first, the last, and others evenly spaced.
 fn rows_again(shape: Shape) -> Vec<usize> {
     let affordable = (AGAIN / (shape.n as f64 * shape.k as f64)) as usize;
     let count = affordable.max(2).min(shape.m);

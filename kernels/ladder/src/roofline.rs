@@ -1,15 +1,15 @@
-//! What a GPU allows: the least time that work can take.
+//! The roofline of a GPU: a lower bound on the time of some work.
 
 use swinq_kernels::cuda::{Arch, Device};
 
-/// What operations are made of.
+/// The arithmetic of an operation, and the units that run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// INT8 products, INT32 sums, on the tensor cores.
+    /// INT8 products with INT32 sums on the tensor cores.
     Int8,
-    /// FP16 products, FP32 sums, on the tensor cores.
+    /// FP16 products with FP32 sums on the tensor cores.
     Fp16,
-    /// TF32 products, FP32 sums, on the tensor cores; FP32 where there are none.
+    /// TF32 products with FP32 sums on the tensor cores, or FP32 on GPUs without TF32.
     Tf32,
     /// FP32 fused multiply-adds.
     Fp32,
@@ -26,8 +26,8 @@ impl Arithmetic {
         }
     }
 
-    /// Dense operations per clock of a multiprocessor of `arch`, two for each multiply-accumulate, as NVIDIA's
-    /// architecture papers state them.
+    /// Dense operations per clock of a multiprocessor of `arch`, from NVIDIA's architecture papers. A
+    /// multiply-accumulate counts as two.
     fn per_clock(self, arch: Arch) -> f64 {
         let [int8, fp16, tf32, fp32] = match (arch.major, arch.minor) {
             (7, _) => [2048.0, 1024.0, 128.0, 128.0],
@@ -45,18 +45,18 @@ impl Arithmetic {
     }
 }
 
-/// What a GPU allows.
+/// The limits of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Roofline {
-    /// Transfers of its memory.
+    /// Bandwidth of its memory.
     pub bytes_per_second: f64,
     arch: Arch,
-    /// Clocks of all multiprocessors together.
+    /// Clock rate times the number of multiprocessors.
     clocks_per_second: f64,
 }
 
 impl Roofline {
-    /// From the highest clocks and the units of `device`.
+    /// The limits of `device` at its highest clock rates.
     pub fn of(device: &Device) -> Roofline {
         let transfers = 2.0 * f64::from(device.memory_clock_khz()) * 1e3;
         Roofline {
@@ -71,7 +71,7 @@ impl Roofline {
         self.clocks_per_second * arithmetic.per_clock(self.arch)
     }
 
-    /// The least seconds that so many operations and bytes of memory can take.
+    /// Lower bound on the seconds of `operations` operations and `bytes` bytes of memory traffic.
     pub fn seconds(&self, arithmetic: Arithmetic, operations: f64, bytes: f64) -> f64 {
         (operations / self.operations_per_second(arithmetic)).max(bytes / self.bytes_per_second)
     }

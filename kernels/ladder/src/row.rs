@@ -1,4 +1,4 @@
-//! What is found of a rung, and the table and JSON of it.
+//! The results of a rung, as a row of the table and as JSON.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
@@ -7,33 +7,33 @@ use swinq_eval::Latency;
 use crate::check::Check;
 use crate::roofline::{Arithmetic, Roofline};
 
-/// What a rung does, whatever the time it takes.
+/// The amount of work of a rung.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// What its operations are made of.
+    /// The arithmetic of its operations.
     pub arithmetic: Arithmetic,
-    /// Operations of a product; 0 where the memory alone counts.
+    /// Operations of a product; 0 if only the memory traffic counts.
     pub operations: f64,
-    /// Bytes that it reads and writes at least.
+    /// Bytes that it must at least read and write.
     pub bytes: f64,
 }
 
-/// What came of a rung.
+/// The outcome of a rung.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It does not run here, and why.
+    /// It does not run on this machine or at this size; the reason.
     Skipped(String),
-    /// Its results are wrong, or it could not be run.
+    /// Its results are wrong, or it could not run; the reason.
     Failed(String, Option<Check>),
-    /// It is right, and its time.
+    /// Its results are right, and it was timed.
     Measured {
-        /// How its results were found right; nothing where they are the reference.
+        /// The check of its results; `None` if they are the reference.
         check: Option<Check>,
-        /// Its times.
+        /// The times of its runs.
         latency: Latency,
-        /// The time that the roofline allows, as a share of the median; nothing on a CPU.
+        /// The time of the roofline divided by the median; `None` on a CPU.
         share: Option<f64>,
-        /// How it was run.
+        /// A note, such as the chosen kernel.
         detail: String,
     },
 }
@@ -43,28 +43,28 @@ pub enum Outcome {
 pub struct Row {
     /// Name of the rung.
     pub rung: String,
-    /// Layer of a model that it runs; empty where there is none.
+    /// The layer of a model that it runs; empty if there is none.
     pub layer: String,
     /// Names and values of the sizes.
     pub shape: Vec<(&'static str, usize)>,
-    /// What it does.
+    /// Its amount of work.
     pub work: Work,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
 impl Work {
-    /// The time that `roofline` allows, as a share of `latency`.
+    /// The time of `roofline` divided by the median of `latency`.
     pub fn share(&self, roofline: &Roofline, latency: &Latency) -> f64 {
         roofline.seconds(self.arithmetic, self.operations, self.bytes) / (1e-3 * latency.median())
     }
 
-    /// Operations, or where there are none bytes, per second.
+    /// Operations per second, or bytes per second if there are no operations.
     fn per_second(&self, ms: f64) -> f64 {
         if self.operations > 0.0 { self.operations / (1e-3 * ms) } else { self.bytes / (1e-3 * ms) }
     }
 
-    /// What [`Work::per_second`] counts.
+    /// The unit of [`Work::per_second`].
     pub fn unit(&self) -> &'static str {
         match self.arithmetic {
             _ if self.operations == 0.0 => "B/s",
@@ -81,7 +81,7 @@ impl Row {
         format!("{} ({})", self.rung, sizes.join(", "))
     }
 
-    /// Whether it is wrong or could not be run.
+    /// Whether the rung failed.
     pub fn failed(&self) -> bool {
         matches!(self.outcome, Outcome::Failed(..))
     }
@@ -179,7 +179,7 @@ fn error(check: &Check) -> String {
     if check.max_abs_error == 0.0 { "0".to_owned() } else { format!("{:.2e}", check.max_abs_error) }
 }
 
-/// Milliseconds in a unit that suits them.
+/// A time in microseconds, milliseconds or seconds, whichever fits.
 pub fn time(ms: f64) -> String {
     match ms {
         _ if ms < 1.0 => format!("{:.1} us", 1e3 * ms),

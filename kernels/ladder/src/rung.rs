@@ -1,4 +1,4 @@
-//! The rungs of the ladder of products.
+//! The rungs of `bench gemm`.
 
 use swinq_kernels::cuda::ladder::FloatRung;
 use swinq_kernels::cuda::{FloatKind, Output};
@@ -8,14 +8,14 @@ use crate::roofline::Arithmetic;
 use crate::row::Work;
 use crate::shape::Shape;
 
-/// Multiply-accumulates above which one scalar loop takes too long.
+/// Multiply-accumulates above which the scalar loop is skipped.
 const SCALAR_MOST: f64 = 2.2e9;
-/// Multiply-accumulates above which the CPU kernels are not timed.
+/// Multiply-accumulates above which the CPU kernels are skipped.
 const CPU_MOST: f64 = 7e10;
-/// Multiply-accumulates above which the plainest GPU kernels take too long.
+/// Multiply-accumulates above which the simplest GPU kernels are skipped.
 const PLAIN_MOST: f64 = 1.4e11;
 
-/// A way to multiply.
+/// An implementation of the matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
     /// Three loops on the CPU.
@@ -26,11 +26,11 @@ pub enum Rung {
     CpuInt8,
     /// A GPU kernel in f32 without tensor cores.
     Float(FloatRung),
-    /// Our INT8 product on the tensor cores: sums as f32.
+    /// swinq's INT8 kernels on the tensor cores, with accumulators stored as f32.
     OwnInt8,
-    /// The same with INT8 results.
+    /// swinq's INT8 kernels with INT8 results.
     OwnCodes,
-    /// Our FP16 product on the tensor cores.
+    /// swinq's FP16 kernels on the tensor cores.
     OwnHalf,
     /// cuBLASLt in float.
     LtFloat(FloatKind),
@@ -83,7 +83,7 @@ impl Rung {
         }
     }
 
-    /// What its operations are made of.
+    /// The arithmetic of its operations.
     pub fn arithmetic(self) -> Arithmetic {
         match self {
             Rung::CpuScalar | Rung::CpuFloat | Rung::Float(_) => Arithmetic::Fp32,
@@ -117,15 +117,15 @@ impl Rung {
         }
     }
 
-    /// What it does for `shape`.
+    /// Its amount of work for `shape`.
     pub fn work(self, shape: Shape) -> Work {
         let (operand, result) = self.element_bytes();
         let bytes = shape.bytes(operand, result);
         Work { arithmetic: self.arithmetic(), operations: shape.operations(), bytes }
     }
 
-    /// How far its results may be from the reference. Operands are from -1 to 1. TF32 and FP16 round them to 11 bits,
-    /// and FP16 rounds the result likewise: `6 sqrt(k)` such errors are twice the most among 10^8 random sums.
+    /// The largest allowed difference from the reference. Operands are in [-1, 1). TF32 and FP16 round them to 11 bits,
+    /// and FP16 also rounds the result. `6 sqrt(k)` such errors are twice the largest error observed in 10^8 random sums.
     pub fn tolerance(self, k: usize) -> f64 {
         let rounding = 6.0 * (k as f64).sqrt() * 2.0_f64.powi(-11);
         match self.arithmetic() {
@@ -135,7 +135,7 @@ impl Rung {
         }
     }
 
-    /// Why it is not run for `shape`, if it is not.
+    /// The reason why it is skipped for `shape`; `None` if it runs.
     pub fn skipped(self, shape: Shape) -> Option<String> {
         let most = match self {
             Rung::CpuScalar => SCALAR_MOST,

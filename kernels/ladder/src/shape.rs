@@ -1,4 +1,4 @@
-//! Which products are run.
+//! The matrix products to run.
 
 use swinq_kernels::linear::MAX_INT8_K;
 use swinq_model::SwinConfig;
@@ -23,18 +23,18 @@ impl Shape {
         self.m as f64 * self.n as f64 * self.k as f64
     }
 
-    /// Operations: two for each multiply-accumulate.
+    /// Operations. A multiply-accumulate counts as two.
     pub fn operations(self) -> f64 {
         2.0 * self.macs()
     }
 
-    /// Bytes of the operands and the output, each once, with elements of so many bytes.
+    /// Bytes of the operands and the output, counted once. Elements have `operand` and `result` bytes.
     pub fn bytes(self, operand: usize, result: usize) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         (m * k + n * k) * operand as f64 + m * n * result as f64
     }
 
-    /// Refuses sizes that kernels or memory have no room for.
+    /// Refuses sizes that exceed a limit of the kernels or of the memory.
     pub fn check(self) -> Result<(), LadderError> {
         if self.k > MAX_INT8_K {
             return Err(LadderError::Size(format!(
@@ -43,7 +43,7 @@ impl Shape {
             )));
         }
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
-        // Operands in f32 and INT8, both packed; references in f32, outputs of the rungs and copies of them.
+        // Operands in f32 and INT8 and their packed copies; references in f32; outputs of the rungs and their copies.
         let bytes = (m * k) * 7.0 + (n * k) * 12.0 + m * n * 16.0;
         check_memory(&format!("products of {} x {} x {}", self.m, self.n, self.k), bytes)
     }
@@ -54,25 +54,25 @@ impl Shape {
     }
 }
 
-/// A product and what it is of a model.
+/// A product and its place in a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Stage and layer; empty where the product is of no model.
+    /// Stage and layer; empty if the product belongs to no model.
     pub name: String,
-    /// Times that it runs in a forward.
+    /// How often a forward runs it.
     pub count: usize,
     /// Its sizes.
     pub shape: Shape,
 }
 
 impl Named {
-    /// A product of no model.
+    /// A product that belongs to no model.
     pub fn plain(shape: Shape) -> Named {
         Named { name: String::new(), count: 1, shape }
     }
 }
 
-/// Every distinct product of the blocks and merges of a Swin for images of 224 x 224 and `batch` images.
+/// Every distinct product in the blocks and merges of a Swin, for `batch` images of 224 x 224.
 pub fn of_swin(size: SwinSize, batch: usize) -> Vec<Named> {
     let name = match size {
         SwinSize::Tiny => "tiny",

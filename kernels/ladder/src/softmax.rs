@@ -15,18 +15,19 @@ use crate::roofline::Arithmetic;
 use crate::row::{Outcome, Row, Work, table};
 use crate::threads::in_parts;
 
-/// How far a probability may be off.
+/// The largest allowed error of a probability.
 const TOLERANCE: f64 = 2e-6;
-/// How far a code may be from 255 times the quotient of the exponentials: half of one, and what rounding adds.
+/// The largest allowed difference between a code and 255 times its exact exponential. It covers the rounding to an
+/// integer and the errors of f32.
 const CODE_TOLERANCE: f64 = 0.5 + 1e-4;
 
-/// Rows of logits and what becomes of them.
+/// Rows of logits, and their expected softmax.
 struct Problem {
     rows: usize,
     columns: usize,
     x: Vec<f32>,
     probabilities: Vec<f32>,
-    /// Codes, and after them the sum of each row.
+    /// The codes of all rows, then the sum of each row.
     codes: Vec<f32>,
 }
 
@@ -54,7 +55,7 @@ impl Problem {
         Row { rung: name.to_owned(), layer: String::new(), shape, work, outcome }
     }
 
-    /// e^(x - largest) of every row in f64, times `factor` of the sum of the row.
+    /// `e^(x - max(row))` in f64, multiplied by `factor(sum(row))`.
     fn exact(&self, factor: impl Fn(f64) -> f64) -> Vec<f64> {
         let rows = self.x.chunks_exact(self.columns).flat_map(|row| {
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -134,7 +135,7 @@ impl Problem {
         }
         let slices: Vec<DeviceSlice> = outs.iter().map(|out| out.slice().clone()).collect();
         let launch = move |on: &_| {
-            // Only the codes have sums; the others leave this alone.
+            // The last slice holds the sums of the codes. The other rungs write no sums.
             softmax.run(on, (rows, columns), &x, &slices[0], &slices[slices.len() - 1])
         };
         Ok(Prepared::new(launch, outs))

@@ -1,25 +1,25 @@
-//! Building an SVG file: elements in order, every text escaped.
+//! Builds an SVG file from elements in drawing order. Every text is escaped.
 
 use std::fmt::{Arguments, Write};
 
 use swinq_eval::report::escape;
 
-/// Light background, and colours that are told apart.
+/// The style sheet: a light background.
 const STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #222 } .title { font-size: 15px; font-weight: 600 } \
                      .soft { fill: #666 } .grid { stroke: #ddd } .axis { stroke: #888 }";
 
-/// Where a text's anchor is.
+/// The point of a text that its position refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// At its start.
+    /// Its start.
     Start,
-    /// In its middle.
+    /// Its middle.
     Middle,
-    /// At its end.
+    /// Its end.
     End,
 }
 
-/// A picture under construction, in pixels, y downwards.
+/// A picture under construction. Coordinates are pixels; y points down.
 #[derive(Default)]
 pub struct Svg {
     body: String,
@@ -46,7 +46,7 @@ impl Svg {
         ));
     }
 
-    /// Connected lines through `points`, and a dot with a tooltip at each.
+    /// Connected lines through `points`, with a dot and a tooltip at each point.
     pub fn series(&mut self, look: Look, points: &[([f64; 2], String)]) {
         let Look { color, dash } = look;
         let list: Vec<String> = points.iter().map(|([x, y], _)| format!("{x:.1},{y:.1}")).collect();
@@ -90,13 +90,13 @@ impl Svg {
 /// Colour and dashes of a rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Of lines, dots and bars.
+    /// Colour of lines, dots and bars.
     pub color: &'static str,
-    /// Lengths of strokes and gaps; 0 for none.
+    /// Lengths of dashes and gaps; 0 for a solid line.
     pub dash: &'static str,
 }
 
-/// The look of a rung by its name and its place among the rungs: families have a hue, rungs a shade or dashes.
+/// The look of the rung called `name`, number `index` of its family. Each family has its own hue, and a rung its shade.
 pub fn look(name: &str, index: usize) -> Look {
     let (colors, dash): (&[&'static str], _) = match name.split([' ', ',']).next() {
         Some("CPU") => (&["#6b6b6b", "#9a9a9a", "#3f3f3f"], "2 3"),
@@ -107,7 +107,7 @@ pub fn look(name: &str, index: usize) -> Look {
     Look { color: colors[index % colors.len()], dash }
 }
 
-/// A logarithmic axis onto pixels `from` to `to`.
+/// A logarithmic axis from `low` at pixel `from` to `high` at pixel `to`.
 #[derive(Clone, Copy, Debug)]
 pub struct LogAxis {
     low: f64,
@@ -117,7 +117,7 @@ pub struct LogAxis {
 }
 
 impl LogAxis {
-    /// From the power of `base` at or below the least of `values` to the one at or above the greatest.
+    /// An axis that covers `values`. Its ends are powers of `base`.
     pub fn around(values: impl Iterator<Item = f64>, base: f64, [from, to]: [f64; 2]) -> LogAxis {
         let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(v), high.max(v)));
         let (low, high) = if low <= high && low > 0.0 { (low, high) } else { (1.0, base) };
@@ -126,7 +126,7 @@ impl LogAxis {
         LogAxis { low, high: if high > low { high } else { low * base }, from, to }
     }
 
-    /// Pixel of `value`.
+    /// The pixel of `value`.
     pub fn at(&self, value: f64) -> f64 {
         self.from + (value / self.low).ln() / (self.high / self.low).ln() * (self.to - self.from)
     }

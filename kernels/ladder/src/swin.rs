@@ -1,4 +1,4 @@
-//! `swinq bench gemm --swin`: every product of a Swin, a row for each.
+//! `swinq bench gemm --swin`: every distinct matrix product of a Swin, one table row each.
 
 use comfy_table::{CellAlignment, Table, presets};
 use swinq_kernels::cuda::{FloatKind, Output};
@@ -11,7 +11,7 @@ use crate::row::{Outcome, Row, time};
 use crate::rung::Rung;
 use crate::shape::{Named, Shape};
 
-/// What runs on a GPU.
+/// The rungs on a machine with a GPU.
 const GPU: [Rung; 6] = [
     Rung::OwnInt8,
     Rung::OwnCodes,
@@ -20,7 +20,7 @@ const GPU: [Rung; 6] = [
     Rung::OwnHalf,
     Rung::LtFloat(FloatKind::F16),
 ];
-/// What runs where there is none.
+/// The rungs on a machine without a GPU.
 const CPU: [Rung; 2] = [Rung::CpuFloat, Rung::CpuInt8];
 
 /// Runs the products.
@@ -71,7 +71,7 @@ fn winner(rows: &[Row]) -> String {
     timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or("-".to_owned(), |(_, rung)| rung.clone())
 }
 
-/// Milliseconds of all products of a forward on rung `index`, if it ran all of them.
+/// Milliseconds of all products of a forward on rung `index`; `None` if it did not run all of them.
 fn total(products: &[Named], by_product: &[Vec<Row>], index: usize) -> Option<f64> {
     let each = products.iter().zip(by_product);
     each.map(|(named, rows)| Some(named.count as f64 * rows[index].median()?)).sum()

@@ -1,7 +1,7 @@
-//! Scalar loops of the CPU rungs, on several threads.
+//! Runs the scalar loops of the CPU rungs on several threads.
 
-/// Calls `work` with every part of `out` and the index of its first element, on up to `threads` threads; parts are whole
-/// multiples of `unit` elements, which divides the length.
+/// Splits `out` into parts and calls `work` with the index of the first element and the part, on up to `threads`
+/// threads. The length of a part is a multiple of `unit`, which must divide the length of `out`.
 pub fn in_parts<T: Send>(threads: usize, out: &mut [T], unit: usize, work: impl Fn(usize, &mut [T]) + Sync) {
     let part = out.len().div_ceil(unit).div_ceil(threads.max(1)).max(1) * unit;
     if part >= out.len() {
