@@ -13,42 +13,9 @@ use swinq_int8_runtime::{Backend, CpuOptions, Engine, Traced, TracedValues};
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{
-    Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,
-};
-
-/// Bytes of deterministic noise.
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed * 0x9e37_79b9 + 0x1234_5678_9abc;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as u8
-    };
-    (0..bytes).map(|_| byte()).collect()
-}
-
-/// Images of noise.
-struct Noise {
-    size: usize,
-    batches: usize,
-}
-
-impl BatchSource for Noise {
-    fn batches(&self) -> usize {
-        self.batches
-    }
-
-    fn images(&self) -> usize {
-        2 * self.batches
-    }
-
-    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
-        let pixels = noise(2 * self.size * self.size * 3, index as u64);
-        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
-    }
-}
+use swinq_model::{QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy};
+use swinq_testing::XorShift;
+use swinq_testing::model::NoiseImages;
 
 /// A small Swin with heads of 32 channels.
 fn small() -> SwinConfig {
@@ -113,7 +80,7 @@ fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     }
     let mut progress = |_, _| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let mut source = Noise { size: model.config.image_size, batches: 4 };
+    let mut source = NoiseImages { size: model.config.image_size, batches: 4 };
     calibrate(model, &Recipe::shipped(recipe).unwrap(), &mut source, options).unwrap().model
 }
 
@@ -126,7 +93,7 @@ fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
 }
 
 fn images(model: &QuantizedModel, count: usize) -> Vec<u8> {
-    noise(count * model.config.image_size.pow(2) * 3, 99)
+    XorShift::new(99).bytes(count * model.config.image_size.pow(2) * 3)
 }
 
 fn float_values(values: &TracedValues) -> Vec<f32> {

@@ -16,9 +16,9 @@ use common::{calibrate as calibrate_sample, root, swinq};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::LoadedConfig;
-use swinq_model::{Batch, BatchSource, BoxError, Recipe, SwinConfig, Transform, WindowPolicy};
+use swinq_model::{Batch, BatchSource, BoxError, Recipe, SwinConfig, WindowPolicy};
+use swinq_testing::XorShift;
+use swinq_testing::model::{random, small};
 
 /// Images per comparison.
 const IMAGES: usize = 3;
@@ -42,13 +42,8 @@ fn python(test: &str) -> Option<PathBuf> {
 
 /// Smooth noise, so that a network's activations differ from place to place: u8 `[images, size, size, 3]`.
 fn pixels(size: usize, images: usize, seed: usize) -> Vec<u8> {
-    let mut state = 0x1234_5678_9abc_u64 + seed as u64 * 0x9e37_79b9;
-    let mut noise = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as usize % 96
-    };
+    let mut rng = XorShift::new(seed as u64);
+    let mut noise = || (rng.next() >> 40) as usize % 96;
     let mut pixels = Vec::with_capacity(images * size * size * 3);
     for i in 0..images * size * size * 3 {
         let (channel, x, y) = (i % 3, i / 3 % size, i / 3 / size % size);
@@ -166,15 +161,7 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
 }
 
 fn odd_shapes() -> [SwinConfig; 3] {
-    let small = SwinConfig {
-        num_classes: 7,
-        embed_dim: 24,
-        depths: vec![2, 2],
-        num_heads: vec![2, 3],
-        window_size: 4,
-        image_size: 44,
-        ..SwinConfig::default()
-    };
+    let small = SwinConfig { image_size: 44, ..small() };
     [
         SwinConfig {
             name: "padded windows, odd merge, no norm of patches".to_owned(),
@@ -207,14 +194,11 @@ fn odd_shapes() -> [SwinConfig; 3] {
 fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
     for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
-        config.validate().unwrap();
         let (name, size) = (config.name.clone(), config.image_size);
-        let transform = Transform::microsoft(size, false);
-        let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
         let mut progress = |_, _| ControlFlow::Continue(());
         let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
         let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
-        let model = calibrate(&random_model(&loaded, 5), &recipe, &mut Noise(size), options).unwrap().model;
+        let model = calibrate(&random(config, 5), &recipe, &mut Noise(size), options).unwrap().model;
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("q.safetensors");
         model.save(&file).unwrap();

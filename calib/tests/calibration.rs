@@ -12,19 +12,7 @@ use swinq_model::{
     Batch, BatchSource, BoxError, Calibrator, HostTensor, Recipe, Rule, Site, StateDict, SwinConfig,
     Transform,
 };
-
-/// SplitMix64's numbers in [-1, 1).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    }
-}
+use swinq_testing::Rng;
 
 fn config() -> SwinConfig {
     SwinConfig {
@@ -43,7 +31,7 @@ fn config() -> SwinConfig {
 fn model() -> FloatModel {
     let config = config();
     config.validate().unwrap();
-    let mut random = Random(7);
+    let mut rng = Rng(7);
     let mut tensors = StateDict::new();
     for (name, shape) in parameters(&config) {
         let columns: usize = shape.iter().skip(1).product();
@@ -52,7 +40,7 @@ fn model() -> FloatModel {
             n if shape.len() > 1 && !n.contains("table") => (0.0, 1.7 / (columns as f32).sqrt()),
             _ => (0.0, 0.5),
         };
-        let data = (0..shape.iter().product::<usize>()).map(|_| mean + spread * random.next()).collect();
+        let data = (0..shape.iter().product::<usize>()).map(|_| mean + spread * rng.float()).collect();
         tensors.insert(name, HostTensor::new(shape, data));
     }
     let transform = Transform::microsoft(16, false);
@@ -76,8 +64,8 @@ impl BatchSource for Images {
             return Err(format!("epoch {epoch}").into());
         }
         let ids: Vec<usize> = (3 * index..self.0.min(3 * index + 3)).map(|id| 10 * id).collect();
-        let mut random = Random(index as u64);
-        let pixels = (0..ids.len() * 16 * 16 * 3).map(|_| (random.next() * 127.0 + 128.0) as u8).collect();
+        let mut rng = Rng(index as u64);
+        let pixels = (0..ids.len() * 16 * 16 * 3).map(|_| (rng.float() * 127.0 + 128.0) as u8).collect();
         Ok(Batch { pixels, size: 16, labels: Vec::new(), ids })
     }
 }

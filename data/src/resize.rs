@@ -233,14 +233,8 @@ fn vertical_pass(image: &RgbImage, columns: Range<usize>, taps: &Taps, origin: u
 mod tests {
     use super::*;
 
-    /// An image whose bytes follow a multiplicative generator: every value occurs, neighbours differ.
     fn noise(width: usize, height: usize) -> RgbImage {
-        let mut state = 12_345_u32;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 24) as u8
-        };
-        RgbImage::new(width, height, (0..width * height * 3).map(|_| next()).collect())
+        RgbImage::new(width, height, swinq_testing::Rng(1).bytes(width * height * 3))
     }
 
     #[test]

@@ -1,0 +1,12 @@
+//! What the tests of several crates share: generators of random numbers, comparisons, and (feature `model`) small
+//! models and images.
+//!
+//! Without the feature this crate depends on no crate of the workspace, so every crate can use it in its unit tests.
+
+mod compare;
+#[cfg(feature = "model")]
+pub mod model;
+mod rng;
+
+pub use compare::{assert_same, assert_varied, max_error};
+pub use rng::{Rng, XorShift};

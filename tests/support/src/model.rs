@@ -1,0 +1,135 @@
+//! Small architectures, models of random weights, and images of noise.
+
+use swinq_model::config::LoadedConfig;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BatchSource, BoxError, SwinConfig, Transform, WindowPolicy, random_model};
+
+use crate::XorShift;
+
+/// Two stages: the first has shifted windows, one window covers the second.
+pub fn shifted() -> SwinConfig {
+    SwinConfig {
+        name: "shifted".to_owned(),
+        image_size: 32,
+        patch_size: 4,
+        num_classes: 5,
+        embed_dim: 12,
+        depths: vec![2, 2],
+        num_heads: vec![2, 3],
+        window_size: 4,
+        ..SwinConfig::default()
+    }
+}
+
+/// Two stages whose heads are wider than those of [`shifted`]: 12 and 16 channels.
+pub fn small() -> SwinConfig {
+    SwinConfig { name: "small".to_owned(), num_classes: 7, embed_dim: 24, ..shifted() }
+}
+
+/// A grid that needs padding for the windows and for merging.
+pub fn padded() -> SwinConfig {
+    SwinConfig {
+        name: "padded".to_owned(),
+        image_size: 28,
+        window_policy: WindowPolicy::ShrinkAndPad,
+        ..shifted()
+    }
+}
+
+/// The optional parts of the architecture, each in its unusual form.
+pub fn odd() -> SwinConfig {
+    SwinConfig {
+        name: "ape, no QKV bias, own scale, no patch norm".to_owned(),
+        ape: true,
+        qkv_bias: false,
+        qk_scale: Some(0.3),
+        patch_norm: false,
+        ..shifted()
+    }
+}
+
+/// A model with random weights and Microsoft's preprocessing.
+///
+/// # Panics
+/// If `config` is not valid.
+pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
+    config.validate().unwrap();
+    let transform = Transform::microsoft(config.image_size, false);
+    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
+}
+
+/// `batches` batches of two images of noise, without labels, the same in every epoch.
+#[derive(Clone, Copy, Debug)]
+pub struct NoiseImages {
+    /// Width and height.
+    pub size: usize,
+    /// Batches in an epoch.
+    pub batches: usize,
+}
+
+impl BatchSource for NoiseImages {
+    fn batches(&self) -> usize {
+        self.batches
+    }
+
+    fn images(&self) -> usize {
+        2 * self.batches
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let pixels = XorShift::new(index as u64).bytes(2 * self.size * self.size * 3);
+        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
+    }
+}
+
+/// Synthetic images with separable classes: each shows stripes in its class's colours under noise. Image `i` of an epoch
+/// does not depend on the batch size.
+#[derive(Clone, Copy, Debug)]
+pub struct StripedImages {
+    /// Width and height.
+    pub size: usize,
+    /// Number of classes.
+    pub classes: u32,
+    /// Images in a batch.
+    pub batch_size: usize,
+    /// Batches in an epoch.
+    pub batches: usize,
+}
+
+impl StripedImages {
+    /// Images for `config`.
+    pub fn of(config: &SwinConfig, batch_size: usize, batches: usize) -> StripedImages {
+        StripedImages { size: config.image_size, classes: config.num_classes as u32, batch_size, batches }
+    }
+
+    fn image(&self, id: u64, class: u32, pixels: &mut Vec<u8>) {
+        let mut rng = XorShift((id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for i in 0..self.size * self.size * 3 {
+            let noise = (rng.next() >> 40) % 120;
+            let (channel, column) = (i % 3, i / 3 % self.size);
+            let stripe = (column / 4 + channel + class as usize).is_multiple_of(3);
+            pixels.push(noise as u8 + if stripe { 130 } else { 10 * class as u8 });
+        }
+    }
+}
+
+impl BatchSource for StripedImages {
+    fn batches(&self) -> usize {
+        self.batches
+    }
+
+    fn images(&self) -> usize {
+        self.batches * self.batch_size
+    }
+
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
+        let first = index * self.batch_size;
+        let ids: Vec<usize> = (first..first + self.batch_size).collect();
+        let labels: Vec<u32> = ids.iter().map(|&id| (id as u32 + epoch as u32) % self.classes).collect();
+        let mut pixels = Vec::new();
+        for (&id, &class) in ids.iter().zip(&labels) {
+            self.image(id as u64 + 1000 * epoch, class, &mut pixels);
+        }
+        Ok(Batch { pixels, size: self.size, labels, ids })
+    }
+}
