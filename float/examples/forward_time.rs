@@ -1,4 +1,4 @@
-//! Times the float forward on a random Swin-T, batch 8, and says where the time goes.
+//! Times the float forward of a random Swin-T at batch 8, and shows how the time is spent.
 //!
 //! ```text
 //! cargo run --release -p swinq-float --example forward_time
@@ -13,19 +13,19 @@ use swinq_model::{Site, load_config, random_model};
 
 const RUNS: usize = 7;
 
-/// The float forward, with the time that passes before each kind of site is reached.
-struct Watch {
+/// Sites of the float forward that measure the time until each kind of site is reached.
+struct Timed {
     last: Instant,
     spent: BTreeMap<String, Duration>,
 }
 
-impl Watch {
-    fn note(&mut self, key: String) {
+impl Timed {
+    fn record(&mut self, key: String) {
         *self.spent.entry(key).or_default() += self.last.elapsed();
         self.last = Instant::now();
     }
 
-    /// The site without its stage and block.
+    /// The name of the site without its stage and block.
     fn kind(site: Site) -> String {
         site.to_string()
             .split('.')
@@ -36,9 +36,9 @@ impl Watch {
     }
 }
 
-impl Sites for Watch {
+impl Sites for Timed {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        self.note(Watch::kind(site));
+        self.record(Timed::kind(site));
         Ok(x)
     }
 
@@ -51,9 +51,9 @@ impl Sites for Watch {
     }
 
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.note(Watch::kind(site));
+        self.record(Timed::kind(site));
         let y = Float.attend(site, logits, v)?;
-        self.note("(attend)".to_owned());
+        self.record("(attend)".to_owned());
         Ok(y)
     }
 }
@@ -71,11 +71,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     seconds.sort_by(f64::total_cmp);
     println!("batch of 8: median {:.3} s, best {:.3} s of {RUNS}", seconds[RUNS / 2], seconds[0]);
-    let mut watch = Watch { last: Instant::now(), spent: BTreeMap::new() };
-    swin.forward(&images, &mut watch)?;
-    watch.note("(end)".to_owned());
+    let mut timed = Timed { last: Instant::now(), spent: BTreeMap::new() };
+    swin.forward(&images, &mut timed)?;
+    timed.record("(end)".to_owned());
     println!("milliseconds until each kind of site:");
-    let mut spent: Vec<_> = watch.spent.into_iter().collect();
+    let mut spent: Vec<_> = timed.spent.into_iter().collect();
     spent.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
     for (kind, time) in spent {
         println!("{:>9.1}  {kind}", time.as_secs_f64() * 1e3);

@@ -5,8 +5,8 @@
 //! cargo run --release -p swinq-float --example parity -- FOLDER
 //! ```
 //!
-//! Prints the relative L2 distance of the logits and the time per case; fails where a distance exceeds 1e-5 or
-//! nothing was compared.
+//! Prints the relative L2 distance of the logits and the time of each case. Fails if a distance exceeds 1e-5, or if there
+//! is no case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ struct Case {
     model: PathBuf,
     /// Configuration: a shipped name, or a YAML file relative to the folder.
     cfg: Option<String>,
-    /// safetensors file with `input` and `logits`, relative to the folder.
+    /// The safetensors file with `input` and `logits`, relative to the folder.
     expected: PathBuf,
 }
 
@@ -82,7 +82,7 @@ fn compare(folder: &Path, case: &Case) -> Outcome<(f64, f64)> {
     Ok((distance(&logits, &expected["logits"])?, seconds))
 }
 
-/// Relative L2 distance; NaN counts as infinitely far.
+/// Relative L2 distance; infinite if a value is NaN.
 fn distance(got: &Tensor, want: &Tensor) -> Outcome<f64> {
     let (got, want): (Vec<f32>, Vec<f32>) = (got.flatten_all()?.to_vec1()?, want.flatten_all()?.to_vec1()?);
     let square = |x: f32| f64::from(x) * f64::from(x);

@@ -1,4 +1,4 @@
-//! The float forward against PyTorch, on small models with every parameter redrawn (`tests/parity/make_fixtures.py`).
+//! The float forward against PyTorch, on small models whose parameters are all random (`tests/parity/make_fixtures.py`).
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ struct Fixture {
     parameters: StateDict,
     input: Tensor,
     logits: HostTensor,
-    rungs: BTreeMap<Site, HostTensor>,
+    tensors_of_sites: BTreeMap<Site, HostTensor>,
 }
 
 fn fixture(name: &str) -> Fixture {
@@ -25,12 +25,13 @@ fn fixture(name: &str) -> Fixture {
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let config = serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
     let mut all: StateDict = file.iter().map(|(name, view)| (name.to_owned(), host(&view))).collect();
-    let rungs = all.iter().filter_map(|(n, t)| Some((n.strip_prefix("rung.")?.parse().unwrap(), t.clone())));
-    let rungs = rungs.collect();
+    let tensors_of_sites =
+        all.iter().filter_map(|(n, t)| Some((n.strip_prefix("rung.")?.parse().unwrap(), t.clone())));
+    let tensors_of_sites = tensors_of_sites.collect();
     all.retain(|name, _| !name.starts_with("rung."));
     let input = all.remove("input").unwrap();
     let input = Tensor::from_vec(input.data, input.shape, &Device::Cpu).unwrap();
-    Fixture { config, logits: all.remove("logits").unwrap(), parameters: all, input, rungs }
+    Fixture { config, logits: all.remove("logits").unwrap(), parameters: all, input, tensors_of_sites }
 }
 
 fn host(view: &safetensors::tensor::TensorView) -> HostTensor {
@@ -42,7 +43,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Relative L2 distance of `got` from `want`, and the index where they differ most.
+/// Relative L2 distance of `got` from `want`, and the index of the largest difference.
 fn distance(got: &[f32], want: &[f32]) -> (f64, usize) {
     assert_eq!(got.len(), want.len());
     let error = |i: usize| (f64::from(got[i]) - f64::from(want[i])).abs();
@@ -52,7 +53,7 @@ fn distance(got: &[f32], want: &[f32]) -> (f64, usize) {
     (((0..got.len()).map(|i| square(error(i))).sum::<f64>() / norm).sqrt(), worst)
 }
 
-/// Records every site's tensor, in the order visited.
+/// Records the tensor of every site, in the order of visits.
 #[derive(Default)]
 struct Recorder {
     visited: Vec<(Site, Vec<f32>)>,
@@ -75,29 +76,30 @@ impl Sites for Recorder {
     }
 }
 
-fn climb(name: &str) {
+/// Compares every recorded tensor with PyTorch's, then the logits; the first difference fails.
+fn compare(name: &str) {
     let fixture = fixture(name);
     let swin = Swin::new(&fixture.config, &fixture.parameters, &Device::Cpu).unwrap();
     let mut recorder = Recorder::default();
     let logits = swin.forward(&fixture.input, &mut recorder).unwrap();
     let visited: Vec<Site> = recorder.visited.iter().map(|(site, _)| *site).collect();
     assert_eq!(visited, all_sites(&fixture.config), "sites are visited once each, in forward order");
-    let mut climbed = 0;
+    let mut compared = 0;
     for (site, got) in &recorder.visited {
-        let Some(want) = fixture.rungs.get(site) else { continue };
-        // The fixture keeps the second of two images.
+        let Some(want) = fixture.tensors_of_sites.get(site) else { continue };
+        // The fixture has the tensors of the second of two images.
         check(&site.to_string(), &got[got.len() / 2..], want);
-        climbed += 1;
+        compared += 1;
     }
-    assert_eq!(climbed, fixture.rungs.len());
+    assert_eq!(compared, fixture.tensors_of_sites.len());
     check("logits", &values(&logits), &fixture.logits);
 }
 
-fn check(rung: &str, got: &[f32], want: &HostTensor) {
+fn check(tensor: &str, got: &[f32], want: &HostTensor) {
     let (error, worst) = distance(got, &want.data);
     assert!(
         error <= TOLERANCE,
-        "first failing rung {rung}: relative L2 {error:.2e}; worst at flat index {worst} of {:?}: {} instead of {}",
+        "first tensor that differs: {tensor}: relative L2 {error:.2e}; worst at flat index {worst} of {:?}: {} instead of {}",
         want.shape,
         got[worst],
         want.data[worst]
@@ -106,12 +108,12 @@ fn check(rung: &str, got: &[f32], want: &HostTensor) {
 
 #[test]
 fn windows_that_divide_the_grid() {
-    climb("swin_plain");
+    compare("swin_plain");
 }
 
 #[test]
 fn padded_windows_odd_merge_position_embedding_and_no_qkv_bias() {
-    climb("swin_padded");
+    compare("swin_padded");
 }
 
 #[test]

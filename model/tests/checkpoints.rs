@@ -1,5 +1,5 @@
-//! Every dialect and format of one small Swin loads to the same parameters; what cannot be loaded says why.
-//! The files are made by `make_checkpoints.py`.
+//! One small Swin in every dialect and format loads to the same parameters, and errors name their reason. The files come
+//! from `make_checkpoints.py`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn load(name: &str) -> Result<FloatModel, ModelError> {
     load_float(&fixture(name), &options_with(&[]))
 }
 
-/// The parameters in `expected`, read by the safetensors crate.
+/// The parameters in the file `name`, read with the safetensors crate.
 fn expected(name: &str) -> StateDict {
     let bytes = fs::read(fixture(name)).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -125,7 +125,7 @@ fn edited(folder: &str, file: &str, edit: impl Fn(&mut serde_json::Value)) -> te
 }
 
 #[test]
-fn what_a_directory_asks_for_is_honoured_or_refused() {
+fn settings_of_a_directory_are_applied_or_refused() {
     use serde_json::json;
     let cases = [
         ("hf", "config.json", "hidden_act", json!("relu"), "hidden_act"),
@@ -165,7 +165,7 @@ fn what_a_directory_asks_for_is_honoured_or_refused() {
 }
 
 #[test]
-fn attacks_are_refused_and_not_run() {
+fn attacks_are_refused_and_not_executed() {
     let none = LoadOptions::default();
     for (name, function) in [
         ("attack_system.pth", "posix.system"),
@@ -218,7 +218,7 @@ fn mismatches_are_explained() {
 
 #[test]
 fn grids_that_windows_do_not_divide_follow_the_dialect() {
-    // 28 pixels: 7 tokens, then 4, in windows of 3.
+    // 28 pixels give 7x7 tokens, then 4x4, in windows of 3.
     let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
     assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
     let message = refusal("timm/model.safetensors", &odd);
@@ -227,7 +227,8 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
         let model = load_float(&fixture(name), &odd).unwrap();
         assert_eq!(model.config.stages()[0].padded, 9, "{name}");
     }
-    // 16 pixels: 4 tokens, then 2: smaller than the window. torchvision keeps the window, Hugging Face the table only.
+    // 16 pixels give 4x4 tokens, then 2x2, which is smaller than the window. torchvision keeps the window; Hugging Face
+    // shrinks it, so the table no longer fits.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
     assert_eq!(load_float(&fixture("torchvision.pth"), &small).unwrap().config.stages()[1].window, 3);
     assert!(refusal("hf_modules.bin", &small).contains("bias table is not resized"));
@@ -299,7 +300,7 @@ fn ranges_of_faster_transformer_become_sites() {
 }
 
 #[test]
-fn ranges_that_cannot_be_are_refused() {
+fn impossible_ranges_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let config = config_with(&[]).config;
     let import = |site: &str, values: &[f32]| {
@@ -321,7 +322,7 @@ fn ranges_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn quantized_files_are_told_by_their_metadata() {
+fn quantized_files_are_detected_by_their_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("q.safetensors");
     let header = r#"{"__metadata__":{"swinq":"{}"}}"#;
@@ -338,7 +339,7 @@ fn quantized_files_are_told_by_their_metadata() {
     assert!(!is_quantized_file(&path));
 }
 
-/// A checkpoint in this program's own format is a float one if it quantizes nothing.
+/// A file in this program's own format is a float checkpoint if it quantizes nothing.
 #[test]
 fn own_files_are_float_models_where_every_site_is_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -348,7 +349,7 @@ fn own_files_are_float_models_where_every_site_is_off() {
     own.save(&path).unwrap();
     let read = load_float(&path, &LoadOptions::default()).unwrap();
     assert_eq!((&read.tensors, &read.config), (&float.tensors, &float.config));
-    // It is this file that a checkpoint made of the model names.
+    // The source is this file, not the origin of the model in it.
     assert_eq!((read.source.file.as_str(), read.source.dialect.as_str()), (path.to_str().unwrap(), "swinq"));
     assert_eq!(read.source.sha256.len(), 64);
     let rule =

@@ -1,8 +1,8 @@
-"""Makes the fixtures of checkpoints/: one small Swin in every dialect and format, and pickles that attack.
+"""Creates the files in checkpoints/: one small Swin in every dialect and format, and malicious pickles.
 
 Needs torch, timm, torchvision, transformers, safetensors and numpy. Run from this folder: python make_checkpoints.py
-Every conversion is checked against the library that reads the dialect: its model must load it strictly and give the
-logits of timm's model.
+Every conversion is checked with the library of its dialect: the library's model must load it strictly and give the logits
+of timm's model.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def draw(model):
 
 
 def to_microsoft(state):
-    """timm's names to Microsoft's."""
+    """Converts timm's names to Microsoft's."""
     moved = lambda m: f"layers.{int(m.group(1)) - 1}.downsample"
     return {re.sub(r"layers\.(\d+)\.downsample", moved, k).replace("head.fc.", "head."): v for k, v in state.items()}
 

@@ -1,4 +1,4 @@
-//! The quantized-checkpoint file: what goes in comes out, and every untrustworthy state is refused by name.
+//! The quantized-checkpoint file: reading returns what was written, and every inconsistent state is refused by name.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn config() -> SwinConfig {
     }
 }
 
-/// A model under a shipped recipe; every range differs from every other.
+/// A model under a shipped recipe; all its ranges differ.
 fn model(recipe: &str) -> QuantizedModel {
     let config = config();
     let recipe = Recipe::shipped(recipe).unwrap();
@@ -87,7 +87,7 @@ fn round_trip() {
     }
 }
 
-/// A file taken apart: tensors by name, and the JSON. [`Parts::load`] puts it together and reads it.
+/// The parts of a file: tensors by name, and the JSON. [`Parts::load`] assembles a file from them and reads it.
 #[derive(Clone)]
 struct Parts {
     tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
@@ -134,7 +134,7 @@ fn load_bytes(bytes: &[u8]) -> Result<QuantizedModel, String> {
     QuantizedModel::load(&path).map_err(|e| e.to_string())
 }
 
-/// Asserts that a changed file is refused with a message holding every one of `words`.
+/// Asserts that a changed file is refused with a message that contains all of `words`.
 fn refused(words: &[&str], change: impl Fn(&mut Parts)) {
     let mut parts = Parts::new("default");
     assert!(parts.load(true).is_ok());
@@ -184,7 +184,7 @@ fn tensors_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn scales_that_cannot_be_are_refused() {
+fn impossible_scales_are_refused() {
     let site = format!("{FC1}.input.scale");
     refused(&["site layers.0.blocks.0.mlp.fc1.input", "half calibrated", "swinq calibrate"], |p| {
         drop(p.tensors.remove(&site))
@@ -237,7 +237,7 @@ fn half_precision_floats_are_read() {
 }
 
 #[test]
-fn models_that_cannot_be_trusted_are_not_written() {
+fn inconsistent_models_are_not_written() {
     let folder = folder();
     let path = folder.path().join("q.safetensors");
     let refuse = |change: &dyn Fn(&mut QuantizedModel), word: &str| {
@@ -257,7 +257,7 @@ fn models_that_cannot_be_trusted_are_not_written() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever happens to the bytes, reading ends in a model that holds together or in an error.
+    /// Reading damaged bytes gives a consistent model or an error.
     #[test]
     fn damaged_files_never_panic(
         keep in 0.0f64..=1.0,

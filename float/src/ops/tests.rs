@@ -1,4 +1,4 @@
-//! The fused operations against the composed ones, and the rounding ones against their definition.
+//! Fused operations against composed ones, and fake quantization against its definition.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -24,11 +24,11 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-fn step(scale: f32) -> Quantizer {
+fn quantizer(scale: f32) -> Quantizer {
     Quantizer::new(scale).unwrap()
 }
 
-/// Runs both families and asserts that they agree to f32 rounding.
+/// Asserts that the fused and the composed family agree up to f32 rounding.
 fn agree(name: &str, run: impl Fn(Ops) -> Result<Tensor>) {
     let (fused, composed) = (run(Ops::Fused).unwrap(), run(Ops::Composed).unwrap());
     assert_eq!(fused.dims(), composed.dims(), "{name}");
@@ -114,18 +114,18 @@ fn fake_quantization_rounds_ties_to_even_and_clamps() {
     let x = [0.25, 0.75, -0.25, -0.75, 1.25, 63.4, 63.6, 1e9, -63.9, -64.2, -1e9, f32::NAN, f32::INFINITY];
     let want = [0.0, 1.0, 0.0, -1.0, 1.0, 63.5, 63.5, 63.5, -64.0, -64.0, -64.0, 0.0, 63.5];
     let x = Tensor::new(&x, &Device::Cpu).unwrap();
-    assert_eq!(values(&fake_quantize(&x, step(scale)).unwrap()), want);
+    assert_eq!(values(&fake_quantize(&x, quantizer(scale)).unwrap()), want);
 }
 
 #[test]
-fn views_into_larger_storage_are_read_at_their_place() {
+fn views_of_larger_tensors_are_read_at_their_offset() {
     let x = noise(&[4, 3, 8], 15);
     let view = x.narrow(0, 2, 1).unwrap();
-    let [a, b] = [&view, &view.copy().unwrap()].map(|t| values(&fake_quantize(t, step(0.01)).unwrap()));
+    let [a, b] = [&view, &view.copy().unwrap()].map(|t| values(&fake_quantize(t, quantizer(0.01)).unwrap()));
     assert_eq!(a, b);
-    assert_ne!(a, values(&fake_quantize(&x.narrow(0, 0, 1).unwrap(), step(0.01)).unwrap()));
+    assert_ne!(a, values(&fake_quantize(&x.narrow(0, 0, 1).unwrap(), quantizer(0.01)).unwrap()));
     let strided = x.transpose(1, 2).unwrap();
     let copied = strided.contiguous().unwrap();
-    let [a, b] = [&strided, &copied].map(|t| values(&fake_quantize(t, step(0.1)).unwrap()));
+    let [a, b] = [&strided, &copied].map(|t| values(&fake_quantize(t, quantizer(0.1)).unwrap()));
     assert_eq!(a, b);
 }

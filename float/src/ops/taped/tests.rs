@@ -1,4 +1,4 @@
-//! Gradients against candle's of the composed operations, and against finite differences.
+//! Gradients of the taped operations against candle's gradients of the composed ones, and against finite differences.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -10,7 +10,7 @@ use super::*;
 use crate::ops::{Norm, Ops, tests::noise};
 use crate::tape::Passes;
 
-/// The loss whose gradients are compared: the sum of the result times fixed weights.
+/// The weights of the loss whose gradients are compared: the sum of the result times these weights.
 fn weights_of(out: &Tensor) -> Tensor {
     noise(out.dims(), 99)
 }
@@ -19,19 +19,19 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A tape whose passes on the host are what they are on other devices.
+/// A tape that uses the composed passes, as on devices without kernels.
 fn composed_tape() -> Tape {
     let tape = Tape::default();
     tape.set_passes(Passes::Composed);
     tape
 }
 
-/// Result and gradients of `run` on a tape.
+/// Result and gradients of `run` on a tape with the default passes.
 fn on_tape(inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
-    walked(Tape::default(), inputs, run)
+    on_this_tape(Tape::default(), inputs, run)
 }
 
-fn walked(
+fn on_this_tape(
     tape: Tape,
     inputs: &[Tensor],
     run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
@@ -43,7 +43,7 @@ fn walked(
     (out, inputs.iter().map(|input| gradients.get(input).expect("a gradient").clone()).collect())
 }
 
-/// Result and gradients of `run` by candle.
+/// Result and gradients of `run`, differentiated by candle.
 fn by_candle(inputs: &[Tensor], run: impl Fn(&[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
     let vars: Vec<Var> = inputs.iter().map(|input| Var::from_tensor(input).unwrap()).collect();
     let out = run(&vars.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>()).unwrap();
@@ -56,7 +56,7 @@ fn close(what: &str, got: &Tensor, want: &Tensor, tolerance: f32) {
     assert_eq!(got.dims(), want.dims(), "{what}");
     let (got, want) = (values(got), values(want));
     let largest = want.iter().fold(0f32, |max, v| max.max(v.abs()));
-    assert!(largest > 0.0, "{what}: zeros prove nothing");
+    assert!(largest > 0.0, "{what}: all values are zero, so nothing is compared");
     for (i, (g, w)) in got.iter().zip(&want).enumerate() {
         assert!((g - w).abs() <= tolerance * largest, "{what}: {g} instead of {w} at flat index {i}");
     }
@@ -69,19 +69,19 @@ fn agree(
     plain: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) {
     let (want, wanted) = by_candle(inputs, plain);
-    // On the host by single passes, and as on other devices.
+    // The passes on the host, then those of other devices.
     for (tape, passes) in [(Tape::default(), "fused"), (composed_tape(), "composed")] {
-        let (out, gradients) = walked(tape, inputs, &taped);
+        let (out, gradients) = on_this_tape(tape, inputs, &taped);
         close(&format!("{what}, {passes}"), &out, &want, 2e-6);
         for (i, (gradient, wanted)) in gradients.iter().zip(&wanted).enumerate() {
-            // The gradient of a step is a sum in which most of the terms cancel.
+            // Most terms of the gradient of a scale cancel.
             let tolerance = if gradient.elem_count() <= 3 { 5e-4 } else { 1e-5 };
             close(&format!("{what}, {passes}, gradient {i}"), gradient, wanted, tolerance);
         }
     }
 }
 
-/// The directional derivative by central differences against the gradients, for smooth operations.
+/// Compares the gradients of a smooth operation with a directional derivative by central differences.
 fn differences(what: &str, inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) {
     let (out, gradients) = on_tape(inputs, &run);
     let weights = weights_of(&out);
@@ -163,13 +163,13 @@ fn products() {
     agree("patches", &inputs, |t, x| linear(t, &x[0], &x[1], None), plain);
 }
 
-/// Round half to even of small values, with a gradient of 1.
+/// Rounds small values, ties to even, with a gradient of 1.
 fn round_through(x: &Tensor) -> Result<Tensor> {
     let rounded = ((x.detach() + 12_582_912.0)? - 12_582_912.0)?;
     x + (rounded - x.detach())?
 }
 
-/// Fake quantization with a trained step, composed: `s` is a tensor that carries a gradient.
+/// Fake quantization with a learned scale, composed of candle's operations; `s` carries a gradient.
 fn lsq(x: &Tensor, s: &Tensor, (low, high): (f64, f64)) -> Result<Tensor> {
     // The number contract multiplies by the rounded reciprocal; the gradient is that of a division.
     let recip = s.detach().recip()?;
@@ -182,7 +182,7 @@ fn learned(ratio: &Tensor, base: &[f32]) -> LearnedScale {
     LearnedScale { ratio: ratio.clone(), base: base.to_vec(), gradient_scale: 0.25 }
 }
 
-/// What scales a gradient by `factor` and leaves the value.
+/// Multiplies the gradient by `factor` and leaves the value unchanged.
 fn scale_gradient(x: &Tensor, factor: f64) -> Result<Tensor> {
     (x * factor)? + (x.detach() * (1.0 - factor))?
 }
@@ -226,7 +226,7 @@ fn fake_quantization_of_weights() {
     }
 }
 
-/// The largest weight, of which the step was made, keeps its gradient whichever way the step's reciprocal was rounded.
+/// The largest weight, which defines the scale, keeps its gradient however the scale's reciprocal is rounded.
 #[test]
 fn the_end_of_the_range_is_inside() {
     for (amax, largest) in (1..200).flat_map(|i| [(0.037 * i as f32, 127.0), (0.037 * i as f32, 7.0)]) {
@@ -241,7 +241,7 @@ fn the_end_of_the_range_is_inside() {
     }
 }
 
-/// Attention of candle's operations, with its sites by `lsq` and straight-through rounding.
+/// Attention composed of candle's operations, with `lsq` and straight-through rounding at its sites.
 fn attention_by_candle(
     x: &[Tensor],
     heads: usize,
@@ -278,7 +278,7 @@ fn attention_by_candle(
     composed::merge_heads(&mixed)
 }
 
-/// The sites of `kind`, with trained steps `x[2..]`.
+/// The sites of `kind`, with learned scales `x[2..]`.
 fn sites(x: &[Tensor], kind: &str) -> AttentionSites {
     let fake = |i: usize, step: f32| FakeActivation {
         quantizer: Quantizer::new(step).unwrap(),
@@ -301,10 +301,10 @@ fn attention_of_every_kind() {
     let (windows, n, heads, d) = (6, 9, 2, 5);
     let one = || Tensor::new(&[1.0f32], &Device::Cpu).unwrap();
     let mask = (noise(&[3, n, n], 5).ge(1.5).unwrap().to_dtype(DType::F32).unwrap() * -100.0).unwrap();
-    for (kind, steps) in [("float", 0), ("u8", 3), ("s8", 5)] {
+    for (kind, scales) in [("float", 0), ("u8", 3), ("s8", 5)] {
         for mask in [None, Some(&mask)] {
             let mut inputs = vec![noise(&[windows * n, 3 * heads * d], 1), noise(&[heads, n, n], 2)];
-            inputs.extend((0..steps).map(|_| one()));
+            inputs.extend((0..scales).map(|_| one()));
             let taped = |t: &Tape, x: &[Tensor]| attention(t, &x[0], 0.4, &x[1], mask, &sites(x, kind));
             agree(kind, &inputs, taped, |x| attention_by_candle(x, heads, n, 0.4, mask, kind));
             if kind == "float" {

@@ -1,5 +1,5 @@
-//! Every pass by its own kernel on a GPU against the host's, and how long both ways take there. Skipped, and said so,
-//! without a GPU; a failure if `REQUIRE_IMPL` names `candle_cuda`.
+//! Every pass by its CUDA kernel against the pass on the host, and times of the passes on the GPU. Without a GPU the tests
+//! say SKIPPED, or fail if `REQUIRE_IMPL` names `candle_cuda`.
 
 use std::time::Instant;
 
@@ -18,11 +18,11 @@ fn gpu() -> Option<Device> {
     }
 }
 
-/// What is computed of some inputs.
+/// The operation under test.
 type Run<'a> = &'a dyn Fn(&Tape, &[Tensor]) -> Result<Tensor>;
 
-/// Result and gradients by the kernels on `device`, on the host.
-fn there(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> (Tensor, Vec<Tensor>) {
+/// Result and gradients of `run` on `device`, copied to the host.
+fn on_device(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> (Tensor, Vec<Tensor>) {
     let tape = Tape::default();
     tape.set_passes(passes);
     let inputs: Vec<Tensor> = inputs.iter().map(|x| x.to_device(device).unwrap()).collect();
@@ -35,7 +35,7 @@ fn there(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> (T
     (home(&out), gradients)
 }
 
-/// The distance of two tensors by the length of the second.
+/// The distance of two tensors, relative to the length of the second.
 fn distance(got: &Tensor, want: &Tensor) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let (got, want) = (values(got), values(want));
@@ -43,10 +43,10 @@ fn distance(got: &Tensor, want: &Tensor) -> f64 {
     (off / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
 }
 
-/// Compares with the host to `tolerance`, by length; a second run must give the same bits.
+/// Compares the GPU with the host within `tolerance`; a second run must give the same bits.
 fn same(device: &Device, what: &str, inputs: &[Tensor], tolerance: f64, run: Run<'_>) {
     let (want, wanted) = on_tape(inputs, run);
-    let (out, gradients) = there(device, Passes::Fused, inputs, run);
+    let (out, gradients) = on_device(device, Passes::Fused, inputs, run);
     let mut worst = (distance(&out, &want), "the result".to_owned());
     for (i, (got, want)) in gradients.iter().zip(&wanted).enumerate() {
         assert_eq!(got.dims(), want.dims(), "{what}: gradient {i}");
@@ -57,10 +57,10 @@ fn same(device: &Device, what: &str, inputs: &[Tensor], tolerance: f64, run: Run
     }
     eprintln!("{what}: off by {:.1e} ({})", worst.0, worst.1);
     assert!(worst.0 < tolerance, "{what}: {} is off by {}", worst.1, worst.0);
-    let again = there(device, Passes::Fused, inputs, run);
-    assert_eq!(values(&again.0), values(&out), "{what}: another result");
+    let again = on_device(device, Passes::Fused, inputs, run);
+    assert_eq!(values(&again.0), values(&out), "{what}: a second run gives another result");
     for (a, b) in again.1.iter().zip(&gradients) {
-        assert_eq!(values(a), values(b), "{what}: another gradient");
+        assert_eq!(values(a), values(b), "{what}: a second run gives another gradient");
     }
 }
 
@@ -89,8 +89,8 @@ fn gpu_rows() {
     same(&device, "table", &[noise(&[169, 3], 1)], 2e-6, &table);
 }
 
-/// The gradient of a step is a sum in which most of the terms cancel.
-const STEPS: f64 = 5e-4;
+/// Tolerance of gradients of scales: most of their terms cancel.
+const SCALE_GRADIENTS: f64 = 5e-4;
 
 #[test]
 fn gpu_fake_quantization() {
@@ -100,8 +100,8 @@ fn gpu_fake_quantization() {
         let inputs = [noise(&[190, 201], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
         let fake = |x: &[Tensor]| FakeActivation { quantizer, learned: Some(learned(&x[1], &[step])) };
         let run = |t: &Tape, x: &[Tensor]| fake_quantize(t, &x[0], &fake(x));
-        same(&device, "fake_quantize", &inputs, STEPS, &run);
-        let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
+        same(&device, "fake_quantize", &inputs, SCALE_GRADIENTS, &run);
+        let (got, want) = (on_device(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
         assert_eq!(values(&got), values(&want), "codes");
     }
     let base = [0.01f32, 0.3, 0.02];
@@ -113,13 +113,13 @@ fn gpu_fake_quantization() {
             let learned = Some(learned(&x[1], &scales));
             fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
         };
-        same(&device, "fake_quantize_weight", &inputs, STEPS, &run);
-        let (got, want) = (there(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
+        same(&device, "fake_quantize_weight", &inputs, SCALE_GRADIENTS, &run);
+        let (got, want) = (on_device(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
         assert_eq!(values(&got), values(&want), "codes of weights");
     }
 }
 
-/// Attention of `windows` windows, with trained steps where `kind` has steps.
+/// Inputs of an attention of `windows` windows, with the learned scales of `kind`.
 fn attention_inputs(windows: usize, n: usize, heads: usize, kind: &str) -> Vec<Tensor> {
     let steps = if kind == "float" {
         0
@@ -140,7 +140,7 @@ fn masks(windows: usize, n: usize) -> Tensor {
 #[test]
 fn gpu_attention() {
     let Some(device) = gpu() else { return };
-    // The last is too large for the kernels, and composed.
+    // The last size is too large for the kernels, so the composed pass runs.
     for (n, heads) in [(9, 2), (49, 3), (64, 4), (144, 2), (196, 1), (300, 1)] {
         for kind in ["float", "u8", "s8"] {
             for mask in [None, Some(masks(3, n))] {
@@ -148,7 +148,7 @@ fn gpu_attention() {
                     let mask = mask.as_ref().map(|m| m.to_device(x[0].device())).transpose()?;
                     attention(t, &x[0], 0.1768, &x[1], mask.as_ref(), &sites(x, kind))
                 };
-                // A score on the edge of two codes may get the other one.
+                // A score near the edge of two codes may round to the other code.
                 let tolerance = if kind == "float" { 1e-5 } else { 2e-2 };
                 let what = format!("attention of {n} tokens, {kind}, mask {}", mask.is_some());
                 same(&device, &what, &attention_inputs(6, n, heads, kind), tolerance, &run);
@@ -157,7 +157,7 @@ fn gpu_attention() {
     }
 }
 
-/// Milliseconds of the forward and backward passes of `run`, by `passes`.
+/// Milliseconds of the forward and backward pass of `run` with `passes`.
 fn time(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> f64 {
     let inputs: Vec<Tensor> = inputs.iter().map(|x| x.to_device(device).unwrap()).collect();
     let tape = Tape::default();
@@ -178,7 +178,7 @@ fn time(device: &Device, passes: Passes, inputs: &[Tensor], run: Run<'_>) -> f64
     times[3]
 }
 
-/// Prints times; run by name, with `--ignored`.
+/// Prints times; run it by name with `--ignored`.
 #[test]
 #[ignore = "a measurement"]
 fn gpu_times() {
