@@ -1,5 +1,5 @@
-//! Serves requests from several threads on one model. Every thread has an engine of its own with one thread; all engines
-//! share the model's packed weights. Requests are image files here.
+//! Serves requests from several threads on one model. Every thread has an engine of its own with one thread; all
+//! engines share the model's packed weights. Requests are image files here.
 //!
 //! ```console
 //! $ cargo run --release --example serve_threads -- swin_t.int8.safetensors 4 *.jpg

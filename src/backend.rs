@@ -25,8 +25,8 @@ pub struct EngineOptions {
     pub backend: BackendChoice,
     /// Threads of the CPU engine; 0 is one per core.
     pub threads: usize,
-    /// Images of the largest batch that is expected; larger ones are split. Memory grows with it. The CPU engine runs at
-    /// most [`CPU_BATCH`] images at a time, because more gain nothing there.
+    /// Images of the largest batch that is expected; larger ones are split. Memory grows with it. The CPU engine runs
+    /// at most [`CPU_BATCH`] images at a time, because more gain nothing there.
     pub max_batch: usize,
     /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable `SWINQ_ISA`
     /// names.

@@ -41,13 +41,13 @@ pub struct Calibrated {
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
 ///
 /// `progress` is called after every batch with the images done and the images in all; `Break` stops the calibration.
-/// The result depends on the model, the recipe and the images in their order alone. Takes the model by value: where `model`
-/// is the only handle, its weights are not copied.
+/// The result depends on the model, the recipe and the images in their order alone. Takes the model by value: where
+/// `model` is the only handle, its weights are not copied.
 ///
 /// # Errors
 /// [`Error::Argument`] for a model that is quantized already, and what [`Images::batches`] refuses;
-/// [`Error::NothingQuantized`]; [`Error::Device`]; [`Error::Calib`] where an image cannot be read, an activation is not
-/// finite, a site has no usable range, or `progress` stops.
+/// [`Error::NothingQuantized`]; [`Error::Device`]; [`Error::Calib`] where an image cannot be read, an activation is
+/// not finite, a site has no usable range, or `progress` stops.
 pub fn calibrate(
     model: Model,
     options: &CalibrateOptions,
@@ -73,8 +73,8 @@ pub fn calibrate(
 /// Quantizes `model` with known ranges (amax by site) instead of calibrating it.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized already; [`Error::NothingQuantized`]; [`Error::Calib`] for a site that
-/// needs a range and has none, or a range that cannot be one.
+/// [`Error::Argument`] for a model that is quantized already; [`Error::NothingQuantized`]; [`Error::Calib`] for a
+/// site that needs a range and has none, or a range that cannot be one.
 pub fn quantize_with_ranges(
     model: Model,
     recipe: &Recipe,

@@ -17,8 +17,8 @@ use crate::{EngineOptions, Error, Images, Model, ReadOptions};
 
 /// A model, ready to run. It owns its buffers and its threads; engines of one [`Model`] share the packed weights.
 ///
-/// An engine may be called from several threads: the calls take turns. For throughput give every thread an engine of its
-/// own, made from the same model.
+/// An engine may be called from several threads: the calls take turns. For throughput give every thread an engine of
+/// its own, made from the same model.
 ///
 /// ```no_run
 /// use swinq::{Engine, EngineOptions, Model};
@@ -40,7 +40,8 @@ impl Engine {
     /// Prepares `model` as `options` say.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for options out of their bounds, and where the backend cannot be used or cannot run the model.
+    /// [`Error::Runtime`] for options out of their bounds, and where the backend cannot be used or cannot run the
+    /// model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, Error> {
         let backend = options.backend()?;
         let packed = model.packed().get(model.as_quantized(), backend)?;
@@ -123,8 +124,8 @@ impl Engine {
     /// Classifies decoded images: the best `k` classes of each, all classes where there are fewer.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a `k` of 0, for no image, and for an image whose pixels are not `width * height * 3` bytes;
-    /// [`Error::Runtime`].
+    /// [`Error::Argument`] for a `k` of 0, for no image, and for an image whose pixels are not `width * height * 3`
+    /// bytes; [`Error::Runtime`].
     pub fn classify(&self, images: &[RgbImage], k: usize) -> Result<Vec<Prediction>, Error> {
         self.predict_images(&Images::from_rgb(images.iter().cloned(), &self.transform)?, k)
     }
@@ -138,8 +139,8 @@ impl Engine {
     /// Scores of preprocessed images, f32 `[images, classes]`. A batch of any number of images; none gives none.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for images of another size than the model's or pixels that are not those of the batch's images,
-    /// for a score that is not finite, and where the GPU fails.
+    /// [`Error::Runtime`] for images of another size than the model's or pixels that are not those of the batch's
+    /// images, for a score that is not finite, and where the GPU fails.
     pub fn infer(&self, batch: &Batch) -> Result<Logits, Error> {
         Ok(self.runtime.infer(batch)?)
     }
@@ -165,8 +166,8 @@ impl Engine {
         Ok(Logits { values, classes })
     }
 
-    /// Scores of `images`, in order, with their positions and labels. `progress` is called before every batch with the
-    /// images done and the images in all; `Break` stops.
+    /// Scores of `images`, in order, with their positions and labels. `progress` is called before every batch with
+    /// the images done and the images in all; `Break` stops.
     ///
     /// # Errors
     /// [`Error::Interrupted`] where `progress` stops; [`Error::Data`] for an image that cannot be read; what
@@ -210,8 +211,8 @@ impl Engine {
         self.runtime.device()
     }
 
-    /// Time of each launch of an inference of `pixels` (u8 `[images, size, size, 3]`): on a CPU the mean of `runs` inferences,
-    /// on a GPU the median of a fixed number.
+    /// Time of each launch of an inference of `pixels` (u8 `[images, size, size, 3]`): on a CPU the mean of `runs`
+    /// inferences, on a GPU the median of a fixed number.
     ///
     /// # Errors
     /// [`Error::Runtime`] for pixels that are not whole images, at least one, and where the GPU fails.
@@ -272,8 +273,8 @@ impl std::fmt::Debug for PackedWeights {
 }
 
 impl PackedWeights {
-    /// The weights of `model` for `backend`: those of an engine in use, or packed now. Engines that are made at the same
-    /// time wait here, so that only one packs.
+    /// The weights of `model` for `backend`: those of an engine in use, or packed now. Engines that are made at the
+    /// same time wait here, so that only one packs.
     fn get(&self, model: &QuantizedModel, backend: Backend) -> Result<Arc<PackedModel>, RuntimeError> {
         let mut all = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|packed| packed.strong_count() > 0);

@@ -47,7 +47,8 @@ impl FloatDevice {
     /// The device, opened.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU in a build without the feature `cuda`, and for one that is not there or cannot be used.
+    /// [`Error::Device`] for a GPU in a build without the feature `cuda`, and for one that is not there or cannot be
+    /// used.
     pub fn open(self) -> Result<Device, Error> {
         let FloatDevice::Cuda(ordinal) = self else { return Ok(Device::Cpu) };
         let error = |source| Error::Device { device: self, source };

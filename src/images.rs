@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use swinq_data::{Dataset, Layout, Loader, LoaderOptions, RgbImage, Split, preprocess};
 use swinq_eval::DataInfo;
-use swinq_model::{Batch, BatchSource, BoxError, Resize, SwinConfig, Transform};
+use swinq_model::{Batch, Resize, SwinConfig, Transform};
 
 use crate::Error;
+use crate::batches::{ImageBatches, Reader};
 use crate::limits::check_threads;
 use crate::prepared::Prepared;
 
@@ -57,8 +58,8 @@ struct Sample {
 }
 
 impl Images {
-    /// Opens a data set ([`Dataset::open`] lists the layouts) and draws a seeded sample of `limit` images, spread over the
-    /// classes; `None` takes all images in list order.
+    /// Opens a data set ([`Dataset::open`] lists the layouts) and draws a seeded sample of `limit` images, spread
+    /// over the classes; `None` takes all images in list order.
     ///
     /// # Errors
     /// What [`Dataset::open`] refuses, and a `limit` of 0.
@@ -89,12 +90,13 @@ impl Images {
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
     }
 
-    /// Decoded images, preprocessed now with `transform` (that of the model: [`Model::transform`](crate::Model::transform)).
-    /// Only the preprocessed pixels stay in memory: `size * size * 3` bytes an image.
+    /// Decoded images, preprocessed now with `transform` (that of the model:
+    /// [`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `size * size * 3`
+    /// bytes an image.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no image, an image without pixels or one whose pixels are not `width * height * 3` bytes, and
-    /// for a transform that makes images of no pixel.
+    /// [`Error::Argument`] for no image, an image without pixels or one whose pixels are not `width * height * 3`
+    /// bytes, and for a transform that makes images of no pixel.
     pub fn from_rgb(
         images: impl IntoIterator<Item = RgbImage>,
         transform: &Transform,
@@ -118,7 +120,8 @@ impl Images {
     /// Images that are preprocessed already, with their labels where there are any.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no image, or where the pixels or labels are not those of as many images as there are ids.
+    /// [`Error::Argument`] for no image, or where the pixels or labels are not those of as many images as there are
+    /// ids.
     pub fn from_batch(batch: Batch) -> Result<Images, Error> {
         Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
     }
@@ -231,15 +234,15 @@ impl Images {
     /// The images in batches, preprocessed with `transform`. (Images that were preprocessed before stay as they are.)
     ///
     /// # Errors
-    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform that makes images of no pixel, or images in
-    /// memory of another size than the transform's.
+    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform that makes images of no pixel, or
+    /// images in memory of another size than the transform's.
     pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
         if options.batch_size == 0 {
             return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
         }
         check_transform(transform)?;
         let batch_size = options.batch_size.min(self.len().max(1));
-        let batches = match &self.source {
+        let reader = match &self.source {
             Source::Sample(sample) => {
                 let options = LoaderOptions {
                     batch_size,
@@ -252,50 +255,7 @@ impl Images {
             }
             Source::Prepared(prepared) => Reader::Prepared(prepared.batches(batch_size, transform.size)?),
         };
-        Ok(ImageBatches { reader: batches })
-    }
-}
-
-/// Batches of [`Images`], in order.
-pub struct ImageBatches {
-    reader: Reader,
-}
-
-enum Reader {
-    Loader(Loader),
-    Prepared(crate::prepared::PreparedBatches),
-}
-
-impl ImageBatches {
-    /// Messages of the corrupt images that were left out so far.
-    pub fn skipped(&self) -> &[String] {
-        match &self.reader {
-            Reader::Loader(loader) => loader.skipped(),
-            Reader::Prepared(_) => &[],
-        }
-    }
-}
-
-impl BatchSource for ImageBatches {
-    fn batches(&self) -> usize {
-        match &self.reader {
-            Reader::Loader(loader) => loader.batches(),
-            Reader::Prepared(prepared) => prepared.batches(),
-        }
-    }
-
-    fn images(&self) -> usize {
-        match &self.reader {
-            Reader::Loader(loader) => loader.images(),
-            Reader::Prepared(prepared) => prepared.images(),
-        }
-    }
-
-    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
-        match &mut self.reader {
-            Reader::Loader(loader) => loader.batch(epoch, index),
-            Reader::Prepared(prepared) => prepared.batch(epoch, index),
-        }
+        Ok(ImageBatches { reader })
     }
 }
 

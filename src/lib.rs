@@ -15,13 +15,14 @@
 //!
 //! - `cli` (default): the program `swinq`. A program that uses the library only sets `default-features = false`.
 //! - `float` (default): calibration, simulation and training. They run the float forward with candle.
-//! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries when
-//!   a model is first prepared for a GPU.
+//! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
+//!   when a model is first prepared for a GPU.
 //!
-//! The crates that swinq consists of are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
-//! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
+//! The crates that swinq consists of are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`]
+//! and, with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
 
 mod backend;
+mod batches;
 #[cfg(feature = "float")]
 mod calibration;
 mod engine;
@@ -39,12 +40,13 @@ mod preprocessing;
 pub mod train;
 
 pub use backend::{BackendChoice, CPU_BATCH, EngineOptions};
+pub use batches::ImageBatches;
 pub use engine::Engine;
 pub use error::Error;
 pub use evaluate::{
     Candidate, EvaluateOptions, Observer, Runner, environment, evaluate, measure_latency, noise,
 };
-pub use images::{ImageBatches, Images, ReadOptions};
+pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Prediction};
 pub use preprocessing::Family;

@@ -18,8 +18,8 @@ use crate::{Error, Family};
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Configuration of a bare float checkpoint: a shipped name (`swin_tiny_patch4_window7_224`, see
-    /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm directory
-    /// needs none.
+    /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm
+    /// directory needs none.
     pub cfg: Option<String>,
     /// Overrides of the configuration's keys, such as `("MODEL.NUM_CLASSES", "10")`.
     pub opts: Vec<(String, String)>,
@@ -78,8 +78,8 @@ struct Inner {
 }
 
 impl Model {
-    /// Opens the model at `path`: a quantized checkpoint, or a Hugging Face or timm directory. A bare float checkpoint
-    /// needs [`Model::open_with`].
+    /// Opens the model at `path`: a quantized checkpoint, or a Hugging Face or timm directory. A bare float
+    /// checkpoint needs [`Model::open_with`].
     ///
     /// # Errors
     /// As [`Model::open_with`].
@@ -87,8 +87,8 @@ impl Model {
         Model::open_with(path, &OpenOptions::default())
     }
 
-    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.safetensors`) or a
-    /// Hugging Face or timm directory.
+    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.safetensors`)
+    /// or a Hugging Face or timm directory.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
@@ -170,8 +170,8 @@ impl Model {
         self.inner.model.is_quantized()
     }
 
-    /// Whether the model came with its own description, as checkpoints in swinq's format do. [`OpenOptions`] then had no
-    /// effect.
+    /// Whether the model came with its own description, as checkpoints in swinq's format do. [`OpenOptions`] then had
+    /// no effect.
     pub fn describes_itself(&self) -> bool {
         self.inner.describes_itself
     }
@@ -181,8 +181,8 @@ impl Model {
         &self.inner.model
     }
 
-    /// Writes the model as a checkpoint that describes itself ([`Model::open`] reads it). The file exists whole or not at
-    /// all.
+    /// Writes the model as a checkpoint that describes itself ([`Model::open`] reads it). The file exists whole or
+    /// not at all.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -212,8 +212,8 @@ impl Model {
     }
 }
 
-/// Refuses a model whose configuration cannot be, or that lacks one of the sites of its configuration. Everything else is
-/// checked by [`QuantizedModel::validate`], which relies on both.
+/// Refuses a model whose configuration cannot be, or that lacks one of the sites of its configuration. Everything
+/// else is checked by [`QuantizedModel::validate`], which relies on both.
 pub(crate) fn check_sites(model: &QuantizedModel) -> Result<(), Error> {
     model.config.validate()?;
     match all_sites(&model.config).into_iter().find(|site| !model.sites.contains_key(site)) {

@@ -2,6 +2,7 @@
 
 use swinq_eval::{Collected, ModelResult, Precision, SiteResult};
 use swinq_kernels::Cpu;
+use swinq_model::quantized::CalibrationRecord;
 use swinq_model::site::all_sites;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Site, SwinConfig, Transform};
 
@@ -111,6 +112,20 @@ impl Candidate {
     /// The model, where the candidate was given it ([`Candidate::with_sites_of`]).
     pub fn model(&self) -> Option<&Model> {
         self.measured.as_ref()
+    }
+
+    /// How the model was calibrated, in one sentence for a report; `None` where the candidate was not given its
+    /// model.
+    pub fn calibration(&self) -> Option<String> {
+        let model = self.measured.as_ref()?.as_quantized();
+        let how = match &model.provenance.calibration {
+            Some(CalibrationRecord { images, seed, sha256, .. }) => {
+                format!("{} images, seed {seed}, SHA-256 of the pixels {sha256}", images.len())
+            }
+            None => "ranges imported or fixed by the recipe".to_owned(),
+        };
+        let (name, recipe, source) = (&self.result.name, &model.recipe.name, &model.provenance.source);
+        Some(format!("{name}: recipe {recipe}; {how}; made from {} ({})", source.file, source.sha256))
     }
 
     /// The preprocessing of images.

@@ -11,12 +11,12 @@ use crate::{Engine, Error};
 /// Inferences timed on a GPU alone.
 const COMPUTE_RUNS: usize = 200;
 
-/// Measures the latency of every candidate at every batch size, in turn within one run, and enters it in their results,
-/// with the peak memory of the process at the end.
+/// Measures the latency of every candidate at every batch size, in turn within one run, and enters it in their
+/// results, with the peak memory of the process at the end.
 ///
 /// # Errors
-/// [`Error::Argument`] for a batch size of 0 or one whose images do not fit in memory; [`Error::Eval`] for options that are
-/// not finite, and where a model fails or `observer` stops.
+/// [`Error::Argument`] for a batch size of 0 or one whose images do not fit in memory; [`Error::Eval`] for options
+/// that are not finite, and where a model fails or `observer` stops.
 pub fn measure_latency(
     candidates: &mut [Candidate],
     batch_sizes: &[usize],
@@ -70,7 +70,8 @@ fn measure_one(
     Ok(measure_interleaved(&mut steps, options)?)
 }
 
-/// Times of inferences whose images are on the GPU already; `None` on the CPU, and for batches that the engine splits.
+/// Times of inferences whose images are on the GPU already; `None` on the CPU, and for batches that the engine
+/// splits.
 fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, Error> {
     if batch_size > engine.max_batch() {
         return Ok(None);

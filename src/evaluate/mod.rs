@@ -33,8 +33,8 @@ pub struct EvaluateOptions {
     pub site_noise: bool,
 }
 
-/// Follows an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer: it is called with
-/// the images of the current model.
+/// Follows an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer: it is
+/// called with the images of the current model.
 pub trait Observer {
     /// `model` starts to run on `images` images.
     fn begin(&mut self, model: &ModelResult, images: usize) {
@@ -69,9 +69,9 @@ impl<F: FnMut(usize, usize) -> ControlFlow<()>> Observer for F {
 /// Runs every candidate on `images`, compares each with the first, and returns the figures of all.
 ///
 /// # Errors
-/// [`Error::Argument`] for no candidate; [`Error::Comparison`] for candidates of different classes; [`Error::Labels`] for
-/// images whose labels are not the models' classes; [`Error::Evaluating`] where a model or its images fail or `observer`
-/// stops; what [`measure_latency`] refuses.
+/// [`Error::Argument`] for no candidate; [`Error::Comparison`] for candidates of different classes; [`Error::Labels`]
+/// for images whose labels are not the models' classes; [`Error::Evaluating`] where a model or its images fail or
+/// `observer` stops; what [`measure_latency`] refuses.
 pub fn evaluate(
     candidates: &mut [Candidate],
     images: &Images,

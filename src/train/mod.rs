@@ -67,7 +67,7 @@ impl Training {
             drop_path: self.inputs.drop_path,
             device: device.open()?,
         };
-        Ok(Trainer::new(&start, self.schedule.clone())?)
+        Ok(Trainer::new(&start, self.schedule)?)
     }
 
     /// What validates the model during the training.
@@ -78,7 +78,8 @@ impl Training {
         Validator::new(&self.job, &self.inputs)
     }
 
-    /// Trains until the end or until `hooks` stop it; with `resume` from the latest checkpoint in the job's output folder.
+    /// Trains until the end or until `hooks` stop it; with `resume` from the latest checkpoint in the job's output
+    /// folder.
     ///
     /// # Errors
     /// The output folder cannot be made; an image cannot be read; a loss or weight is not finite; a checkpoint is of
@@ -100,7 +101,8 @@ impl Training {
         self.source.skipped()
     }
 
-    /// Writes the trained model to the job's output folder, and beside it the job with every key set. Returns both paths.
+    /// Writes the trained model to the job's output folder, and beside it the job with every key set. Returns both
+    /// paths.
     ///
     /// # Errors
     /// A weight is not finite; a file cannot be written.

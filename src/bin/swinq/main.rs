@@ -4,7 +4,6 @@ mod args;
 mod backend_arg;
 mod commands;
 mod float_device;
-mod html;
 mod interrupt;
 mod model_arg;
 mod out;

@@ -1,5 +1,5 @@
-//! Standard output. A reader that goes away (`swinq eval ... | head`) ends the printing, not the work; any other failure to
-//! print fails the command, after its files are written.
+//! Standard output. A reader that goes away (`swinq eval ... | head`) ends the printing, not the work; any other
+//! failure to print fails the command, after its files are written.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};

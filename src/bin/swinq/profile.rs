@@ -30,8 +30,8 @@ fn total_seconds(launches: &[LaunchProfile]) -> f64 {
     launches.iter().map(|l| l.time.as_secs_f64()).sum()
 }
 
-/// The part of the network that a launch belongs to: `patch_embed` (with the position embedding), `layers.0` and so on, and
-/// what follows the last stage.
+/// The part of the network that a launch belongs to: `patch_embed` (with the position embedding), `layers.0` and so
+/// on, and what follows the last stage.
 fn part(name: &str) -> String {
     let mut words = name.split('.');
     match (words.next(), words.next()) {

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use swinq::eval::{self, Accuracy, Latency, LatencyOptions, ModelResult, ReportExtras, Results};
+use swinq::model::atomic::write_atomic;
 use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions};
 
 use crate::args::{EvalArgs, Simulate, Usage};
 use crate::out::say;
 use crate::paths::check_outputs;
 use crate::progress::Progress;
-use crate::{backend_arg, float_device, html, interrupt, model_arg, shell};
+use crate::{backend_arg, float_device, interrupt, model_arg, shell};
 
 /// Seconds of latency measurement for each model and batch size.
 const LATENCY_SECONDS: f64 = 2.0;
@@ -25,7 +26,8 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     }
     if let Some(path) = &args.report {
         let commands = vec![shell::join(words)];
-        html::write(path, &results, &ReportExtras { calibration, commands, ..ReportExtras::default() })?;
+        let page = eval::html(&results, &ReportExtras { calibration, commands, ..ReportExtras::default() });
+        write_atomic(path, |out| out.write_all(page.as_bytes()))?;
         say!("wrote {}", path.display());
     }
     Ok(())
@@ -50,7 +52,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     };
     let results = swinq::evaluate(&mut candidates, &images, &options, &mut Printer::default())?;
     say!("\n{}", eval::table(&results));
-    Ok((results, candidates.iter().filter_map(calibration_of).collect()))
+    Ok((results, candidates.iter().filter_map(Candidate::calibration).collect()))
 }
 
 /// Prints what an evaluation finds as it goes.
@@ -90,27 +92,6 @@ impl Observer for Printer {
     fn stop(&self) -> bool {
         interrupt::requested()
     }
-}
-
-/// How a quantized model was calibrated, in one sentence.
-fn calibration_of(candidate: &Candidate) -> Option<String> {
-    let model = candidate.model()?.as_quantized();
-    let how = match &model.provenance.calibration {
-        Some(record) => {
-            format!(
-                "{} images, seed {}, SHA-256 of the pixels {}",
-                record.images.len(),
-                record.seed,
-                record.sha256
-            )
-        }
-        None => "ranges imported or fixed by the recipe".to_owned(),
-    };
-    let (recipe, source) = (&model.recipe.name, &model.provenance.source);
-    Some(format!(
-        "{}: recipe {recipe}; {how}; made from {} ({})",
-        candidate.result.name, source.file, source.sha256
-    ))
 }
 
 /// The models as they will be run: each on an engine, and quantized ones simulated too where that was asked for.

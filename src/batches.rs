@@ -1,0 +1,50 @@
+//! Batches of images, whatever their source.
+
+use swinq_data::Loader;
+use swinq_model::{Batch, BatchSource, BoxError};
+
+use crate::prepared::PreparedBatches;
+
+/// Batches of [`Images`](crate::Images), in order.
+pub struct ImageBatches {
+    pub(crate) reader: Reader,
+}
+
+/// Where the batches come from.
+pub(crate) enum Reader {
+    Loader(Loader),
+    Prepared(PreparedBatches),
+}
+
+impl ImageBatches {
+    /// Messages of the corrupt images that were left out so far.
+    pub fn skipped(&self) -> &[String] {
+        match &self.reader {
+            Reader::Loader(loader) => loader.skipped(),
+            Reader::Prepared(_) => &[],
+        }
+    }
+}
+
+impl BatchSource for ImageBatches {
+    fn batches(&self) -> usize {
+        match &self.reader {
+            Reader::Loader(loader) => loader.batches(),
+            Reader::Prepared(prepared) => prepared.batches(),
+        }
+    }
+
+    fn images(&self) -> usize {
+        match &self.reader {
+            Reader::Loader(loader) => loader.images(),
+            Reader::Prepared(prepared) => prepared.images(),
+        }
+    }
+
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
+        match &mut self.reader {
+            Reader::Loader(loader) => loader.batch(epoch, index),
+            Reader::Prepared(prepared) => prepared.batch(epoch, index),
+        }
+    }
+}
