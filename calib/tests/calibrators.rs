@@ -152,12 +152,8 @@ fn entropy_is_the_brute_force_minimum() {
 
 /// `count` values `shape(x)` of a Gaussian variable `x`.
 fn generated(count: usize, shape: impl Fn(f64) -> f64) -> Vec<f32> {
-    let mut state = 1u64;
-    let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    let mut gaussian = || (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
+    let mut rng = swinq_testing::Rng(1);
+    let mut gaussian = || (-2.0 * rng.unit().ln()).sqrt() * (std::f64::consts::TAU * rng.unit()).cos();
     (0..count).map(|_| shape(gaussian()) as f32).collect()
 }
 

@@ -137,16 +137,12 @@ mod tests {
     #[test]
     fn the_interval_covers_the_true_difference_in_95_percent_of_experiments() {
         // 4000 experiments of 400 images: p(only reference) = 0.03, p(only other) = 0.01, p(both) = 0.76.
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut uniform = move || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 11) as f64 / (1u64 << 53) as f64
-        };
+        let mut rng = swinq_testing::Rng(1);
         let mut covered = 0;
         for _ in 0..4000 {
             let mut pairs = Pairs::default();
             for _ in 0..400 {
-                match uniform() {
+                match rng.unit() {
                     u if u < 0.03 => pairs.only_reference += 1,
                     u if u < 0.04 => pairs.only_other += 1,
                     u if u < 0.80 => pairs.both += 1,

@@ -2,6 +2,7 @@
 
 use swinq_eval::{Environment, Interval, Latency, ModelResult, Precision, Results, SiteResult};
 use swinq_model::{Recipe, Site, SwinConfig};
+use swinq_testing::Rng;
 
 /// Runs of about `median` milliseconds, a few of them slower.
 pub fn latency(median: f64) -> Latency {
@@ -23,15 +24,14 @@ fn model(name: &str, precision: Precision, top1: usize, ms_per_image: f64) -> Mo
 fn sites(recipe: &str) -> Vec<SiteResult> {
     let config = SwinConfig::official("swin_tiny_patch4_window7_224").unwrap();
     let resolved = Recipe::shipped(recipe).unwrap().resolve(&config).unwrap();
-    let mut hash = 7u32;
+    let mut rng = Rng(7);
     let one = |(site, spec): (Site, swinq_model::SiteSpec)| {
-        hash = hash.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let noise = 12.0 + f64::from(hash >> 8) / f64::from(1 << 24) * 30.0;
+        let noise = 12.0 + 30.0 * rng.unit();
         SiteResult {
             site: site.to_string(),
             enabled: spec.enabled,
             kind: spec.kind,
-            scale: spec.needs_scale(site).then_some(0.01 + (hash >> 20) as f32 * 1e-5),
+            scale: spec.needs_scale(site).then_some(0.03 + 0.02 * rng.float()),
             sqnr_db: spec.enabled.then_some(noise),
             reason: (!spec.enabled).then(|| format!("switched off by the recipe `{recipe}`")),
         }

@@ -3,21 +3,13 @@
 use candle_core::{Device, Result, Tensor};
 
 use swinq_kernels::Quantizer;
+use swinq_testing::Rng;
 
 use super::{Gather, Norm, Ops, fake_quantize};
 
-/// Values that look random, in [-2, 2), the same in every run.
+/// Random values in [-2, 2), the same in every run.
 pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let values: Vec<f32> = (0..shape.iter().product())
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
-        })
-        .collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+    Tensor::from_vec(Rng(seed).floats(shape.iter().product(), 2.0), shape, &Device::Cpu).unwrap()
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
