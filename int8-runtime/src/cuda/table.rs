@@ -15,8 +15,12 @@ use super::options::{Autotune, Gemm};
 use super::tune::{Trial, Tuner};
 use crate::error::RuntimeError;
 
-/// [`Tile::numbers`] by rows, by [`layer_key`], by GPU.
-type Tables = BTreeMap<String, BTreeMap<String, BTreeMap<usize, (usize, [u16; 7])>>>;
+/// The tables of all GPUs, by the GPU's name.
+type Tables = BTreeMap<String, GpuTable>;
+/// The tiles measured on one GPU, by [`layer_key`].
+type GpuTable = BTreeMap<String, LayerTiles>;
+/// The tile of one layer ([`Tile::numbers`]), by the number of rows.
+type LayerTiles = BTreeMap<usize, (usize, [u16; 7])>;
 
 /// The tables of the program.
 fn tables() -> &'static Tables {
@@ -152,7 +156,7 @@ pub fn measure_tiles(
     let on = Stream::new(&device)?;
     let mut tuner = Tuner::new(&device, Gemm::Own, autotune)?;
     let layers: Vec<Layer> = WIDTHS.into_iter().flat_map(layers).collect();
-    let mut table: BTreeMap<String, BTreeMap<usize, (usize, [u16; 7])>> = BTreeMap::new();
+    let mut table = GpuTable::new();
     let total = layers.len() * 2;
     for (done, (layer, integer)) in
         layers.iter().flat_map(|layer| [(layer, true), (layer, false)]).enumerate()
@@ -177,10 +181,10 @@ pub fn measure_tiles(
 
 /// The tables, a line for each layer.
 fn to_json(tables: &Tables) -> String {
-    let layer = |(key, rows): (&String, &BTreeMap<usize, (usize, [u16; 7])>)| {
+    let layer = |(key, rows): (&String, &LayerTiles)| {
         format!("    {key:?}: {}", serde_json::to_string(rows).expect("numbers become JSON"))
     };
-    let gpu = |(name, table): (&String, &BTreeMap<String, BTreeMap<usize, (usize, [u16; 7])>>)| {
+    let gpu = |(name, table): (&String, &GpuTable)| {
         format!("  {name:?}: {{\n{}\n  }}", table.iter().map(layer).collect::<Vec<_>>().join(",\n"))
     };
     format!("{{\n{}\n}}\n", tables.iter().map(gpu).collect::<Vec<_>>().join(",\n"))
