@@ -1,8 +1,9 @@
-//! The blocks of Swin-T at batches of 1 and 8, run op by op over all rows and as fused blocks. Prints the time of each op and
-//! of the block, and for each linear its share of the processor's peak rate, as the bench `linear` does.
+//! The blocks of Swin-T at batches of 1 and 8, run op by op over all rows and as fused blocks. Prints the
+//! time of each op and of the block, and for each linear its share of the processor's peak rate, as the bench
+//! `linear` does.
 //!
-//! `cargo bench -p swinq-kernels --bench fused_block [-- STAGE]`; `THREADS` sets the number of threads (default: all
-//! cores).
+//! `cargo bench -p swinq-kernels --bench fused_block [-- STAGE]`; `THREADS` sets the number of threads
+//! (default: all cores).
 
 mod support;
 
@@ -100,7 +101,7 @@ impl Block {
         Block { ops, map, fused, channels: c }
     }
 
-    /// The ops one after the other; `memory` holds their intermediate results.
+    /// Runs the ops one after the other; `memory` holds their intermediate results.
     fn apart(
         &self,
         pool: &mut Pool,
@@ -162,7 +163,7 @@ fn column(samples: &[Sample], i: usize, macs: f64) -> String {
     format!("{:9.1} us {share:7}", 1e6 * time)
 }
 
-/// Measures both ways in turn.
+/// Measures the ops and the fused block in turn.
 fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;

@@ -1,10 +1,10 @@
-//! The linears of Swin-T with their epilogues, in multiply-accumulates per second and as a share of the processor's
-//! peak rate. The share of a sample compares its fastest run with the fastest of four probes just before it; the median
-//! of all samples is printed. This works on a machine with other load, too.
+//! The linears of Swin-T with their epilogues, in multiply-accumulates per second and as a share of the
+//! processor's peak rate. The share of a sample compares its fastest run with the fastest of four probes just
+//! before it; the median of all samples is printed. This works on a machine with other load, too.
 //!
-//! `cargo bench -p swinq-kernels --bench linear [-- FILTER]`; `THREADS` sets the number of threads (default: all
-//! cores), `SWINQ_ISA` the kernel (default: the fastest). Each run uses another copy of the weights, because in an
-//! inference no linear finds its weights in the second-level cache.
+//! `cargo bench -p swinq-kernels --bench linear [-- FILTER]`; `THREADS` sets the number of threads (default:
+//! all cores), `SWINQ_ISA` the kernel (default: the fastest). Each run uses another copy of the weights,
+//! because in an inference no linear finds its weights in the second-level cache.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

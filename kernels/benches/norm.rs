@@ -1,5 +1,5 @@
-//! LayerNorm to codes, patch merging and patch cutting at the sizes of Swin-T, batch 1; throughput counts the bytes
-//! read and written.
+//! LayerNorm to codes, patch merging and patch cutting at the sizes of Swin-T, batch 1; throughput counts the
+//! bytes read and written.
 //!
 //! ```text
 //! cargo bench -p swinq-kernels --bench norm -- 'layer_norm/stage 1/avx512_vnni'
@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore};
 
-/// In another order than in memory, as in a window partition.
+/// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
     let rows: Vec<_> = (0..tokens).map(|i| Some((i + tokens / 2) % tokens)).collect();
     RowMap::new(&rows, tokens).expect("every token once")

@@ -18,7 +18,7 @@ impl AlignedBuf {
         AlignedBuf { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
     }
 
-    /// As [`AlignedBuf::new`], where the caller can do without the memory.
+    /// As [`AlignedBuf::new`], but returns an error if the memory is refused.
     ///
     /// # Errors
     /// The system refuses the memory.
@@ -48,8 +48,8 @@ impl AlignedBuf {
 
     /// The block as bytes.
     pub fn as_u8(&self) -> &[u8] {
-        // SAFETY: `lines` owns `len()` contiguous initialised bytes (`Line` is `repr(C)` and has no padding), and
-        // any byte is a valid u8.
+        // SAFETY: `lines` owns `len()` contiguous initialised bytes (`Line` is `repr(C)` and has no padding),
+        // and any byte is a valid u8.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len()) }
     }
 

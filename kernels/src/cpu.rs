@@ -27,7 +27,8 @@ pub enum CpuError {
     Absent(&'static str),
 }
 
-/// The INT8 kernel to use, and proof that this processor has the instructions of the kernel and of its [`Isa`].
+/// The INT8 kernel to use, and proof that this processor has the instructions of the kernel and of its
+/// [`Isa`].
 ///
 /// Only detection creates a `Cpu`, so holding one makes it sound to run those instructions.
 #[derive(Clone, Copy)]
@@ -36,7 +37,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The fastest kernel that this processor can run, or the one that the environment variable `SWINQ_ISA` names.
+    /// The fastest kernel that this processor can run, or the one that the environment variable `SWINQ_ISA`
+    /// names.
     ///
     /// # Errors
     /// `SWINQ_ISA` names no kernel, or one that this processor cannot run.
@@ -65,7 +67,7 @@ impl Cpu {
         Cpu { kernel: KERNELS[0] }
     }
 
-    /// Every kernel that this processor can run, plainest first.
+    /// Every kernel that this processor can run, simplest first.
     pub fn available() -> Vec<Cpu> {
         KERNELS.iter().filter(|kernel| kernel.is_available()).map(|&kernel| Cpu { kernel }).collect()
     }
@@ -80,13 +82,14 @@ impl Cpu {
         self.kernel.isa
     }
 
-    /// About how many rows one task of a [`FusedBlock`](crate::FusedBlock) should have: enough to reuse each weight that the
-    /// task reads, few enough for intermediate results to stay in the second-level cache.
+    /// About how many rows one task of a [`FusedBlock`](crate::FusedBlock) should have: enough to reuse each
+    /// weight that the task reads, few enough for intermediate results to stay in the second-level cache.
     pub fn fused_block_rows(self) -> usize {
         self.kernel.fused_block_rows
     }
 
-    /// Minimum rows per thread before the rows of a fused block are split over threads; every thread then reads all weights.
+    /// Minimum rows per thread before the rows of a fused block are split over threads; every thread then
+    /// reads all weights.
     pub fn min_rows_per_thread(self) -> usize {
         self.kernel.min_rows_per_thread
     }

@@ -1,9 +1,10 @@
-//! Every hot loop of swinq, without knowledge of Swin: linears and their epilogues, LayerNorm with gathers, window
-//! attention, patch gathering and pooling on the CPU. The feature `cuda` adds the kernels for NVIDIA GPUs.
+//! Every hot loop of swinq, without knowledge of Swin: linears and their epilogues, LayerNorm with gathers,
+//! window attention, patch gathering and pooling on the CPU. The feature `cuda` adds the kernels for NVIDIA
+//! GPUs.
 //!
-//! [`mod@reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a [`Cpu`] names,
-//! and then runs on a [`Pool`] without allocating (except for the scalar reference of attention). On AArch64 only INT8
-//! products have vector code; all other ops run the scalar reference.
+//! [`mod@reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
+//! [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
+//! attention). On AArch64 only INT8 products have vector code; all other ops run the scalar reference.
 
 // Other architectures have no implementation of `lanes`, so the code over them is compiled but never used.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]

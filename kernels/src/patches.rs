@@ -4,8 +4,9 @@ use crate::pool::{Parts, Pool};
 use crate::rows::units_per_task;
 use crate::types::{RowOut, RowStore, code_stride};
 
-/// u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`, columns in (channel, y, x) order (that
-/// of a convolution's weight). A table per channel maps each pixel to its normalised value, converted for the store.
+/// Converts u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`. Columns are in
+/// (channel, y, x) order, as in a convolution's weight. A table per channel maps each pixel to its normalised
+/// value, converted for the store.
 ///
 /// Values come from tables, so every instruction set gives the same bits.
 pub struct Patches {
@@ -21,8 +22,8 @@ enum Tables {
 }
 
 impl Patches {
-    /// The op for images of `size` by `size` pixels and patches of `patch` by `patch`; `lookup[channel][byte]` is the
-    /// normalised value of a pixel.
+    /// The op for images of `size` by `size` pixels and patches of `patch` by `patch`;
+    /// `lookup[channel][byte]` is the normalised value of a pixel.
     ///
     /// # Panics
     /// If `patch` is 0 or does not divide `size`.
@@ -61,7 +62,7 @@ impl Patches {
         }
     }
 
-    /// One task per row of patches of an image.
+    /// Cuts all images, with one task for each row of patches of an image.
     fn cut<T: Copy + Send + Sync>(
         &self,
         pool: &mut Pool,

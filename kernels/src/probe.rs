@@ -1,5 +1,5 @@
-//! The processor's peak rate: how many multiply-add instructions it executes when they only access registers. Benchmarks
-//! report a kernel's rate as a share of it.
+//! The processor's peak rate: how many multiply-add instructions it executes when they only access registers.
+//! Benchmarks report a kernel's rate as a share of it.
 
 #[cfg(target_arch = "x86_64")]
 use std::hint::black_box;
@@ -12,7 +12,8 @@ use crate::cpu::Cpu;
 use crate::linear::kernel::f32_kernel;
 use crate::pool::Pool;
 
-/// Iterations of a thread's loop: about 100 microseconds, so that starting the threads does not distort the measurement.
+/// Iterations of a thread's loop: about 100 microseconds, so that starting the threads does not distort the
+/// measurement.
 const ITERATIONS: usize = 24_000;
 
 /// Accumulators, enough to hide the latency of the instructions.
@@ -25,7 +26,8 @@ const NARROW: usize = 12;
 pub(crate) struct Peak {
     /// Multiply-accumulates of one iteration.
     macs: usize,
-    /// Runs [`ITERATIONS`] iterations. Calling it is sound if the processor can run the kernel that names this loop.
+    /// Runs [`ITERATIONS`] iterations. Calling it is sound if the processor can run the kernel that names
+    /// this loop.
     run: unsafe fn(),
 }
 
@@ -49,8 +51,9 @@ pub(crate) const F32_AVX512: Peak = Peak { macs: WIDE * 16, run: f32_avx512 };
 #[cfg(target_arch = "x86_64")]
 pub(crate) const F32_AVX2: Peak = Peak { macs: NARROW * 8, run: f32_avx2 };
 
-/// INT8 multiply-accumulates per second that all threads of `pool` reach together with the multiply-add instruction of
-/// `cpu`'s kernel, in one measurement of 0.1 ms or more. `None` if the kernel has no such loop.
+/// INT8 multiply-accumulates per second that all threads of `pool` reach together with the multiply-add
+/// instruction of `cpu`'s kernel, in one measurement of 0.1 ms or more. `None` if the kernel has no such
+/// loop.
 pub fn int8_peak(cpu: Cpu, pool: &mut Pool) -> Option<f64> {
     cpu.kernel().peak.map(|peak| rate(pool, peak))
 }
@@ -101,7 +104,8 @@ fn int8_avxvnni() {
 fn int8_avx2() {
     let mut acc: [__m256i; NARROW] = std::array::from_fn(|i| _mm256_set1_epi32(black_box(i as i32)));
     for _ in 0..ITERATIONS {
-        // Distinct operands that change in every iteration, because the compiler would compute equal products once.
+        // Distinct operands that change in every iteration, because the compiler would compute equal products
+        // once.
         let a = black_box([_mm256_set1_epi32(1), _mm256_set1_epi32(2), _mm256_set1_epi32(3)]);
         let b = black_box([
             _mm256_set1_epi32(4),

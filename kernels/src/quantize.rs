@@ -1,4 +1,5 @@
-//! Rows of f32 gathered in the order of a map and quantized, without a norm: the input of a block whose norm comes last.
+//! Rows of f32 gathered in the order of a map and quantized, without a norm: the input of a block whose norm
+//! comes last.
 
 use std::ops::Range;
 
@@ -8,11 +9,11 @@ use crate::pool::{Parts, Pool};
 use crate::rows::{Cast, MapRows, RowSink, Segment, ToCodes, ToF32, ToFake, check_len, units_per_task};
 use crate::types::{RowMap, RowOut, RowStore};
 
-/// f32 values that a task takes at least, so that sharing out work costs little beside it.
+/// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
 
-/// Gathers rows in the order of a [`RowMap`] and stores them: quantized, or as f32 where the site is off. The cyclic shift,
-/// padding and window partition happen in its reads, as in [`LayerNorm`](crate::LayerNorm).
+/// Gathers rows in the order of a [`RowMap`] and stores them: quantized, or as f32 where the site is off. The
+/// cyclic shift, padding and window partition happen in its reads, as in [`LayerNorm`](crate::LayerNorm).
 pub struct QuantizeRows {
     cpu: Cpu,
     columns: usize,
@@ -29,8 +30,9 @@ impl QuantizeRows {
         QuantizeRows { cpu, columns, store }
     }
 
-    /// Row `(b, i)` of `out` is row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for [`PAD`](crate::PAD). `x`
-    /// is f32 `[images, map.tokens(), columns]`, `out` is `[images, map.rows().len(), columns]`.
+    /// Row `(b, i)` of `out` is row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for
+    /// [`PAD`](crate::PAD). `x` is f32 `[images, map.tokens(), columns]`, `out` is
+    /// `[images, map.rows().len(), columns]`.
     ///
     /// # Panics
     /// If a length or the variant of `out` does not match.
@@ -48,8 +50,8 @@ impl QuantizeRows {
         });
     }
 
-    /// Rows `rows` of `map`'s order over all images into `out`, which holds only these rows, on the caller's thread. `x` is
-    /// as in [`QuantizeRows::run`].
+    /// Stores rows `rows` of `map`'s order over all images on the caller's thread. `out` holds only these
+    /// rows; `x` is as in [`QuantizeRows::run`].
     ///
     /// # Panics
     /// As [`QuantizeRows::run`].
@@ -72,7 +74,8 @@ impl QuantizeRows {
         self.gather(rows, map, source, out);
     }
 
-    /// Stores rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of the order.
+    /// Stores rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of the
+    /// order.
     fn gather<'x, 's>(
         &self,
         rows: Range<usize>,
@@ -91,7 +94,7 @@ impl QuantizeRows {
     }
 }
 
-/// Stores `count` rows: row `i` is `source(i)`, or zeros for `None`, and goes to `out(i)`.
+/// Stores `count` rows: reads row `i` from `source(i)` (`None` is a row of zeros) and writes it to `out(i)`.
 struct Gather<S, O> {
     count: usize,
     source: S,

@@ -195,7 +195,7 @@ impl Cast for ToCodes {
     }
 }
 
-/// Adds to what the residual stream holds: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
+/// Adds to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
 /// nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct AddToStream {
@@ -240,7 +240,8 @@ impl MapRows<'_> {
     /// The token of the row after `i` more rows, counted over all images; `None` for padding.
     #[inline(always)]
     pub(crate) fn token(&self, i: usize) -> Option<usize> {
-        // Most calls stay in one image, and a division takes as long as a good part of a short row.
+        // Most calls stay in one image. The division is avoided then, because it takes as long as a large
+        // part of a short row.
         let (row, period) = (self.row + i, self.map.rows().len());
         let (image, row) =
             if row < period { (self.image, row) } else { (self.image + row / period, row % period) };
@@ -260,7 +261,8 @@ pub(crate) fn check_len(op: &str, what: &str, len: usize, shape: &[usize]) {
     assert!(want == Some(len), "{op}: {what} of {len} elements is not {shape:?}");
 }
 
-/// How many of `units` equal pieces of work one task takes: at least `least`, and a few tasks for each thread.
+/// Units of work per task, out of `units` equal units: at least `least`, and few enough that each thread gets
+/// a few tasks.
 pub(crate) fn units_per_task(units: usize, threads: usize, least: usize) -> usize {
     match threads {
         1 => units.max(1),

@@ -1,5 +1,6 @@
-//! LayerNorm, GELU and softmax on whole rows of f32, on the caller's thread. A float forward uses them to produce the
-//! same bits as this crate's ops. Each call takes many rows; all instruction sets give the same results.
+//! LayerNorm, GELU and softmax on whole rows of f32, on the caller's thread. A float forward uses them to
+//! produce the same bits as this crate's ops. Each call takes many rows; all instruction sets give the same
+//! results.
 
 use crate::attention::softmax;
 use crate::cpu::Cpu;
@@ -12,8 +13,8 @@ use crate::rows::Segment;
 /// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
 ///
 /// # Panics
-/// If `gamma` is empty, if `gamma` and `beta` differ in length, if the length of `gamma` does not divide that of `x`,
-/// or if `out` is not as long as `x`.
+/// If `gamma` is empty, if `gamma` and `beta` differ in length, if the length of `gamma` does not divide that
+/// of `x`, or if `out` is not as long as `x`.
 pub fn layer_norm(cpu: Cpu, x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
     let c = gamma.len();
     assert!(c > 0 && beta.len() == c, "layer_norm: gamma has {c} channels, beta {}", beta.len());
@@ -31,7 +32,8 @@ pub fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch(cpu, Gelu(x));
 }
 
-/// Multiplies each value of `gradient` by `gelu'(x)`, equal to [`reference::gelu_derivative`] up to f32 rounding.
+/// Multiplies each value of `gradient` by `gelu'(x)`, equal to [`reference::gelu_derivative`] up to f32
+/// rounding.
 ///
 /// # Panics
 /// Unless both have the same length.
@@ -40,8 +42,8 @@ pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &mut [f32]) {
     dispatch(cpu, GeluGradient { x, gradient });
 }
 
-/// [`reference::attention_row_exp`] of each row of `x`, f32 `[totals.len(), columns]`, in place; its sum goes to `totals`.
-/// The softmax is each row times the reciprocal of its sum.
+/// [`reference::attention_row_exp`] of each row of `x`, f32 `[totals.len(), columns]`, in place; its sum goes
+/// to `totals`. The softmax is each row times the reciprocal of its sum.
 ///
 /// # Panics
 /// Unless `x` holds `totals.len() * columns` values.
@@ -51,8 +53,8 @@ pub fn exp_minus_max(cpu: Cpu, columns: usize, x: &mut [f32], totals: &mut [f32]
     dispatch(cpu, ExpMinusMax { columns, x, totals });
 }
 
-/// [`reference::attention_row_u8`] of each row of `x`, f32 `[sums.len(), columns]`, into `codes` of the same shape; its sum
-/// goes to `sums`.
+/// [`reference::attention_row_u8`] of each row of `x`, f32 `[sums.len(), columns]`, into `codes` of the same
+/// shape; its sum goes to `sums`.
 ///
 /// # Panics
 /// Unless `x` and `codes` hold `sums.len() * columns` values.
@@ -108,7 +110,8 @@ impl Kernel for GeluGradient<'_> {
     }
 }
 
-/// `1 - h` for positive `x`, else `h`, without a comparison: `1/2 + 2 s (1/2 - h)` with `s` the sign's half.
+/// The normal distribution at `x` is `1 - h` for positive `x`, else `h`. It is computed without a comparison,
+/// as `1/2 + 2 s (1/2 - h)`, where `s` is half the sign of `x`.
 #[inline(always)]
 fn gelu_derivative<L: Lanes>(lanes: L, x: L::F) -> L::F {
     let [half, minus_half] = [lanes.splat(0.5), lanes.splat(-0.5)];

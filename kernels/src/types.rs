@@ -1,6 +1,7 @@
 //! Types that ops share: quantizers, outputs, and the order of rows.
 
-/// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`, `x ~ code * scale`.
+/// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`, `x ~ code
+/// * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantizer {
     scale: f32,
@@ -36,8 +37,9 @@ impl Quantizer {
     }
 }
 
-/// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products read codes
-/// in groups of four. The bytes after the last column may hold anything, because their weights are zero.
+/// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products
+/// read codes in groups of four. The bytes after the last column may hold anything, because their weights are
+/// zero.
 pub fn code_stride(columns: usize) -> usize {
     columns.next_multiple_of(4)
 }
@@ -65,8 +67,9 @@ pub enum RowOut<'a> {
 /// The row number of padding in a [`RowMap`].
 pub const PAD: u32 = u32::MAX;
 
-/// For one image, the row of the token grid that each row of the window order comes from: the window partition of the
-/// shifted, padded grid. Gathering reads `tokens[map[i]]` into row `i` (zeros for [`PAD`]); scattering writes back.
+/// The window partition of one image's shifted, padded token grid: for each row in window order, the row of
+/// the grid from which it comes. Gathering reads `tokens[map[i]]` into row `i` (zeros for [`PAD`]);
+/// scattering writes back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowMap {
     rows: Vec<u32>,

@@ -80,7 +80,8 @@ impl Case {
         out
     }
 
-    /// Calls `each` with the operands and the scale of every window and head, its bias with the mask, and the index of each output.
+    /// Calls `each` with the operands and the scale of every window and head, its bias with the mask, and the
+    /// index of each output.
     fn units(&self, mut each: impl FnMut([Vec<f32>; 3], f32, Vec<f32>, &dyn Fn(usize, usize) -> usize)) {
         let (n, d, columns) = (self.n, self.d, self.columns());
         for (window, head) in
@@ -112,7 +113,7 @@ impl Case {
         out
     }
 
-    /// Softmax attention in f32 from left to right, normalised before the product with the values.
+    /// Softmax attention in f32, summed from left to right and normalised before the product with the values.
     fn plain(&self) -> Vec<f32> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f32::NAN; self.x.len() / 3];
@@ -282,8 +283,8 @@ fn results_are_quantized_where_the_projection_reads_them() {
     });
 }
 
-/// Rows of equal logits, and rows where one key has all the weight. Codes are the extremes, so that a saturating
-/// product would give other results.
+/// Rows of equal logits, and rows where one key has all the weight. Codes are the extremes, so that a
+/// saturating product would give other results.
 #[test]
 fn extremes_are_the_references() {
     for_each_cpu(|cpu| {

@@ -1,4 +1,5 @@
-//! Fused blocks against the same ops run one after the other, bit for bit, for every implementation on this processor.
+//! Fused blocks against the same ops run one after the other, bit for bit, for every implementation on this
+//! processor.
 
 mod support;
 
@@ -28,7 +29,8 @@ const CASES: [(Shape, Grid); 5] = [
     (Shape(2, 32, 130), Grid(64, 3, 15)),
 ];
 
-/// Ops of a block, each with the columns of its result and whether they are codes; `None` is added to the stream.
+/// Ops of a block, each with the columns of its result and whether they are codes; `None` is added to the
+/// stream.
 type Ops = Vec<(BlockOp, Option<(usize, bool)>)>;
 
 /// Makes ops of a block; each bit of `kind` is a choice between two recipes.
@@ -90,7 +92,7 @@ impl Maker {
         Store::Residual { branch, shortcut }
     }
 
-    /// Norm, q | k | v, attention, projection.
+    /// An attention half: norm, linear for q | k | v, attention, projection.
     fn attention(&mut self, Shape(heads, d, _): Shape, Grid(tokens, windows, _): Grid) -> Ops {
         let (c, [qkv, codes, proj]) = (heads * d, [self.choice(), self.choice(), self.choice()]);
         let site = (codes || self.choice()).then(|| step(0.04));
@@ -134,7 +136,7 @@ impl Maker {
         ]
     }
 
-    /// Norm, linear with GELU, linear.
+    /// An MLP half: norm, linear with GELU, linear.
     fn mlp(&mut self, Shape(heads, d, hidden): Shape) -> Ops {
         let (c, [fc1, fc2]) = (heads * d, [self.choice(), self.choice()]);
         let store = if fc2 { Store::Codes(vec![30.0; hidden]) } else { Store::F32 };
@@ -180,7 +182,7 @@ impl Rows {
     }
 }
 
-/// Runs `ops` over all rows, each when the one before it has ended.
+/// Runs `ops` one after the other, each over all rows.
 fn one_by_one(ops: &Ops, map: &RowMap, images: usize, stream: &mut [f32]) {
     let (mut pool, rows) = (Pool::new(1), images * map.rows().len());
     let mut before = Rows::F32(Vec::new());

@@ -32,7 +32,7 @@ fn truth(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f64> {
     x.iter().zip(affine).map(|(&v, (g, b))| (f64::from(v) - mean) * inverse * g + b).collect()
 }
 
-/// In f32 throughout, from left to right.
+/// LayerNorm in f32 throughout, summed from left to right.
 fn naive(x: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
     let n = x.len() as f32;
     let mean = x.iter().sum::<f32>() / n;
@@ -80,7 +80,8 @@ fn rows_of_f32_are_the_references() {
     });
 }
 
-/// As [`assert_same`]; a row of one channel is beta, the same for all.
+/// As [`assert_same`], but results may all be equal if `c` is 1: the result of a single channel is beta in
+/// every row.
 fn same(got: &[f32], want: &[f32], c: usize, what: &str) {
     match c {
         1 => assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan()), "{what}"),

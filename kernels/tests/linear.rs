@@ -1,7 +1,7 @@
 //! Linears against the reference, for every implementation on this processor.
 //!
-//! All results must be equal bit for bit. Inputs of f32 linears are small integers in the tests of ties and clamps, and
-//! arbitrary values in the tests of the order of additions.
+//! All results must be equal bit for bit. Inputs of f32 linears are small integers in the tests of ties and
+//! clamps, and arbitrary values in the tests of the order of additions.
 
 mod support;
 
@@ -57,8 +57,8 @@ struct Case {
 }
 
 impl Case {
-    /// Multipliers and scales are powers of two, so that many values are ties. Sums of a few hundred inputs reach both
-    /// clamps. In every other case one bias is a NaN.
+    /// Multipliers and scales are powers of two, so that many values are ties. Sums of a few hundred inputs
+    /// reach both clamps. In every other case one bias is a NaN.
     fn new((rows, n, k): (usize, usize, usize), seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -137,7 +137,8 @@ fn sum(input: &[f32], weight: &[f32]) -> f32 {
     sum[0]
 }
 
-/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are: 2 if even.
+/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are:
+/// 2 if even.
 fn window_map(rows: usize) -> (RowMap, usize) {
     let images = if rows.is_multiple_of(2) { 2 } else { 1 };
     let period = rows / images;
@@ -151,8 +152,8 @@ fn window_map(rows: usize) -> (RowMap, usize) {
 }
 
 fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
-    // A NaN among the biases disables the faster epilogues for the whole linear, so each shape is also tested without
-    // one.
+    // A NaN among the biases disables the faster epilogues for the whole linear, so each shape is also tested
+    // without one.
     let cases = SHAPES.into_iter().enumerate();
     let cases = cases.flat_map(|(i, shape)| [0, 1].map(|nan| Case::new(shape, 2 * i as u64 + nan)));
     let cases: Vec<Case> = cases.collect();
@@ -256,8 +257,9 @@ fn gelu_is_equal_in_f32_and_in_codes() {
     });
 }
 
-/// Arguments of GELU as in a layer, and one scale for all columns, so that kernels use their faster epilogues. With
-/// these scales the smallest code is 0, -1, -5 or -126, and GELU reaches the largest code at 64, at 4 or below 1.
+/// Arguments of GELU as in a layer, and one scale for all columns, so that kernels use their faster
+/// epilogues. With these scales the smallest code is 0, -1, -5 or -126, and GELU reaches the largest code at
+/// 64, at 4 or below 1.
 #[test]
 fn codes_of_gelu_with_one_step_are_equal() {
     for (i, (rows, n, k)) in

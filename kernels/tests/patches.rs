@@ -10,7 +10,7 @@ fn lookup() -> [[f32; 256]; 3] {
         .map(|(std, mean)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std))
 }
 
-/// Element by element, from the definition.
+/// Patches, computed element by element from the definition.
 fn cut(size: usize, patch: usize, images: usize, pixels: &[u8]) -> Vec<f32> {
     let (grid, lookup) = (size / patch, lookup());
     let mut out = Vec::new();

@@ -15,7 +15,7 @@ const GPU_RUNS: (usize, usize) = (30, 1000);
 /// Runs on a GPU from which the number of timed runs is chosen.
 const TRIAL: usize = 3;
 
-/// Something that is put on a stream.
+/// A function that enqueues work on a stream.
 pub type Launch<'a> = dyn Fn(&Stream) -> Result<(), CudaError> + 'a;
 
 /// Times rungs until the user asks to stop.

@@ -21,7 +21,7 @@ pub enum LadderError {
     /// `SWINQ_ISA` names an instruction set that cannot be used.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// The times of a rung are no times.
+    /// The measured times of a rung are invalid.
     #[error(transparent)]
     Times(#[from] EvalError),
     /// An output could not be written.

@@ -1,5 +1,5 @@
-//! `swinq bench gemm`, `bench softmax` and `bench elementwise`. A ladder runs one op on several rungs, from a scalar
-//! loop to the fastest kernel. Each rung is compared with a reference before it is timed.
+//! `swinq bench gemm`, `bench softmax` and `bench elementwise`. A ladder runs one op on several rungs, from a
+//! scalar loop to the fastest kernel. Each rung is compared with a reference before it is timed.
 //!
 //! [`LadderCommand`] holds the arguments and [`run`] runs them. The caller provides a [`Host`].
 
@@ -52,8 +52,8 @@ pub struct Host {
 /// Runs the command: prints the tables and writes the outputs.
 ///
 /// # Errors
-/// Sizes that are too large, a backend that is not there, an output that cannot be written, a request to stop, and
-/// rungs that failed.
+/// Sizes that are too large, a missing backend, an output that cannot be written, a request to stop, and
+/// failed rungs.
 pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
     let common = command.common();
     command.check_sizes()?;

@@ -35,11 +35,11 @@ pub struct Operands {
     pub shape: Shape,
     /// Activations `[m, k]`, uniform in [-1, 1).
     pub a: Vec<f32>,
-    /// `[n, k]`, likewise.
+    /// The weight `[n, k]`, distributed like the activations.
     pub w: Vec<f32>,
     /// Codes of activations `[m, k]`, uniform in -127..=127.
     pub a_codes: Vec<i8>,
-    /// `[n, k]`, likewise.
+    /// The weight `[n, k]`, distributed like the activations.
     pub w_codes: Vec<i8>,
 }
 
@@ -52,7 +52,8 @@ impl Operands {
         Operands { shape, a, w, a_codes: noise.codes(m * k), w_codes: noise.codes(n * k) }
     }
 
-    /// The factor that turns an accumulator into an INT8 code: four standard deviations of an accumulator become 127.
+    /// The factor that turns an accumulator into an INT8 code: four standard deviations of an accumulator
+    /// become 127.
     pub fn code_factor(&self) -> f32 {
         let deviation = 127.0 * 127.0 / 3.0 * (self.shape.k as f32).sqrt();
         127.0 / (4.0 * deviation)

@@ -32,10 +32,10 @@ impl OnGpu<'_> {
     /// Uploads the operands of a rung and chooses its fastest kernel.
     ///
     /// # Errors
-    /// The GPU or a library cannot do it.
+    /// The GPU or a library cannot run the rung.
     ///
     /// # Panics
-    /// For a rung of the CPU.
+    /// If `rung` runs on the CPU.
     pub fn prepare(&self, rung: Rung) -> Result<Prepared, CudaError> {
         match rung {
             Rung::Float(rung) => self.float(rung),

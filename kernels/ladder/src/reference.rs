@@ -1,4 +1,5 @@
-//! The expected products. The CPU kernels compute them; plain loops in f64 and in integers verify some of their rows.
+//! The expected products. The CPU kernels compute them; plain loops in f64 and in integers verify some of
+//! their rows.
 
 use swinq_kernels::{Cpu, LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Store, code_stride};
 
@@ -57,8 +58,8 @@ pub struct Reference {
     pub float: Vec<f32>,
     /// Comparison of its rows with sums in f64.
     pub float_check: Check,
-    /// The accumulators of the INT8 operands as f32, computed by the INT8 kernel. They are exact, because random sums
-    /// stay below 2^24.
+    /// The accumulators of the INT8 operands as f32, computed by the INT8 kernel. They are exact, because
+    /// random sums stay below 2^24.
     pub sums: Vec<f32>,
     /// Comparison of their rows with sums of integers.
     pub sums_check: Check,
@@ -84,7 +85,8 @@ impl Reference {
     }
 }
 
-/// Bound on the f32 rounding error of a sum of `k` products of values in [-1, 1], for every order of summation.
+/// Bound on the f32 rounding error of a sum of `k` products of values in [-1, 1], for every order of
+/// summation.
 pub fn float_tolerance(k: usize) -> f64 {
     4.0 * k as f64 * 2.0_f64.powi(-24)
 }

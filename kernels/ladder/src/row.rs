@@ -14,7 +14,7 @@ pub struct Work {
     pub arithmetic: Arithmetic,
     /// Operations of a product; 0 if only the memory traffic counts.
     pub operations: f64,
-    /// Bytes that it must at least read and write.
+    /// The fewest bytes that it must read and write.
     pub bytes: f64,
 }
 

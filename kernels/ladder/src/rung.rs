@@ -124,8 +124,9 @@ impl Rung {
         Work { arithmetic: self.arithmetic(), operations: shape.operations(), bytes }
     }
 
-    /// The largest allowed difference from the reference. Operands are in [-1, 1). TF32 and FP16 round them to 11 bits,
-    /// and FP16 also rounds the result. `6 sqrt(k)` such errors are twice the largest error observed in 10^8 random sums.
+    /// The largest allowed difference from the reference. Operands are in [-1, 1). TF32 and FP16 round them
+    /// to 11 bits, and FP16 also rounds the result. `6 sqrt(k)` such errors are twice the largest error
+    /// observed in 10^8 random sums.
     pub fn tolerance(self, k: usize) -> f64 {
         let rounding = 6.0 * (k as f64).sqrt() * 2.0_f64.powi(-11);
         match self.arithmetic() {

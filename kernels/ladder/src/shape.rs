@@ -43,7 +43,8 @@ impl Shape {
             )));
         }
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
-        // Operands in f32 and INT8 and their packed copies; references in f32; outputs of the rungs and their copies.
+        // Operands in f32 and INT8 and their packed copies; references in f32; outputs of the rungs and their
+        // copies.
         let bytes = (m * k) * 7.0 + (n * k) * 12.0 + m * n * 16.0;
         check_memory(&format!("products of {} x {} x {}", self.m, self.n, self.k), bytes)
     }

@@ -17,8 +17,8 @@ use crate::threads::in_parts;
 
 /// The largest allowed error of a probability.
 const TOLERANCE: f64 = 2e-6;
-/// The largest allowed difference between a code and 255 times its exact exponential. It covers the rounding to an
-/// integer and the errors of f32.
+/// The largest allowed difference between a code and 255 times its exact exponential. It covers the rounding
+/// to an integer and the errors of f32.
 const CODE_TOLERANCE: f64 = 0.5 + 1e-4;
 
 /// Rows of logits, and their expected softmax.

@@ -96,7 +96,8 @@ pub struct Look {
     pub dash: &'static str,
 }
 
-/// The look of the rung called `name`, number `index` of its family. Each family has its own hue, and a rung its shade.
+/// The look of the rung called `name`, number `index` of its family. Each family has its own hue, and a rung
+/// its shade.
 pub fn look(name: &str, index: usize) -> Look {
     let (colors, dash): (&[&'static str], _) = match name.split([' ', ',']).next() {
         Some("CPU") => (&["#6b6b6b", "#9a9a9a", "#3f3f3f"], "2 3"),

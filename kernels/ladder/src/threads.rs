@@ -1,7 +1,7 @@
 //! Runs the scalar loops of the CPU rungs on several threads.
 
-/// Splits `out` into parts and calls `work` with the index of the first element and the part, on up to `threads`
-/// threads. The length of a part is a multiple of `unit`, which must divide the length of `out`.
+/// Splits `out` into parts and calls `work` with the index of the first element and the part, on up to
+/// `threads` threads. The length of a part is a multiple of `unit`, which must divide the length of `out`.
 pub fn in_parts<T: Send>(threads: usize, out: &mut [T], unit: usize, work: impl Fn(usize, &mut [T]) + Sync) {
     let part = out.len().div_ceil(unit).div_ceil(threads.max(1)).max(1) * unit;
     if part >= out.len() {

@@ -1,5 +1,5 @@
-//! The general vector path, for every combination of sites and any size: one window and head, whose operands are packed
-//! first; then logits, weights and results of a few queries at a time.
+//! The general vector path, for every combination of sites and any size. It packs the operands of one window
+//! and head first. Then it computes logits, weights and results of a few queries at a time.
 
 use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
 use super::products::{Blocks, Float, Integer};
@@ -139,7 +139,8 @@ impl Window<'_> {
         }
     }
 
-    /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Returns their factors.
+    /// Turns the logits of `R` queries into weights: codes in `weights`, or f32 in place. Returns their
+    /// factors.
     #[inline(always)]
     fn weights<L: Lanes, const R: usize>(
         &self,

@@ -1,12 +1,13 @@
 //! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
 //!
-//! [`crate::reference::attention_window`] is the definition, which every instruction set equals bit for bit. Each of the two
-//! products is computed in integers if both its operands are quantized, else in f32 on the values that their sites return.
-//! Queries, keys, values, logits and probabilities of one window and head stay in a thread's scratch memory; only the result
-//! is written, where the projection reads it.
+//! [`crate::reference::attention_window`] is the definition, which every instruction set equals bit for bit.
+//! Each of the two products is computed in integers if both its operands are quantized, else in f32 on the
+//! values that their sites return. Queries, keys, values, logits and probabilities of one window and head
+//! stay in a thread's scratch memory; only the result is written, where the projection reads it.
 //!
-//! There are three bodies: `scalar` calls the reference; `general` handles every combination of sites and any size by
-//! vectors; `int8_u8` handles Swin's usual case, INT8 products with U8 probabilities, with fewer instructions.
+//! There are three bodies: `scalar` calls the reference; `general` handles every combination of sites and any
+//! size by vectors; `int8_u8` handles Swin's usual case, INT8 products with U8 probabilities, with fewer
+//! instructions.
 
 mod general;
 mod int8_u8;
@@ -46,8 +47,8 @@ pub struct AttentionSpec<'a> {
     pub scales: &'a [f32],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
-    /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different regions.
-    /// `None`: no mask.
+    /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different
+    /// regions. `None`: no mask.
     pub regions: Option<&'a [u8]>,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
@@ -55,7 +56,8 @@ pub struct AttentionSpec<'a> {
     pub store: RowStore,
 }
 
-/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each `heads * d` wide.
+/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each `heads
+/// * d` wide.
 #[derive(Clone, Copy, Debug)]
 pub enum AttentionIn<'a> {
     /// Codes `u8 = code + 128`, `[rows, code_stride(3 * heads * d)]`; the sites q, k and v are all on.
@@ -73,7 +75,7 @@ pub struct WindowAttention {
     quant: AttentionQuant,
     store: RowStore,
     tables: Tables,
-    /// For each head.
+    /// How logits are computed, for each head.
     finish: Vec<Finish>,
     layout: Layout,
 }
@@ -109,8 +111,8 @@ impl WindowAttention {
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q, k, v is
-    /// off.
+    /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q,
+    /// k, v is off.
     pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
         let Shape { heads, d, n } = self.shape;
         let rows = images * self.windows * n;
@@ -125,7 +127,8 @@ impl WindowAttention {
         });
     }
 
-    /// The windows `windows` of all images, on the caller's thread; `input` and `out` hold only these windows.
+    /// Computes the windows `windows`, counted over all images, on the caller's thread; `input` and `out`
+    /// hold only these windows.
     ///
     /// # Panics
     /// As [`WindowAttention::run`].
@@ -194,12 +197,12 @@ struct Unit {
     row: usize,
 }
 
-/// Some windows and heads, by one thread.
+/// Some windows and heads, which one thread computes.
 struct Units<'a, 'o> {
     op: &'a WindowAttention,
     /// The first window of the input and the output, counted over all images.
     first: usize,
-    /// Counted from that window.
+    /// The units to compute, counted from that window.
     units: Range<usize>,
     input: AttentionIn<'a>,
     sink: &'a RowSink<'o>,

@@ -5,7 +5,7 @@ use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
 use crate::types::{Quantizer, code_stride};
 
-/// Which of the three.
+/// One of the three operands.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Query,
@@ -13,7 +13,7 @@ pub(super) enum Part {
     Value,
 }
 
-/// Rows of `d` elements, `stride` apart. A full register can be read wherever a row has an element.
+/// Rows of `d` elements, `stride` apart. From every element of a row, a full register can be read.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, T> {
     pub(super) data: &'a [T],
@@ -53,7 +53,8 @@ impl<'a> Source<'a> {
         Rows { data: &window[self.column()..], stride }
     }
 
-    /// The operand as codes + 128: in place in the input, or in `copy` with rows `d_padded` apart, padded with code 0.
+    /// The operand as codes + 128: in place in the input, or in `copy` with rows `d_padded` apart, padded
+    /// with code 0.
     #[inline(always)]
     pub(super) fn codes<L: Lanes>(&self, lanes: L, d_padded: usize, copy: &'a mut [f32]) -> Rows<'a, u8> {
         let d = self.shape.d;
@@ -84,7 +85,8 @@ impl<'a> Source<'a> {
         Rows { data: copy, stride: d_padded }
     }
 
-    /// The operand in f32 as its site returns it: in place in the input, or in `copy` with rows `d_padded` apart.
+    /// The operand in f32 as its site returns it: in place in the input, or in `copy` with rows `d_padded`
+    /// apart.
     #[inline(always)]
     pub(super) fn floats<L: Lanes>(&self, lanes: L, d_padded: usize, copy: &'a mut [f32]) -> Rows<'a, f32> {
         let d = self.shape.d;
@@ -124,8 +126,8 @@ pub(super) fn four(x: &[u8], at: usize) -> [u8; 4] {
     *x[at..].first_chunk().expect("rows of codes are whole groups of four")
 }
 
-/// Packs keys for [`super::scores`]: `[key block][channel group][lane][4]` s8, and `-128 * sum(codes)` of each key.
-/// Lanes after the last key may hold anything.
+/// Packs keys for [`super::scores`]: `[key block][channel group][lane][4]` s8, and `-128 * sum(codes)` of
+/// each key. Lanes after the last key may hold anything.
 #[inline(always)]
 pub(super) fn pack_keys_i8<L: Lanes>(
     lanes: L,
@@ -180,8 +182,8 @@ pub(super) fn pack_keys_f32<L: Lanes>(
     }
 }
 
-/// Packs values for [`super::values`]: `[channel block][key group][lane][4]` s8. Keys after the last one may hold
-/// anything, because their weights are 0.
+/// Packs values for [`super::values`]: `[channel block][key group][lane][4]` s8. Keys after the last one may
+/// hold anything, because their weights are 0.
 #[inline(always)]
 pub(super) fn pack_values_i8<L: Lanes>(
     lanes: L,

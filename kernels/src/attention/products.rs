@@ -130,7 +130,8 @@ impl<L: Lanes> Product<L> for Float {
     }
 }
 
-/// The right operand of a product: register `group` of block `block` starts at `block * per_block + group * per_group`.
+/// The right operand of a product: register `group` of block `block` starts at
+/// `block * per_block + group * per_group`.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks<'a, T> {
     pub(super) data: &'a [T],
@@ -146,7 +147,8 @@ impl<'a, T> Blocks<'a, T> {
     }
 }
 
-/// `initial` plus the products of the first `R` of `rows` and the first `T` of `blocks`, over `groups` groups.
+/// `initial` plus the products of the first `R` of `rows` and the first `T` of `blocks`, over `groups`
+/// groups.
 #[inline(always)]
 pub(super) fn products<L: Lanes, P: Product<L>, const R: usize, const T: usize>(
     lanes: L,

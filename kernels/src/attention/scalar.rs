@@ -35,7 +35,8 @@ pub(super) fn unit(
     let (k, v) = kv.split_at(n * d);
     reference::attention_window(n, d, (q, k, v), op.scales[unit.head], bias, &op.quant, out);
     for (token, out) in out.chunks_exact(d).enumerate() {
-        // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns.
+        // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
+        // their heads.
         unsafe { sink.segment(unit.row + token, unit.head * d, d) }.put_all(out);
     }
 }

@@ -25,7 +25,7 @@ impl Finish {
         spec.scales.iter().map(|&scale| Finish { product_scale, scale, site: spec.quant.scores }).collect()
     }
 
-    /// `integer`: the product was of codes.
+    /// The logit of a product; `integer` says whether it is a product of codes.
     #[inline(always)]
     pub(super) fn logit<L: Lanes>(self, lanes: L, product: L::F, bias: L::F, integer: bool) -> L::F {
         match self.site {
@@ -64,7 +64,7 @@ impl<const R: usize> Logits<'_, R> {
     }
 }
 
-/// Logits of the first `R` of `queries`, from keys packed as the path's operands are.
+/// Logits of the first `R` of `queries`; the keys are packed for the product `P`.
 #[inline(always)]
 pub(super) fn scores<L: Lanes, P: Product<L>, const R: usize>(
     lanes: L,

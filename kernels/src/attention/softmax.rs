@@ -12,7 +12,7 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
     let (registers, tail) = logits.split_at(logits.len() - logits.len() % L::N);
     let mut max = least;
     for x in registers.chunks_exact(L::N) {
-        // The second operand is returned when the first is a NaN.
+        // `max` returns its second operand if the first is a NaN.
         max = lanes.max(lanes.load(x), max);
     }
     if !tail.is_empty() {
@@ -22,22 +22,22 @@ fn largest<L: Lanes>(lanes: L, logits: &[f32]) -> L::F {
     lanes.splat(lanes.highest(max))
 }
 
-/// `exp(max(x - max, -60))`; a NaN stays one.
+/// `exp(max(x - max, -60))`; a NaN stays a NaN.
 #[inline(always)]
 fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
-    // The second operand is returned when either is a NaN.
+    // `max` returns its second operand if either is a NaN.
     lanes.exp_falling(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
 }
 
 /// `round(255 * exp(max(x - max, -60)))`; 0 for a NaN.
 #[inline(always)]
 pub(super) fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
-    // The second operand is returned when either is a NaN.
+    // `max` returns its second operand if either is a NaN.
     let e = lanes.exp_falling(lanes.max(lanes.sub(x, max), lanes.splat(FLOOR)));
     lanes.round(lanes.mul(e, lanes.splat(255.0)))
 }
 
-/// Replaces each logit by `exp(max(x - max, -60))` and returns the sum. A NaN stays one.
+/// Replaces each logit by `exp(max(x - max, -60))` and returns the sum. A NaN stays a NaN.
 #[inline(always)]
 pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
     let max = largest(lanes, logits);
@@ -58,8 +58,8 @@ pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
     lanes.fold(sums)
 }
 
-/// Stores codes `round(255 * exp(max(x - max, -60)))` (0 for a NaN) and returns their sum. `codes` may be longer than
-/// `logits`; the rest of the last register is filled with codes 0.
+/// Stores codes `round(255 * exp(max(x - max, -60)))` (0 for a NaN) and returns their sum. `codes` may be
+/// longer than `logits`; the rest of the last register is filled with codes 0.
 #[inline(always)]
 pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8]) -> i32 {
     let max = largest(lanes, logits);

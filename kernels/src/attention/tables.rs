@@ -7,8 +7,8 @@ const MASKED: f32 = -100.0;
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
 
-/// Bias and mask of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded key gets
-/// no weight. Windows with the same division into regions share one mask.
+/// Bias and mask of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded
+/// key gets no weight. Windows with the same division into regions share one mask.
 pub(super) struct Tables {
     n: usize,
     /// Keys with their padding.

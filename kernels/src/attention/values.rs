@@ -20,8 +20,8 @@ impl<const R: usize> Results<'_, '_, R> {
     fn put<L: Lanes>(&self, lanes: L, query: usize, block: usize, sum: L::F) {
         let at = block * L::N;
         let value = lanes.mul(sum, lanes.splat(self.factors[query]));
-        // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns; the segment does not
-        // outlive this call.
+        // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
+        // their heads; the segment does not outlive this call.
         let mut out = unsafe { self.sink.segment(self.row + query, self.column + at, L::N.min(self.d - at)) };
         out.put(lanes, 0, value);
     }

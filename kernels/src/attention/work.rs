@@ -74,7 +74,7 @@ impl<'s> Work<'s> {
 
 /// The words of `x`.
 pub(super) fn words_mut(x: &mut [f32]) -> &mut [u32] {
-    // SAFETY: the same memory and alignment, all initialised; any bits are a valid u32 and a valid f32, and the borrow is
-    // unique.
+    // SAFETY: the same memory and alignment, all initialised; any bits are a valid u32 and a valid f32, and
+    // the borrow is unique.
     unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), x.len()) }
 }

@@ -1,11 +1,12 @@
-//! Several ops that run as one over a residual stream. Each thread takes a few rows through all ops before it takes the
-//! next rows, so that intermediate results and those rows of the stream stay in the thread's second-level cache.
+//! Several ops that run as one over a residual stream. Each thread takes a few rows through all ops before it
+//! takes the next rows, so that intermediate results and those rows of the stream stay in the thread's
+//! second-level cache.
 //!
 //! ```text
 //! for each task's rows:  stream[rows] = ... last(... second(first(stream[rows])))
 //! ```
-//! The ops may only depend on the rows of their own task: norms and linears work row by row, attention window by window.
-//! The results equal those of running the ops one after the other, bit for bit.
+//! The ops may only depend on the rows of their own task: norms and linears work row by row, attention window
+//! by window. The results equal those of running the ops one after the other, bit for bit.
 
 mod op;
 
@@ -33,13 +34,15 @@ pub struct FusedBlock {
 }
 
 impl FusedBlock {
-    /// Prepares `ops` over rows of a stream of `columns` columns in the order of `map`, in tasks of about `task_rows` rows.
-    /// [`BlockOp`] says which ops read the stream and which read the result of the op before them. Linears that store
-    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the stream.
+    /// Prepares `ops` over rows of a stream of `columns` columns in the order of `map`, in tasks of about
+    /// `task_rows` rows. [`BlockOp`] says which ops read the stream and which read the result of the op
+    /// before them. Linears that store [`Store::Residual`](crate::Store::Residual) and residual norms add to
+    /// the stream.
     ///
     /// # Panics
-    /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if the windows of an
-    /// attention do not cover the rows of `map`, or if two attentions have windows of different sizes.
+    /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if the
+    /// windows of an attention do not cover the rows of `map`, or if two attentions have windows of different
+    /// sizes.
     pub fn new(ops: Vec<BlockOp>, map: Arc<RowMap>, columns: usize, task_rows: usize) -> FusedBlock {
         let (mut unit_rows, mut result) = (1, None);
         let mut checked = Vec::with_capacity(ops.len());
@@ -75,8 +78,8 @@ impl FusedBlock {
         self.run_tasks(pool, images, stream, None);
     }
 
-    /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, shared out in proportion to the thread
-    /// time that each op took.
+    /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, shared out in proportion to
+    /// the thread time that each op took.
     ///
     /// # Panics
     /// As [`FusedBlock::run`].
@@ -107,7 +110,8 @@ impl FusedBlock {
         });
     }
 
-    /// Takes the rows of one task through all ops. An op reads one half of the intermediate memory and writes the other.
+    /// Takes the rows of one task through all ops. An op reads one half of the intermediate memory and writes
+    /// the other.
     fn run_task(&self, task: &TaskRows<'_>, scratch: &mut Scratch, nanos: Option<&[AtomicU64]>) {
         let Scratch { op: op_scratch, intermediate } = scratch;
         let max_rows = self.max_units * self.unit_rows;

@@ -72,7 +72,8 @@ pub(super) enum OpInput<'a> {
 pub(super) struct TaskRows<'a> {
     /// Rows in the map's order over all images.
     pub(super) rows: Range<usize>,
-    /// The stream. Only this task accesses its rows: tasks have distinct rows, and a map names each token once.
+    /// The stream. Only this task accesses its rows: tasks have distinct rows, and a map names each token
+    /// once.
     pub(super) stream: Parts<'a, f32>,
     pub(super) map: &'a RowMap,
 }
@@ -91,7 +92,7 @@ impl<'a> TaskRows<'a> {
 }
 
 impl BlockOp {
-    /// Rows that the op needs together, out of `rows` rows of an image.
+    /// Number of rows that the op must process together; an image has `rows` rows.
     pub(super) fn unit_rows(&self, rows: usize) -> usize {
         let BlockOp::Attention(op) = self else { return 1 };
         let (tokens, windows, ..) = op.sizes();
@@ -103,8 +104,8 @@ impl BlockOp {
         tokens
     }
 
-    /// The op's result, or `None` if it adds to the stream. `previous` is the result of the op before it, `columns` the
-    /// stream's columns.
+    /// The op's result, or `None` if it adds to the stream. `previous` is the result of the op before it,
+    /// `columns` the stream's columns.
     pub(super) fn result_after(
         &self,
         previous: Option<Intermediate>,

@@ -64,7 +64,7 @@ fn sum_i(x: __m256i) -> i32 {
     _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32::<0b10_11_00_01>(x)))
 }
 
-/// Products of even bytes and of odd bytes, each widened to 16 bits; their sums in pairs cannot overflow 32.
+/// Multiplies even bytes and odd bytes separately, widened to 16 bits. Sums of two products fit 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot_by_widening(acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
@@ -98,7 +98,7 @@ fn fold_f64(x: [__m256d; 4]) -> f64 {
 struct Moments([__m256d; 4], [__m256d; 4]);
 
 impl Moments {
-    /// With four more elements in quarter `quarter`.
+    /// Adds four elements to the partial sums of quarter `quarter`.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn add(&mut self, quarter: usize, x: __m128) {
@@ -107,7 +107,7 @@ impl Moments {
         self.1[quarter] = _mm256_fmadd_pd(x, x, self.1[quarter]);
     }
 
-    /// With the sixteen elements of a block.
+    /// Adds the sixteen elements of a block.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn add_block(&mut self, x: &[f32; 16]) {
@@ -157,7 +157,7 @@ unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m256i; 4] {
 }
 
 /// # Safety
-/// Sixteen bytes are readable at each.
+/// Sixteen bytes at each pointer are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn weave(rows: [*const u8; 4]) -> [__m256i; 2] {

@@ -56,7 +56,7 @@ fn fold_f64(x: __m512d) -> f64 {
 struct Moments([__m512d; 2], [__m512d; 2]);
 
 impl Moments {
-    /// With eight more elements in half `half`.
+    /// Adds eight elements to the partial sums of half `half`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn add(&mut self, half: usize, x: __m256) {
@@ -117,7 +117,7 @@ fn norms(rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
     let count = _mm512_set1_pd(rows[0].len() as f64);
     let mean = _mm512_div_pd(sums, count);
     let variance = _mm512_sub_pd(_mm512_div_pd(squares, count), _mm512_mul_pd(mean, mean));
-    // The second operand is returned when the first is a NaN.
+    // `max` returns its second operand if the first is a NaN.
     let variance = _mm512_max_pd(variance, _mm512_setzero_pd());
     let deviation = _mm512_sqrt_pd(_mm512_add_pd(variance, _mm512_set1_pd(f64::from(eps))));
     let inverse = _mm512_div_pd(_mm512_set1_pd(1.0), deviation);
@@ -152,7 +152,7 @@ unsafe fn write_codes4(at: *mut u8, scaled: [__m512; 4]) {
     unsafe { _mm512_storeu_si512(at.cast(), bytes) };
 }
 
-/// The largest lane of each.
+/// The largest lane of each register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn highest4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
@@ -169,7 +169,7 @@ fn highest4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
     out
 }
 
-/// The sum of the lanes of each.
+/// The sum of the lanes of each register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
@@ -184,10 +184,11 @@ fn sum4_i([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
     out
 }
 
-/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`; with `CLAMP`, row `last` stands in for rows after it.
+/// Sixteen bytes of rows `i`, `i + 4`, `i + 8` and `i + 12`; with `CLAMP`, row `last` stands in for rows
+/// after it.
 ///
 /// # Safety
-/// Those are readable.
+/// These bytes are readable.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn four_rows<const CLAMP: bool>(at: *const u8, stride: usize, last: usize, i: usize) -> __m512i {
@@ -225,7 +226,7 @@ unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
 }
 
 /// # Safety
-/// 32 bytes are readable at each.
+/// 32 bytes at each pointer are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn weave(rows: [*const u8; 4]) -> [__m512i; 2] {
@@ -249,7 +250,7 @@ fn unweave([a, b]: [__m512; 2]) -> [__m512; 2] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
-    // Values far below convert to the least i32; packing saturates it, and all others below -128.
+    // Values far below the range convert to the smallest i32; packing saturates everything below -128.
     let [a, b] = scaled.map(|x| _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(127.0))));
     let bytes = _mm512_cvtsepi16_epi8(_mm512_packs_epi32(a, b));
     // SAFETY: the caller's promise.
@@ -375,7 +376,8 @@ impl Lanes for Avx512 {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe {
             let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
-            // Values far below the range convert to the smallest i32; narrowing saturates everything below -128.
+            // Values far below the range convert to the smallest i32; narrowing saturates everything below
+            // -128.
             let code = _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(scaled, _mm512_set1_ps(127.0)));
             let bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(code), _mm_set1_epi8(-128));
             _mm_storeu_si128(at.cast(), bytes);

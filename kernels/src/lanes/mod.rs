@@ -1,8 +1,10 @@
-//! Vector registers behind one trait, so that LayerNorm and attention are each written once for all instruction sets.
+//! Vector registers behind one trait, so that LayerNorm and attention are each written once for all
+//! instruction sets.
 //!
-//! A value that implements [`Lanes`] exists only where a [`Cpu`] has proved its instructions, so most of its methods
-//! are safe. Everything generic over `Lanes` is `#[inline(always)]` from [`dispatch`] down, so that it is compiled
-//! inside a function with the instructions enabled. Closures are not, so they must not use `lanes`.
+//! A value that implements [`Lanes`] exists only where a [`Cpu`] has proved its instructions, so most of its
+//! methods are safe. Everything generic over `Lanes` is `#[inline(always)]` from [`dispatch`] down, so that
+//! it is compiled inside a function with the instructions enabled. Closures cannot have this attribute, so
+//! they must not use `lanes`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -24,7 +26,8 @@ use crate::types::Quantizer;
 pub(crate) trait Kernel {
     /// Does the work with the reference.
     fn scalar(self);
-    /// Does the work with vectors. It and everything it calls with `lanes` is `#[inline(always)]`.
+    /// Does the work with vectors. This function and every function that it calls with `lanes` are
+    /// `#[inline(always)]`.
     fn vector<L: Lanes>(self, lanes: L);
 }
 
@@ -107,12 +110,12 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `N` bytes at `at` are readable.
     unsafe fn widen(self, at: *const u8) -> Self::I;
-    /// The low byte of each lane, which must be in 0..=255.
+    /// Writes the low byte of each lane; lanes must be in 0..=255.
     ///
     /// # Safety
     /// `N` bytes at `at` are writable.
     unsafe fn narrow(self, at: *mut u8, x: Self::I);
-    /// As `narrow`, as many lanes as `out` holds, at most `N`.
+    /// As `narrow`, for as many lanes as `out` holds, at most `N`.
     #[inline(always)]
     fn narrow_all(self, out: &mut [u8], x: Self::I) {
         if out.len() >= Self::N {
@@ -130,7 +133,7 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `N` bytes at `at` are writable.
     unsafe fn write_codes(self, at: *mut u8, scaled: Self::F);
-    /// As `write_codes`, as many lanes as `out` holds, at most `N`.
+    /// As `write_codes`, for as many lanes as `out` holds, at most `N`.
     #[inline(always)]
     fn store_codes(self, out: &mut [u8], scaled: Self::F) {
         if out.len() >= Self::N {
@@ -163,17 +166,19 @@ pub(crate) trait Lanes: Copy {
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// [`fold`](crate::reference::fold) of sixteen lanes: those of both registers, or of the first where it has sixteen.
+    /// [`fold`](crate::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
+    /// if it has sixteen.
     fn fold(self, x: [Self::F; 2]) -> f32;
     /// The largest lane; there must be no NaN.
     fn highest(self, x: Self::F) -> f32;
     /// [`exp`](crate::reference::exp) of each lane.
     fn exp(self, x: Self::F) -> Self::F;
-    /// [`exp`](crate::reference::exp) of lanes in [-87, 0]; a NaN stays one.
+    /// [`exp`](crate::reference::exp) of lanes in [-87, 0]; a NaN stays a NaN.
     fn exp_falling(self, x: Self::F) -> Self::F;
     /// [`gelu`](crate::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
-    /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at `-|x|`.
+    /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at
+    /// `-|x|`.
     fn gelu_tail(self, x: Self::F) -> Self::F;
     /// [`moments`](crate::reference::moments) of `x`.
     fn moments(self, x: &[f32]) -> [f64; 2];
@@ -192,12 +197,12 @@ pub(crate) trait Lanes: Copy {
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn xor_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sum_i(self, x: Self::I) -> i32;
-    /// [`Lanes::highest`] of each.
+    /// [`Lanes::highest`] of each register.
     #[inline(always)]
     fn highest4(self, x: [Self::F; 4]) -> [f32; 4] {
         [self.highest(x[0]), self.highest(x[1]), self.highest(x[2]), self.highest(x[3])]
     }
-    /// [`Lanes::sum_i`] of each.
+    /// [`Lanes::sum_i`] of each register.
     #[inline(always)]
     fn sum4_i(self, x: [Self::I; 4]) -> [i32; 4] {
         [self.sum_i(x[0]), self.sum_i(x[1]), self.sum_i(x[2]), self.sum_i(x[3])]
@@ -206,24 +211,26 @@ pub(crate) trait Lanes: Copy {
     fn times_128(self, x: Self::I) -> Self::I;
     /// `a | b << 8 | c << 16 | d << 24`, of lanes in 0..=255.
     fn interleave(self, bytes: [Self::I; 4]) -> Self::I;
-    /// Each lane of `acc` plus the four products of the unsigned bytes of `u` with the signed bytes of `s`, exactly.
+    /// Each lane of `acc` plus the four products of the unsigned bytes of `u` with the signed bytes of `s`,
+    /// exactly.
     fn dot(self, acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
 
-    /// Sixteen bytes of `N` rows, `stride` apart from `at` on; row `last` stands in for rows after it. Lane `r` of
-    /// register `i` is bytes `4 i..4 i + 4` of row `r`.
+    /// Sixteen bytes of `N` rows, `stride` apart from `at` on; row `last` stands in for rows after it. Lane
+    /// `r` of register `i` is bytes `4 i..4 i + 4` of row `r`.
     ///
     /// # Safety
     /// Sixteen bytes of rows `0..=last.min(N - 1)` are readable.
     unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [Self::I; 4];
-    /// The lanes, which are in 0..=255, as bytes: lanes `4 j..4 j + 4` of register `i` become bytes `16 j + 4 i..` and on.
+    /// The lanes, which are in 0..=255, as bytes: lanes `4 j..4 j + 4` of register `i` become the four bytes
+    /// from `16 j + 4 i` on.
     fn pack(self, x: [Self::I; 4]) -> Self::I;
-    /// `2 N` bytes of four rows, one column in each lane (row 0 in its low byte), *woven*: lanes `4 j..4 j + 4` are
-    /// columns `8 j..8 j + 4` in the first register, `8 j + 4..8 j + 8` in the second.
+    /// `2 N` bytes of four rows, one column in each lane (row 0 in its low byte), *woven*: lanes
+    /// `4 j..4 j + 4` are columns `8 j..8 j + 4` in the first register, `8 j + 4..8 j + 8` in the second.
     ///
     /// # Safety
-    /// `2 N` bytes are readable at each.
+    /// `2 N` bytes at each pointer are readable.
     unsafe fn weave(self, rows: [*const u8; 4]) -> [Self::I; 2];
-    /// The columns in their order.
+    /// Puts woven columns back in their order.
     fn unweave(self, x: [Self::F; 2]) -> [Self::F; 2];
     /// [`Lanes::write_codes`] of `2 N` woven columns, in their order. There must be no NaN.
     ///

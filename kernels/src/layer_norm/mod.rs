@@ -1,4 +1,5 @@
-//! Layer normalisation (Ba et al., 2016) of f32 rows, fused with the gather before it and the quantizer after it.
+//! Layer normalisation (Ba et al., 2016) of f32 rows, fused with the gather before it and the quantizer after
+//! it.
 //!
 //! ```text
 //! y = (x - mean) / sqrt(var + eps) * gamma + beta          var: biased, over the channels of the row
@@ -18,7 +19,7 @@ use crate::reference::{self, RowNorm};
 use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
 use crate::types::Quantizer;
 
-/// f32 values that a task takes at least, so that sharing out work costs little beside it.
+/// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
 
 /// Scale, shift and epsilon of one normalisation.
@@ -31,13 +32,14 @@ pub(crate) struct Affine<'a> {
 
 /// Where a normalised row goes.
 pub(crate) trait Target {
-    /// Normalises `x` into the target by the reference; `None` is a row without a source. `buffer` holds one row.
+    /// Normalises `x` into the target by the reference; `None` is a row without a source. `buffer` holds one
+    /// row.
     fn put_scalar(self, affine: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]);
-    /// As [`Target::put_scalar`], by vectors, with the norm of the row.
+    /// As [`Target::put_scalar`], with vectors and the norm of the row, which is already computed.
     fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>);
 }
 
-/// Stores the row; zeros without a source.
+/// Stores the row, or zeros if the row has no source.
 impl Target for Segment<'_> {
     fn put_scalar(self, Affine { gamma, beta, eps }: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]) {
         match (x, self) {
@@ -85,8 +87,8 @@ impl Target for StreamRow<'_> {
     }
 }
 
-/// Normalises `count` rows: row `i` is `source(i)`, or has no source for `None`, and goes to `out(i)`. `buffer` holds one
-/// row, which the scalar reference needs unless it stores f32.
+/// Normalises `count` rows: reads row `i` from `source(i)` (`None` is a row without a source) and writes it
+/// to `out(i)`. `buffer` has room for one row; the scalar reference needs it unless it stores f32.
 pub(crate) fn normalise<'x, T: Target>(
     cpu: Cpu,
     affine: Affine<'_>,

@@ -46,7 +46,8 @@ impl Owned {
     }
 }
 
-/// LayerNorm of rows that a [`RowMap`] gathers. The cyclic shift, padding and window partition happen in its reads.
+/// LayerNorm of rows that a [`RowMap`] gathers. The cyclic shift, padding and window partition happen in its
+/// reads.
 pub struct LayerNorm {
     affine: Owned,
     store: RowStore,
@@ -61,8 +62,8 @@ impl LayerNorm {
         LayerNorm { affine: Owned::new("LayerNorm", cpu, gamma, beta, eps), store }
     }
 
-    /// Row `(b, i)` of `out` is the norm of row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for
-    /// [`PAD`]. `x` is f32 `[images * map.tokens(), c]`, `out` is `[images * map.rows().len(), c]`.
+    /// Row `(b, i)` of `out` is the norm of row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes)
+    /// for [`PAD`]. `x` is f32 `[images * map.tokens(), c]`, `out` is `[images * map.rows().len(), c]`.
     ///
     /// # Panics
     /// If a length or the variant of `out` does not match.
@@ -82,8 +83,8 @@ impl LayerNorm {
         });
     }
 
-    /// Rows `rows` of `map`'s order over all images into `out`, which holds only these rows, on the caller's thread.
-    /// `x` is as in [`LayerNorm::run`].
+    /// Normalises rows `rows` of `map`'s order over all images on the caller's thread. `out` holds only these
+    /// rows; `x` is as in [`LayerNorm::run`].
     ///
     /// # Panics
     /// As [`LayerNorm::run`].
@@ -107,7 +108,8 @@ impl LayerNorm {
         self.gather(rows, map, source, out, scratch);
     }
 
-    /// Normalises rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of the order.
+    /// Normalises rows `rows` of `map`'s order over all images; `source` gives rows of tokens, `out` rows of
+    /// the order.
     fn gather<'x, 's>(
         &self,
         rows: Range<usize>,
@@ -164,12 +166,12 @@ pub struct MergeNorm {
 }
 
 impl MergeNorm {
-    /// The op that makes row `i` of each image from the rows `sources[i]` of its `tokens` rows, in that order; `None`
-    /// is a row of zeros, inserted before the norm. `gamma` and `beta` have `4c` elements.
+    /// The op that makes row `i` of each image from the rows `sources[i]` of its `tokens` rows, in that
+    /// order; `None` is a row of zeros, inserted before the norm. `gamma` and `beta` have `4c` elements.
     ///
     /// # Panics
-    /// If the length of `gamma` is 0, no multiple of four, or other than that of `beta`; if `eps` is negative or not
-    /// finite; if a source is outside `0..tokens`.
+    /// If the length of `gamma` is 0, is not a multiple of four, or differs from the length of `beta`; if
+    /// `eps` is negative or not finite; if a source is outside `0..tokens`.
     pub fn new(
         cpu: Cpu,
         gamma: &[f32],

@@ -10,8 +10,10 @@ use crate::pool::{Parts, Pool};
 use crate::rows::{MapRows, check_len, units_per_task};
 use crate::types::{Quantizer, RowMap};
 
-/// LayerNorm that adds its result to the residual stream: `stream = shortcut.fake(stream) + branch.fake(LayerNorm(x))`, as
-/// [`add_layer_norm_row`](crate::reference::add_layer_norm_row) defines it. The window reverse happens in its writes.
+/// LayerNorm that adds its result to the residual stream:
+/// `stream = shortcut.fake(stream) + branch.fake(LayerNorm(x))`, as
+/// [`add_layer_norm_row`](crate::reference::add_layer_norm_row) defines it. The window reverse happens in its
+/// writes.
 pub struct ResidualNorm {
     affine: Owned,
     branch: Option<Quantizer>,
@@ -19,8 +21,8 @@ pub struct ResidualNorm {
 }
 
 impl ResidualNorm {
-    /// The op over rows of `gamma.len()` channels. `branch` quantizes the norm's result before the addition, `shortcut` what
-    /// the stream holds; `None` changes nothing.
+    /// The op over rows of `gamma.len()` channels. Before the addition, `branch` quantizes the norm's result
+    /// and `shortcut` quantizes the stream; `None` changes nothing.
     ///
     /// # Panics
     /// If there are no channels, `beta` has another length, or `eps` is negative or not finite.
@@ -35,8 +37,9 @@ impl ResidualNorm {
         ResidualNorm { affine: Owned::new("ResidualNorm", cpu, gamma, beta, eps), branch, shortcut }
     }
 
-    /// Adds the norm of row `(b, i)` of `x` to row `(b, map.rows()[i])` of `stream`; rows of [`PAD`](crate::PAD) are dropped.
-    /// `x` is f32 `[images, map.rows().len(), c]`, `stream` is f32 `[images, map.tokens(), c]`.
+    /// Adds the norm of row `(b, i)` of `x` to row `(b, map.rows()[i])` of `stream`; rows of
+    /// [`PAD`](crate::PAD) are dropped. `x` is f32 `[images, map.rows().len(), c]`, `stream` is f32
+    /// `[images, map.tokens(), c]`.
     ///
     /// # Panics
     /// If a length does not match.
@@ -55,8 +58,8 @@ impl ResidualNorm {
         });
     }
 
-    /// Rows `rows` of `map`'s order over all images, on the caller's thread. `x` holds only these rows; `stream` is as in
-    /// [`ResidualNorm::run`].
+    /// Adds the norms of rows `rows` of `map`'s order over all images, on the caller's thread. `x` holds only
+    /// these rows; `stream` is as in [`ResidualNorm::run`].
     ///
     /// # Panics
     /// As [`ResidualNorm::run`].

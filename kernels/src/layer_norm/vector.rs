@@ -1,18 +1,20 @@
-//! LayerNorm by vectors, a few rows at a time: first the norms of all these rows, so that their long chains of dependent
-//! operations overlap, then the rows themselves, which are still in the first-level cache.
+//! LayerNorm by vectors, a few rows at a time. First it computes the norms of all these rows, so that their
+//! long chains of dependent operations overlap; then it normalises the rows, which are still in the
+//! first-level cache.
 
 use super::{Affine, Target};
 use crate::lanes::Lanes;
 use crate::reference::RowNorm;
 use crate::rows::Cast;
 
-/// The most rows taken together.
+/// The most rows that are normalised together.
 const ROWS: usize = 8;
 
-/// The most f32 values of rows taken together: half of a first-level cache of 48 KiB.
+/// The most f32 values of rows that are normalised together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;
 
-/// Normalises `count` rows: row `i` is `source(i)`, or has no source for `None`, and goes to `out(i)`.
+/// Normalises `count` rows: reads row `i` from `source(i)` (`None` is a row without a source) and writes it
+/// to `out(i)`.
 #[inline(always)]
 pub(super) fn rows<'x, L: Lanes, T: Target>(
     lanes: L,

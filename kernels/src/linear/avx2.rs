@@ -1,5 +1,5 @@
-//! AVX2 and FMA: f32 by fused multiply-add, INT8 by widening to 16 bits and `vpmaddwd`; 6 rows by 16 columns of
-//! accumulators in 12 registers. AVX-VNNI shares the epilogue.
+//! AVX2 and FMA: f32 by fused multiply-add, INT8 by widening to 16 bits and `vpmaddwd`; 6 rows by 16 columns
+//! of accumulators in 12 registers. AVX-VNNI shares the epilogue.
 //!
 //! The sum of two products is at most 2 * 128 * 128, so `vpmaddwd` is exact; `vpmaddubsw` would saturate.
 
@@ -121,7 +121,7 @@ fn tile_i8<const R: usize>(widened: &[i32], weight: &[i8], tile: &mut Tile<i32>)
             acc[0] = _mm256_add_epi32(acc[0], _mm256_madd_epi16(a, b[0]));
             acc[1] = _mm256_add_epi32(acc[1], _mm256_madd_epi16(a, b[1]));
         }
-        // Never read beyond the last group.
+        // After the last group these pointers are not read.
         (w, x) = (w.wrapping_add(2 * COLUMNS), x.wrapping_add(1));
     }
     for (row, acc) in tile.0.iter_mut().zip(acc) {
@@ -149,7 +149,7 @@ fn tile_f32<const R: usize>(input: &[f32], stride: usize, weight: &[f32], tile: 
             acc[0] = _mm256_fmadd_ps(a, b[0], acc[0]);
             acc[1] = _mm256_fmadd_ps(a, b[1], acc[1]);
         }
-        // Never read beyond the last row of weights.
+        // After the last row of weights these pointers are not read.
         (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
     }
     for (row, acc) in tile.0.iter_mut().zip(acc) {

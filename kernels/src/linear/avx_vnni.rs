@@ -50,8 +50,8 @@ fn block_i8(
     }
 }
 
-/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would hoist the
-/// broadcasts of all rows and run out of registers.
+/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would
+/// hoist the broadcasts of all rows and run out of registers.
 macro_rules! row_i8 {
     ($acc:expr, $b:expr, $address:literal, $x:expr $(, $stride:expr)?) => {{
         let _broadcast: __m256i;
@@ -88,12 +88,14 @@ fn tile_i8<const R: usize>(
     };
     let mut acc = [initial; R];
     let mut w = weight.as_ptr();
-    // Rows 0 and 3; the rows between are one or two strides further. An address without a row is never read.
+    // Addresses of rows 0 and 3; the rows between are one or two strides further. An address without a row is
+    // never read.
     let mut x = [0, 3].map(|r| input.as_ptr().wrapping_add(r * stride));
     for _ in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
         let b = unsafe { [_mm256_loadu_si256(w.cast()), _mm256_loadu_si256(w.add(32).cast())] };
-        // SAFETY: four bytes of rows below R of `input`, by the assertion above; only registers are written.
+        // SAFETY: reads four bytes of rows below R of `input`, which exist by the assertion above; writes
+        // only registers.
         unsafe {
             if R > 0 {
                 row_i8!(acc[0], b, "{x}", x[0]);

@@ -88,8 +88,8 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// The address of column `column` of a row that starts at 0, if results are f32. It may lie outside of the
-    /// destination.
+    /// The address of column `column` of a row that starts at 0, if results are f32. It may lie outside of
+    /// the destination.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn floats(&self, column: usize) -> Option<*const f32> {
         match self {

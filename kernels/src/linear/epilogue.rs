@@ -15,8 +15,8 @@ pub(super) struct Epilogue {
     pub(super) output: Option<Quantizer>,
     pub(super) gelu: bool,
     pub(super) store: Store,
-    /// Whether stores may skip the NaN and range checks, because no accumulator can produce a value that, times its
-    /// reciprocal scale, does not fit an i32.
+    /// Whether stores may skip the NaN and range checks, because no accumulator can produce a value that,
+    /// times its reciprocal scale, does not fit an i32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) skips_range_checks: bool,
     /// The faster epilogue for codes of GELU, if the kernel has one and it applies to this linear.
@@ -25,7 +25,8 @@ pub(super) struct Epilogue {
 }
 
 impl Epilogue {
-    /// The epilogue of `spec`, with vectors padded to `padded` values, for accumulators of magnitude at most `reach`.
+    /// The epilogue of `spec`, with vectors padded to `padded` values, for accumulators of magnitude at most
+    /// `reach`.
     ///
     /// # Panics
     /// If a vector of `spec` or `multiplier` does not have n values.
@@ -59,8 +60,8 @@ impl Epilogue {
         epilogue
     }
 
-    /// See [`Epilogue::skips_range_checks`]. `reach` bounds the accumulators; the limit is half of the range of an i32,
-    /// which leaves room for rounding.
+    /// See [`Epilogue::skips_range_checks`]. `reach` bounds the accumulators; the limit is half of the range
+    /// of an i32, which leaves room for rounding.
     fn values_fit_i32(&self, reach: f64) -> bool {
         let Store::Codes(recip) = &self.store else { return false };
         let value = |c: usize| reach * f64::from(self.factor[c]).abs() + f64::from(self.bias[c]).abs();

@@ -1,5 +1,5 @@
-//! The epilogue of a tile over vector registers: from accumulators to stored values, for every store and any number of
-//! columns.
+//! The epilogue of a tile over vector registers: from accumulators to stored values, for every store and any
+//! number of columns.
 
 use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
@@ -60,7 +60,8 @@ pub(super) fn finish<L: Lanes, A: Accumulator, const COLUMNS: usize>(
     }
 }
 
-/// [`finish`], one register of columns after the other. `OUTPUT`: the linear has a quantizer before its bias.
+/// [`finish`], one register of columns after the other. `OUTPUT` says whether the linear has a quantizer
+/// before its bias.
 #[inline(always)]
 fn panel_columns<L: Lanes, A: Accumulator, const COLUMNS: usize, const OUTPUT: bool, const GELU: bool>(
     lanes: L,
@@ -147,7 +148,7 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
         }
     }
 
-    /// From accumulators to values after bias and GELU.
+    /// Converts accumulators to values after bias and GELU.
     #[inline(always)]
     fn value(&self, lanes: L, acc: L::F) -> L::F {
         let value = if OUTPUT {
@@ -160,7 +161,7 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
     }
 }
 
-/// How one kind of store puts values in their place, known where the loop over rows is compiled.
+/// How one kind of store writes values. It is a type, so that the loop over rows is compiled for each kind.
 trait Put<L: Lanes> {
     /// Stores the first `count` lanes of `value` at element `at` of the destination.
     fn put(&self, lanes: L, at: usize, count: usize, value: L::F);

@@ -34,7 +34,7 @@ impl LinearF32 {
         LinearF32 { kernel, k, weight: kernel.layout.pack_f32(n, k, weight), epilogue }
     }
 
-    /// The product of `rows` rows `[rows, k]`, stored in `out`.
+    /// Runs the linear on `rows` rows `[rows, k]` and stores the result in `out`.
     ///
     /// # Panics
     /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
@@ -63,12 +63,13 @@ impl LinearF32 {
         }
     }
 
-    /// Rows `rows` of the input by the panels `panels`.
+    /// Multiplies rows `rows` of the input with the panels `panels` and stores the results.
     fn block(&self, input: &[f32], rows: Range<usize>, panels: Range<usize>, dest: &Dest<'_>) {
         let (kernel, k) = (self.kernel, self.k);
         let (weight, panel_len) = (self.weight.as_f32(), kernel.layout.panel_len(k));
         let block = Block { input, stride: k, k, weight, panel_len, rows, panels };
-        // SAFETY: the kernel belongs to the `Isa` of a `Cpu`, which exists only if the processor has the instructions.
+        // SAFETY: the kernel belongs to the `Isa` of a `Cpu`, which exists only if the processor has the
+        // instructions.
         unsafe { (kernel.block)(&block, &self.epilogue, dest) }
     }
 

@@ -26,7 +26,8 @@ pub struct LinearI8 {
 }
 
 impl LinearI8 {
-    /// Packs the weight `codes` `[n, k]`; `multiplier[c]` is the input's scale times the scale of weight row c.
+    /// Packs the weight `codes` `[n, k]`; `multiplier[c]` is the input's scale times the scale of weight row
+    /// c.
     ///
     /// # Panics
     /// If a vector's length does not match n and k, or k exceeds [`MAX_INT8_K`].
@@ -46,7 +47,8 @@ impl LinearI8 {
         LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }
     }
 
-    /// The product of `rows` rows of codes (`u8 = code + 128`, `[rows, code_stride(k)]`), stored in `out`.
+    /// Runs the linear on `rows` rows of codes (`u8 = code + 128`, `[rows, code_stride(k)]`) and stores the
+    /// result in `out`.
     ///
     /// # Panics
     /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
@@ -90,7 +92,7 @@ impl LinearI8 {
         }
     }
 
-    /// Rows `rows` of the input by the panels `panels`.
+    /// Multiplies rows `rows` of the input with the panels `panels` and stores the results.
     fn block(
         &self,
         input: &[u8],

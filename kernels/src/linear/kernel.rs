@@ -16,15 +16,15 @@ pub(crate) struct Int8Kernel {
     pub(crate) name: &'static str,
     /// Vector registers that all other ops use beside this kernel.
     pub(crate) isa: Isa,
-    /// Whether the processor has the instructions that the kernel needs beyond `isa`, and the operating system permits
-    /// their use.
+    /// Whether the processor has the instructions that the kernel needs beyond `isa`, and the operating
+    /// system permits their use.
     pub(super) supported: fn() -> bool,
     /// The most rows of a tile.
     pub(super) tile_rows: usize,
     /// The order of packed weights. A panel has as many columns as a tile.
     pub(super) layout: Layout,
-    /// Whether the kernel multiplies the input's bytes as they are, `code + 128`. Accumulators then start from
-    /// [`compensation`](super::pack::compensation), else from 0.
+    /// Whether the kernel multiplies the input's bytes as they are, `code + 128`. Accumulators then start
+    /// from [`compensation`](super::pack::compensation), else from 0.
     pub(super) unsigned_input: bool,
     /// Prepares the kernel's faster epilogue for GELU followed by codes, if it has one.
     pub(super) prepare_gelu: Option<PrepareGelu>,
@@ -38,15 +38,15 @@ pub(crate) struct Int8Kernel {
     pub(crate) peak: Option<Peak>,
 }
 
-/// Computes the results of a block from the initial accumulator of each column (padded to full panels; empty unless
-/// `unsigned_input`) and stores them through the epilogue. The last argument is the thread's scratch memory, which the kernel
-/// grows to what it needs.
+/// Computes the results of a block from the initial accumulator of each column (padded to full panels; empty
+/// unless `unsigned_input`) and stores them through the epilogue. The last argument is the thread's scratch
+/// memory, which the kernel grows to what it needs.
 ///
 /// Calling it is sound if [`Int8Kernel::is_available`].
 pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest<'_>, &mut AlignedBuf);
 
-/// Sets [`Epilogue`]'s fast path where it applies, and adjusts the initial accumulators to it. The last argument bounds the
-/// magnitude of the accumulators of each column.
+/// Sets [`Epilogue`]'s fast path where it applies, and adjusts the initial accumulators to it. The last
+/// argument bounds the magnitude of the accumulators of each column.
 pub(super) type PrepareGelu = fn(&mut Epilogue, &mut [i32], &dyn Fn(usize) -> i64);
 
 impl Int8Kernel {
@@ -78,13 +78,15 @@ pub(crate) fn f32_kernel(isa: Isa) -> &'static F32Kernel {
     }
 }
 
-/// The kernel for f32 products: only the scalar reference, because no other registers are used on this architecture.
+/// The kernel for f32 products: only the scalar reference, because no other registers are used on this
+/// architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn f32_kernel(_: Isa) -> &'static F32Kernel {
     &scalar::F32_KERNEL
 }
 
-/// Calls `$tile::<R>` with `R` equal to `$rows`, one of the listed numbers of rows; the last serves as the default.
+/// Calls `$tile::<R>` with `R` equal to `$rows`, one of the listed numbers of rows; the last serves as the
+/// default.
 macro_rules! with_rows {
     ($rows:expr, $tile:ident $args:tt, [$($r:literal)*] $last:literal) => {
         match $rows {

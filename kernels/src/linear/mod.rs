@@ -1,11 +1,12 @@
-//! Linears: products with a weight, with their epilogue in the same pass: bias, GELU, quantization, residual addition.
+//! Linears: products with a weight, with their epilogue in the same pass: bias, GELU, quantization, residual
+//! addition.
 //!
 //! ```text
 //! out[row] = store(gelu(output(input[row] x weight^T) + bias))
 //! ```
-//! A linear is divided into blocks of rows and panels of columns. A kernel computes one tile of accumulators, a few
-//! rows by one panel, in registers; the epilogue turns the tile into stored values while it is in the first-level
-//! cache.
+//! A linear is divided into blocks of rows and panels of columns. A kernel computes one tile of accumulators,
+//! a few rows by one panel, in registers; the epilogue turns the tile into stored values while it is in the
+//! first-level cache.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -35,8 +36,8 @@ pub use spec::{LinearOut, LinearSpec, Store};
 
 use kernel::Int8Kernel;
 
-/// All INT8 kernels for this type of processor, plainest first: the last one that the processor can run is the default. To add
-/// a kernel, write a file with a `KERNEL`, declare it above and list it here.
+/// All INT8 kernels for this type of processor, simplest first: the last one that the processor can run is
+/// the default. To add a kernel, write a file with a `KERNEL`, declare it above and list it here.
 pub(crate) static KERNELS: &[&Int8Kernel] = &[
     &scalar::KERNEL,
     #[cfg(target_arch = "x86_64")]
@@ -49,7 +50,8 @@ pub(crate) static KERNELS: &[&Int8Kernel] = &[
     &neon_dotprod::KERNEL,
 ];
 
-/// Bytes of weights that all row tiles are multiplied with before the next weights (one panel may exceed it).
+/// The most bytes of weights that are multiplied with all row tiles before the next weights (one panel may
+/// exceed it).
 const GROUP_BYTES: usize = 256 << 10;
 
 /// The part that one task computes: rows `rows` of the input by the panels `panels` of the weight.
@@ -75,7 +77,8 @@ impl<X, W> Block<'_, X, W> {
         &self.weight[panel * self.panel_len..][..self.panel_len]
     }
 
-    /// The panels in groups, each of which stays in the second-level cache while it is multiplied with all row tiles.
+    /// The panels in groups, each of which stays in the second-level cache while it is multiplied with all
+    /// row tiles.
     fn panel_groups(&self) -> impl Iterator<Item = Range<usize>> {
         let all = self.panels.len() * self.panel_len == self.weight.len();
         let each = if all { (GROUP_BYTES / (self.panel_len * size_of::<W>()).max(1)).max(1) } else { 1 };

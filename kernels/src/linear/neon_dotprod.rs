@@ -84,7 +84,7 @@ fn tile_i8<const R: usize>(input: &[u8], stride: usize, weight: &[i8], tile: &mu
         add_group::<R, 1>(&mut acc, &codes, &four[1]);
         add_group::<R, 2>(&mut acc, &codes, &four[2]);
         add_group::<R, 3>(&mut acc, &codes, &four[3]);
-        // Never read beyond the last group.
+        // After the last group this pointer is not read.
         x = x.wrapping_add(16);
     }
     for group in rest {
@@ -113,8 +113,8 @@ fn signed(bytes: uint8x16_t) -> int8x16_t {
     vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(0x80)))
 }
 
-/// Adds the products of a group of weights with inputs `4 * LANE` to `4 * LANE + 3` of `codes`, which has a register for
-/// each row.
+/// Adds the products of a group of weights with inputs `4 * LANE` to `4 * LANE + 3` of `codes`, which has a
+/// register for each row.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn add_group<const R: usize, const LANE: usize>(
@@ -134,7 +134,8 @@ fn add_group<const R: usize, const LANE: usize>(
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot<const LANE: usize>(mut acc: int32x4_t, weights: int8x16_t, codes: int8x16_t) -> int32x4_t {
-    // SAFETY: only registers are read and written; the processor has the instruction by this function's features.
+    // SAFETY: only registers are read and written; the processor has the instruction by this function's
+    // features.
     unsafe {
         asm!(
             "sdot {acc:v}.4s, {weights:v}.16b, {codes:v}.4b[{lane}]",
@@ -209,7 +210,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// The values of each stored row after bias and GELU, and their place.
+    /// The values of each stored row after bias and GELU, and their place in the destination.
     #[inline]
     #[target_feature(enable = "neon")]
     fn rows(&self, tile: &Tile, starts: &[usize]) -> impl Iterator<Item = (Values, usize)> {
@@ -217,7 +218,7 @@ impl<'a> Columns<'a> {
         kept.map(|(row, &start)| (self.value(row), start + self.first))
     }
 
-    /// From accumulators to values after bias and GELU.
+    /// Converts accumulators to values after bias and GELU.
     #[inline]
     #[target_feature(enable = "neon")]
     fn value(&self, row: &[i32; COLUMNS]) -> Values {
@@ -267,8 +268,8 @@ fn put<T: Copy>(values: &[T; COLUMNS], place: &mut [T]) {
     }
 }
 
-/// Codes in [-128, 127] of values already multiplied by the reciprocal scale. The conversion rounds ties to even, turns
-/// a NaN into 0 and saturates, so clamping the integers equals clamping the values.
+/// Codes in [-128, 127] of values already multiplied by the reciprocal scale. The conversion rounds ties to
+/// even, turns a NaN into 0 and saturates, so clamping the integers equals clamping the values.
 #[inline]
 #[target_feature(enable = "neon")]
 fn code(scaled: float32x4_t) -> int32x4_t {

@@ -2,7 +2,8 @@
 
 use crate::buffer::AlignedBuf;
 
-/// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups of `group`.
+/// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups
+/// of `group`.
 ///
 /// ```text
 /// packed[panel][k / group][column in panel][k % group] = weight[column][k], zero beyond n and k
@@ -11,7 +12,8 @@ use crate::buffer::AlignedBuf;
 pub(super) struct Layout {
     pub(super) columns: usize,
     pub(super) group: usize,
-    /// Inputs are padded to a multiple of this: `group`, unless the kernel's instructions take several groups at once.
+    /// Inputs are padded to a multiple of this: `group`, unless the kernel's instructions take several groups
+    /// at once.
     pub(super) k_block: usize,
 }
 
@@ -55,10 +57,11 @@ impl Layout {
     }
 }
 
-/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the initial accumulator that compensates for
-/// the +128 of the input's bytes.
+/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the initial accumulator that
+/// compensates for the +128 of the input's bytes.
 ///
-/// The sum of products with the bytes is at most 255 * 128 * k in magnitude, which fits an i32 for k up to 65793.
+/// The sum of products with the bytes is at most 255 * 128 * k in magnitude, which fits an i32 for k up to
+/// 65793.
 pub(super) fn compensation(k: usize, weight: &[i8], padded: usize) -> Vec<i32> {
     let sum = |row: &[i8]| -128 * row.iter().map(|&w| i32::from(w)).sum::<i32>();
     let mut sums: Vec<i32> = if k == 0 { Vec::new() } else { weight.chunks(k).map(sum).collect() };

@@ -62,8 +62,8 @@ fn block_i8(
     }
 }
 
-/// One block of a product in f32. The same code is also compiled for processors with FMA, because without the instruction
-/// each fused multiply-add is a function call.
+/// One block of a product in f32. The same code is also compiled for processors with FMA, because without the
+/// instruction each fused multiply-add is a function call.
 fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("fma") {

@@ -11,8 +11,8 @@ pub enum Store {
     Fake(Quantizer),
     /// Writes its code as `u8 = code + 128`, with one reciprocal scale for each of the n columns.
     Codes(Vec<f32>),
-    /// Adds it to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
-    /// nothing.
+    /// Adds it to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None`
+    /// changes nothing.
     Residual {
         /// Quantizer of the linear's value.
         branch: Option<Quantizer>,
@@ -32,8 +32,8 @@ pub enum LinearOut<'a> {
     Residual {
         /// f32 `[images * map.tokens(), n]`.
         stream: &'a mut [f32],
-        /// Row of the stream, within its image, of each row of the linear; rows that map to padding are dropped. The
-        /// linear has `images * map.rows().len()` rows.
+        /// Row of the stream, within its image, of each row of the linear; rows that map to padding are
+        /// dropped. The linear has `images * map.rows().len()` rows.
         map: &'a RowMap,
     },
 }

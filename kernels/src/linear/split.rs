@@ -5,15 +5,16 @@ use std::ops::Range;
 /// Tasks per thread; more than one, so that other threads can take over the tasks of a slow thread.
 const TASKS_PER_THREAD: usize = 4;
 
-/// The most rows of a task: its inputs and outputs stay in the second-level cache while all its weights are read.
+/// The most rows of a task: its inputs and outputs stay in the second-level cache while all its weights are
+/// read.
 pub(super) const MAX_ROWS: usize = 256;
 
 /// The most bytes of input of a task (one row tile may exceed it).
 const MAX_BYTES: usize = 512 << 10;
 
-/// Minimum rows per thread before work is split by rows; every thread then reads all weights. With this many rows,
-/// multiplying one panel takes long enough to prefetch the next one, and each thread keeps fewer rows in its
-/// first-level cache.
+/// Minimum rows per thread before work is split by rows; every thread then reads all weights. With this many
+/// rows, multiplying one panel takes long enough to prefetch the next one, and each thread keeps fewer rows
+/// in its first-level cache.
 const ROWS_PER_THREAD: usize = 98;
 
 /// A linear's row tiles and panels of columns, divided into a grid of tasks.
@@ -28,9 +29,9 @@ pub(super) struct Split {
 impl Split {
     /// Tasks for `threads` threads; a row has `row_bytes` bytes, and a row tile `tile` rows.
     ///
-    /// Rows are split first if the caches require it or if every thread gets [`ROWS_PER_THREAD`]. Otherwise panels are
-    /// split, so that as few tasks as possible read each weight. If there are too few panels for all threads, rows are
-    /// split too.
+    /// Rows are split first if the caches require it or if every thread gets [`ROWS_PER_THREAD`]. Otherwise
+    /// panels are split, so that as few tasks as possible read each weight. If there are too few panels for
+    /// all threads, rows are split too.
     pub(super) fn new(rows: usize, panels: usize, row_bytes: usize, tile: usize, threads: usize) -> Split {
         let wanted = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let tiles = rows.div_ceil(tile);
@@ -66,8 +67,8 @@ pub(super) fn share(len: usize, parts: usize, index: usize) -> usize {
     len * index / parts
 }
 
-/// Splits `rows` rows into blocks for one thread: full tiles of `tile` rows, at most [`MAX_ROWS`] unless one tile has
-/// more.
+/// Splits `rows` rows into blocks for one thread: full tiles of `tile` rows, at most [`MAX_ROWS`] unless one
+/// tile has more.
 pub(super) fn row_blocks(rows: usize, tile: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (MAX_ROWS / tile).max(1) * tile;
     (0..rows).step_by(each).map(move |from| from..rows.min(from + each))

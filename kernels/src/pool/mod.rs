@@ -1,8 +1,8 @@
 //! One pool of threads for all ops of an engine. Running a job allocates nothing.
 //!
-//! Each thread starts with its own contiguous share of a job's tasks and then takes tasks from the shares of the
-//! others. Ops number their tasks by rows, so that a thread finds the rows that it wrote in the previous op in its own
-//! second-level cache.
+//! Each thread starts with its own contiguous share of a job's tasks and then takes tasks from the shares of
+//! the others. Ops number their tasks by rows, so that a thread finds the rows that it wrote in the previous
+//! op in its own second-level cache.
 
 mod parts;
 
@@ -58,19 +58,21 @@ struct Shared {
     active: AtomicUsize,
     sleeping: AtomicUsize,
     stop: AtomicBool,
-    /// The most memory that any thread has needed for each part of its [`Scratch`]. Scheduling is nondeterministic, so
-    /// every thread reserves this much before it takes tasks; otherwise a thread could allocate for the first time
-    /// after many jobs.
+    /// The most memory that any thread has needed for each part of its [`Scratch`]. Scheduling is
+    /// nondeterministic, so every thread reserves this much before it takes tasks; otherwise a thread could
+    /// allocate for the first time after many jobs.
     scratch: [AtomicUsize; 2],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself. It is written only in `Pool::run`, which holds `&mut
-// Pool` and has waited for `active == 0`; workers read it only after the epoch store that follows the write.
+// SAFETY: `job` is the only field that is not Sync by itself. It is written only in `Pool::run`, which holds
+// `&mut Pool` and has waited for `active == 0`; workers read it only after the epoch store that follows the
+// write.
 unsafe impl Sync for Shared {}
-// SAFETY: the raw pointer in `job` is dereferenced only while `Pool::run` keeps the task alive (see `Shared::work`).
+// SAFETY: the raw pointer in `job` is dereferenced only while `Pool::run` keeps the task alive (see
+// `Shared::work`).
 unsafe impl Send for Shared {}
 
 impl Shared {
@@ -82,7 +84,8 @@ impl Shared {
         let (before, from) = self.shares.split_at(thread);
         for share in from.iter().chain(before) {
             let end = share.end.load(Ordering::Relaxed);
-            // The comparison before `fetch_add` keeps `next` from growing with every thread that looks at the share.
+            // The comparison before `fetch_add` keeps `next` from growing with every thread that looks at the
+            // share.
             while share.next.load(Ordering::Relaxed) < end {
                 let index = share.next.fetch_add(1, Ordering::Relaxed);
                 if index < end {
@@ -95,14 +98,14 @@ impl Shared {
     }
 
     fn perform(&self, job: Job, index: usize, scratch: &mut Scratch) {
-        // SAFETY: `Pool::run` does not return before every worker has left `work`, so the task that the pointer was
-        // made from is alive.
+        // SAFETY: `Pool::run` does not return before every worker has left `work`, so the task that the
+        // pointer was made from is alive.
         let task = unsafe { &*job.task };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
             let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
             if let Some(surplus) = first.replace(payload) {
-                // Keep the first payload. A payload may panic when dropped, which must not happen before all tasks have
-                // ended.
+                // Keep the first payload. A payload may panic when dropped, which must not happen before all
+                // tasks have ended.
                 std::mem::forget(first.replace(surplus));
             }
         }
@@ -128,8 +131,8 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            // SAFETY: the epoch changed, so `run` has written the job before it and will not write again before
-            // this worker has decremented `active`.
+            // SAFETY: the epoch changed, so `run` has written the job before it and will not write again
+            // before this worker has decremented `active`.
             let job = unsafe { *self.job.get() }.expect("an epoch has a job");
             self.work(thread, job, &mut scratch);
             self.active.fetch_sub(1, Ordering::Release);
@@ -209,19 +212,20 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A thread
-    /// starts the tasks of its share in order. `scratch` belongs to the thread and is kept between jobs; grow it with
-    /// [`AlignedBuf::reserve`].
+    /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A
+    /// thread starts the tasks of its share in order. `scratch` belongs to the thread and is kept between
+    /// jobs; grow it with [`AlignedBuf::reserve`].
     ///
     /// # Panics
-    /// Resumes the first panic of a task after all tasks have ended; immediately if there is one thread or one task.
+    /// Resumes the first panic of a task after all tasks have ended; immediately if there is one thread or
+    /// one task.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|index| task(index, &mut self.scratch));
             return;
         }
-        // SAFETY: only the lifetime changes. The pointer is used by workers only until `active` is 0, which is
-        // awaited below before this function returns, while `task` is borrowed.
+        // SAFETY: only the lifetime changes. The pointer is used by workers only until `active` is 0, which
+        // is awaited below before this function returns, while `task` is borrowed.
         let task = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
         let job = Job { task };
         // SAFETY: `&mut self`, and the previous `run` waited for `active == 0`: nobody reads the cell now.

@@ -10,8 +10,9 @@ pub(crate) struct Parts<'a, T> {
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Parts` only hands out memory through `get` and `read`, whose callers promise that a part that may be written
-// overlaps no other in use; `T: Send + Sync` lets parts be used, and read together, on other threads.
+// SAFETY: memory is only accessible through `get` and `read`, whose callers promise that a part that may be
+// written overlaps no other part in use. `T: Send + Sync` permits other threads to use parts and to read them
+// at the same time.
 unsafe impl<T: Send + Sync> Sync for Parts<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Parts<'_, T> {}
@@ -35,7 +36,8 @@ impl<'a, T> Parts<'a, T> {
     /// Outside the slice.
     #[allow(clippy::mut_from_ref)] // The point of the type; see the safety section.
     pub(crate) unsafe fn get(&self, start: usize, len: usize) -> &mut [T] {
-        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; disjoint by the caller's promise.
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; disjoint from
+        // other parts by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start_of(start, len), len) }
     }
 
@@ -47,7 +49,8 @@ impl<'a, T> Parts<'a, T> {
     /// # Panics
     /// Outside the slice.
     pub(crate) unsafe fn read(&self, start: usize, len: usize) -> &'a [T] {
-        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; not written by the caller's promise.
+        // SAFETY: in bounds by `start_of`; the slice that `new` borrowed is alive for `'a`; the caller
+        // promises that nobody writes the elements.
         unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
     }
 
@@ -61,7 +64,7 @@ impl<'a, T> Parts<'a, T> {
     }
 }
 
-/// Not inlined, so that loops over parts keep no arguments of the message in registers.
+/// Not inlined, so that loops over parts do not keep the arguments of the panic message in registers.
 #[cold]
 #[inline(never)]
 fn outside(start: usize, len: usize, total: usize) -> ! {

@@ -13,8 +13,8 @@ pub enum Probs {
     S8(Quantizer),
 }
 
-/// Logits that are further below the largest one are raised to this distance. `e^-60` vanishes in the rounding of any
-/// sum that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
+/// Logits are clamped to this difference from the largest one. `e^-60` vanishes in the rounding of any sum
+/// that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
 pub(crate) const FLOOR: f32 = -60.0;
 
 /// The largest of `logits`, ignoring NaNs; -inf if there is none.
@@ -22,8 +22,8 @@ fn largest(logits: &[f32]) -> f32 {
     logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
 }
 
-/// Unsigned codes of one row of logits, in `codes`, and their sum: `round_ties_even(255 * exp(max(x - rowmax, -60)))`.
-/// A NaN has code 0.
+/// Unsigned codes of one row of logits, in `codes`, and their sum:
+/// `round_ties_even(255 * exp(max(x - rowmax, -60)))`. A NaN has code 0.
 pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     let max = largest(logits);
     let mut sum = 0;
@@ -36,8 +36,9 @@ pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     sum
 }
 
-/// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums selected by
-/// the index mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold). A NaN stays one.
+/// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums
+/// selected by the index mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold).
+/// A NaN stays a NaN.
 pub fn attention_row_exp(logits: &mut [f32]) -> f32 {
     let max = largest(logits);
     let mut sums = [0.0; 16];
@@ -64,13 +65,14 @@ pub struct AttentionQuant {
     pub probs: Probs,
 }
 
-/// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias` is `[n, n]`
-/// with the mask added, `out` is `[n, d]`.
+/// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias`
+/// is `[n, n]` with the mask added, `out` is `[n, d]`.
 ///
-/// A product whose two operands have their sites on is computed in integers over their codes. Any other product is
-/// computed in f32 over the values that the sites return, by fused multiply-adds in the order of the channels (`q . k`)
-/// or of the keys (`p . v`), starting from 0. The weights `p` are the codes of [`attention_row_u8`], the results of
-/// [`attention_row_exp`] with their sum `total`, or `code(exp * (1 / total))`.
+/// A product whose two operands have their sites on is computed in integers over their codes. Any other
+/// product is computed in f32 over the values that the sites return, by fused multiply-adds in the order of
+/// the channels (`q . k`) or of the keys (`p . v`), starting from 0. The weights `p` are the codes of
+/// [`attention_row_u8`], the results of [`attention_row_exp`] with their sum `total`, or
+/// `code(exp * (1 / total))`.
 ///
 /// ```text
 /// logit = fma(acc, (s_q * s_k) * scale, bias)             integers, `scores` off

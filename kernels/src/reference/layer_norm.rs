@@ -17,7 +17,7 @@ impl RowNorm {
     /// The norm of a row of `count` elements with the given sums of them and of their squares.
     ///
     /// ```text
-    /// mean = sum / count                  in f64, as is all of this
+    /// mean = sum / count                  all of this in f64
     /// var  = max(squares / count - mean * mean, 0)
     /// inverse = 1 / sqrt(var + eps)
     /// shift = (f32(mean) - mean) * inverse
@@ -41,8 +41,8 @@ impl RowNorm {
     }
 }
 
-/// The sums of `x` and of its squares in f64: sixteen partial sums each, selected by the index mod 16 and summed in the
-/// order of the index with one rounding per element; then [`fold`].
+/// The sums of `x` and of its squares in f64: sixteen partial sums each, selected by the index mod 16 and
+/// summed in the order of the index with one rounding per element; then [`fold`].
 pub fn moments(x: &[f32]) -> [f64; 2] {
     let (mut sums, mut squares) = ([0.0; 16], [0.0; 16]);
     for (i, &x) in x.iter().enumerate() {
@@ -65,8 +65,8 @@ pub fn fold<T: Copy + std::ops::AddAssign>(mut sums: [T; 16]) -> T {
     sums[0]
 }
 
-/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: [`RowNorm`] of the row's
-/// [`moments`], applied to each element.
+/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: [`RowNorm`] of
+/// the row's [`moments`], applied to each element.
 pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
     let norm = RowNorm::new(moments(x), x.len(), eps);
     for (((o, &x), &gamma), &beta) in out.iter_mut().zip(x).zip(gamma).zip(beta) {
@@ -74,8 +74,8 @@ pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mu
     }
 }
 
-/// `stream = shortcut.fake(stream) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`] defines
-/// `layer_norm` and a quantizer that is `None` changes nothing.
+/// `stream = shortcut.fake(stream) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`]
+/// defines `layer_norm` and a quantizer that is `None` changes nothing.
 pub fn add_layer_norm_row(
     x: &[f32],
     gamma: &[f32],
@@ -91,8 +91,8 @@ pub fn add_layer_norm_row(
     }
 }
 
-/// The mean over the rows of `x`, f32 `[rows, out.len()]`: each column is summed in f32 in the order of the rows,
-/// starting from 0, and then divided by their number.
+/// The mean over the rows of `x`, f32 `[rows, out.len()]`: each column is summed in f32 in the order of the
+/// rows, starting from 0, and then divided by their number.
 pub fn mean_of_rows(x: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for row in x.chunks_exact(out.len()) {

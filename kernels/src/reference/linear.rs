@@ -7,8 +7,8 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
 }
 
-/// `sums[c] = sum_k input[k] * weights[k][c]` in f32: one fused multiply-add after the other, in the order of k, starting
-/// from 0. `weights` is `[input.len(), sums.len()]`.
+/// `sums[c] = sum_k input[k] * weights[k][c]` in f32: one fused multiply-add after the other, in the order of
+/// k, starting from 0. `weights` is `[input.len(), sums.len()]`.
 #[inline(always)]
 pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
     sums.fill(0.0);
@@ -25,7 +25,8 @@ pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
 /// y = fma(acc, multiplier, bias)                                        without `output`
 /// y = fma(round(clamp(acc * (multiplier * output.recip))), output.scale, bias)   with `output`
 /// ```
-/// `multiplier` is the input's scale times the weight's, in f32; the product with `output.recip` is one f32 too.
+/// `multiplier` is the input's scale times the weight's, in f32; the product with `output.recip` is one f32
+/// too.
 pub fn epilogue_i8(acc: i32, multiplier: f32, bias: f32, output: Option<Quantizer>, gelu: bool) -> f32 {
     let y = match output {
         None => (acc as f32).mul_add(multiplier, bias),

@@ -1,15 +1,16 @@
-//! GELU and the exponential, as sequences of correctly rounded f32 operations. Any implementation that performs the
-//! same operations in the same order produces the same bits, as the vector versions in `simd_math` do.
+//! GELU and the exponential, as sequences of correctly rounded f32 operations. Any implementation that
+//! performs the same operations in the same order produces the same bits, as the vector versions in
+//! `simd_math` do.
 //!
 //! ```text
 //! gelu(x) = max(x, 0) - a * h(a)      a = |x|,  h(a) = erfc(a / sqrt(2)) / 2
 //! exp(x)  = 2^n * p(x - n * ln(2))    n = round(x / ln(2))
 //! ```
-//! `h` is a polynomial per interval; it goes to zero without cancellation, so that GELU keeps its accuracy in the
-//! negative tail. From |x| = 5.6 on `h` is 0, where `a * h(a)` is below 6.1e-8. `p` has degree 6.
+//! `h` is a polynomial per interval; it goes to zero without cancellation, so that GELU keeps its accuracy in
+//! the negative tail. From |x| = 5.6 on `h` is 0, where `a * h(a)` is below 6.1e-8. `p` has degree 6.
 
-/// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant of `h` in
-/// `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
+/// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant
+/// of `h` in `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
 pub(crate) static TAIL: Tail = Tail([
     [
         0.5,
@@ -144,7 +145,7 @@ pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 /// The remaining bits of ln(2).
 pub(crate) const LN2_LOW: f32 = -0.000_212_194_44;
 
-/// Arguments outside these give 0 and infinity.
+/// Arguments below this range give 0, arguments above it give infinity.
 pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 
 /// GELU by the error function, `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel, 2016).
@@ -155,8 +156,8 @@ pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 /// h = c5[i];  h = fma(h, u, ck[i]) for k = 4 to 0
 /// y = fma(-a, h, max(x, 0))
 /// ```
-/// Its error is at most twice that of `0.5 * x * (1 + erff(x / sqrt(2)))` in f32. A NaN stays one; the limits at the
-/// infinities are 0 and infinity; a zero keeps its sign.
+/// Its error is at most twice that of `0.5 * x * (1 + erff(x / sqrt(2)))` in f32. A NaN stays a NaN; the
+/// limits at the infinities are 0 and infinity; a zero keeps its sign.
 #[inline(always)]
 pub fn gelu(x: f32) -> f32 {
     let (a, h) = tail(x);
@@ -164,8 +165,8 @@ pub fn gelu(x: f32) -> f32 {
     (-a).mul_add(h, positive)
 }
 
-/// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density `p`, up to a
-/// few f32 roundings. It is for training and not part of the contract.
+/// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density
+/// `p`, up to a few f32 roundings. It is for training and not part of the contract.
 #[inline(always)]
 pub fn gelu_derivative(x: f32) -> f32 {
     let (_, h) = tail(x);
@@ -196,7 +197,7 @@ pub(crate) fn tail(x: f32) -> (f32, f32) {
 /// p = c6;  p = fma(p, r, ck) for k = 5 to 0
 /// y = p * 2^n                 rounded once
 /// ```
-/// 0 below -104 and infinity above 89; a NaN stays one.
+/// 0 below -104 and infinity above 89; a NaN stays a NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     if x.is_nan() {
@@ -207,7 +208,8 @@ pub fn exp(x: f32) -> f32 {
     let r = (-n).mul_add(LN2_LOW, (-n).mul_add(LN2_HIGH, x));
     let [low @ .., highest] = &EXP;
     let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(r, c));
-    // Split 2^n into two factors that do not underflow or overflow unless the product does; the first product is exact.
+    // Split 2^n into two factors that do not underflow or overflow unless the product does; the first product
+    // is exact.
     let (n, half) = (n as i32, n as i32 >> 1);
     p * power_of_two(half) * power_of_two(n - half)
 }

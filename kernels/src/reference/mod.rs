@@ -1,7 +1,7 @@
-//! The scalar definition of every op. It is always built, and it is the contract: every other implementation must equal
-//! it bit for bit. This is possible for floating point too, because the order of operations is part of each definition,
-//! and every operation is one that IEEE 754 rounds correctly (sums, products, fused multiply-adds, quotients, square
-//! roots). The payload of a NaN is unspecified.
+//! The scalar definition of every op. It is always built, and it is the contract: every other implementation
+//! must equal it bit for bit. This is possible for floating point too, because the order of operations is
+//! part of each definition, and every operation is one that IEEE 754 rounds correctly (sums, products, fused
+//! multiply-adds, quotients, square roots). The payload of a NaN is unspecified.
 
 mod attention;
 mod layer_norm;
@@ -14,8 +14,8 @@ pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_
 pub use linear::{accumulate_f32, accumulate_i8, epilogue_f32, epilogue_i8};
 pub use math::{exp, gelu, gelu_derivative};
 
-/// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32, then rounded
-/// to nearest, ties to even. A NaN has code 0.
+/// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,
+/// then rounded to nearest, ties to even. A NaN has code 0.
 pub fn code(scaled: f32) -> i8 {
     if scaled.is_nan() {
         return 0;

@@ -19,7 +19,7 @@ pub(crate) fn tail(x: __m256) -> (__m256, __m256) {
     let rounder = _mm256_set1_ps(ROUNDER);
     let per_unit = _mm256_set1_ps(TAIL_PER_UNIT);
     let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-    // The second operand is returned when the first is a NaN.
+    // `min` returns its second operand if the first is a NaN.
     let a = _mm256_min_ps(magnitude, _mm256_set1_ps(TAIL_LAST));
     let column = _mm256_fmadd_ps(a, per_unit, rounder);
     let u = _mm256_fmsub_ps(a, per_unit, _mm256_sub_ps(column, rounder));
@@ -47,7 +47,7 @@ fn power(row: &[f32; 16], column: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp(x: __m256) -> __m256 {
-    // The second operand is returned when either is a NaN.
+    // `max` and `min` return their second operand if either is a NaN.
     let x = _mm256_max_ps(_mm256_set1_ps(EXP_RANGE.0), x);
     let (p, n) = exp_parts(_mm256_min_ps(_mm256_set1_ps(EXP_RANGE.1), x));
     // Split 2^n into two factors that do not underflow or overflow unless the product does.

@@ -46,7 +46,7 @@ fn power(row: &[f32; 16], column: __m512i) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {
-    // The second operand is returned when either is a NaN.
+    // `max` and `min` return their second operand if either is a NaN.
     let x = _mm512_max_ps(_mm512_set1_ps(EXP_RANGE.0), x);
     exp_in_range(_mm512_min_ps(_mm512_set1_ps(EXP_RANGE.1), x))
 }

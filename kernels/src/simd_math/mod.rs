@@ -1,5 +1,5 @@
-//! [`crate::reference::gelu`] and [`crate::reference::exp`] on vector registers, bit for bit, for epilogues and
-//! attention. Both are inlined into loops that keep their constants in registers.
+//! [`crate::reference::gelu`] and [`crate::reference::exp`] on vector registers, bit for bit, for epilogues
+//! and attention. Both are inlined into loops that keep their constants in registers.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

@@ -1,5 +1,5 @@
-//! Compares the reference with f64, where the error of a naive f32 implementation sets the bound, and the vector
-//! versions with the reference, bit for bit.
+//! Compares the reference with f64, where the error of a naive f32 implementation sets the bound, and the
+//! vector versions with the reference, bit for bit.
 
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
@@ -41,7 +41,8 @@ fn grid(low: f32, high: f32, points: usize) -> Vec<f32> {
     (0..points).map(|i| low + (high - low) * i as f32 / (points - 1) as f32).collect()
 }
 
-/// Arguments with every exponent, both signs and every special value, and around every interval of both functions.
+/// Arguments with every exponent, both signs and every special value, and around every interval of both
+/// functions.
 fn arguments() -> Vec<f32> {
     let mut x: Vec<f32> = (0..=u32::MAX).step_by(4093).map(f32::from_bits).collect();
     x.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE, f32::MAX, f32::MIN]);

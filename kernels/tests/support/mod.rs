@@ -9,8 +9,8 @@ pub use swinq_testing::{Rng, assert_same, assert_varied, max_error};
 /// Names in `REQUIRE_IMPL` that are not kernels; other suites check them.
 const OTHERS: [&str; 3] = ["cuda", "host_kernels", "nvrtc"];
 
-/// Runs `check` for every implementation that the processor can run, and prints their names. Fails if an implementation
-/// in `REQUIRE_IMPL` (comma-separated names) is absent.
+/// Runs `check` for every implementation that the processor can run, and prints their names. Fails if an
+/// implementation in `REQUIRE_IMPL` (comma-separated names) is absent.
 pub fn for_each_cpu(check: impl Fn(Cpu)) {
     let available = Cpu::available();
     let names: Vec<&str> = available.iter().map(|cpu| cpu.name()).collect();

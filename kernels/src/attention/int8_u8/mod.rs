@@ -1,8 +1,9 @@
-//! The path for INT8 products with U8 probabilities on rows of full registers: Swin's usual case. A chunk of queries passes
-//! through all logits, then all weights, then all results, so that reductions over keys serve several queries at once.
+//! The path for INT8 products with U8 probabilities on rows of full registers: Swin's usual case. A chunk of
+//! queries passes through all logits, then all weights, then all results, so that reductions over keys serve
+//! several queries at once.
 //!
-//! Where a single key remains after the full blocks of keys (49 = 3 * 16 + 1), it is not padded to a block: its logits and
-//! weights are computed with one query in each lane.
+//! Where a single key remains after the full blocks of keys (49 = 3 * 16 + 1), it is not padded to a block:
+//! its logits and weights are computed with one query in each lane.
 
 mod operands;
 mod results;
@@ -25,7 +26,7 @@ const CHUNK: usize = 64;
 /// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether this path handles the case.
+/// Whether this path handles attention of these sizes, sites and input.
 pub(super) fn suits<L: Lanes>(shape: Shape, quant: &AttentionQuant, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
         && integer_scores(quant)
@@ -96,7 +97,8 @@ struct Work<'s> {
     logits: &'s mut [f32],
     /// `[CHUNK, packs * 4 N]`, in the order of [`Lanes::pack`].
     weights: &'s mut [u8],
-    /// Position in a query's weights of each group of four keys, in the order of `values`, without the lone key.
+    /// For each group of four keys, in the order of `values` and without the lone key: its position in a
+    /// query's weights.
     order: &'s mut [u32],
 }
 

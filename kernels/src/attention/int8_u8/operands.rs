@@ -17,7 +17,8 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
         let first = b * L::N;
         let mut sum = lanes.splat_i(0);
         for (c, packed) in packed.chunks_exact_mut(16 * L::N).enumerate() {
-            // SAFETY: rows from `first` to `n - 1` have `d` bytes, by the assertion above, of which these are 16.
+            // SAFETY: these are 16 of the `d` bytes of the rows from `first` to `n - 1`, which exist by the
+            // assertion above.
             let four = unsafe {
                 let at = rows.data.as_ptr().add(first * rows.stride + 16 * c);
                 lanes.transpose(at, rows.stride, n - 1 - first)
@@ -36,7 +37,8 @@ pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, wo
     }
 }
 
-/// The position of each group of four keys in a query's weights as [`Lanes::pack`] orders them, ascending.
+/// The positions of all groups of four keys in a query's weights, ascending. [`Lanes::pack`] determines the
+/// order of the weights.
 pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
     let mut group = 0;
     for pack in 0..sizes.packs {
@@ -49,8 +51,8 @@ pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
     }
 }
 
-/// Packs values: groups of four keys in [`order`], then the lone key. Keys after the last one repeat it; their weights
-/// are 0.
+/// Packs values: groups of four keys in [`order`], then the lone key. Keys after the last one repeat it;
+/// their weights are 0.
 #[inline(always)]
 pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
     let (groups, bytes) = (sizes.groups::<L>(), 8 * L::N);
@@ -90,7 +92,8 @@ fn pack_group<L: Lanes>(
         *at = unsafe { at.add((key + i).min(n - 1) * rows.stride + column) };
     }
     let sign = lanes.splat_i(SIGN);
-    // SAFETY: `2 N` bytes from `column` on are in each row and two registers in `packed`, by the assertion above.
+    // SAFETY: `2 N` bytes from `column` on are in each row and two registers in `packed`, by the assertion
+    // above.
     unsafe {
         let [a, b] = lanes.weave(at);
         lanes.write_i(packed.as_mut_ptr(), lanes.xor_i(a, sign));

@@ -68,7 +68,8 @@ impl Chunk<'_> {
             let at = at as usize;
             assert!(at + 4 <= bytes);
             for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `R` rows of `bytes` bytes; inside a row by the assertion.
+                // SAFETY: `weights` has `R` rows of `bytes` bytes, and the group is inside a row, by the
+                // assertion.
                 let weight = unsafe { weights.as_ptr().add(r * bytes + at).cast::<i32>().read_unaligned() };
                 add(lanes, sums, weight, value);
             }
@@ -97,8 +98,8 @@ impl Chunk<'_> {
         for (r, [a, b]) in sums.into_iter().enumerate() {
             let factor = lanes.splat(factors[row + r]);
             let values = [lanes.mul(lanes.float(a), factor), lanes.mul(lanes.float(b), factor)];
-            // SAFETY: a unit is one task's, and units have distinct rows or distinct heads' columns; the segment does
-            // not outlive this iteration.
+            // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
+            // their heads; the segment does not outlive this iteration.
             let mut out = unsafe { sink.segment(self.unit.row + self.from + row + r, column, 2 * L::N) };
             if let Segment::Codes(out, quantizer) = out {
                 let recip = lanes.splat(quantizer.recip());

@@ -11,7 +11,8 @@ use crate::lanes::Lanes;
 const ROWS: usize = 4;
 
 impl Chunk<'_> {
-    /// Stores the logits of the keys in blocks in `work`, and the largest of each query, ignoring NaNs, in `largest`.
+    /// Stores the logits of all keys except the lone key in `work`, and each query's largest logit, ignoring
+    /// NaNs, in `largest`.
     #[inline(always)]
     pub(super) fn scores<L: Lanes>(
         &self,
@@ -75,7 +76,7 @@ impl Chunk<'_> {
         T
     }
 
-    /// Stores logits in `out`. `SITE`: the site `scores` is on.
+    /// Stores logits in `out`. `SITE` says whether the site `scores` is on.
     #[inline(always)]
     fn put<L: Lanes, const R: usize, const T: usize, const SITE: bool>(
         &self,
@@ -100,7 +101,7 @@ impl Chunk<'_> {
             let out = &mut out[(row + r) * width + from..][..T * L::N];
             for t in 0..T {
                 let logit = finish.logit(lanes, lanes.float(sums[t]), biases[t], true);
-                // The second operand is returned when the first is a NaN.
+                // `max` returns its second operand if the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
                 lanes.store(&mut out[t * L::N..], logit);
             }
@@ -149,7 +150,8 @@ impl Chunk<'_> {
         for first in (0..self.count).step_by(L::N) {
             let mut product = lanes.splat_i(-128 * sum);
             for c in (0..d).step_by(16) {
-                // SAFETY: rows from `first` to `count - 1` have `d` bytes, by the assertion above, of which these are 16.
+                // SAFETY: these are 16 of the `d` bytes of the rows from `first` to `count - 1`, which exist
+                // by the assertion above.
                 let four_dwords = unsafe {
                     let at = rows.as_ptr().add(first * queries.stride + c);
                     lanes.transpose(at, queries.stride, self.count - 1 - first)
@@ -165,7 +167,7 @@ impl Chunk<'_> {
             }
             let logit = self.finish.logit(lanes, lanes.float(product), bias, true);
             let span = first..CHUNK.min(first + L::N);
-            // The second operand is returned when the first is a NaN.
+            // `max` returns its second operand if the first is a NaN.
             let max = lanes.max(logit, lanes.load(&largest[span.clone()]));
             lanes.store(&mut largest[span.clone()], max);
             lanes.store(&mut lone[span], logit);

@@ -9,7 +9,7 @@ use crate::rows::RowSink;
 const ROWS: usize = 4;
 
 impl Chunk<'_> {
-    /// Stores the codes of the keys in blocks in `work`, and their sums in `sums`.
+    /// Stores the codes of all keys except the lone key in `work`, and their sums in `sums`.
     #[inline(always)]
     pub(super) fn weights<L: Lanes>(
         &self,
@@ -54,8 +54,8 @@ impl Chunk<'_> {
 
     /// The factor of each query's sums of products: the scale of the values over the sum of the weights.
     ///
-    /// If all logits are NaN, all weights are 0 and the reference's result is NaN, whose code is 0. If codes are
-    /// stored, the factor of such a row is finite instead, which gives code 0 too.
+    /// If all logits are NaN, all weights are 0 and the reference's result is NaN, whose code is 0. If codes
+    /// are stored, the factor of such a row is finite instead, which gives code 0 too.
     #[inline(always)]
     pub(super) fn factors<L: Lanes>(&self, lanes: L, sums: &Column<i32>, sink: &RowSink<'_>) -> Column<f32> {
         let value_scale = self.op.quant.v.expect("a product in integers has both its sites on").scale();

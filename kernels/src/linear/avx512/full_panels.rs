@@ -1,6 +1,6 @@
-//! Faster epilogues for full panels, without the site `.output` and without values that could be a NaN, as in a
-//! quantized Swin. Two rows of a tile become codes at once, because narrowing instructions run on the ports of
-//! `vpdpbusd`, where each of them delays the next tile.
+//! Faster epilogues for full panels, without the site `.output` and without values that could be a NaN, as in
+//! a quantized Swin. Two rows of a tile become codes at once, because narrowing instructions run on the ports
+//! of `vpdpbusd`, where each of them delays the next tile.
 
 use std::arch::x86_64::*;
 
@@ -89,7 +89,8 @@ impl Columns {
             *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
         }
         let [upper, lower] = words;
-        // Dwords of four codes, ordered by four columns of each row and half in turn, become one row after the other.
+        // Dwords of four codes, ordered by four columns of each row and half in turn, become one row after
+        // the other.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
         _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))
@@ -167,7 +168,7 @@ fn codes<A: Accumulator, const GELU: bool>(
 ) {
     let (columns, recip) = (Columns::new(epilogue, first), both(panel_values(recip, first)));
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
-        // The last row of an odd number is its own partner.
+        // With an odd number of rows, the last row is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
         store(columns.pair::<A, GELU>(rows, recip), starts, first, out);
     }

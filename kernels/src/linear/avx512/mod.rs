@@ -1,4 +1,5 @@
-//! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28 registers.
+//! AVX-512: INT8 by `vpdpbusd`, f32 by fused multiply-add; 14 rows by 32 columns of accumulators in 28
+//! registers.
 
 mod full_panels;
 mod prefetch;
@@ -116,10 +117,12 @@ struct At<'a> {
     panel: usize,
 }
 
-/// Calls `tile` with each tile of a block, whose rows are stored at `starts`, and with what to prefetch meanwhile.
+/// Calls `tile` with each tile of a block, and with the addresses to prefetch while the tile is multiplied.
+/// The rows of the block are stored at `starts`.
 ///
-/// While a group of panels is multiplied, the next group is prefetched into the second-level cache, a slice of it with each
-/// row tile, because at small batches every weight is read only once, from outside of that cache.
+/// While a group of panels is multiplied, the next group is prefetched into the second-level cache, a slice
+/// of it with each row tile, because at small batches every weight is read only once, from outside of that
+/// cache.
 #[inline(always)]
 fn each_tile<'a, X, W>(
     block: &Block<'_, X, W>,
@@ -195,8 +198,8 @@ fn finish_any<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, 
     finish::finish(lanes, epilogue, &tile.0, at.starts, at.panel, dest);
 }
 
-/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would hoist the
-/// broadcasts of all rows and run out of registers.
+/// Adds four products per column to the accumulators of one row. This is assembly because the compiler would
+/// hoist the broadcasts of all rows and run out of registers.
 macro_rules! row_i8 {
     ($acc:expr, $b:expr, $address:literal, $x:expr $(, $stride:expr)?) => {{
         let _broadcast: __m512i;
@@ -235,12 +238,14 @@ fn tile_i8<const R: usize>(
     };
     let mut acc = [initial; R];
     let mut w = weight.as_ptr();
-    // Rows 0, 3, 6, 9 and 12; the rows between are one or two strides further. An address without a row is never read.
+    // Addresses of rows 0, 3, 6, 9 and 12; the rows between are one or two strides further. An address
+    // without a row is never read.
     let mut x = [0, 3, 6, 9, 12].map(|r| input.as_ptr().wrapping_add(r * stride));
     for group in 0..groups {
         // SAFETY: `w` is at a group of `weight`, of which there are `groups`, each of two registers.
         let b = unsafe { [_mm512_loadu_si512(w.cast()), _mm512_loadu_si512(w.add(64).cast())] };
-        // SAFETY: four bytes of rows below R of `input`, by the assertion above; only registers are written.
+        // SAFETY: reads four bytes of rows below R of `input`, which exist by the assertion above; writes
+        // only registers.
         unsafe {
             if R > 0 {
                 row_i8!(acc[0], b, "{x}", x[0]);
@@ -318,7 +323,7 @@ fn tile_f32<const R: usize>(input: &[f32], stride: usize, panel: Panel<'_, f32>,
             acc[1] = _mm512_fmadd_ps(a, b[1], acc[1]);
         }
         prefetch.weights(i);
-        // Never read beyond the last row of weights.
+        // After the last row of weights these pointers are not read.
         (w, x) = (w.wrapping_add(COLUMNS), x.wrapping_add(1));
     }
     for (row, acc) in tile.0.iter_mut().zip(acc) {

@@ -2,12 +2,13 @@
 
 use std::arch::x86_64::*;
 
-/// What to prefetch while one tile is multiplied: weights of later panels into the second-level cache, and the destination
-/// of the next tile's results into the first. A part is prefetched with each group of inputs, because prefetching
-/// everything at once between two tiles would stall the multiplication for longer than it saves.
+/// What to prefetch while one tile is multiplied: weights of later panels into the second-level cache, and
+/// the destination of the next tile's results into the first. A part is prefetched with each group of inputs,
+/// because prefetching everything at once between two tiles would stall the multiplication for longer than it
+/// saves.
 ///
-/// Pass by reference: the fields were just stored one by one, so copying them with wide loads would stall on store
-/// forwarding.
+/// Pass by reference: the fields were just stored one by one, so copying them with wide loads would stall on
+/// store forwarding.
 pub(super) struct Prefetch<'a, W> {
     weights: *const W,
     /// Weights from one group of inputs to the next.
@@ -19,8 +20,8 @@ pub(super) struct Prefetch<'a, W> {
 }
 
 impl<'a, W> Prefetch<'a, W> {
-    /// The addresses are only prefetched, never read, so they may lie outside of any allocation (weights after the last
-    /// panel, a dropped row).
+    /// The addresses are only prefetched, never read, so they may lie outside of any allocation (weights
+    /// after the last panel, a dropped row).
     pub(super) fn new(
         weights: *const W,
         step: usize,

@@ -1,43 +1,45 @@
-//! Cubics for codes of GELU, and how far they may be off.
+//! Cubics for codes of GELU, and bounds on their errors.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 use std::ops::Range;
 
 use crate::reference::math::ROUNDER;
 
-/// Intervals that the registers hold.
+/// Number of intervals: the lanes of the two registers that hold one coefficient of every interval.
 const INTERVALS: i32 = 32;
 
-/// Intervals for those arguments whose codes are neither certainly 0 nor the greatest. The others are for the zero below, and
-/// for rounding at both ends.
+/// Intervals for the arguments whose codes are neither certainly 0 nor the largest. The other intervals are
+/// for the constant code 0 below them, and for rounding at both ends.
 const USED: f64 = 28.5;
 
-/// Up to here intervals reach if they do not cover all codes: beyond, GELU is its argument.
+/// The end of the intervals if they do not cover all codes. Beyond it, GELU is treated as equal to its
+/// argument.
 const FAR: f64 = 5.1;
 
-/// The least value of GELU, and where it is.
+/// The smallest value of GELU, and its argument.
 const LEAST: (f64, f64) = (-0.169_970_7, -0.751_791_5);
 
-/// Half the distance of an f32 from the next, relative to it at most.
+/// The largest relative error of rounding to f32.
 const HALF_PLACE: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// Piecewise cubics in `z = y - centre`, for one step of codes.
+/// Piecewise cubics in `z = y - centre`, for codes of one scale.
 ///
 /// ```text
-/// v = gelu(y) * recip + 128.5 + margin           so that floor(v) is the code + 128
-/// w = v / 128 from 128 on, 1/2 + v / 256 below    so that bits 16 to 23 of w as f32 are floor(v), lower ones its fraction
-/// w = c0 + z (c1 + z (c2 + z c3))                 z = clamp(y - centre, +-limit)
-/// c = c[interval mod 32]                          interval = round(clamp(z, +-reach) * per_unit)
+/// v = gelu(y) * recip + 128.5 + margin          floor(v) is the code + 128
+/// w = v / 128 if v >= 128, else 1/2 + v / 256   bits 16 to 23 of w are floor(v), the lower bits its fraction
+/// w = c0 + z (c1 + z (c2 + z c3))               z = clamp(y - centre, +-limit)
+/// c = c[interval mod 32]                        interval = round(clamp(z, +-reach) * per_unit)
 /// ```
-/// `limit` is where codes have reached the greatest; what is below the last argument with a code other than 0 is one
-/// interval with a constant. Intervals end where `v` is 128, since there w bends.
+/// At `limit` the code has reached its largest value. All arguments below the lowest one with a nonzero code
+/// share intervals with a constant `w`. Intervals end where `v` is 128, because the formula of `w` changes
+/// there.
 #[derive(Debug)]
 pub(super) struct Fit {
     pub(super) table: Table,
     pub(super) limit: f32,
     pub(super) reach: f32,
     pub(super) per_unit: f32,
-    /// The bits of `w` of which one is set where the code is certain.
+    /// The code is certain if at least one of these bits of `w` is set.
     pub(super) certain: i32,
 }
 
@@ -47,18 +49,18 @@ pub(super) struct Fit {
 pub(super) struct Table(pub(super) [[f32; INTERVALS as usize]; 4]);
 
 impl Fit {
-    /// Whether codes reach further than the intervals, so that `reach` is less than `limit`.
+    /// Whether the intervals end below `limit`, where the code reaches its largest value.
     pub(super) fn is_far(&self) -> bool {
         self.reach < self.limit
     }
 }
 
-/// Where the intervals of a [`Fit`] are.
+/// The positions of the intervals of a [`Fit`].
 pub(super) struct Intervals {
     recip: f64,
-    /// Where those with [`Form::Lower`] begin and end.
+    /// The range of the intervals with [`Form::Lower`].
     bends: Range<f64>,
-    /// Where the greatest code is reached.
+    /// The argument at which the code reaches its largest value.
     end: f64,
     width: f64,
     pub(super) centre: f32,
@@ -66,17 +68,19 @@ pub(super) struct Intervals {
 }
 
 impl Intervals {
-    /// Those for codes with the reciprocal step `recip`, if there can be any.
+    /// The intervals for codes with the reciprocal scale `recip`; `None` if `recip` is outside the supported
+    /// range.
     pub(super) fn new(recip: f32) -> Option<Intervals> {
         let recip = f64::from(recip);
-        // Codes below -128 would leave the range of w, and as coarse as 1 to 128 there is no such layer.
+        // Above this range, codes could fall below -128, which w cannot represent. Below it, the scale would
+        // be above 1, which no layer has.
         if !(1.0..=740.0).contains(&recip) {
             return None;
         }
         let bends = bends(recip);
         let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
         let width = width(&bends, end);
-        // The middle of an interval near the middle of what is used.
+        // The middle of the interval that is closest to the middle of the used range.
         let used = (end - bends.start).min(USED * width);
         let centre = bends.start + ((used / 2.0 / width - 0.5).floor() + 0.5) * width;
         let centre = centre as f32;
@@ -84,7 +88,8 @@ impl Intervals {
         Some(Intervals { recip, bends, end, width, centre, reach })
     }
 
-    /// The cubics for arguments that are up to `input_error` off, rounding apart; `None` where none are near enough.
+    /// The cubics for arguments with an error of at most `input_error` before they are rounded; `None` if no
+    /// cubics are exact enough.
     pub(super) fn fit(&self, input_error: f64) -> Option<Fit> {
         (3..=8).map(|bits| Design::new(self, input_error, bits)).find(Design::holds).map(|design| design.fit)
     }
@@ -95,7 +100,7 @@ impl Intervals {
     }
 }
 
-/// The two forms of w, and the constant.
+/// The formula of `w` in an interval: a constant, or one of the two forms in [`Fit`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     Zero,
@@ -112,7 +117,7 @@ impl Form {
         }
     }
 
-    /// Codes to a unit of w.
+    /// Number of codes per unit of `w`.
     fn codes(self) -> f64 {
         if self == Form::Lower { 256.0 } else { 128.0 }
     }
@@ -126,7 +131,7 @@ struct Design<'a> {
 }
 
 impl Design<'_> {
-    /// A design whose margin is half of `2^bits` last places of the fraction.
+    /// A design whose margin is half of `2^bits` units in the last place of the fraction.
     fn new(at: &Intervals, input_error: f64, bits: u32) -> Design<'_> {
         let margin = f64::from(1u32 << bits) / f64::from(1u32 << 17);
         let fit = Fit {
@@ -148,18 +153,20 @@ impl Design<'_> {
 
     /// The numbers of all intervals.
     fn intervals(&self) -> Range<i32> {
-        // What is halfway may be rounded up.
+        // A value halfway between two intervals may be rounded up.
         let last = (f64::from(self.at.reach) / self.at.width + 0.501).floor() as i32;
         last + 1 - INTERVALS..last + 1
     }
 
-    /// The arguments of an interval, and a little more: which interval an argument belongs to is rounded.
+    /// The range of arguments of an interval, slightly enlarged, because the interval of an argument is found
+    /// by rounding.
     fn arguments(&self, interval: i32) -> (f64, f64) {
         let (middle, half) = (self.at.middle(interval), 0.5001 * self.at.width);
         (middle - half, if self.is_linear(interval) { self.at.end } else { middle + half })
     }
 
-    /// Whether an interval stands for all arguments above, where GELU is its argument.
+    /// Whether the interval also stands for all larger arguments, where GELU is treated as equal to its
+    /// argument.
     fn is_linear(&self, interval: i32) -> bool {
         self.fit.is_far() && interval + 1 == self.intervals().end
     }
@@ -191,7 +198,7 @@ impl Design<'_> {
         let x = [7.0, 5.0, 3.0, 1.0].map(|i: f64| {
             (low + high) / 2.0 + (high - low) / 2.0 * libm::cos(i * std::f64::consts::PI / 8.0) - centre
         });
-        // Newton's divided differences, then multiplied out.
+        // Newton's divided differences, then expanded into powers of z.
         let mut d = x.map(|z| self.w(form, z + centre));
         for order in 1..4 {
             for i in (order..4).rev() {
@@ -203,12 +210,13 @@ impl Design<'_> {
         })
     }
 
-    /// Whether the codes are within the margin.
+    /// Whether the error of every interval is within the margin.
     fn holds(&self) -> bool {
         self.intervals().all(|interval| self.error(interval) < self.margin)
     }
 
-    /// A bound of what `v` of an interval and the product that the reference rounds differ by, the margin apart.
+    /// A bound on the difference, in codes, between an interval's cubic and the product that the reference
+    /// rounds. The margin does not count as a difference.
     fn error(&self, interval: i32) -> f64 {
         let form = self.form(interval);
         if form == Form::Zero {
@@ -218,7 +226,7 @@ impl Design<'_> {
         let (low, high) = self.arguments(interval);
         let sample =
             |i| self.error_at(interval, form, low + (high - low) * f64::from(i) / f64::from(SAMPLES));
-        // Between the samples the cubic's error may be a little greater.
+        // Between two samples the error of the cubic may be slightly larger.
         1.02 * (0..=SAMPLES).map(sample).fold(0.0, f64::max)
     }
 
@@ -233,7 +241,7 @@ impl Design<'_> {
         let evaluation = HALF_PLACE * (second.abs() * z * z + (first * z).abs() + w.abs());
         // GELU's slope is below 1.13. The argument is rounded as y and as z.
         let input = self.input_error + HALF_PLACE * (y.abs() + z.abs());
-        // The reference's GELU has an error of its own.
+        // The reference's GELU has an error as well.
         let reference = 2.0 * HALF_PLACE * (y.abs() + 0.25);
         let product = HALF_PLACE * 128.0;
         form.codes() * (cubic + evaluation) + self.at.recip * (1.13 * input + reference) + product
@@ -245,8 +253,8 @@ fn gelu(y: f64) -> f64 {
     0.5 * y * libm::erfc(-y * FRAC_1_SQRT_2)
 }
 
-/// Where the intervals begin and where codes become 0 for good from below: between them `v` is below 128, if anywhere. There
-/// is some room at the first end, where the code is 0 on both sides.
+/// The range of arguments in which `v` may be below 128. It starts where the intervals start, with some room:
+/// the code is 0 on both sides of the start. From its end on no code is negative.
 fn bends(recip: f64) -> Range<f64> {
     let (least, at) = LEAST;
     let depth = -least * recip;
@@ -258,14 +266,14 @@ fn bends(recip: f64) -> Range<f64> {
     root(at..-40.0, |y| gelu(y) * recip + 0.3)..end
 }
 
-/// The width of the intervals: a whole number of them between the bends.
+/// The width of the intervals, such that a whole number of them fits between the bends.
 fn width(bends: &Range<f64>, end: f64) -> f64 {
     let width = (end.min(FAR) - bends.start) / USED;
     let between = bends.end - bends.start;
     if between > 0.0 { between / (between / width).floor() } else { width }
 }
 
-/// Where `f`, which is negative at one end and rises towards the other, is zero. The first end is where it is negative.
+/// The zero of `f`, which is negative at `ends.start` and rises towards `ends.end`.
 fn root(ends: Range<f64>, f: impl Fn(f64) -> f64) -> f64 {
     let (mut negative, mut positive) = (ends.start, ends.end);
     for _ in 0..100 {
@@ -275,5 +283,5 @@ fn root(ends: Range<f64>, f: impl Fn(f64) -> f64) -> f64 {
     positive
 }
 
-/// The interval's number in the low bits of a sum with it, for numbers of both signs: one and a half times 2^23.
+/// 1.5 * 2^23: adding it rounds a number of either sign to an integer, held in the low bits of the sum.
 pub(super) const INTERVAL_ROUNDER: f32 = 1.5 * ROUNDER;

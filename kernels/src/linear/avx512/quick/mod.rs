@@ -1,9 +1,10 @@
-//! Codes of GELU by a cubic that gives them at once, where they provably are the reference's.
+//! Codes of GELU from one cubic polynomial per interval, where they provably equal the reference's codes.
 //!
-//! A tile's accumulators begin with what makes them floats as they are: the bits of an f32 in [2^23, 2^24) are its integer
-//! part with a constant. One multiply-add makes an argument of GELU of such a float, a cubic by intervals ([`fit`]) makes a
-//! number of the argument whose bits 16 to 23 are the code. Lower bits say whether that is certain; where it is not (one
-//! code in some thousands) the reference's way is gone.
+//! The initial accumulators have an offset that makes the final bits a valid f32: the bits of an f32 in
+//! [2^23, 2^24) are its integer part plus a constant. One multiply-add turns this f32 into GELU's argument. A
+//! cubic ([`fit`]) turns the argument into an f32 whose bits 16 to 23 are the code. Its lower bits show
+//! whether the code is certain. An uncertain code is rare; it is computed again, as the reference computes
+//! it.
 
 mod fit;
 
@@ -19,33 +20,38 @@ use crate::reference::{self, math::ROUNDER};
 use crate::types::code_stride;
 use fit::{Fit, INTERVAL_ROUNDER, Intervals};
 
-/// An accumulator with these bits added is a float, [`FLOAT`] more than it, if its magnitude is below [`FLOAT_REACH`].
+/// Adding these bits to an accumulator of magnitude below [`FLOAT_REACH`] gives the bits of an f32, whose
+/// value is the sum of [`FLOAT`] and the accumulator.
 const FLOAT_BITS: i32 = 0x4b40_0000;
 const FLOAT: f64 = 1.5 * ROUNDER as f64;
 const FLOAT_REACH: i64 = 1 << 22;
 
-/// Offsets tried for a column at most. One in some hundreds or thousands is near enough, as the factor has it.
+/// The most offsets to try for a column. One offset in hundreds or thousands is close enough, depending on
+/// the factor.
 const TRIES: u64 = 1 << 14;
 
-/// By how much an argument is to be off at most, rounding apart: half the last place of 1 to 2.
+/// The error to aim for in an argument before it is rounded: about half the last place of an f32 in [2, 4).
 const INPUT_ERROR: f64 = 1e-7;
 
-/// By how much it may be: half the last place of a bias of 8 to 16.
+/// The largest error accepted: about half the last place of a bias in [8, 16).
 const GREATEST_ERROR: f64 = 5e-7;
 
-/// A product's way to codes of GELU.
+/// How a linear computes codes of GELU.
 #[derive(Debug)]
 pub(in super::super) struct Plan {
     fit: Fit,
-    /// What is added to the initial accumulator of each column of whole panels, so that it is a float; nothing if some
-    /// accumulator could be too great for that.
+    /// The offset of the initial accumulator of each column of full panels, which makes the final accumulator
+    /// the bits of an f32. Empty if some column has no suitable offset; accumulators are then converted to
+    /// f32.
     offset: Vec<i32>,
-    /// The argument of GELU, less the centre of the cubics, is the accumulator as a float times the column's factor, and this.
+    /// For each column: the accumulator as f32 times the column's factor, plus this bias, is GELU's argument
+    /// minus the centre of the cubics.
     bias: Vec<f32>,
 }
 
 impl Plan {
-    /// The plan for `epilogue`, where the codes can be had this way; `reach` bounds the accumulators of each column.
+    /// The plan for `epilogue`; `None` if cubics cannot give its codes. `reach` bounds the magnitude of each
+    /// column's accumulators.
     pub(in super::super) fn new(epilogue: &Epilogue, reach: impl Fn(usize) -> i64) -> Option<Plan> {
         let Store::Codes(recip) = &epilogue.store else { return None };
         let recip = &recip[..epilogue.n];
@@ -55,33 +61,33 @@ impl Plan {
         let recip = *recip.first()?;
         let intervals = Intervals::new(recip)?;
         let centre = intervals.centre;
-        // What is left of the last panel is finished by others.
+        // Only full panels: the general epilogue stores the columns of a partial last panel.
         let columns = 0..epilogue.n / COLUMNS * COLUMNS;
         let float = |c| float_column(epilogue.factor[c], epilogue.bias[c], centre, reach(c));
         let integer = |c: usize| Column::new(f64::from(epilogue.bias[c]) - f64::from(centre), 0);
         let floats: Option<Vec<Column>> = columns.clone().map(float).collect();
         let columns = floats.unwrap_or_else(|| columns.map(integer).collect());
         let error = columns.iter().map(|column| column.error).fold(INPUT_ERROR, f64::max);
-        // Not of a NaN, which the maximum passes over.
+        // `f64::max` ignores a NaN, so every error is compared as well: the comparison is false for a NaN.
         let fit =
             intervals.fit(error).filter(|_| columns.iter().all(|column| column.error <= GREATEST_ERROR))?;
         let offset = columns.iter().map(|column| column.offset).filter(|offset| *offset != 0).collect();
         Some(Plan { fit, offset, bias: columns.iter().map(|column| column.bias).collect() })
     }
 
-    /// What is added to the initial accumulators, from the first column on.
+    /// The offsets of the initial accumulators, from the first column on.
     pub(in super::super) fn offset(&self) -> &[i32] {
         &self.offset
     }
 }
 
-/// How the argument of GELU comes of an accumulator.
+/// How an accumulator becomes GELU's argument.
 #[derive(Debug)]
 struct Column {
-    /// Added to the initial accumulator; 0 where accumulators are converted.
+    /// Added to the initial accumulator; 0 if accumulators are converted to f32.
     offset: i32,
     bias: f32,
-    /// What `bias` is off.
+    /// The rounding error of `bias`.
     error: f64,
 }
 
@@ -91,18 +97,20 @@ impl Column {
     }
 }
 
-/// A column whose accumulators, of at most `reach` in magnitude, are floats: with an offset with which the bias, of the size of
-/// `2^23 factor`, is so near to an f32 that the argument is about as exact as if the accumulator had been converted. `None`
-/// where there is none.
+/// A column whose final accumulators are the bits of an f32; without the offset their magnitude is at most
+/// `reach`. The bias then has the size of `2^23 factor`, and rounding it to f32 could make the argument
+/// inexact. The function therefore searches for an offset whose bias is so close to an f32 that the argument
+/// is about as exact as with a converted accumulator. `None` if it finds no such offset.
 fn float_column(factor: f32, bias: f32, centre: f32, reach: i64) -> Option<Column> {
-    // By how much the float may be shifted either way.
+    // The offset may be shifted by up to this much in either direction.
     let room = u64::try_from(FLOAT_REACH - 1 - reach).unwrap_or(0);
     if room < TRIES {
         return None;
     }
     let bias = f64::from(bias) - f64::from(centre);
     let column = |i: u64| {
-        // At random, all over the room: of neighbours, or at equal distances, what is lost can be nearly the same.
+        // Shifts are pseudorandom over the whole range: neighbouring or evenly spaced shifts can all have
+        // nearly the same error.
         let shift = (scatter(i) % (2 * room)) as i64 - room as i64;
         Column::new(bias - (FLOAT + shift as f64) * f64::from(factor), FLOAT_BITS + shift as i32)
     };
@@ -118,7 +126,7 @@ fn float_column(factor: f32, bias: f32, centre: f32, reach: i64) -> Option<Colum
     (best.error <= GREATEST_ERROR).then_some(best)
 }
 
-/// Numbers without a visible order (the finalizer of SplitMix64; Steele, Lea and Flood, 2014).
+/// Pseudorandom numbers (the finalizer of SplitMix64; Steele, Lea and Flood, 2014).
 fn scatter(i: u64) -> u64 {
     let x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -126,7 +134,7 @@ fn scatter(i: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What the evaluation takes, in registers.
+/// The constants of the evaluation, in registers.
 struct Registers {
     factor: [__m512; 2],
     bias: [__m512; 2],
@@ -158,12 +166,13 @@ impl Registers {
         }
     }
 
-    /// `w` of 16 accumulators of half `half` of the columns: their codes are bits 16 to 23.
+    /// The `w` of a [`Fit`] for 16 accumulators in half `half` of the columns. Bits 16 to 23 of each lane are
+    /// the code.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn w<const FAR: bool>(&self, acc: __m512, half: usize) -> __m512i {
         let z = _mm512_fmadd_ps(acc, self.factor[half], self.bias[half]);
-        // The lesser magnitude with the first operand's sign.
+        // The smaller magnitude with the sign of the first operand: a clamp to `-limit..=limit`.
         let z = _mm512_range_ps::<0b0010>(z, self.limit);
         let near = if FAR { _mm512_range_ps::<0b0010>(z, self.reach) } else { z };
         let interval = _mm512_fmadd_ps(near, self.per_unit, _mm512_set1_ps(INTERVAL_ROUNDER));
@@ -179,11 +188,12 @@ impl Registers {
         _mm512_test_epi32_mask(w, self.certain)
     }
 
-    /// The codes of two rows, one after the other, from `w` of their halves.
+    /// The codes of two rows, one row after the other, from the `w` of their four half rows.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn bytes(&self, [a, b, c, d]: [__m512i; 4]) -> __m512i {
-        // Byte 2 of each of four columns, into each fourth of a lane; of these, those of one half come together.
+        // The shuffles take byte 2 of the four dwords in each 128-bit lane; dword i of the lane keeps the
+        // bytes of operand i. The permutation then puts the dwords of each operand next to each other.
         let column = _mm512_set1_epi32(0x0e0a_0602);
         let [second, third, last] = self.fourths;
         let bytes = _mm512_shuffle_epi8(a, column);
@@ -195,21 +205,22 @@ impl Registers {
     }
 }
 
-/// Which codes of a tile are certain: a bit for each, half a row after the other.
+/// The bits of the codes of a tile that are certain: one mask for each half row.
 #[repr(C, align(64))]
 struct Certain([__mmask16; 32]);
 
-/// Tiles whose codes are stored at once, and the uncertain of them only after the product of the next tile: by then it has
-/// long been known whether there are any. A wrong guess about that would cost what was begun of the next tile.
+/// Stores the codes of a tile at once, and recomputes its uncertain codes only after the product of the next
+/// tile. By then the processor has resolved the branch on whether there are any. Right after the tile, a
+/// mispredicted branch would discard work on the next tile that has already begun.
 pub(super) struct Late<'a> {
     plan: &'a Plan,
     epilogue: &'a Epilogue,
     out: &'a Parts<'a, u8>,
     tiles: [Tile<i32>; 2],
-    /// The tile that is next.
+    /// Index of the tile that the next product fills.
     turn: usize,
     certain: Certain,
-    /// Where the rows of the last tile start, and its first column.
+    /// The starts of the last tile's rows in the destination, and its first column.
     last: (&'a [usize], usize),
 }
 
@@ -219,17 +230,17 @@ impl<'a> Late<'a> {
         Late { plan, epilogue, out, tiles, turn: 0, certain: Certain([!0; 32]), last: (&[], 0) }
     }
 
-    /// Where the next product goes.
+    /// The tile that the next product fills.
     pub(super) fn tile(&mut self) -> &mut Tile<i32> {
         &mut self.tiles[self.turn]
     }
 
-    /// Whether a panel is whole, so that its accumulators had the plan's offsets.
+    /// Whether a panel is full. The accumulators of full panels have the plan's offsets.
     pub(super) fn suits(&self, panel: usize) -> bool {
         (panel + 1) * COLUMNS <= self.epilogue.n
     }
 
-    /// Stores the codes of the product that is in [`Late::tile`], of a whole panel.
+    /// Stores the codes of the product in [`Late::tile`], which must be of a full panel.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn finish(&mut self, starts: &'a [usize], panel: usize) {
@@ -244,7 +255,7 @@ impl<'a> Late<'a> {
         self.turn ^= 1;
     }
 
-    /// Stores what of the last tile is not certain.
+    /// Recomputes and stores the uncertain codes of the last tile.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn settle(&mut self) {
@@ -257,7 +268,7 @@ impl<'a> Late<'a> {
         self.certain = Certain([!0; 32]);
     }
 
-    /// The codes of the tile that is next, as the cubics have them.
+    /// Stores the codes that the cubics give for the tile that was just multiplied.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn codes<const FAR: bool, const FLOATS: bool>(&mut self) {
@@ -266,8 +277,8 @@ impl<'a> Late<'a> {
         let registers =
             Registers::new(panel_values(&epilogue.factor, first), panel_values(&plan.bias, first), &plan.fit);
         let (rows, stride) = (starts.len(), code_stride(epilogue.n));
-        // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place: rows of codes follow each
-        // other.
+        // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place; rows of codes
+        // are `stride` bytes apart.
         let mut to = unsafe { self.out.get(start + first, (rows - 1) * stride + COLUMNS).as_mut_ptr() };
         let tile = &self.tiles[self.turn];
         let pairs = tile.0.chunks_exact(2).zip(self.certain.0.chunks_exact_mut(4)).take(rows.div_ceil(2));
@@ -283,7 +294,8 @@ impl<'a> Late<'a> {
             for (certain, w) in certain.iter_mut().zip(w) {
                 *certain = registers.certain(w);
             }
-            // SAFETY: rows 2 i and 2 i + 1 of those at `to`, which were got as a whole; the second if there is one.
+            // SAFETY: rows `2 i` and `2 i + 1` are inside the part that `get` returned for all rows; the
+            // second is written only if it exists.
             unsafe {
                 _mm256_storeu_si256(to.cast(), _mm512_castsi512_si256(bytes));
                 if 2 * i + 1 < rows {
@@ -294,7 +306,8 @@ impl<'a> Late<'a> {
         }
     }
 
-    /// Stores codes of the last tile that are not certain, in the halves of rows `doubtful`, as the reference has them.
+    /// Stores the uncertain codes of the last tile, computed as the reference computes them. Bit `h` of
+    /// `doubtful` is set if half row `h` has one.
     #[cold]
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -304,7 +317,7 @@ impl<'a> Late<'a> {
         while doubtful != 0 {
             let half = doubtful.trailing_zeros() as usize;
             doubtful &= doubtful - 1;
-            // The last of an odd number of rows has no partner.
+            // With an odd number of rows, the last row has no partner.
             let Some(start) = starts.get(half / 2) else { continue };
             let mut lanes = !self.certain.0[half];
             while lanes != 0 {
@@ -321,14 +334,15 @@ impl<'a> Late<'a> {
     }
 }
 
-/// The second, third and last of four dwords of each lane, as bytes. The compiler is not to know which they are: with constants
-/// it makes eight instructions of the five in [`Registers::bytes`].
+/// Byte masks of the second, third and last dword of each 128-bit lane. The assembly hides their values from
+/// the compiler, which would turn the five instructions of [`Registers::bytes`] into eight if they were
+/// constants.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn fourths() -> [__mmask64; 3] {
     let mut fourths = [0x00f0_00f0_00f0_00f0, 0x0f00_0f00_0f00_0f00, 0xf000_f000_f000_f000];
     let [second, third, last] = &mut fourths;
-    // SAFETY: a comment.
+    // SAFETY: the assembly is only a comment.
     unsafe {
         asm!(
             "/* {} {} {} */",

@@ -2,7 +2,7 @@ use super::*;
 use crate::isa::Isa;
 use crate::simd_math::avx512::gelu;
 
-/// Wrong codes and uncertain ones.
+/// Numbers of wrong codes and of uncertain codes.
 #[derive(Debug, Default, PartialEq)]
 struct Count {
     wrong: u32,
@@ -10,12 +10,12 @@ struct Count {
 }
 
 impl Count {
-    /// Adds those of 16 arguments.
+    /// Adds the counts of 16 arguments.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn add(&mut self, fit: &Fit, registers: &Registers, recip: f32, y: __m512) {
         let w = if fit.is_far() { registers.w::<true>(y, 0) } else { registers.w::<false>(y, 0) };
-        // Half a row, and three times the same.
+        // Four times the same half row, of which the first is read.
         let got = _mm512_castsi512_si128(registers.bytes([w; 4]));
         let scaled = _mm512_mul_ps(gelu(y), _mm512_set1_ps(recip));
         let scaled = _mm512_min_ps(_mm512_max_ps(scaled, _mm512_set1_ps(-128.0)), _mm512_set1_ps(127.0));
@@ -27,19 +27,19 @@ impl Count {
     }
 }
 
-/// The centre of the cubics for a reciprocal step, and they.
+/// The cubics for a reciprocal scale, and their centre before them.
 fn fit(recip: f32, input_error: f64) -> Option<(f32, Fit)> {
     let intervals = Intervals::new(recip)?;
     Some((intervals.centre, intervals.fit(input_error)?))
 }
 
-/// What the evaluation takes where accumulators are arguments of GELU.
+/// The constants of an evaluation whose accumulators are GELU's arguments.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn of_arguments(centre: f32, fit: &Fit) -> Registers {
     Registers::new(&[1.0; COLUMNS], &[-centre; COLUMNS], fit)
 }
 
-/// Of every f32 but NaNs.
+/// Counts over every f32 except NaNs.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn of_every_f32(recip: f32) -> Count {
     let (centre, fit) = fit(recip, INPUT_ERROR).expect("a step of a layer");
@@ -57,7 +57,7 @@ fn of_every_f32(recip: f32) -> Count {
     count
 }
 
-/// Of arguments from -9 to beyond the greatest code, at equal distances.
+/// Counts over evenly spaced arguments from -9 to beyond the largest code.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn of_a_step(recip: f32) -> Count {
     let (centre, fit) = fit(recip, INPUT_ERROR).expect("a step of a layer");
@@ -78,7 +78,8 @@ fn codes_that_are_certain_are_the_references_for_every_f32() {
     if !Isa::Avx512Vnni.is_available() {
         return;
     }
-    // Far and near ones, without and with a code of -1, up to codes of -126.
+    // Scales whose intervals end before the largest code and scales whose intervals reach it; without and
+    // with a code of -1, down to codes of -126.
     std::thread::scope(|scope| {
         for recips in [[2.0, 2.9, 9.0], [3.0, 30.0, 740.0]] {
             scope.spawn(move || {
@@ -112,7 +113,8 @@ fn every_step_of_a_layer_has_cubics_and_they_hold() {
 fn columns_like_a_layers_are_floats() {
     let mut near = 0;
     for i in 0..3000 {
-        // Factors from 5e-6 to 5e-4, not of a few bits as a power of two is, and biases of up to 6.
+        // Factors from 5e-6 to 5e-4 whose lowest bit is set, unlike powers of two, and biases of magnitude up
+        // to 6.
         let factor = f32::from_bits((5e-6 * 1.00154f32.powi(i)).to_bits() | 1);
         let bias = (i * 7919 % 1201) as f32 * 0.01 - 6.0;
         let column =
