@@ -1,7 +1,9 @@
-// What the attention kernels share: parameters, bias and mask, and where results go. Head dimension 32.
+// Code that the attention kernels share: parameters, bias and mask, softmax weights, and stores. The head
+// dimension is 32.
 //
-// Defines: KEY_TILES (keys of a window padded to 8, in eights), STORE (STORE_CODES, STORE_HALF), FAKE, THREADS, EXACT (the
-// bits of the reference; otherwise the exponential unit).
+// Defines: KEY_TILES (number of tiles of 8 keys; the keys of a window are padded to full tiles), STORE
+// (STORE_CODES or STORE_HALF), FAKE, THREADS, EXACT (1: bit-exact to the reference; 0: exponentials are
+// computed by the GPU's exponential unit).
 #pragma once
 
 #include "prelude.cuh"
@@ -9,8 +11,8 @@
 #define STORE_CODES 0
 #define STORE_HALF 1
 
-// What is added to a logit whose query and key lie in different regions. Without EXACT logits are in units of ln(2): their
-// scale and bias come multiplied by log2(e).
+// Added to a logit if its query and its key lie in different regions. Without EXACT, logits are in units of
+// ln(2): the host multiplies their scale and their bias by log2(e).
 #if EXACT
 constexpr f32 MASKED = -100.0f;
 #else
@@ -21,39 +23,42 @@ constexpr u32 HEAD_DIM = 32;
 struct Params {
     // Queries, keys and values of every window, `[windows * n, 3 * channels]`, s8 or f16.
     const void* qkv;
-    // Relative position bias, `[heads, padded, padded]`, -inf for the keys that pad (padded: n rounded up to 64).
+    // Relative position bias, `[heads, padded, padded]`; -inf for padding keys (padded: n rounded up to a
+    // multiple of 64).
     const f32* bias;
-    // Region of each token of each window of one image, `[windows, padded]`; null where nothing is masked.
+    // Region of each token, for the windows of one image, `[windows, padded]`; null if no window is masked.
     const u8* regions;
-    // Whether a window of one image has more than one region, `[windows]`.
+    // Whether a window has more than one region, for the windows of one image, `[windows]`.
     const u8* masked;
     // `[windows * n, channels]`.
     void* out;
-    // Windows of all images, windows of one image.
+    // Number of windows in all images, and in one image.
     s32 total_windows, windows;
-    // Tokens of a window.
+    // Number of tokens of a window.
     s32 n;
     s32 heads;
-    // Windows for each block.
+    // Number of windows that a block processes.
     s32 windows_each;
-    // From the sums of q . k to logits: `s_q * s_k * scale`, or `scale` alone in float.
+    // Factor that turns sums of q . k into logits: `s_q * s_k * scale` for codes, `scale` alone for f16.
     f32 logit_scale;
-    // Step of the values, and of the probabilities and its reciprocal (kind s8).
+    // Scale of the values, then the scale of the probabilities and its reciprocal (probabilities of kind s8).
     f32 value_scale, probs_scale, probs_recip;
-    // The step stored with and its reciprocal.
+    // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
 };
 
-// Tokens of a window, or of a tile of one, that a block of four warps holds.
+// Number of tokens that a block of four warps processes at once: a window, or a tile of one.
 constexpr u32 TOKENS = 64;
-// Bytes from channel to channel of transposed values: an odd number of 16-byte chunks.
+// Bytes from one channel of the transposed values to the next: an odd number of 16-byte chunks, which avoids
+// bank conflicts.
 constexpr u32 VALUE_ROW = 80;
 
-// Of a warp's 16 queries and all keys: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+// Logits of a warp's 16 queries and all keys: element [tile][2 half + b] belongs to row lane / 4 + 8 half and
+// key 8 tile + 2 (lane % 4) + b.
 typedef f32 Logits[KEY_TILES][4];
 typedef f32 Bias[KEY_TILES][4];
 
-// The bias of the warp's queries, of windows of up to 64 tokens.
+// Loads the bias of the warp's queries, for windows of up to 64 tokens.
 INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp) {
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) {
@@ -65,7 +70,7 @@ INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp)
     }
 }
 
-// The bias with the mask of a window that has the regions `regions`.
+// Adds the mask to the bias, for a window whose tokens lie in the regions `regions`.
 INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
     u32 row = 16 * warp + lane / 4;
     const u8 of_row[2] = {regions[row], regions[row + 8]};
@@ -79,8 +84,9 @@ INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lan
     }
 }
 
-// Transposes 64 tokens of INT8 values, `raw_row` bytes apart, by blocks of 4 tokens and 4 channels, one for each of 128 threads. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) +
-// {0, 1, 8, 9}; row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that a lane ends with consecutive channels.
+// Transposes 64 tokens of INT8 values that lie `raw_row` bytes apart. Each of 128 threads transposes a block
+// of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) + {0, 1, 8, 9}. Row 8 j
+// + c holds channel 8 (c / 2) + 2 j + c % 2, so that each lane gets the sums of consecutive channels.
 template <u32 raw_row>
 INLINE void transpose_values(const u8* raw, u8* transposed) {
     u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;
@@ -124,7 +130,7 @@ INLINE f32 weight_of(f32 logit, f32 largest) {
 #endif
 }
 
-// 255 e^(logit - largest) as an integer in the low byte.
+// 255 e^(logit - largest), rounded to an integer, in the low byte.
 INLINE u32 code_of(f32 logit, f32 largest) {
 #if EXACT
     return bits(255.0f * weight_of(logit, largest) + ROUNDER);
@@ -133,7 +139,7 @@ INLINE u32 code_of(f32 logit, f32 largest) {
 #endif
 }
 
-// The largest over the four lanes of a row; the sum.
+// The maximum and the sum over the four lanes that share a row.
 INLINE f32 quad_max(f32 x) {
     x = max_f32(x, shuffle_xor(x, 1));
     return max_f32(x, shuffle_xor(x, 2));

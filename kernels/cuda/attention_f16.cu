@@ -1,17 +1,19 @@
-// Window attention on f16 queries, keys and values, for windows of up to 64 tokens: the float twin of `attention_i8.cu`,
-// with sums and softmax in f32. Probabilities enter the product with the values unnormalised, as f16.
+// Window attention on f16 queries, keys and values, for windows of up to 64 tokens: the f16 counterpart of
+// `attention_i8.cu`. Sums and softmax are f32. Unnormalised probabilities, as f16, are multiplied with the
+// values; the result is divided by their sum.
 //
 // Defines: those of `attention.cuh`. THREADS is 128.
 #include "attention.cuh"
 
-// Bytes from token to token: an odd number of 16-byte chunks.
+// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank
+// conflicts.
 constexpr u32 RAW_ROW = 80;
 constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
 
-// Copies of 16 bytes that a thread starts for a window.
+// Number of 16-byte copies that each thread starts for a window.
 constexpr int COPIES = 3 * TOKENS * 4 / THREADS;
 
-// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
+// Starts copying q, k and v of window `window`. Tokens from index `n` on are filled with zeros.
 INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
     u32 channels = p.heads * HEAD_DIM, chunk = thread_index() % 4, first = thread_index() / 4;
     const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM + 8 * chunk;
@@ -25,7 +27,7 @@ INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
     copy_commit();
 }
 
-// Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+// Computes the logits of the warp's 16 queries, in the layout of `Logits`.
 INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
                       u32 warp) {
     u32 q[2][4];
@@ -46,10 +48,10 @@ INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& 
     }
 }
 
-// Words of probabilities, `[step][register]` as the product with the values reads them.
+// Words of probabilities, `[step][register]`, in the layout that the product with the values reads.
 typedef u32 Probabilities[4][4];
 
-// e^(x - largest) of row lane / 4 + 8 `half`, as f16; the reciprocal of their sum.
+// Writes e^(x - largest) of row lane / 4 + 8 `half` as f16; returns the reciprocal of their sum.
 INLINE f32 probabilities(const Logits& x, int half, Probabilities& words) {
     f32 largest = x[0][2 * half];
 #pragma unroll
@@ -71,7 +73,8 @@ INLINE f32 probabilities(const Logits& x, int half, Probabilities& words) {
     return div_f32(1.0f, quad_sum(total));
 }
 
-// Lane i of four holds in word j what lane j is to hold in word i, and afterwards the other way round.
+// Transposes a 4 x 4 matrix of words that four lanes hold: word j of lane i and word i of lane j are
+// exchanged.
 INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
 #pragma unroll
     for (u32 step = 1; step < 4; step *= 2) {
@@ -90,7 +93,7 @@ INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
     }
 }
 
-// The values weighted by the probabilities, stored.
+// Multiplies the probabilities with the values and stores the result.
 INLINE void weighted_values(const Params& p, const u8* values, const Probabilities& words, const f32 (&factor)[2], u32 window,
                             u32 head, u32 lane, u32 warp) {
     f32 sums[4][4] = {};

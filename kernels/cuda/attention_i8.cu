@@ -1,20 +1,22 @@
-// Window attention on INT8 queries, keys and values, for windows of up to 64 tokens (`reference::attention_window`).
+// Window attention on INT8 queries, keys and values, for windows of up to 64 tokens
+// (`reference::attention_window`).
 //
-// A block has one head and walks over windows; each of its four warps has 16 queries and keeps their bias in registers.
-// The product of probabilities and values sums over the keys in an order of its own, which integers do not mind: a lane's
-// probabilities are in the registers where the product reads them, and the values are transposed to match.
+// A block processes one head and loops over windows. Each of its four warps has 16 queries and keeps their
+// bias in registers. The product of probabilities and values sums integers over the keys, so the order of the
+// keys does not change the result. The probabilities therefore stay in the registers that hold them, and the
+// values are transposed to match this order.
 //
-// Defines: those of `attention.cuh`; PROBS_S8 (probabilities of kind s8, else u8). THREADS is 128.
+// Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 #include "attention.cuh"
 
-// Bytes from token to token of the raw copies: an odd number of 16-byte chunks.
+// Bytes from one token to the next in `raw`: an odd number of 16-byte chunks, which avoids bank conflicts.
 constexpr u32 RAW_ROW = 48;
 constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
 
-// Copies of 16 bytes that a thread starts for a window.
+// Number of 16-byte copies that each thread starts for a window.
 constexpr int COPIES = 3 * TOKENS * 2 / THREADS;
 
-// Where a thread's copies come from within a window, and go to within `raw`.
+// Sources of a thread's copies, as offsets within a window, and their destinations, as offsets within `raw`.
 struct Copies {
     u32 from[COPIES], to[COPIES], valid[COPIES];
 };
@@ -34,7 +36,7 @@ INLINE Copies copies_of(const Params& p, u32 head) {
     return copies;
 }
 
-// Starts copying q, k and v of window `window`; tokens from `n` on become zeros.
+// Starts copying q, k and v of window `window`. Tokens from index `n` on are filled with zeros.
 INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 window) {
     const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * p.heads * HEAD_DIM;
 #pragma unroll
@@ -42,7 +44,7 @@ INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 wind
     copy_commit();
 }
 
-// Logits of the warp's 16 queries: elements [tile][2 half + b] are row lane / 4 + 8 half, key 8 tile + 2 (lane % 4) + b.
+// Computes the logits of the warp's 16 queries, in the layout of `Logits`.
 INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
                       u32 warp) {
     u32 q[4];
@@ -63,20 +65,21 @@ INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& 
     }
 }
 
-// Words of probabilities, `[step][register]` as the product with the values reads them.
+// Words of probabilities, `[step][register]`, in the layout that the product with the values reads.
 typedef u32 Probabilities[2][4];
 
 #if PROBS_S8
 
 INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
 
-// Codes of the softmax of row lane / 4 + 8 `half`; the factor of the product with the values.
+// Computes the softmax of row lane / 4 + 8 `half` and writes its codes; returns the factor of the product
+// with the values.
 INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32 lane) {
     f32 largest = x[0][2 * half];
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
     largest = quad_max(largest);
-    // Partial sums by the index mod 16: tile parity and column.
+    // Partial sums by the key index mod 16, that is, by the parity of the tile and the column.
     f32 e[KEY_TILES][2], sums[2][2] = {};
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++) {
@@ -108,7 +111,8 @@ INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabiliti
 
 INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_u8s8(c, a, b); }
 
-// Codes 255 e^(x - largest) of row lane / 4 + 8 `half`; the factor of the product with the values.
+// Writes the codes 255 e^(x - largest) of row lane / 4 + 8 `half`; returns the factor of the product with the
+// values.
 INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32) {
     f32 largest = x[0][2 * half];
 #pragma unroll
@@ -132,7 +136,7 @@ INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabiliti
 
 #endif
 
-// The values weighted by the probabilities, stored.
+// Multiplies the probabilities with the values and stores the result.
 INLINE void weighted_values(const Params& p, const u8* transposed, const Probabilities& words, const f32 (&factor)[2],
                             u32 window, u32 head, u32 lane, u32 warp) {
     s32 sums[4][4] = {};
@@ -189,6 +193,7 @@ KERNEL(attention_i8)(const Params p) {
         const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};
         block_sync();
         weighted_values(p, transposed, words, factor, window, head, lane, warp);
-        // The next window's values must not overwrite these while another warp reads them: the loop's first barrier.
+        // The next window's values overwrite these. The first barrier of the loop ensures that no warp still
+        // reads them.
     }
 }

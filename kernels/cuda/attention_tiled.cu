@@ -1,15 +1,17 @@
-// Window attention for windows of more than 64 tokens: a block has 64 queries of one window and head, and walks over the
-// keys in tiles of 64, once for the largest logit of each query and once for the values (kind s8 of the probabilities: once
-// more for their sum). The products q . k are computed again each time, which is cheaper than keeping them.
+// Window attention for windows of more than 64 tokens. A block processes 64 queries of one window and head.
+// It passes over the keys in tiles of 64: once for the maximum logit of each query, and once for the product
+// with the values. For probabilities of kind s8, a pass between them computes the sum of the exponentials.
+// Each pass computes the products q . k again, which is cheaper than storing them.
 //
-// Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` but KEY_TILES; INTEGER;
-// PROBS_S8 with INTEGER. THREADS is 128.
+// Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` except
+// KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128.
 #define KEY_TILES 8
 #include "attention.cuh"
 
 #if INTEGER
 typedef s8 Element;
-// Bytes from token to token: an odd number of 16-byte chunks.
+// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank
+// conflicts.
 constexpr u32 ROW = 48;
 // Bytes of a tile of transposed values.
 constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
@@ -25,7 +27,8 @@ typedef f32 Sums[4][4];
 #endif
 constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
 
-// Starts copying `count` tokens of operand `operand` from token `first` on; those from `n` on become zeros.
+// Starts copying `count` tokens of operand `operand` (q, k or v) from token `first` on. Tokens from index `n`
+// on are filled with zeros.
 INLINE void copy_tokens(const Params& p, u8* to, u32 operand, u32 first, u32 count, u32 window, u32 head) {
     u32 channels = p.heads * HEAD_DIM;
     const Element* base = static_cast<const Element*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels +
@@ -38,10 +41,10 @@ INLINE void copy_tokens(const Params& p, u8* to, u32 operand, u32 first, u32 cou
     }
 }
 
-// What a warp knows of its sixteen queries.
+// Bias rows and regions of a lane's two queries.
 struct Rows {
     const f32* bias[2];
-    // Regions of the window's tokens; null where nothing is masked.
+    // Regions of the window's tokens; null if the window is not masked.
     const u8* regions;
     u8 region[2];
 };
@@ -67,7 +70,7 @@ INLINE void load_queries(Queries& q, const u8* queries, u32 lane, u32 warp) {
 #endif
 }
 
-// q . k of eight keys, `k` as `load_keys` of their pair has them.
+// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory.
 INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, int t, u32 lane) {
 #if INTEGER
     u32 k[4];
@@ -88,7 +91,8 @@ INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, int t, u32 lan
 #endif
 }
 
-// Logits of a tile of keys: elements [t][2 half + b] are row lane / 4 + 8 half, key 8 t + 2 (lane % 4) + b of the tile.
+// Computes the logits of a tile of keys: element [t][2 half + b] belongs to row lane / 4 + 8 half and key 8 t
+// + 2 (lane % 4) + b of the tile.
 INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const u8* keys, u32 first, f32 (&x)[8][4],
                       u32 lane) {
 #pragma unroll
@@ -108,7 +112,7 @@ INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const
     }
 }
 
-// What is gathered of each of a lane's two rows on the way.
+// Running state of one of a lane's two rows, updated by each pass over the keys.
 struct RowState {
     f32 largest;
 #if INTEGER && !PROBS_S8
@@ -123,7 +127,7 @@ struct RowState {
 
 #if INTEGER
 
-// Codes of a tile's probabilities, as the product with the values reads them.
+// Computes the codes of a tile's probabilities, in the layout that the product with the values reads.
 INLINE void codes_of(const Params& p, const f32 (&x)[8][4], RowState& row, int half, Probabilities& words) {
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
@@ -146,7 +150,7 @@ INLINE void codes_of(const Params& p, const f32 (&x)[8][4], RowState& row, int h
 }
 
 #if PROBS_S8
-// Adds a tile's weights to the partial sums by the index mod 16; padding adds nothing.
+// Adds a tile's exponentials to the partial sums by the key index mod 16; padding adds zero.
 INLINE void sum_weights(const Params& p, const f32 (&x)[8][4], RowState& row, int half, u32 first, u32 lane) {
 #pragma unroll
     for (int t = 0; t < 8; t++) {
@@ -192,7 +196,7 @@ INLINE f32 factor_of(const Params& p, const RowState& row) {
 #endif
 }
 
-// Stores a row's channels 8 (lane % 4) to + 7.
+// Stores channels 8 (lane % 4) to 8 (lane % 4) + 7 of a row.
 INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
     if (!real) return;
     f32 y[8];
@@ -233,7 +237,7 @@ INLINE void add_values(Sums& sums, const Probabilities& words, const u8* values,
 
 INLINE f32 factor_of(const Params&, const RowState& row) { return div_f32(1.0f, quad_sum(row.total)); }
 
-// Stores a row's channels 8 j + 2 (lane % 4) and + 1.
+// Stores channels 8 j + 2 (lane % 4) and 8 j + 2 (lane % 4) + 1 of a row, for each n-tile j.
 INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
     if (!real) return;
 #pragma unroll

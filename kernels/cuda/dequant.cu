@@ -1,7 +1,8 @@
-// What follows a product of the library: from its s32 sums, or from the codes of an `.output` site, to what the plan stores.
+// The epilogue after a GEMM of cuBLASLt: from its s32 or f32 sums, or from the codes of an `.output` site, to
+// the values that the plan stores.
 //
-// Defines: those of `epilogue.cuh`; CODES_IN (the product is s8 codes of the `.output` site, else s32 if INTEGER, else f32);
-// THREADS.
+// Defines: those of `epilogue.cuh`; CODES_IN (1: the GEMM's result is s8 codes of the `.output` site; 0: it
+// is s32 if INTEGER is set, else f32); THREADS.
 #include "epilogue.cuh"
 
 struct Params {
@@ -35,7 +36,7 @@ KERNEL(dequant)(const Params p) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         u32 word = i < 4 ? codes.x : codes.y;
-        // The code itself: an `.output` site's scale is in the library's product.
+        // Take the code itself: cuBLASLt has already applied the scale of the `.output` site.
         y[i] = to_f32(static_cast<s8>(word >> (8 * (i % 4))));
         columns.scale[i] = 1.0f;
     }

@@ -1,5 +1,6 @@
-// The primitives of a GPU that kernels use, and nothing else here touches inline PTX. `host.cuh` of the test harness
-// defines the same names for a CPU, so that every kernel also runs there. Self-contained: NVRTC needs no toolkit headers.
+// The GPU primitives that kernels use; only this header and those for sm_90a contain inline PTX.
+// `host/host.cuh` defines the same names for a CPU, so that kernels also run there. Self-contained: NVRTC
+// needs no toolkit headers.
 #pragma once
 
 typedef signed char s8;
@@ -13,7 +14,7 @@ typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
 
-// MIN_BLOCKS, where it is defined, are blocks that a multiprocessor must have the registers for; what is beyond is used.
+// If MIN_BLOCKS is defined, the compiler limits registers so that a multiprocessor can hold this many blocks.
 #if defined(MIN_BLOCKS)
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) name
 #else
@@ -49,25 +50,25 @@ INLINE u32 blocks_y() { return gridDim.y; }
 INLINE void block_sync() { __syncthreads(); }
 INLINE void warp_sync() { __syncwarp(); }
 
-// Values of other lanes of the warp; every lane takes part.
+// Read a value from another lane of the warp; every lane must take part.
 INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
-// f32 operations rounded to nearest even, once.
+// f32 operations, each rounded once, to nearest even.
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return __fdiv_rn(a, b); }
 INLINE f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
 INLINE f32 rsqrt_f32(f32 x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 INLINE f32 sqrt_f32(f32 x) { return __fsqrt_rn(x); }
-// The nearest integer, ties to even.
+// Rounds to the nearest integer, ties to even.
 INLINE f32 rint_f32(f32 x) { return rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
 INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
-// 2^x to about two units in the last place; results below the normal numbers become 0.
+// 2^x with an error of about two units in the last place; subnormal results become 0.
 INLINE f32 exp2_approx(f32 x) {
     f32 y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -76,11 +77,11 @@ INLINE f32 exp2_approx(f32 x) {
 INLINE u32 bits(f32 x) { return __float_as_uint(x); }
 INLINE f32 from_bits(u32 x) { return __uint_as_float(x); }
 INLINE f32 abs_f32(f32 x) { return from_bits(bits(x) & 0x7fffffffu); }
-// The nearest integer, ties to even; saturated; 0 for a NaN.
+// Converts to the nearest integer, ties to even; saturates; a NaN becomes 0.
 INLINE s32 round_s32(f32 x) { return __float2int_rn(x); }
 INLINE f32 to_f32(s32 x) { return __int2float_rn(x); }
 
-// Half precision as bits.
+// Conversions of half precision, held as bits.
 INLINE f32 half_to_f32(u16 h) {
     f32 x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
@@ -91,31 +92,32 @@ INLINE u16 f32_to_half(f32 x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
 }
-// Two halves in a word, the first in the low bits.
+// Packs two halves into a word, the first in the low bits.
 INLINE u32 pack_half2(f32 low, f32 high) {
     return static_cast<u32>(f32_to_half(low)) | static_cast<u32>(f32_to_half(high)) << 16;
 }
 
-// Four integers saturated to [-128, 127], the first in the low byte.
+// Saturates four integers to [-128, 127] and packs them, the first in the low byte.
 INLINE u32 pack_s8x4(s32 a, s32 b, s32 c, s32 d) {
     u32 high, all;
     asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
     asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
     return all;
 }
-// Four integers saturated to [0, 255], the first in the low byte.
+// Saturates four integers to [0, 255] and packs them, the first in the low byte.
 INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
     u32 high, all;
     asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
     asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
     return all;
 }
-// `sum` and the four bytes of `word`.
+// Adds the four bytes of `word` to `sum`.
 INLINE u32 add_bytes(u32 word, u32 sum) { return __dp4a(word, 0x01010101u, sum); }
-// Bytes of the eight in (low, high), chosen by the nibbles of `selector`.
+// Selects four of the eight bytes in (low, high) by the nibbles of `selector`.
 INLINE u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 
-// Copies 16 bytes from global to shared memory, the first `valid` of them; the others become zeros. Both 16-byte aligned.
+// Copies the first `valid` of 16 bytes from global to shared memory and fills the rest with zeros. Both
+// addresses must be 16-byte aligned.
 INLINE void copy_async_16(void* shared, const void* global, u32 valid) {
 #if __CUDA_ARCH__ >= 800
     u32 address = static_cast<u32>(__cvta_generic_to_shared(shared));
@@ -135,13 +137,13 @@ INLINE void copy_async_16(void* shared, const void* global, u32 valid) {
     *static_cast<u32x4*>(shared) = value;
 #endif
 }
-// Closes a group of copies.
+// Commits the copies started so far as a group.
 INLINE void copy_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits until all groups but the `newest` last ones of this thread are done.
+// Waits until all groups of this thread are done, except the `newest` last ones.
 template <int newest>
 INLINE void copy_wait() {
 #if __CUDA_ARCH__ >= 800
@@ -149,8 +151,8 @@ INLINE void copy_wait() {
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements (8 rows of 16 bytes): lane i gives the address of row i % 8 of matrix i / 8, and
-// receives the elements 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each.
+// Loads four 8x8 matrices of 16-bit elements (8 rows of 16 bytes). Lane i passes the address of row i % 8 of
+// matrix i / 8. It receives elements 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix.
 INLINE void load_matrix_x4(u32 (&out)[4], const void* row) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -158,7 +160,7 @@ INLINE void load_matrix_x4(u32 (&out)[4], const void* row) {
                  : "r"(address)
                  : "memory");
 }
-// The same, each matrix transposed.
+// As `load_matrix_x4`, but each matrix is transposed.
 INLINE void load_matrix_x4_transposed(u32 (&out)[4], const void* row) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -167,10 +169,11 @@ INLINE void load_matrix_x4_transposed(u32 (&out)[4], const void* row) {
                  : "memory");
 }
 
-// Matrix products of a warp, 16 x 8 x 32 bytes: `a` is 16 rows of 32 bytes (registers: rows 0-7, 8-15 of the first 16
-// bytes, then of the last 16), `b` is 8 columns of 32 bytes, `c` the 16 x 8 sums. Lane i holds of `a` rows i / 4 and
-// i / 4 + 8, bytes 4 (i % 4) to + 3; of `b` column i / 4, the same bytes; of `c` rows i / 4 (c[0], c[1]) and i / 4 + 8
-// (c[2], c[3]), columns 2 (i % 4) and + 1.
+// Matrix products of a warp, 16 x 8 with 32 bytes of k. `a` has 16 rows of 32 bytes; its registers hold rows
+// 0-7 and 8-15 of the first 16 bytes, then of the last 16. `b` has 8 columns of 32 bytes. `c` has the 16 x 8
+// sums. Lane i holds bytes 4 (i % 4) to 4 (i % 4) + 3 of rows i / 4 and i / 4 + 8 of `a` and of column i / 4
+// of `b`. Of `c` it holds columns 2 (i % 4) and 2 (i % 4) + 1 of rows i / 4 (c[0], c[1]) and i / 4 + 8 (c[2],
+// c[3]).
 #if __CUDA_ARCH__ >= 800
 #define SWINQ_MMA_I8(name, type)                                                                                     \
     INLINE void name(s32(&c)[4], const u32(&a)[4], const u32(&b)[2]) {                                               \
@@ -196,7 +199,7 @@ INLINE void load_matrix_x4_transposed(u32 (&out)[4], const void* row) {
 SWINQ_MMA_I8(mma_s8, "s8")
 SWINQ_MMA_I8(mma_u8s8, "u8")
 
-// The same with 16 halves for 32 bytes, summed in f32.
+// The same product for f16: 32 bytes of k are 16 halves, and sums are f32.
 INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -212,10 +215,12 @@ INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #endif
 }
 
-// Sets a word to 1. Any number of threads may set the same word.
+// Sets a word to 1. Several threads may set the same word.
 INLINE void raise_flag(u32* flag) { *static_cast<volatile u32*>(flag) = 1; }
 
-// Lets the next kernel of the stream begin, and waits for the one before to end, where the launch asked for it.
+// Programmatic dependent launch: `launch_dependents` lets the next kernel of the stream start, and
+// `wait_for_previous` waits for the end of the previous kernel. Without effect if the launch did not ask for
+// overlap.
 INLINE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,10 +1,10 @@
-// What follows a product, on eight consecutive columns of one row: from sums to what the plan stores
-// (`reference::epilogue_i8`, `reference::epilogue_f32`). Shared by the products of `gemm.cu` and by the ops that finish
-// the library's products (`dequant.cu`).
+// The epilogue of a matrix product, on eight consecutive columns of one row: from sums to the values that the
+// plan stores (`reference::epilogue_i8`, `reference::epilogue_f32`). The GEMM kernels use it, and so does
+// `dequant.cu`, which runs after a GEMM of cuBLASLt.
 //
-// Defines: INTEGER (sums of INT8 products), OUTPUT (an `.output` site), GELU, FAKE (quantize and dequantize before a float
-// store), STORE (one of the STORE_ constants), STREAM_F32 (the residual stream is f32, else f16); NUMBERS if no value that
-// becomes a code is a NaN.
+// Defines: INTEGER (sums are those of INT8 operands), OUTPUT (the layer has an `.output` site), GELU, FAKE
+// (quantize and dequantize before a float store), STORE (one of the STORE_ constants), STREAM_F32 (1: the
+// residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN.
 #pragma once
 
 #include "prelude.cuh"
@@ -15,25 +15,28 @@
 #define STORE_RESIDUAL 3
 
 struct Epilogue {
-    // Per column: s_x * s_w, times the reciprocal of the `.output` site if there is one; that reciprocal for float sums.
+    // Per column: s_x * s_w for INT8 operands, multiplied by the reciprocal of the `.output` site's scale if
+    // there is one. For float operands: that reciprocal.
     const f32* scale;
     // Per column.
     const f32* bias;
-    // Per column: the reciprocal of the step stored with (STORE_CODES); equal in each aligned eight.
+    // Per column: reciprocal of the output scale (STORE_CODES). Each aligned group of eight columns has one
+    // scale.
     const f32* recip;
-    // Token of each row of one image, PAD for padding (STORE_RESIDUAL); null where rows are tokens.
+    // Token that each row of one image is written to, PAD for padding (STORE_RESIDUAL); null if row r is
+    // token r.
     const u32* map;
-    // s8, f16 or f32 `[rows, stride]`; the residual stream `[tokens, stride]`.
+    // Output: s8, f16 or f32 `[rows, stride]`, or the residual stream `[tokens, stride]`.
     void* out;
-    // Columns.
+    // Number of columns.
     s32 n;
-    // Elements from row to row of `out`.
+    // Elements from one row of `out` to the next.
     s32 stride;
-    // Rows and tokens of one image (STORE_RESIDUAL with a map).
+    // Number of rows and of tokens of one image (STORE_RESIDUAL with a map).
     s32 map_rows, map_tokens;
-    // Step of the `.output` site.
+    // Scale of the `.output` site.
     f32 output_scale;
-    // The step of FAKE and its reciprocal.
+    // Reciprocal and value of the scale for FAKE.
     f32 fake_recip, fake_scale;
 };
 
@@ -43,7 +46,7 @@ typedef f32 Stream;
 typedef u16 Stream;
 #endif
 
-// What the epilogue knows of eight columns.
+// Epilogue constants of eight columns.
 struct Columns {
     f32 scale[8], bias[8];
 #if STORE == STORE_CODES
@@ -51,7 +54,8 @@ struct Columns {
 #endif
 };
 
-// Arrays are padded to whole groups of 32 columns, so eight from any group's start can be read.
+// Arrays are padded to full groups of 32 columns, so reading eight elements inside a group is always in
+// bounds.
 INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
 #if INTEGER || OUTPUT
     load8(columns.scale, e.scale + column);
@@ -80,7 +84,7 @@ INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f
     return y;
 }
 
-// Row of `out` that `row` goes to; PAD if it goes nowhere.
+// Row of `out` that `row` is written to; PAD if it is not written.
 INLINE u32 destination(const Epilogue& e, u32 row) {
 #if STORE == STORE_RESIDUAL
     if (e.map == nullptr) return row;
@@ -92,7 +96,7 @@ INLINE u32 destination(const Epilogue& e, u32 row) {
 #endif
 }
 
-// One value where columns are not whole groups of eight.
+// Stores one value, if columns do not form full groups of eight.
 INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
 #if STORE == STORE_CODES
     static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y)));
@@ -110,7 +114,8 @@ INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
 #endif
 }
 
-// From the sums of eight columns to what is stored (for STORE_CODES: times the reciprocal of the step).
+// Turns the sums of eight columns into the values to store (for STORE_CODES: multiplied by the reciprocal of
+// the scale).
 INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -124,10 +129,10 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
     }
 }
 
-// Whether rows are whole groups of eight columns, which begin where eights may.
+// Whether rows consist of full groups of eight columns that are aligned for vector stores.
 INLINE bool whole_eights(const Epilogue& e) { return e.n % 8 == 0 && e.stride % 8 == 0; }
 
-// Finishes the eight sums of columns `column..` of the row that goes to `target`.
+// Finishes the eight sums of columns `column..column + 8` and stores them in row `target`.
 INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
     finish_values(e, columns, y, tail);
     u64 at = static_cast<u64>(target) * e.stride + column;

@@ -1,24 +1,26 @@
-// Products of activations `[m, k]` and weights `[n, k]`, both with k innermost, on the tensor cores, with the epilogue in
-// the same launch. Bytes decide: 32 bytes of k are one step, 32 INT8 codes or 16 halves.
+// Matrix products of activations `[m, k]` and weights `[n, k]`, both with k innermost, on the tensor cores,
+// with the epilogue in the same launch. k is counted in bytes: one step takes 32 bytes of k, which are 32
+// INT8 codes or 16 halves.
 //
-// The weights are packed by groups of 32 columns, so that a lane ends with eight consecutive columns of its rows: packed
-// row 8 j + c of a group holds column 8 (c / 2) + 2 j + c % 2 (n-tile j, column c of the tile).
+// The weights are packed in groups of 32 columns, so that each lane gets the sums of eight consecutive
+// columns: packed row 8 j + c of a group holds column 8 (c / 2) + 2 j + c % 2 (n-tile j, column c of the
+// tile).
 //
-// Defines: BM, BN (tile of the block), WM, WN (of the warp; WN a multiple of 32), BK (bytes of k in a stage), STAGES,
-// THREADS, and those of `epilogue.cuh`.
+// Defines: BM, BN (tile of the block), WM, WN (tile of a warp; WN is a multiple of 32), BK (bytes of k in a
+// stage), STAGES, THREADS, and those of `epilogue.cuh`.
 #include "epilogue.cuh"
 
 struct Params {
-    // `[m, lda]` and `[n padded to 32, ldw]`, strides in bytes, multiples of 16.
+    // `[m, lda]` and `[n padded to 32, ldw]`; the strides are in bytes and multiples of 16.
     const u8* a;
     const u8* w;
     s32 m;
-    // Rows of `w`.
+    // Number of rows of `w`.
     s32 n_packed;
-    // Bytes of k.
+    // Number of bytes of k.
     s32 k_bytes;
     s32 lda, ldw;
-    // Tiles along n, and all of them.
+    // Number of tiles along n, and in total.
     s32 tiles_n, tiles;
     Epilogue epilogue;
 };
@@ -27,7 +29,8 @@ constexpr int WARPS_N = BN / WN;
 constexpr int TILES_M = WM / 16;
 constexpr int GROUPS = WN / 32;
 constexpr int CHUNKS = BK / 16;
-// An odd number of 16-byte chunks from row to row: rows of a matrix load fall into different banks.
+// Bytes from one row to the next in shared memory: an odd number of 16-byte chunks, so that the rows of a
+// matrix load are in different banks.
 constexpr int ROW = BK + 16;
 constexpr int STAGE = (BM + BN) * ROW;
 static_assert(THREADS == 32 * (BM / WM) * WARPS_N, "a warp for each warp tile");
@@ -44,7 +47,8 @@ INLINE f32 sum_f32(Sum x) { return x; }
 INLINE void multiply(Sum (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_f16(c, a, b); }
 #endif
 
-// Starts copying `rows` rows of k bytes `k0..k0 + BK` from row `row0` on; rows and bytes that are not there become zeros.
+// Starts copying bytes `k0..k0 + BK` of k for `rows` rows from row `row0` on. Rows and bytes outside the
+// matrix are filled with zeros.
 template <int rows>
 INLINE void copy_tile(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride, s32 k0, s32 k_bytes) {
 #pragma unroll
@@ -57,9 +61,9 @@ INLINE void copy_tile(u8* to, const u8* from, s32 row0, s32 row_count, s32 strid
     }
 }
 
-// One stage: sums += a * w over BK bytes.
+// Processes one stage: sums += a * w over BK bytes.
 INLINE void multiply_stage(Sum (&sums)[TILES_M][4 * GROUPS][4], const u8* a, const u8* w, u32 lane) {
-    // Rows and 16-byte halves of the matrices that this lane addresses.
+    // Rows and 16-byte halves of the matrices whose addresses this lane passes.
     const u8* a_row = a + (lane % 16) * ROW + lane / 16 * 16;
     const u8* w_row = w + (lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16;
 #pragma unroll

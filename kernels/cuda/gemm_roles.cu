@@ -1,24 +1,26 @@
-// The products of `gemm_sm90.cu` with roles: one warpgroup copies, the others multiply and finish. Stages pass between them
-// by barriers in shared memory, so that copies run as far ahead as there are stages, whatever the others do.
+// The products of `gemm_sm90.cu` with specialised warpgroups: one warpgroup copies, the others multiply and
+// run the epilogue. Barriers in shared memory say which stages are full and which are empty, so that copies
+// run ahead by up to the number of stages.
 //
-// A block walks over tiles of the same columns. With TURNS each tile is one warpgroup's, and while one finishes its tile
-// the next multiplies; else all have their rows of every tile. Where the weights of its columns fit (RESIDENT), they are loaded
-// once; with TURNS they must.
+// A block loops over tiles of the same columns. With TURNS, each tile belongs to one warpgroup: while one
+// warpgroup runs its epilogue, the next one multiplies. Without TURNS, all warpgroups share the rows of every
+// tile. If the weights of the block's columns fit in shared memory (RESIDENT), they are loaded once; TURNS
+// requires that they fit.
 //
-// Defines: TURNS (0 or 1), THREADS, REGISTERS and COPY_REGISTERS (of a thread that multiplies and of one that copies; 0 leaves
-// them as they are), and those of `gemm_sm90.cuh`.
+// Defines: TURNS (0 or 1), THREADS, REGISTERS and COPY_REGISTERS (registers of a thread that multiplies and
+// of a thread that copies; 0 keeps the compiler's number), and those of `gemm_sm90.cuh`.
 #include "gemm_sm90.cuh"
 #include "mbarrier.cuh"
 
-// Warpgroups that share a tile, and its rows.
+// Number of warpgroups that share a tile, and rows of a tile.
 constexpr int SHARERS = TURNS ? 1 : GROUPS_M;
 constexpr int BM = 64 * BLOCKS * SHARERS;
-// Bytes of a stage of the ring.
+// Bytes of one stage in the ring.
 constexpr int STAGE = (BM + (RESIDENT ? 0 : BN)) * BK;
 constexpr int MULTIPLIERS = 128 * GROUPS_M;
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that copies");
 
-// Stages in their order, each with its place in the ring and the parity of its phase.
+// Iterates over the stages in their order: index in the ring, and the parity of the barrier's phase.
 struct Stages {
     s32 at;
     u32 parity;
@@ -33,7 +35,7 @@ struct Stages {
     }
 };
 
-// `copy_tile` by the warpgroup that copies, in few registers.
+// As `copy_tile`, but run by the copying warpgroup alone, with few registers.
 template <int rows>
 INLINE void copy_rows(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride, s32 k0, s32 k_bytes, s32 thread) {
     s32 chunk = thread % 8, row = thread / 8, byte = k0 + 16 * chunk;
@@ -48,10 +50,10 @@ INLINE void copy_rows(u8* to, const u8* from, s32 row0, s32 row_count, s32 strid
     }
 }
 
-// The copies of all tiles of the block.
+// Copies the operands of all tiles of the block.
 INLINE void copy_tiles(const Params& p, u8* ring, u64* full, u64* empty, s32 first, s32 stride, s32 n0, s32 steps) {
     s32 thread = static_cast<s32>(thread_index()) - MULTIPLIERS;
-    // The first phase of an empty stage is the one before the first: no wait.
+    // Initially every stage is empty: with parity 1, a wait on a barrier that was never used returns at once.
     Stages stage = {0, 1};
     for (s32 tile = first; tile < p.tiles; tile += stride) {
         s32 m0 = tile / p.tiles_n * BM;
@@ -67,7 +69,7 @@ INLINE void copy_tiles(const Params& p, u8* ring, u64* full, u64* empty, s32 fir
     copy_wait<0>();
 }
 
-// The products of the tiles of this warpgroup.
+// Multiplies and finishes the tiles of this warpgroup.
 INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u64* full, u64* empty, u64* turns, s32 first,
                            s32 stride, s32 n0, s32 steps, const f32* constants, const f32* tail) {
     u32 lane = thread_index() % WARP, warp = thread_index() / WARP % 4;
@@ -79,13 +81,13 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
         first += group * stride;
         stride *= GROUPS_M;
     }
-    // The first warpgroup's first turn comes without a wait.
+    // The first warpgroup does not wait for its first turn.
     u32 turn = group == 0;
     auto arrive = [&](u64* barrier) {
         if (lane == 0) mbarrier_arrive(barrier);
     };
     for (s32 tile = first; tile < p.tiles; tile += stride) {
-        // Of the 64 BLOCKS rows of this warpgroup, the lane's are `row0 + 64 block + 8 half`.
+        // This warpgroup has 64 BLOCKS rows; this lane has rows `row0 + 64 block + 8 half` of them.
         s32 row0 = tile / p.tiles_n * BM + static_cast<s32>(64 * BLOCKS * within + 16 * warp + lane / 4);
         Old old;
         load_old(p, old, row0, column0);
@@ -107,7 +109,8 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
             before = stage.at;
             stage.advance();
         }
-        // No phase of a stage passes unseen: whoever waits for one begins after all before it have ended.
+        // A warpgroup that waits for a phase of a stage starts after all earlier phases have ended, so no
+        // phase is missed.
         if (TURNS) arrive(turns + (group + 1 == GROUPS_M ? 0 : group + 1));
         wait_sums(sums);
         arrive(empty + before);
@@ -116,7 +119,8 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
     }
 }
 
-// The compiler moves registers from role to role only where it is told how many blocks a multiprocessor has.
+// The compiler reallocates registers between warpgroups only if the number of blocks per multiprocessor is
+// given.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params p) {
     u8* shared = shared_memory();
     shared += (1024 - (shared_address(shared) & 1023)) & 1023;
@@ -136,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params
         }
     }
     block_sync();
-    // Every tile of this block has the same columns: the grid is a multiple of the tiles along n, or covers all tiles.
+    // Every tile of this block has the same columns, because the grid is a multiple of the number of tiles
+    // along n, or has one block for each tile.
     s32 first = static_cast<s32>(block_x()), stride = static_cast<s32>(blocks_x());
     s32 n0 = first % p.tiles_n * BN, steps = (p.k_bytes + BK - 1) / BK;
     if (warpgroup() == GROUPS_M) {

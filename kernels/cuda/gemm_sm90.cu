@@ -1,14 +1,15 @@
-// The products of `gemm.cu` for sm_90a: asynchronous matrix products of warpgroups, which read both operands from shared
-// memory.
+// The products of `gemm.cu` for sm_90a, with asynchronous matrix products of warpgroups (`wgmma`), which read
+// both operands from shared memory.
 //
-// A block walks over tiles of the same columns. Its stages are a ring that runs on from tile to tile: while it finishes one
-// tile, the operands of the next are on their way. Where the weights of its columns fit (RESIDENT), they are loaded once.
+// A block loops over tiles of the same columns. Its ring of stages continues from tile to tile: while it
+// finishes one tile, the operands of the next are being copied. If the weights of the block's columns fit in
+// shared memory (RESIDENT), they are loaded once.
 //
-// Defines: STAGES is at least 3; THREADS; those of `gemm_sm90.cuh`.
+// Defines: STAGES, which is at least 3; THREADS; those of `gemm_sm90.cuh`.
 #include "gemm_sm90.cuh"
 
 constexpr int BM = 64 * GROUPS_M * BLOCKS;
-// Bytes of a stage of the ring.
+// Bytes of one stage in the ring.
 constexpr int STAGE = (BM + (RESIDENT ? 0 : BN)) * BK;
 static_assert(THREADS == 128 * GROUPS_M, "a warpgroup for each group of rows");
 static_assert(STAGES >= 3, "one stage is read, one is done, one is filled");
@@ -18,7 +19,7 @@ INLINE void copy_all(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride
     copy_tile<rows, THREADS>(to, from, row0, row_count, stride, k0, k_bytes, static_cast<s32>(thread_index()));
 }
 
-// Waits for the copies of stage `index` of the sequence; those of later stages may still be on their way.
+// Waits for the copies of stage `index` of the sequence. Copies of later stages may still be in flight.
 INLINE void wait_stage(s32 index) {
     if (index == 0) {
         copy_wait<STAGES - 1>();
@@ -38,7 +39,8 @@ KERNEL(gemm_sm90)(const Params p) {
 #if GELU && STREAM_F32
     load_tail(tail, THREADS);
 #endif
-    // Every tile of this block has the same columns: the grid is a multiple of the tiles along n, or covers all tiles.
+    // Every tile of this block has the same columns, because the grid is a multiple of the number of tiles
+    // along n, or has one block for each tile.
     s32 first = static_cast<s32>(block_x()), stride = static_cast<s32>(blocks_x());
     s32 n0 = first % p.tiles_n * BN, steps = (p.k_bytes + BK - 1) / BK;
     load_constants(p, constants, n0);
@@ -66,14 +68,14 @@ KERNEL(gemm_sm90)(const Params p) {
     u32 lane = thread_index() % WARP, warp = thread_index() / WARP % 4, group = thread_index() / 128;
     s32 column0 = n0 + 8 * static_cast<s32>(lane % 4), index = 0;
     for (s32 tile = first; tile < p.tiles; tile += stride) {
-        // Of the 64 BLOCKS rows of this warpgroup, the lane's are `row0 + 64 block + 8 half`.
+        // This warpgroup has 64 BLOCKS rows; this lane has rows `row0 + 64 block + 8 half` of them.
         s32 row0 = tile / p.tiles_n * BM + static_cast<s32>(64 * BLOCKS * group + 16 * warp + lane / 4);
         Old old;
         load_old(p, old, row0, column0);
         Sum sums[BLOCKS][4 * EIGHTS];
         for (s32 step = 0; step < steps; step++, index++) {
             wait_stage(index);
-            // The products of two stages ago are done with theirs, which is filled again below.
+            // The stage of two steps ago is refilled below, so its products must be done.
             if (step >= 2) wgmma_wait<1>();
             fence_async_proxy();
             block_sync();

@@ -1,33 +1,35 @@
-// What the products for sm_90a share: operands in shared memory, in stages of 128 bytes of k, and from the sums of a
-// warpgroup to what is stored. Weights are packed as for `gemm.cu`, and so a lane ends with eight consecutive columns.
+// Code that the GEMM kernels for sm_90a share: operands in shared memory, in stages of 128 bytes of k, and
+// the epilogue of a warpgroup's sums. Weights are packed as for `gemm.cu`, so each lane gets the sums of
+// eight consecutive columns.
 //
-// Defines: GROUPS_M (warpgroups that multiply), BLOCKS (of 64 rows that each of them has), BN (columns: 32, 64, 96, 128, 192,
-// 256), STAGES, RESIDENT (stages of k whose weights stay in shared memory: all of k; or 0), and those of `epilogue.cuh`.
+// Defines: GROUPS_M (number of warpgroups that multiply), BLOCKS (blocks of 64 rows of each of them), BN
+// (columns: 32, 64, 96, 128, 192, 256), STAGES, RESIDENT (number of k stages whose weights stay in shared
+// memory: all of k, or 0), and those of `epilogue.cuh`.
 #pragma once
 
-// Sums of integers are numbers, and `load_constants` sees to the rest.
+// Integer sums are never NaN, and `load_constants` replaces NaN constants.
 #define NUMBERS INTEGER
 #include "epilogue.cuh"
 #include "wgmma.cuh"
 
 struct Params {
-    // `[m, lda]` and `[n padded to 32, ldw]`, strides in bytes, multiples of 16.
+    // `[m, lda]` and `[n padded to 32, ldw]`; the strides are in bytes and multiples of 16.
     const u8* a;
     const u8* w;
     s32 m;
-    // Rows of `w`.
+    // Number of rows of `w`.
     s32 n_packed;
-    // Bytes of k.
+    // Number of bytes of k.
     s32 k_bytes;
     s32 lda, ldw;
-    // Tiles along n, and all of them.
+    // Number of tiles along n, and in total.
     s32 tiles_n, tiles;
     Epilogue epilogue;
 };
 
 // Bytes of k in a stage.
 constexpr int BK = 128;
-// Bytes of the weights that stay.
+// Bytes of the weights that stay in shared memory.
 constexpr int STAY = RESIDENT * BN * BK;
 constexpr int EIGHTS = BN / 8;
 constexpr int GROUPS = BN / 32;
@@ -40,8 +42,8 @@ typedef f32 Sum;
 INLINE f32 sum_f32(Sum x) { return x; }
 #endif
 
-// Starts copying `rows` rows of k bytes `k0..k0 + BK` from row `row0` on, as thread `thread` of `threads`; rows and bytes that
-// are not there become zeros.
+// Starts copying bytes `k0..k0 + BK` of k for `rows` rows from row `row0` on; this thread is number `thread`
+// of `threads`. Rows and bytes outside the matrix are filled with zeros.
 template <int rows, int threads>
 INLINE void copy_tile(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride, s32 k0, s32 k_bytes, s32 thread) {
     s32 chunk = thread % 8, byte = k0 + 16 * chunk;
@@ -56,7 +58,7 @@ INLINE void copy_tile(u8* to, const u8* from, s32 row0, s32 row_count, s32 strid
     }
 }
 
-// Starts sums (+)= a * w over `steps` steps of 32 bytes.
+// Starts the products of `steps` steps of 32 bytes: sums = a * w if `first`, else sums += a * w.
 INLINE void multiply_steps(Sum (&sums)[BLOCKS][4 * EIGHTS], const u8* a, const u8* w, int steps, bool first) {
     u64 b = tile_descriptor(w);
 #pragma unroll
@@ -75,7 +77,7 @@ INLINE void multiply_steps(Sum (&sums)[BLOCKS][4 * EIGHTS], const u8* a, const u
     }
 }
 
-// Waits for all products, after which the sums may be read.
+// Waits for all products; then the sums may be read.
 INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
     wgmma_wait<0>();
 #pragma unroll
@@ -85,10 +87,10 @@ INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
     }
 }
 
-// Whether a lane has registers to spare for what of the stream it adds to.
+// Whether a lane has enough registers to prefetch the values of the residual stream that it adds to.
 #define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
 
-// A place in the sequence of stages that a block goes through.
+// A position in the sequence of stages of a block.
 struct Cursor {
     s32 tile, step;
 
@@ -104,7 +106,7 @@ struct Constants {
     const f32* bias;
 };
 
-// Columns of a NaN become zeros, as their codes are.
+// A column with a NaN constant gets scale 0 and bias 0, because the code of a NaN is 0.
 INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
         bool there = n0 + i < p.n_packed;
@@ -120,7 +122,7 @@ INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     }
 }
 
-// What of the stream a lane adds to, loaded ahead.
+// The values of the residual stream that a lane adds to, prefetched, and their rows.
 struct Old {
     u32 targets[2 * BLOCKS];
 #if PREFETCH
@@ -145,7 +147,7 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
     }
 }
 
-// Finishes a tile: row i of a lane is `old.targets[i]`.
+// Runs the epilogue of a tile; row i of a lane is written to `old.targets[i]`.
 INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
                         s32 column0, const f32* tail) {
 #pragma unroll

@@ -1,6 +1,7 @@
-// The end of the network in f32: LayerNorm and mean over tokens, and a product with few rows.
+// The end of the network in f32: LayerNorm with the mean over tokens, and a linear layer for few rows.
 //
-// Entry points: `pool` and `linear_f32`. Defines: THREADS; for `pool` POOL, STREAM_F32 and STORE; for `linear_f32` OUTPUT.
+// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, STREAM_F32 and STORE for `pool`; OUTPUT for
+// `linear_f32`.
 #include "moments.cuh"
 
 #if defined(POOL)
@@ -16,11 +17,11 @@ struct Params {
     const f32* beta;
     // `[images, stride]`.
     void* out;
-    // Becomes 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
+    // Set to 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
     u32* overflow;
     s32 tokens, columns, stride;
     f32 epsilon;
-    // The step stored with and its reciprocal.
+    // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
 };
 
@@ -29,7 +30,7 @@ typedef f32 Stream;
 INLINE f32x4 values4(const Stream* x) { return *reinterpret_cast<const f32x4*>(x); }
 #else
 typedef u16 Stream;
-// Columns of a block.
+// Number of columns of a block.
 constexpr s32 COLUMNS = 128;
 INLINE f32x4 values4(const Stream* x) {
     u32x2 v = *reinterpret_cast<const u32x2*>(x);
@@ -40,7 +41,7 @@ INLINE f32x4 values4(const Stream* x) {
 
 #if STREAM_F32
 
-// The norm of every token of an image, four lanes for each.
+// Computes mean and deviation of every token of an image; four lanes share a token.
 INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
     s32 lane = thread_index() % 4, rounds = (p.tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
@@ -63,7 +64,7 @@ INLINE f32 warp_sum(f32 x) {
     return x;
 }
 
-// The norm of every token of an image in f32, a warp for each.
+// Computes mean and deviation of every token of an image in f32; each warp takes one token at a time.
 INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
     s32 lane = thread_index() % WARP;
     for (s32 token = thread_index() / WARP; token < p.tokens; token += THREADS / WARP) {
@@ -90,7 +91,7 @@ INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
 
 #endif
 
-// Stores the mean of a column from its sum.
+// Stores the mean of a column, given its sum.
 INLINE void store_mean(const Params& p, s32 column, f32 sum) {
     f32 y = div_f32(sum, to_f32(p.tokens));
     u64 at = static_cast<u64>(block_x()) * p.stride + column;
@@ -108,8 +109,9 @@ INLINE void store_mean(const Params& p, s32 column, f32 sum) {
 #endif
 }
 
-// The norm of every token of an image (block x), then each column's mean. With an f32 stream a block has all columns, and
-// sums them in the order of the tokens; with f16 it takes COLUMNS at a time, from block y on.
+// Computes the norm of every token of an image (block x), then the mean of each column. With an f32 stream, a
+// block has all columns and sums them in the order of the tokens. With an f16 stream, block y has COLUMNS
+// columns.
 KERNEL(pool)(const Params p) {
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
     wait_for_previous();
@@ -127,7 +129,8 @@ KERNEL(pool)(const Params p) {
         store_mean(p, column, sum);
     }
 #else
-    // Each of the groups of threads sums the tokens of its own residue; the first adds the groups' sums.
+    // Group g of GROUPS groups of threads sums the tokens whose index is g mod GROUPS. Then the first group
+    // adds the groups' sums.
     f32* partial = reinterpret_cast<f32*>(norms + p.tokens);
     constexpr s32 GROUPS = THREADS / COLUMNS;
     s32 group = thread_index() / COLUMNS;
@@ -158,17 +161,17 @@ KERNEL(pool)(const Params p) {
 struct Params {
     // `[m, k]`.
     const f32* x;
-    // `[k, n]`, n padded to a multiple of 4 in memory (`stride`).
+    // `[k, n]`; a row takes `stride` floats in memory, n padded to a multiple of 4.
     const f32* w;
     const f32* bias;
-    // Reciprocal of the `.output` site.
+    // Reciprocal and value of the `.output` site's scale.
     f32 output_recip, output_scale;
     // `[m, n]`.
     f32* out;
     s32 m, n, k, stride;
 };
 
-// Columns and rows of a block, k of a stage.
+// Columns and rows of a block, and k values of a stage.
 constexpr int COLUMNS = 32;
 constexpr int ROWS = 16;
 constexpr int DEPTH = 64;
@@ -177,7 +180,7 @@ constexpr int STAGE = DEPTH * COLUMNS + ROWS * DEPTH;
 static_assert(THREADS == 128, "32 columns by 4 groups of rows");
 constexpr int EACH = ROWS / 4;
 
-// Starts copying stage `stage` of the block's weights `[DEPTH][COLUMNS]` and rows `[ROWS][DEPTH]`.
+// Starts copying one stage of the block's weights, `[DEPTH][COLUMNS]`, and rows, `[ROWS][DEPTH]`.
 INLINE void copy_stage(const Params& p, f32* to, s32 k0, s32 row0, s32 column0) {
     for (s32 i = thread_index(); i < DEPTH * COLUMNS / 4; i += THREADS) {
         s32 k = k0 + i / (COLUMNS / 4), column = column0 + 4 * (i % (COLUMNS / 4));
@@ -193,7 +196,7 @@ INLINE void copy_stage(const Params& p, f32* to, s32 k0, s32 row0, s32 column0) 
     copy_commit();
 }
 
-// One fused multiply-add after the other in the order of k; zeros beyond k leave a sum as it is.
+// Each sum is a sequence of fused multiply-adds in the order of k. Zeros beyond k do not change it.
 KERNEL(linear_f32)(const Params p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     s32 column0 = static_cast<s32>(block_x()) * COLUMNS, row0 = static_cast<s32>(block_y()) * ROWS;

@@ -1,7 +1,8 @@
-// The ladder of elementwise ops, which the memory bounds. Measured by `swinq bench elementwise`; no engine runs them.
+// The ladder of elementwise ops, whose speed is limited by memory bandwidth. `swinq bench elementwise`
+// measures them; no engine runs them.
 //
-// A thread takes every `blocks * THREADS`-th element, or group of neighbouring ones; what is no whole group at the end is
-// left to the first threads, one element each.
+// A thread processes every `blocks * THREADS`-th element, or group of neighbouring elements. If elements
+// remain after the last full group, the first threads process one each.
 //
 // Defines: THREADS.
 #include "prelude.cuh"
@@ -19,7 +20,8 @@ struct Params {
 INLINE u64 first_index() { return static_cast<u64>(block_x()) * THREADS + thread_index(); }
 INLINE u64 threads_of_grid() { return static_cast<u64>(blocks_x()) * THREADS; }
 
-// Calls `group` with every whole group of `SIZE` elements, by its number, and `one` with each element that is left.
+// Calls `group` with the index of every full group of `SIZE` elements, and `one` with the index of each
+// remaining element.
 template <u64 SIZE, class Group, class One>
 INLINE void for_groups(u64 count, Group group, One one) {
     u64 groups = count / SIZE, first = first_index();
@@ -73,7 +75,7 @@ KERNEL(gelu_f32x4)(const Params p) {
     for_groups<4>(p.count, group, [&](u64 i) { out[i] = gelu(x[i], tail); });
 }
 
-// `scale` is the reciprocal of the step.
+// `scale` is the reciprocal of the quantization scale.
 KERNEL(quantize_s8)(const Params p) {
     const f32* x = static_cast<const f32*>(p.x);
     s8* out = static_cast<s8*>(p.out);
@@ -88,7 +90,7 @@ KERNEL(quantize_s8)(const Params p) {
                   [&](u64 i) { out[i] = static_cast<s8>(static_cast<s32>(code_f32(x[i] * p.scale))); });
 }
 
-// Sums of halves, added in f32 and rounded once.
+// Adds halves in f32 and rounds the sum once.
 KERNEL(add_f16x8)(const Params p) {
     const u16 *x = static_cast<const u16*>(p.x), *y = static_cast<const u16*>(p.y);
     u16* out = static_cast<u16*>(p.out);

@@ -1,11 +1,11 @@
-// The first rungs of the ladder of products: `out[m, n] = a[m, k] * w[n, k]^T` in f32, one thread for each output, its sum
-// in the order of k. Measured by `swinq bench gemm`; no engine runs them.
+// The first rungs of the GEMM ladder: `out[m, n] = a[m, k] * w[n, k]^T` in f32. One thread computes each
+// output and sums in the order of k. `swinq bench gemm` measures them; no engine runs them.
 //
 // Defines: TILE (side of the tile of `gemm_shared`), THREADS (TILE * TILE).
 #include "prelude.cuh"
 
 struct Params {
-    // `[m, k]`, `[n, k]` and `[m, n]`, without gaps.
+    // `[m, k]`, `[n, k]` and `[m, n]`, contiguous.
     const f32* a;
     const f32* w;
     f32* out;
@@ -14,7 +14,7 @@ struct Params {
 
 static_assert(THREADS == TILE * TILE, "a thread for each output of a tile");
 
-// Every operand comes from global memory.
+// Reads every operand from global memory.
 KERNEL(gemm_naive)(const Params p) {
     u64 index = static_cast<u64>(block_x()) * THREADS + thread_index();
     if (index >= static_cast<u64>(p.m) * p.n) return;
@@ -25,9 +25,9 @@ KERNEL(gemm_naive)(const Params p) {
     p.out[index] = sum;
 }
 
-// Tiles of both operands go through shared memory, from which each value is read TILE times.
+// Copies tiles of both operands to shared memory, where each value is read TILE times.
 KERNEL(gemm_shared)(const Params p) {
-    // One column more than the tile has: threads of a warp read a column of `w` from different banks.
+    // One column more than the tile, so that the threads of a warp read a column of `w` from different banks.
     constexpr s32 ROW = TILE + 1;
     f32* a_tile = reinterpret_cast<f32*>(shared_memory());
     f32* w_tile = a_tile + TILE * ROW;

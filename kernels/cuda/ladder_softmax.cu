@@ -1,10 +1,11 @@
-// The ladder of softmax: rows of f32 `[rows, columns]`. Measured by `swinq bench softmax`; no engine runs them.
+// The ladder of softmax over rows of f32 `[rows, columns]`. `swinq bench softmax` measures it; no engine runs
+// it.
 //
 // Defines: THREADS.
 #include "prelude.cuh"
 
 struct Params {
-    // `[rows, columns]`, without gaps.
+    // `[rows, columns]`, contiguous.
     const f32* x;
     // f32 `[rows, columns]`; u8 `[rows, columns]` for `softmax_codes`.
     void* out;
@@ -15,7 +16,7 @@ struct Params {
 
 constexpr s32 WARPS = THREADS / WARP;
 
-// e^(x - largest), from 60 below the largest on e^-60. 0 * e^-60 where nothing is below nothing.
+// e^(x - largest), where differences below the floor of -60 give e^-60.
 INLINE f32 exp_of(f32 x, f32 largest) { return exp_below(max_f32(x - largest, from_bits(FLOOR_BITS))); }
 
 INLINE f32 warp_max(f32 x) {
@@ -30,12 +31,12 @@ INLINE T warp_sum(T x) {
     return x;
 }
 
-// Row of this thread's warp.
+// Row that this thread's warp computes.
 INLINE s32 row_of_warp() {
     return static_cast<s32>(block_x()) * WARPS + static_cast<s32>(thread_index() / WARP);
 }
 
-// A block for each row and three passes over it: the largest, the sum, the quotients.
+// One block per row and three passes over the row: maximum, sum, quotients.
 KERNEL(softmax_naive)(const Params p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     const f32* x = p.x + static_cast<u64>(block_x()) * p.columns;
@@ -61,7 +62,8 @@ KERNEL(softmax_naive)(const Params p) {
     for (s32 i = first; i < p.columns; i += THREADS) out[i] = div_f32(exp_of(x[i], largest), sum);
 }
 
-// A warp for each row: largest and sum in one pass, in which a new largest shrinks the sum so far; then the quotients.
+// One warp per row: maximum and sum in one pass, where a new maximum rescales the sum so far; then the
+// quotients.
 KERNEL(softmax_online)(const Params p) {
     s32 row = row_of_warp();
     if (row >= p.rows) return;
@@ -81,8 +83,8 @@ KERNEL(softmax_online)(const Params p) {
     for (s32 i = lane; i < p.columns; i += WARP) out[i] = exp_of(x[i], of_row) * inverse;
 }
 
-// The probabilities of our INT8 attention (`reference::attention_row_u8`), a warp for each row: codes 255 e^(x - largest)
-// and their integer sum.
+// The probabilities of the INT8 attention (`reference::attention_row_u8`), one warp per row: codes 255 e^(x -
+// largest) and their integer sum.
 KERNEL(softmax_codes)(const Params p) {
     s32 row = row_of_warp();
     if (row >= p.rows) return;

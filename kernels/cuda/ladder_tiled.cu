@@ -1,15 +1,16 @@
-// A rung of the ladder of products: `out[m, n] = a[m, k] * w[n, k]^T` in f32 for any sizes, a tile of 8 x 8 outputs in the
-// registers of each thread. Measured by `swinq bench gemm`; no engine runs it.
+// A rung of the GEMM ladder: `out[m, n] = a[m, k] * w[n, k]^T` in f32 for any sizes. Each thread keeps a tile
+// of 8 x 8 outputs in registers. `swinq bench gemm` measures it; no engine runs it.
 //
-// Two stages of shared memory: one is read while the next is loaded to registers and written. Both operands lie there with
-// k outermost, so that a thread reads four neighbouring rows at once.
+// Shared memory has two stages: while one is read, the other is loaded to registers and written. Both
+// operands are stored with k outermost, so that a thread reads four neighbouring rows at once.
 //
-// Defines: BM, BN (tile of the block), BK (of k), GROUP (rows of tiles that blocks walk through column by column, so that
-// the blocks running at one time share operands in the L2 cache; 1: row by row), THREADS (BM / 8 * BN / 8).
+// Defines: BM, BN (tile of the block), BK (k values of a stage), GROUP (number of tile rows that blocks
+// process together, column by column, so that concurrent blocks share operands in the L2 cache; 1: row by
+// row), THREADS (BM / 8 * BN / 8).
 #include "prelude.cuh"
 
 struct Params {
-    // `[m, k]`, `[n, k]` and `[m, n]`, without gaps.
+    // `[m, k]`, `[n, k]` and `[m, n]`, contiguous.
     const f32* a;
     const f32* w;
     f32* out;
@@ -17,17 +18,17 @@ struct Params {
 };
 
 constexpr s32 THREADS_N = BN / 8;
-// Floats from one k to the next of a tile: for a BK of 8, the writes of a warp fall into different banks.
+// Floats from one k to the next in a tile. With a BK of 8, the writes of a warp go to different banks.
 constexpr s32 A_ROW = BM + 4, W_ROW = BN + 4;
 constexpr s32 STAGE = BK * (A_ROW + W_ROW);
-// Vectors of four k that a thread loads.
+// Number of four-element vectors along k in a stage, and number of vectors that each thread loads.
 constexpr s32 QUADS = BK / 4;
 constexpr s32 A_LOADS = BM * QUADS / THREADS, W_LOADS = BN * QUADS / THREADS;
 static_assert(THREADS == BM / 8 * THREADS_N, "a thread for each 8 x 8 outputs");
 static_assert(BM * QUADS % THREADS == 0 && BN * QUADS % THREADS == 0, "whole loads");
 static_assert(BM % 8 == 0 && BN % 8 == 0 && BK % 4 == 0, "whole vectors");
 
-// Tile of this block, in rows and columns.
+// Computes the first row and column of this block's tile.
 INLINE void place(const Params& p, s32& m0, s32& n0) {
     s32 tiles_m = (p.m + BM - 1) / BM, tiles_n = (p.n + BN - 1) / BN;
     s32 block = static_cast<s32>(block_x()), group = block / (GROUP * tiles_n);
@@ -37,7 +38,8 @@ INLINE void place(const Params& p, s32& m0, s32& n0) {
     n0 = within / rows * BN;
 }
 
-// Loads this thread's part of `LOADS * THREADS / QUADS` rows from `row0`, k from `k0`; what is not there is 0.
+// Loads this thread's part of `LOADS * THREADS / QUADS` rows, from row `row0` and k index `k0` on. Elements
+// outside the matrix are 0.
 template <s32 LOADS>
 INLINE void load_part(f32x4 (&part)[LOADS], const f32* from, s32 row0, s32 rows, s32 k0, s32 k) {
 #pragma unroll
@@ -58,7 +60,7 @@ INLINE void load_part(f32x4 (&part)[LOADS], const f32* from, s32 row0, s32 rows,
     }
 }
 
-// Writes the part to a tile with `ROW` floats from one k to the next.
+// Writes the part to a tile that has `ROW` floats from one k to the next.
 template <s32 LOADS, s32 ROW>
 INLINE void store_part(f32* tile, const f32x4 (&part)[LOADS]) {
 #pragma unroll
@@ -69,7 +71,7 @@ INLINE void store_part(f32* tile, const f32x4 (&part)[LOADS]) {
     }
 }
 
-// Eight rows of a tile for one k: four from `first` on, and four from `first + half` on.
+// Reads eight rows of a tile for one k: four from `from` on, and four from `from + half` on.
 INLINE void read8(f32 (&x)[8], const f32* from, s32 half) {
     f32x4 low = *reinterpret_cast<const f32x4*>(from), high = *reinterpret_cast<const f32x4*>(from + half);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
@@ -90,7 +92,7 @@ INLINE void multiply_stage(f32 (&sums)[8][8], const f32* a_tile, const f32* w_ti
     }
 }
 
-// Four sums of a row, from column `column` on.
+// Stores four sums of a row, from column `column` on.
 INLINE void store4(const Params& p, s32 row, s32 column, f32x4 sums) {
     if (row >= p.m || column >= p.n) return;
     f32* to = p.out + static_cast<u64>(row) * p.n + column;

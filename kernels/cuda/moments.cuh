@@ -1,9 +1,10 @@
-// LayerNorm of one row as the reference defines it (`reference::RowNorm`): four lanes hold a row's sums.
+// LayerNorm statistics of one row as the reference defines them (`reference::RowNorm`); four lanes hold the
+// sums of a row.
 #pragma once
 
 #include "prelude.cuh"
 
-// Four words, so that a load of one from shared memory reads nothing beside it.
+// Padded to four words, so that one 16-byte load from shared memory reads it.
 struct alignas(16) RowNorm {
     f32 mean, inverse, shift;
 };
@@ -12,7 +13,8 @@ INLINE f32 apply(const RowNorm& norm, f32 x, f32 gamma, f32 beta) {
     return fma_f32(fma_f32(x - norm.mean, norm.inverse, norm.shift), gamma, beta);
 }
 
-// Sixteen partial sums by the index mod 16, four in each of four neighbouring lanes, of a row and of its squares.
+// Sixteen partial sums of a row and of its squares, by the index mod 16; each of four neighbouring lanes
+// holds four.
 struct Moments {
     f64 sum[4], square[4];
 
@@ -21,7 +23,7 @@ struct Moments {
         for (int i = 0; i < 4; i++) sum[i] = square[i] = 0.0;
     }
 
-    // The next four elements of this lane's: indexes 16 i + 4 (lane % 4) to + 3.
+    // Adds the lane's next four elements: indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3.
     INLINE void add(const f32x4& x) {
         const f32 values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -32,7 +34,7 @@ struct Moments {
         }
     }
 
-    // The norm of a row of `count` elements, in each of the four lanes.
+    // Returns the norm of a row of `count` elements to each of the four lanes.
     INLINE RowNorm norm(s32 count, f32 epsilon) {
         f64 total = fold(sum), squares = fold(square);
         f64 n = static_cast<f64>(count);
@@ -45,8 +47,8 @@ struct Moments {
     }
 
   private:
-    // The upper half onto the lower, down to one: lanes 2, 3 onto 0, 1; lane 1 onto 0; then within the lane. Addition
-    // commutes, so every lane ends with the same sum.
+    // Adds the upper half of the partial sums to the lower half until one is left: lanes 2, 3 to lanes 0, 1,
+    // then lane 1 to lane 0, then within the lane. Addition commutes, so every lane gets the same sum.
     static INLINE f64 fold(f64 (&x)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = x[i] + shuffle_xor(x[i], 2);

@@ -1,11 +1,13 @@
-// LayerNorm of rows gathered from the residual stream, stored in the order and the type that the next product reads:
-// shift and window partition (one source token for each row), or the merging of 2 x 2 tokens (four).
+// LayerNorm of rows gathered from the residual stream. The rows are stored in the order and the type that the
+// next linear layer reads. A row has one source token (shift and window partition) or four (merging of 2 x 2
+// tokens).
 //
-// Entry points: `norm_exact` reads an f32 stream and gives the bits of the reference; `norm_half` reads an f16 stream,
-// keeps the row in registers and takes its mean and variance in f32, in two passes.
+// Entry points: `norm_exact` reads an f32 stream and is bit-exact to the reference. `norm_half` reads an f16
+// stream, keeps the row in registers and computes its mean and variance in f32, in two passes.
 //
-// Defines: THREADS, PIECES (1 or 4 source tokens for a row), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT), FAKE; for
-// `norm_half` also LANES (of a row, a power of two up to 32) and CHUNKS (of 8 elements for each lane).
+// Defines: THREADS, PIECES (source tokens of a row: 1 or 4), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT),
+// FAKE; for `norm_half` also LANES (lanes per row, a power of two up to 32) and CHUNKS (chunks of 8 elements
+// per lane).
 #include "moments.cuh"
 
 #define STORE_CODES 0
@@ -15,28 +17,28 @@
 struct Params {
     // The stream, `[images * tokens, columns / PIECES]`.
     const void* stream;
-    // Source tokens of each row of one image, `[rows, PIECES]`, PAD for padding; null where rows are tokens.
+    // Source tokens of each row of one image, `[rows, PIECES]`, PAD for padding; null if row r is token r.
     const u32* map;
     const f32* gamma;
     const f32* beta;
     // `[images * rows, stride]`.
     void* out;
-    // Becomes 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
+    // Set to 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
     u32* overflow;
-    // All rows, of all images.
+    // Number of rows of all images.
     s32 total_rows;
-    // Rows and tokens of one image.
+    // Number of rows and of tokens of one image.
     s32 rows, tokens;
-    // Columns of a row, all pieces together.
+    // Number of columns of a row, over all pieces.
     s32 columns;
-    // Elements from row to row of `out`.
+    // Elements from one row of `out` to the next.
     s32 stride;
     f32 epsilon;
-    // The step stored with and its reciprocal.
+    // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
 };
 
-// What is stored for a value.
+// The value to store for `y`.
 INLINE f32 stored(const Params& p, f32 y) {
 #if STORE == STORE_CODES
     return y * p.recip;
@@ -72,7 +74,7 @@ INLINE void store_values(const Params& p, u64 at, f32 (&y)[8]) {
 #endif
 }
 
-// Token of piece `piece` of row `row` in the stream of all images; PAD for padding.
+// Index in the stream, over all images, of the token for piece `piece` of row `row`; PAD for padding.
 INLINE u32 source(const Params& p, u32 row, s32 piece) {
     if (p.map == nullptr) return row;
     u32 image = row / p.rows;
@@ -82,7 +84,7 @@ INLINE u32 source(const Params& p, u32 row, s32 piece) {
 
 #if defined(EXACT)
 
-// Columns `at..at + 4` of the row whose pieces are at `from`; padding is zeros.
+// Columns `at..at + 4` of the row whose pieces are the tokens `from`; padding is zeros.
 INLINE f32x4 piece_values(const u32 (&from)[PIECES], const f32* stream, s32 piece_columns, s32 at) {
     s32 piece = at / piece_columns;
     u32 token = from[0];
@@ -93,7 +95,7 @@ INLINE f32x4 piece_values(const u32 (&from)[PIECES], const f32* stream, s32 piec
     return *reinterpret_cast<const f32x4*>(stream + offset);
 }
 
-// Four lanes for each row.
+// Four lanes share a row.
 KERNEL(norm_exact)(const Params p) {
     wait_for_previous();
     launch_dependents();
@@ -142,7 +144,8 @@ INLINE void unpack8(f32 (&x)[8], const u32x4& v) {
     }
 }
 
-// Where columns `at..at + 8` of the row whose pieces are at `from` are in the stream; PAD pieces have no place.
+// Computes the offset in the stream of columns `at..at + 8` of the row whose pieces are the tokens `from`;
+// returns false for a PAD piece.
 INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 columns, u64& offset) {
 #if PIECES == 1
     offset = static_cast<u64>(from[0]) * columns + at;
@@ -157,10 +160,10 @@ INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 colu
 #endif
 }
 
-// Whether the lanes of a row hold it between the passes, as halves; longer rows are read again.
+// Whether the lanes keep the row in registers, as halves, between the passes; longer rows are read again.
 constexpr bool HOLD = CHUNKS <= 16;
 
-// LANES lanes for each row.
+// LANES lanes share a row.
 KERNEL(norm_half)(const Params p) {
     wait_for_previous();
     launch_dependents();
@@ -206,7 +209,7 @@ KERNEL(norm_half)(const Params p) {
     f32 variance = div_f32(row_sum(square), to_f32(p.columns));
     f32 inverse = rsqrt_f32(variance + p.epsilon);
     if (!real) return;
-    // One value that is not finite makes the variance of its row so; sums of finite halves never are.
+    // A value that is not finite makes the variance of its row not finite; finite halves never do.
     if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     bool padding = PIECES == 1 && from[0] == PAD;
 #pragma unroll

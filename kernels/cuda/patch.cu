@@ -1,20 +1,21 @@
-// Patch embedding from u8 pixels: normalisation by a table, the product in f32 in the order of k (which for INT8 operands is
-// exact as well: their sums stay below 2^24), bias, LayerNorm and position embedding, to the residual stream.
+// Patch embedding from u8 pixels to the residual stream: normalisation by a table, matrix product, bias,
+// LayerNorm and position embedding. The product is summed in f32 in the order of k. For INT8 operands the f32
+// sums are exact too, because they stay below 2^24.
 //
-// A block takes TOKENS consecutive tokens; a thread has a column.
+// A block processes TOKENS consecutive tokens; a thread computes one column.
 //
-// Defines: THREADS (at least the columns), TOKENS (a multiple of 4), PATCH (side of a patch), INTEGER, OUTPUT, NORM,
-// POSITION, STREAM_F32.
-// Lookup and weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
+// Defines: THREADS (at least the number of columns), TOKENS (a multiple of 4), PATCH (side of a patch),
+// INTEGER, OUTPUT, NORM, POSITION, STREAM_F32. The lookup table and the weights (`[3 * PATCH * PATCH,
+// columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
 #include "patch.cuh"
 
 constexpr int K = 3 * PATCH * PATCH;
-// Floats from token to token.
+// Floats from one token to the next.
 constexpr int X_ROW = (K + 3) / 4 * 4;
 
-// Normalised patches of the block's tokens, `[TOKENS][X_ROW]`.
+// Writes the normalised patches of the block's tokens to `x`, `[TOKENS][X_ROW]`.
 INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
     s32 grid = p.size / PATCH;
     for (s32 i = thread_index(); i < TOKENS * PATCH * PATCH; i += THREADS) {
@@ -31,9 +32,10 @@ INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
     }
 }
 
-// Weights of a column that a thread keeps in registers; larger patches read theirs again and again.
+// Whether a thread keeps the weights of its column in registers; weights of larger patches are read for each
+// group of tokens.
 constexpr bool RESIDENT = K <= 64;
-// Tokens that a thread sums at a time.
+// Number of tokens that a thread sums at the same time.
 constexpr int TOGETHER = 4;
 
 INLINE f32 finish_sum(const Params& p, f32 sum, f32 scale, f32 bias) {
@@ -46,7 +48,7 @@ INLINE f32 finish_sum(const Params& p, f32 sum, f32 scale, f32 bias) {
 #endif
 }
 
-// Column `column` of the block's tokens, to `y`, `[TOKENS][columns]`.
+// Computes column `column` of the block's tokens and writes it to `y`, `[TOKENS][columns]`.
 INLINE void product(const Params& p, const f32* x, f32* y, s32 column) {
     f32 bias = p.bias[column], scale = 1.0f;
 #if INTEGER || OUTPUT
@@ -83,7 +85,7 @@ INLINE void product(const Params& p, const f32* x, f32* y, s32 column) {
     }
 }
 
-// Normalises and stores the block's tokens, four lanes for each.
+// Normalises and stores the block's tokens; four lanes share a token.
 INLINE void finish(const Params& p, const f32* y, s32 first) {
     s32 lane = thread_index() % 4;
 #if POSITION

@@ -1,4 +1,4 @@
-// What the patch embeddings are given. OPERAND: the type of lookup and weights.
+// Parameters of the patch embeddings. OPERAND is the type of the lookup table and the weights.
 #pragma once
 
 #include "prelude.cuh"

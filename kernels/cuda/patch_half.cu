@@ -1,22 +1,23 @@
-// Patch embedding on the tensor cores, for an f16 stream: the float twin of `patch.cu`. Pixels (or the codes of their site,
-// which are exact) and weights are halves, sums f32; bias, LayerNorm and position embedding follow in registers.
+// Patch embedding on the tensor cores, for an f16 stream: the f16 counterpart of `patch.cu`. Pixels (or the
+// codes of their site, which are exact in f16) and weights are halves, and sums are f32. Bias, LayerNorm and
+// position embedding are applied in registers.
 //
-// A warp has 16 tokens and every column. Weights are packed as in `gemm.cu`.
+// A warp computes every column of 16 tokens. Weights are packed as in `gemm.cu`.
 //
-// Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32), INTEGER, OUTPUT, NORM, POSITION.
-// Lookup and weights (`[COLUMNS, ROW]`, packed) are halves.
+// Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32), INTEGER, OUTPUT, NORM, POSITION. The
+// lookup table and the weights (`[COLUMNS, ROW]`, packed) are halves.
 #define OPERAND u16
 #include "patch.cuh"
 
 constexpr int K = 3 * PATCH * PATCH;
 constexpr int STEPS = (K + 15) / 16;
-// Halves from row to row: an odd number of 16-byte chunks.
+// Halves from one row to the next: an odd number of 16-byte chunks, which avoids bank conflicts.
 constexpr int ROW = 16 * STEPS + 8;
 constexpr int TOKENS = THREADS / 2;
 constexpr int GROUPS = COLUMNS / 32;
 static_assert(COLUMNS % 32 == 0 && THREADS % 32 == 0, "whole groups of columns, whole warps");
 
-// A row of pixels of a patch, to its place in the token's row of `x`.
+// Writes one row of a patch's pixels to its place in the token's row of `x`.
 INLINE void gather_row(const u16* lookup, const u8* pixel, u16* x, s32 row) {
 #if PATCH == 4
     const u32* words = reinterpret_cast<const u32*>(pixel);
@@ -42,7 +43,7 @@ INLINE void gather_row(const u16* lookup, const u8* pixel, u16* x, s32 row) {
 #endif
 }
 
-// The patches of the block's tokens, `[TOKENS][ROW]`.
+// Writes the patches of the block's tokens to `x`, `[TOKENS][ROW]`.
 INLINE void gather(const Params& p, const u16* lookup, u16* x, s32 first) {
     s32 grid = p.size / PATCH;
     for (s32 i = thread_index(); i < TOKENS * PATCH; i += THREADS) {
@@ -59,7 +60,7 @@ INLINE f32 quad_sum(f32 x) {
     return x + shuffle_xor(x, 2);
 }
 
-// Bias, and the scales of INT8 operands.
+// Applies the bias, and the scales of INT8 operands.
 INLINE void finish_sums(const Params& p, f32 (&y)[8 * GROUPS], s32 column0) {
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
@@ -83,7 +84,7 @@ INLINE void finish_sums(const Params& p, f32 (&y)[8 * GROUPS], s32 column0) {
     }
 }
 
-// LayerNorm of a row whose columns four lanes hold.
+// LayerNorm of a row whose columns are distributed over four lanes.
 INLINE void normalise(const Params& p, f32 (&y)[8 * GROUPS], s32 column0) {
     f32 sum = 0.0f, square = 0.0f;
 #pragma unroll
@@ -130,7 +131,7 @@ KERNEL(patch_half)(const Params p) {
     for (u32 i = thread_index(); i < 768 / 8; i += THREADS) copy_async_16(lookup + 8 * i, p.lookup + 8 * i, 16);
     for (u32 i = thread_index(); i < COLUMNS * ROW / 8; i += THREADS) copy_async_16(weight + 8 * i, p.weight + 8 * i, 16);
     copy_commit();
-    // What pads the rows must be numbers.
+    // The padding of the rows must not contain NaNs, so `x` is filled with zeros first.
     for (u32 i = thread_index(); i < TOKENS * ROW / 8; i += THREADS) reinterpret_cast<u32x4*>(x)[i] = u32x4{0, 0, 0, 0};
     wait_for_previous();
     launch_dependents();

@@ -1,4 +1,4 @@
-// What the kernels of training share: sums over warps and blocks, and fake quantization with its gradients.
+// Code that the training kernels share: sums over warps and blocks, and fake quantization with its gradients.
 #pragma once
 
 #include "prelude.cuh"
@@ -14,7 +14,7 @@ INLINE f32 warp_max(f32 x) {
     return x;
 }
 
-// The sum over the block, in each of its threads, always in the same order. `shared` has a float for each warp.
+// Sum over the block, returned to each thread; the order is fixed. `shared` has a float for each warp.
 INLINE f32 block_sum(f32 x, f32* shared) {
     constexpr u32 WARPS = THREADS / WARP;
     x = warp_sum(x);
@@ -27,28 +27,29 @@ INLINE f32 block_sum(f32 x, f32* shared) {
     return sum;
 }
 
-// A step and its reciprocal.
+// A quantization scale and its reciprocal.
 struct Step {
     f32 recip, scale;
 };
 
 INLINE f32 clamp_f32(f32 x, f32 low, f32 high) { return max_f32(min_f32(x, high), low); }
 
-// Activations' codes are clamped to these.
+// Range to which the codes of activations are clamped.
 constexpr f32 LOW = -128.0f, HIGH = 127.0f;
 
-// An activation as its code stands for it; 0 for a NaN.
+// Quantizes and dequantizes an activation; a NaN becomes 0.
 INLINE f32 rounded(f32 x, const Step& step) {
     f32 scaled = x * step.recip;
     f32 value = rint_f32(clamp_f32(scaled, LOW, HIGH)) * step.scale;
     return scaled != scaled ? 0.0f : value;
 }
 
-// How far beyond the ends of the range a value is still inside, as a factor: the value that made the range must be,
-// whatever its roundings.
+// Tolerance, as a factor, at the ends of the range: the value that defined the range must count as inside it,
+// however it was rounded.
 constexpr f32 EDGE = 1.0f + 1.0f / 1048576.0f;
 
-// The gradient before a site from that after it, `grad`: that of `clamp`. Adds to `sum` what it gives to the step's.
+// Gradient of a site's input from the gradient of its output, `grad`: that of `clamp`. Adds the value's
+// contribution to the gradient of the scale to `sum`.
 INLINE f32 clipped(f32 x, f32 grad, f32 recip, f32 low, f32 high, f32& sum) {
     f32 scaled = x * recip;
     bool inside = clamp_f32(scaled, low * EDGE, high * EDGE) == scaled;
@@ -56,7 +57,7 @@ INLINE f32 clipped(f32 x, f32 grad, f32 recip, f32 low, f32 high, f32& sum) {
     return grad * (inside ? 1.0f : 0.0f);
 }
 
-// One value, or four at once from an address aligned to 16 bytes.
+// Loads one value, or four from an address aligned to 16 bytes.
 INLINE void load_values(f32 (&x)[1], const f32* from) { x[0] = *from; }
 INLINE void load_values(f32 (&x)[4], const f32* from) {
     f32x4 v = *reinterpret_cast<const f32x4*>(from);

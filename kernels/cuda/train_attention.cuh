@@ -1,8 +1,8 @@
-// What the passes of attention in training share: one head of one window, with f32 tiles of four rows and four columns a
-// thread. Queries are taken CHUNK at a time against all keys.
+// Code that the forward and backward passes of attention in training share, for one head of one window. Each
+// thread computes tiles of 4 x 4 values in f32. CHUNK queries at a time are processed against all keys.
 //
-// Defines: THREADS; N, tokens of a window; CHUNK, a multiple of 4; SITES, whose bits are the sites of queries, keys, values
-// and scores that are on; PROBS.
+// Defines: THREADS; N, tokens of a window; CHUNK, a multiple of 4; SITES, a bit mask of the enabled sites
+// among queries, keys, values and scores; PROBS.
 #pragma once
 
 #include "train.cuh"
@@ -14,12 +14,12 @@
 // Channels of a head, and floats from one row of them to the next in shared memory.
 constexpr s32 D = 32;
 constexpr s32 ROW = D + 4;
-// Tokens with those that fill the last tile, tiles of them, and floats from one row of scores to the next.
+// Tokens padded to full tiles, number of tiles, and floats from one row of scores to the next.
 constexpr s32 PADDED = (N + 3) / 4 * 4;
 constexpr s32 TILES = PADDED / 4;
 constexpr s32 STRIDE = PADDED + 4;
 constexpr s32 CHUNK_TILES = CHUNK / 4;
-// Keys of a lane where a warp has a row of scores.
+// Number of keys per lane where a warp processes a row of scores.
 constexpr int KEYS = (PADDED + 31) / 32;
 static_assert(CHUNK % 4 == 0 && THREADS >= 8 * TILES && THREADS % 32 == 0, "every tile of values has a thread");
 
@@ -30,17 +30,17 @@ struct Params {
     const f32* bias;
     // `[mask_windows, N, N]`, or null.
     const f32* mask;
-    // Backward: gradient of the result, `[windows * N, heads * D]`.
+    // Backward: gradient of the output, `[windows * N, heads * D]`.
     const f32* grad;
-    // Forward: `[windows * N, heads * D]`; backward: the gradient of `qkv`.
+    // Forward: the output, `[windows * N, heads * D]`; backward: the gradient of `qkv`.
     f32* out;
     // Backward: gradients of the bias, summed over the windows of a part, `[parts, heads, N, N]`.
     f32* dbias;
-    // Backward: of the steps, in the order of `steps`, `[parts, heads, 5]`.
+    // Backward: gradients of the scales, in the order of `steps`, `[parts, heads, 5]`.
     f32* dsteps;
     s32 windows, heads, mask_windows, parts;
     f32 scale;
-    // Of queries, keys, values, scores and probabilities.
+    // Scales of queries, keys, values, scores and probabilities.
     Step steps[5];
 };
 
@@ -51,9 +51,9 @@ INLINE s32 lane_index() { return static_cast<s32>(thread_index() % WARP); }
 struct Head {
     const f32* q;
     const f32* bias;
-    // Null where nothing is masked.
+    // Null if no window is masked.
     const f32* mask;
-    // From a row of qkv to the next, and from queries to keys.
+    // Floats from one row of qkv to the next, and from queries to keys.
     u64 width;
     s32 channels;
 };
@@ -66,8 +66,8 @@ INLINE Head head_of(const Params& p, s32 window, s32 head) {
                 width, channels};
 }
 
-// Copies `count` rows from row `first` of a window on into shared memory, through their site if it is on. Zeros beyond
-// the window.
+// Copies `count` rows from row `first` of a window on into shared memory, fake-quantized if their site is on.
+// Rows beyond the window become zeros.
 template <bool on>
 INLINE void load_rows(f32* to, const f32* from, u64 width, s32 first, s32 count, const Step& step) {
     for (s32 i = thread_index(); i < count * (D / 4); i += THREADS) {
@@ -82,7 +82,7 @@ INLINE void load_rows(f32* to, const f32* from, u64 width, s32 first, s32 count,
     }
 }
 
-// The products of all rows of a chunk with all of the window, `[CHUNK, STRIDE]`.
+// Computes the products of all rows of a chunk with all rows of the window, `[CHUNK, STRIDE]`.
 INLINE void dot_rows(f32* out, const f32* chunk, const f32* all) {
     for (s32 tile = thread_index(); tile < CHUNK_TILES * TILES; tile += THREADS) {
         s32 i = tile / TILES, j = tile % TILES;
@@ -111,8 +111,8 @@ INLINE void dot_rows(f32* out, const f32* chunk, const f32* all) {
     }
 }
 
-// Rows `tile + k * CHUNK_TILES` of a chunk's weights `[CHUNK, STRIDE]` times the rows of a window, four channels from `at`
-// on.
+// Multiplies rows `tile + k * CHUNK_TILES` of a chunk's weights `[CHUNK, STRIDE]` with the rows of a window,
+// for four channels from `at` on.
 INLINE void mix_rows(f32 (&sums)[4][4], const f32* weights, const f32* rows, s32 tile, s32 at) {
 #pragma unroll 2
     for (s32 j = 0; j < PADDED; j += 4) {
@@ -132,11 +132,13 @@ INLINE void mix_rows(f32 (&sums)[4][4], const f32* weights, const f32* rows, s32
     }
 }
 
-// What a row of scores becomes in a warp, `KEYS` a lane; elements beyond the window are 0.
+// Intermediate values of a row of scores, which a warp computes with `KEYS` elements per lane; elements
+// beyond the window are 0.
 struct Row {
-    // `q . k` as summed, the softmax (kind u8: the exponentials), and what multiplies the values before `factor`.
+    // The sums `q . k`, the softmax (kind u8: the exponentials), and the weights of the values before
+    // `factor`.
     f32 scores[KEYS], soft[KEYS], probs[KEYS];
-    // Of the product with the values.
+    // Factor of the product with the values.
     f32 factor;
 };
 

@@ -1,13 +1,14 @@
-// Window attention in training, backward: everything that the forward computed is computed again.
+// Backward pass of window attention in training. It recomputes everything that the forward pass computed.
 //
-// Entry point: `attention_backward`. Defines: those of `train_attention.cuh`, and STEPS, whether the gradients of steps are
-// wanted.
+// Entry point: `attention_backward`. Defines: those of `train_attention.cuh`, and STEPS, whether the
+// gradients of scales are computed.
 #include "train_attention.cuh"
 
-// Rows of a window and of a chunk of its queries in shared memory.
+// Rows of a window, and of a chunk of its queries, in shared memory.
 struct Tiles {
     f32 *k, *v, *q, *grad;
-    // `[CHUNK, STRIDE]`: scores, then what multiplied the values; gradients of the probabilities, then of the scores.
+    // `[CHUNK, STRIDE]`: `probs` holds the scores, then the weights of the values; `dscores` holds the
+    // gradients of the probabilities, then of the scores.
     f32 *probs, *dscores;
 };
 
@@ -20,7 +21,8 @@ INLINE Tiles tiles() {
     return Tiles{k, v, q, grad, probs, probs + CHUNK * STRIDE};
 }
 
-// From the gradients of a row's probabilities, `dx`, to those of its scores before the factor; adds to the steps'.
+// Turns the gradients of a row's probabilities, `dx`, into those of its scores before the factor. Adds to the
+// gradient of the probabilities' scale.
 INLINE void row_gradient(const Params& p, const Row& row, f32 (&dx)[KEYS], f32& dprobs_step) {
     f32 mean = 0.0f;
 #pragma unroll
@@ -35,8 +37,8 @@ INLINE void row_gradient(const Params& p, const Row& row, f32 (&dx)[KEYS], f32& 
     for (int i = 0; i < KEYS; i++) dx[i] = factor * row.soft[i] * (dx[i] - mean);
 }
 
-// The rows of a chunk from scores and gradients of probabilities to probabilities and gradients of scores. Rows beyond
-// the window become zeros.
+// Turns the scores of a chunk's rows into probabilities, and the gradients of its probabilities into
+// gradients of its scores. Rows beyond the window become zeros.
 INLINE void rows_of_chunk(const Params& p, const Head& head, const Tiles& t, s32 first, f32* dbias, bool fresh,
                           f32 (&sums)[5]) {
     for (s32 i = warp_index(); i < CHUNK; i += THREADS / WARP) {
@@ -70,7 +72,7 @@ INLINE void rows_of_chunk(const Params& p, const Head& head, const Tiles& t, s32
     }
 }
 
-// Stores the gradient of four channels of a token, through their site if it is on.
+// Stores the gradient of four channels of a token, clipped by their site if it is on.
 template <bool on>
 INLINE void store_gradient(f32* to, const f32* raw, f32 (&grad)[4], const Step& step, f32& sum) {
     if (on) {
@@ -82,7 +84,7 @@ INLINE void store_gradient(f32* to, const f32* raw, f32 (&grad)[4], const Step& 
     store_values(to, grad);
 }
 
-// The gradients of a chunk's queries.
+// Computes and stores the gradients of a chunk's queries.
 INLINE void store_queries(const Params& p, const Head& head, const Tiles& t, s32 first, f32* out, f32& sum) {
     s32 tile = thread_index() / (D / 4), at = 4 * (thread_index() % (D / 4));
     if (tile >= CHUNK_TILES) return;
@@ -97,8 +99,8 @@ INLINE void store_queries(const Params& p, const Head& head, const Tiles& t, s32
     }
 }
 
-// Adds the products of a chunk's weights `[CHUNK, STRIDE]`, transposed, with its rows: keys `key` to + 3, channels `at` to
-// + 3.
+// Adds the product of a chunk's transposed weights `[CHUNK, STRIDE]` with its rows, for keys `key` to `key +
+// 3` and channels `at` to `at + 3`.
 INLINE void mix_transposed(f32 (&sums)[4][4], const f32* weights, const f32* rows, s32 key, s32 at) {
 #pragma unroll 4
     for (s32 i = 0; i < CHUNK; i++) {
@@ -113,7 +115,7 @@ INLINE void mix_transposed(f32 (&sums)[4][4], const f32* weights, const f32* row
     }
 }
 
-// The gradients of one head of one window: to its columns of `out`, and to the sums.
+// Writes the gradients of one head of one window to its columns of `out`, and adds to the sums.
 INLINE void window_gradient(const Params& p, const Head& head, const f32* grad, f32* out, f32* dbias, bool fresh,
                             f32 (&sums)[5]) {
     Tiles t = tiles();
@@ -148,7 +150,7 @@ INLINE void window_gradient(const Params& p, const Head& head, const f32* grad, 
     }
 }
 
-// Block (x, y) has head x of the windows `y + i * parts`.
+// Block (x, y) processes head x of windows `y + i * parts`.
 KERNEL(attention_backward)(const Params p) {
     s32 index = block_x(), part = block_y();
     u64 slot = static_cast<u64>(part) * p.heads + index;

@@ -1,9 +1,10 @@
-// Window attention in training, forward: from what the qkv product gave to what the projection takes.
+// Forward pass of window attention in training: from the output of the qkv layer to the input of the
+// projection.
 //
 // Entry point: `attention_forward`. Defines: those of `train_attention.cuh`.
 #include "train_attention.cuh"
 
-// Block x has head `x % heads` of window `x / heads`.
+// Block x processes head `x % heads` of window `x / heads`.
 KERNEL(attention_forward)(const Params p) {
     f32* k = reinterpret_cast<f32*>(shared_memory());
     f32* v = k + PADDED * ROW;

@@ -1,29 +1,29 @@
-// Fake quantization of the rows of a matrix, in which every row has its own step: forward, the straight-through gradient,
-// and that of the steps in two stages.
+// Fake quantization of the rows of a matrix: forward, the straight-through gradient, and the gradient of the
+// scales in two stages. Each row may have its own scale.
 //
-// Entry points: `fake_forward`, `fake_backward`, `fake_steps`. Defines: THREADS; VECTOR (values at once, 1 or 4); TABLE
-// (whether steps are in memory, one for each row; a NaN then stays one, else it becomes 0); STEPS (whether the gradients
-// of steps are wanted).
+// Entry points: `fake_forward`, `fake_backward`, `fake_steps`. Defines: THREADS; VECTOR (values per access, 1
+// or 4); TABLE (1: scales are in memory, one per row, and a NaN stays a NaN; 0: one scale in the parameters,
+// and a NaN becomes 0); STEPS (whether the gradients of scales are computed).
 #include "train.cuh"
 
 struct Params {
     // `[rows, columns]`.
     const f32* x;
     const f32* grad;
-    // Steps, their reciprocals and the factors of their gradients: `[3, rows]`.
+    // Scales, their reciprocals and the factors of their gradients: `[3, rows]`.
     const f32* table;
-    // `[rows, columns]`, or of `fake_steps` `[rows]`.
+    // `[rows, columns]`; for `fake_steps`, `[rows]`.
     f32* out;
-    // Sums of parts of the rows, `[rows, parts]`.
+    // Sums over parts of the rows, `[rows, parts]`.
     f32* partial;
     u32 rows, columns, parts;
-    // Codes are clamped to these.
+    // Range to which codes are clamped.
     f32 low, high;
-    // Where there is no table.
+    // Used if there is no table.
     f32 scale, recip, factor;
 };
 
-// Values of a block.
+// Number of values that a block processes.
 constexpr u32 PART = 16 * THREADS;
 
 INLINE Step step_of(const Params& p, u32 row) {
@@ -44,7 +44,7 @@ INLINE f32 faked(const Params& p, f32 x, const Step& step) {
 #endif
 }
 
-// Part x of row y.
+// Block (x, y) processes part x of row y.
 KERNEL(fake_forward)(const Params p) {
     u32 row = block_y();
     Step step = step_of(p, row);
@@ -84,7 +84,7 @@ KERNEL(fake_backward)(const Params p) {
 #endif
 }
 
-// The sum of the parts of row x, times its factor.
+// Block x adds the sums of all parts of row x and multiplies the result by the row's factor.
 KERNEL(fake_steps)(const Params p) {
     f64* sums = reinterpret_cast<f64*>(shared_memory());
     const f32* partial = p.partial + static_cast<u64>(block_x()) * p.parts;

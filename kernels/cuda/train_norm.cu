@@ -1,29 +1,29 @@
-// LayerNorm in training: forward, and the gradients of its rows and, summed over the rows of a block, of its weight and
-// bias.
+// LayerNorm in training: the forward pass, and the gradients of its input, weight and bias. The gradients of
+// weight and bias are summed over the rows of each block.
 //
-// Entry points: `norm_forward`, `norm_backward`. Defines: THREADS; ROW_THREADS, the threads of a row, a warp or the block;
-// CHUNKS, the columns of a thread.
+// Entry points: `norm_forward`, `norm_backward`. Defines: THREADS; ROW_THREADS, the threads per row (a warp
+// or the whole block); CHUNKS, the columns per thread.
 #include "train.cuh"
 
 struct Params {
     // `[rows, columns]`.
     const f32* x;
     const f32* weight;
-    // Forward alone.
+    // Forward only.
     const f32* bias;
-    // Backward alone: `[rows, columns]`.
+    // Backward only: `[rows, columns]`.
     const f32* grad;
     // `[rows, columns]`.
     f32* out;
-    // Backward alone: gradients of weight and bias, `[blocks, 2, columns]`.
+    // Backward only: gradients of weight and bias, `[blocks, 2, columns]`.
     f32* partial;
     s32 rows, columns;
-    // Rows of a block.
+    // Number of rows that a block processes.
     s32 rows_of_block;
     f32 epsilon;
 };
 
-// Rows at a time.
+// Number of rows that a block processes at the same time.
 constexpr s32 GROUPS = THREADS / ROW_THREADS;
 static_assert(ROW_THREADS == WARP || ROW_THREADS == THREADS, "a row is a warp's or the block's");
 
@@ -37,7 +37,8 @@ INLINE f32 row_sum(f32 x) {
 
 INLINE s32 column_of(int chunk) { return static_cast<s32>(thread_index()) % ROW_THREADS + chunk * ROW_THREADS; }
 
-// A row less its mean, and the reciprocal of its deviation. Zeros beyond the columns.
+// Subtracts its mean from a row and returns the reciprocal of its standard deviation. Elements beyond the
+// columns are 0.
 INLINE f32 centre(const Params& p, s32 row, f32 (&x)[CHUNKS]) {
     const f32* from = p.x + static_cast<u64>(row) * p.columns;
     f32 sum = 0.0f, square = 0.0f;
@@ -68,7 +69,7 @@ KERNEL(norm_forward)(const Params p) {
     }
 }
 
-// The gradient of a row; adds to those of weight and bias.
+// Computes the gradient of a row of the input; adds to the gradients of weight and bias.
 INLINE void row_gradient(const Params& p, s32 row, f32 (&dweight)[CHUNKS], f32 (&dbias)[CHUNKS]) {
     f32 unit[CHUNKS], g[CHUNKS];
     f32 inverse = centre(p, row, unit);
@@ -94,11 +95,11 @@ INLINE void row_gradient(const Params& p, s32 row, f32 (&dweight)[CHUNKS], f32 (
     }
 }
 
-// Sums `x` over the groups of the block, and stores it for the columns from `to` on.
+// Sums `x` over the row groups of the block and stores the result for the columns from `to` on.
 INLINE void store_sums(const Params& p, const f32 (&x)[CHUNKS], f32* to) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     s32 group = static_cast<s32>(thread_index()) / ROW_THREADS;
-    // One group stores what it has.
+    // With a single group there is nothing to add: it stores directly.
     f32* own = GROUPS == 1 ? to : shared + group * p.columns;
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {

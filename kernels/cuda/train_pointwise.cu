@@ -1,4 +1,4 @@
-// Value by value in training: GELU, its gradient, and AdamW.
+// Elementwise operations in training: GELU, its gradient, and AdamW.
 //
 // Entry points: `gelu_forward`, `gelu_backward`, `adamw`. Defines: THREADS.
 #include "train.cuh"
@@ -8,14 +8,15 @@ struct Params {
     const f32* x;
     // The gradient.
     const f32* grad;
-    // Results; the parameter.
+    // The result; for AdamW the parameter, which is updated in place.
     f32* out;
-    // AdamW's moments.
+    // AdamW's first and second moments.
     f32* first;
     f32* second;
     u32 count;
-    // AdamW: factor of the gradient, both decays and what they leave, factor of the parameter, rate, factor of the second
-    // moment, and what is added to its root.
+    // AdamW: the gradient's factor; for each moment the factor of its old value and that of the new term; the
+    // parameter's factor (weight decay); the learning rate; the bias correction of the second moment; and the
+    // epsilon that is added to its root.
     f32 factor, keep_first, add_first, keep_second, add_second, keep, rate, unbias, epsilon;
 };
 

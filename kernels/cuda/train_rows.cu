@@ -1,6 +1,7 @@
-// Rows in training: a gather by an index map, a bias, and sums of columns in a fixed order.
+// Operations on rows in training: a gather by an index map, a bias, and column sums in a fixed order.
 //
-// Entry points: `gather`, `add_bias`, `column_sums`. Defines: THREADS; for the first two VECTOR (values at once, 1 or 4).
+// Entry points: `gather`, `add_bias`, `column_sums`. Defines: THREADS; VECTOR (values per access, 1 or 4) for
+// the first two.
 #include "train.cuh"
 
 #if defined(VECTOR)
@@ -8,14 +9,14 @@
 struct Params {
     // `[images * source_rows, columns]`.
     const f32* x;
-    // Source row in its image of each row of an image; PAD is a row of zeros.
+    // Source row, in its image, of each row of an image; PAD gives a row of zeros.
     const u32* index;
-    // Of `add_bias`: `[columns]`.
+    // For `add_bias`: `[columns]`.
     const f32* bias;
     // `[images * rows, columns]`.
     f32* out;
     u32 rows, source_rows, columns;
-    // Values in all, divided by VECTOR.
+    // Total number of values, divided by VECTOR.
     u32 total;
 };
 
@@ -47,12 +48,12 @@ KERNEL(add_bias)(const Params p) {
 struct Params {
     // `[rows, columns]`.
     const f32* x;
-    // Sums of parts of the rows, `[parts, columns]`.
+    // Sums over parts of the rows, `[parts, columns]`.
     f32* out;
     u32 rows, columns, rows_of_part;
 };
 
-// Sums the columns of block x over the rows of part y: a warp has 32 columns of every eighth row.
+// Sums the columns of block x over the rows of part y: each warp adds every eighth row of 32 columns.
 KERNEL(column_sums)(const Params p) {
     constexpr u32 GROUPS = THREADS / WARP;
     f32* shared = reinterpret_cast<f32*>(shared_memory());

@@ -1,4 +1,4 @@
-// The gradient of a table whose rows were read by an index map, summed in a fixed order.
+// Gradient of a table whose rows were read by an index map, summed in a fixed order.
 //
 // Entry point: `table_gradient`. Defines: THREADS.
 #include "train.cuh"
@@ -6,14 +6,14 @@
 struct Params {
     // `[heads, pairs]`.
     const f32* grad;
-    // The row of each pair.
+    // Row of the table that each pair reads.
     const u32* index;
     // `[rows, heads]`.
     f32* out;
     u32 pairs, heads;
 };
 
-// Block (x, y) has head y of row x.
+// Block (x, y) computes row x and head y.
 KERNEL(table_gradient)(const Params p) {
     const f32* grad = p.grad + static_cast<u64>(block_y()) * p.pairs;
     f32 sum = 0.0f;

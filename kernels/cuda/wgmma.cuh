@@ -1,39 +1,41 @@
-// Asynchronous matrix products of a warpgroup (four warps; sm_90a): 64 rows of A and N of B, both in shared memory with k
-// innermost, 32 bytes of k at a time. Not for the host: its shim has no asynchronous proxy.
+// Asynchronous matrix products of a warpgroup (four warps; sm_90a): 64 rows of A and N columns of B, both in
+// shared memory with k innermost, 32 bytes of k per instruction. Not available on the host, whose shim has no
+// asynchronous proxy.
 //
-// Rows are 128 bytes, in groups of eight that begin at multiples of 1024, and the 16-byte chunks of a row are exchanged: chunk
-// c of row r is at c ^ r % 8 (the 128-byte swizzle). A lane's sums are those of `mma_s8` for each eight columns j: sums
-// [4 j] to [4 j + 3], of rows 16 (warp) + lane / 4 and + 8.
+// Rows are 128 bytes, in groups of eight that begin at multiples of 1024 bytes. The 16-byte chunks of a row
+// are permuted (the 128-byte swizzle): chunk c of row r is at position c ^ r % 8. A lane's sums have the
+// layout of `mma_s8` for each block j of eight columns: sums [4 j] to [4 j + 3] belong to rows 16 (warp) +
+// lane / 4 and that row + 8.
 #pragma once
 
 #include "prelude.cuh"
 
-// What the tensor cores need to know of a tile in shared memory.
+// Descriptor of a tile in shared memory, which `wgmma` instructions take as an operand.
 INLINE u64 tile_descriptor(const void* tile) {
     u32 address = static_cast<u32>(__cvta_generic_to_shared(tile));
-    // Address in sixteens; 1024 bytes from group to group; 128-byte swizzle.
+    // Address in units of 16 bytes; 1024 bytes from one group of rows to the next; 128-byte swizzle.
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(1) << 16 | static_cast<u64>(64) << 32 |
            static_cast<u64>(1) << 62;
 }
 
 // Makes this thread's writes to shared memory visible to the tensor cores, once a barrier has followed.
 INLINE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Orders accesses to the sums before the products that follow.
+// Orders earlier accesses to the sums before the products that follow.
 INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Closes a group of products.
+// Commits the products started so far as a group.
 INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until all groups but the `newest` last ones are done.
+// Waits until all groups are done, except the `newest` last ones.
 template <int newest>
 INLINE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newest) : "memory");
 }
 
-// Makes the values of sums depend on the instructions before: without it the compiler may read sums before the wait for
-// the products that write them.
+// Makes the sums depend on the preceding instructions. Without it the compiler may read sums before the wait
+// for the products that write them.
 INLINE void tie(s32& sum) { asm volatile("" : "+r"(sum)::"memory"); }
 INLINE void tie(f32& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 
-// Sums of N columns: sums (+)= a * b; `add` 0 forgets what they were.
+// Matrix product with N columns: sums = a * b if `add` is 0, else sums += a * b.
 template <int N>
 struct Wgmma;
 

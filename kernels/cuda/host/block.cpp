@@ -1,6 +1,6 @@
-// Runs the threads of a block one at a time between the points where a GPU would make them wait: at `barrier` until every
-// thread of the block is there, in `join` until every lane of the warp is at the same collective. What cannot go on is an
-// error that names the kernel, the block and the threads.
+// Runs the threads of a block one at a time. A thread runs until a GPU would make it wait: in `barrier` until
+// every thread of the block arrives, in `join` until every lane of the warp is at the same collective. If no
+// thread can continue, an error names the kernel, the block and the threads.
 #include "threads.hpp"
 
 #include <cstdarg>
@@ -18,7 +18,8 @@
 #if defined(SWINQ_FIBERS)
 #include <sanitizer/asan_interface.h>
 #else
-// Only the sanitizer needs to know when the stack changes, and it alone can guard memory.
+// Without the address sanitizer these calls do nothing: only the sanitizer must know when the stack changes,
+// and only it can poison memory.
 static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
 static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 static void __asan_poison_memory_region(void*, size_t) {}
@@ -34,7 +35,7 @@ std::vector<Thread> threads;
 std::vector<Region> guarded;
 bool reversed;
 
-// The coroutine that resumes the others.
+// The scheduler: the coroutine that resumes the threads.
 static struct {
     ucontext_t context;
     void* fake_stack;
@@ -81,7 +82,7 @@ void wait_for_previous() {
     set_guard(false);
 }
 
-// Gives the processor back from the running thread to the scheduler.
+// Suspends the running thread and returns to the scheduler.
 static void yield(State state) {
     Thread& thread = threads[block.thread];
     thread.state = state;
@@ -100,7 +101,7 @@ static void resume(unsigned index) {
     __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
 }
 
-// What a coroutine does: the kernel, once for every block.
+// The body of a thread's coroutine: runs the kernel once for every block.
 static void thread_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
     for (;;) {
@@ -118,7 +119,7 @@ void create_threads(unsigned count) {
         thread.context.uc_stack.ss_size = STACK;
         thread.context.uc_link = nullptr;
         makecontext(&thread.context, thread_main, 0);
-        // A stack that the address sanitizer sees here it would forgive everything at each switch.
+        // Hide the stack from the address sanitizer, which would unpoison all of it at every switch.
         thread.context.uc_stack.ss_sp = nullptr;
         thread.context.uc_stack.ss_size = 0;
     }
@@ -133,7 +134,7 @@ void join(const Collective& collective, void* operands) {
     yield(State::Collective);
 }
 
-// What a thread waits for, for messages.
+// Describes the point where a thread waits, for error messages.
 static const char* place(const Thread& thread) {
     switch (thread.state) {
         case State::Running: return "running";
@@ -153,7 +154,8 @@ static const char* place(const Thread& thread) {
          argument(second));
 }
 
-// Performs the collective in which the lanes of the warp from thread `first` on wait; false if none waits.
+// Runs the collective that lanes of the warp starting at thread `first` wait in; returns false if no lane
+// waits.
 static bool run_collective(unsigned first, unsigned lanes) {
     unsigned leader = first;
     while (leader < first + lanes && threads[leader].state != State::Collective) leader++;
@@ -204,7 +206,7 @@ void run_block(const void* params) {
         if (threads[0].state == State::Finished) break;
         for (Thread& thread : threads) thread.state = State::Running;
     }
-    // Launches after this one wait for this one alone.
+    // A later launch waits for this launch only, so this launch must wait for the launches before it.
     bool waited = guarded.empty();
     for (const Thread& thread : threads) waited = waited || thread.waited;
     if (!waited) fail("no thread waits for the launches before");

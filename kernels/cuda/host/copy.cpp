@@ -1,12 +1,12 @@
-// Asynchronous copies. A copy lands when its thread waits for it; until then its destination holds garbage, and neither
-// side may be written.
+// Asynchronous copies. A copy is performed when its thread waits for it. Until then its destination holds
+// garbage, and neither source nor destination may be written.
 #include "threads.hpp"
 
 #include <cstring>
 
 namespace host {
 
-// What the destination of a copy under way is filled with.
+// The byte that fills the destination of a copy in flight.
 static int under_way() { return block.garbage ^ 0x55; }
 
 void start_copy(void* shared, const void* global, unsigned valid) {

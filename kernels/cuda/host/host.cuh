@@ -1,5 +1,6 @@
-// The primitives of `device.cuh` on a CPU, for kernels compiled with SWINQ_HOST: the same names, and stricter. Copies
-// land at the wait and no earlier, collectives demand every lane, addresses must be aligned and inside shared memory.
+// The primitives of `device.cuh` on a CPU, for kernels compiled with SWINQ_HOST. They have the same names but
+// are stricter: a copy is performed only when its thread waits, a collective needs every lane, and addresses
+// must be aligned and inside shared memory.
 #pragma once
 
 #include "runtime.hpp"
@@ -51,8 +52,8 @@ INLINE f32 from_bits(u32 word) {
     return x;
 }
 
-// As wrong as a GPU may be: up to two units in the last place off, which depends on `x` alone; results below the normal
-// numbers become 0.
+// Simulates the largest error that a GPU may make: the result is off by up to two units in the last place, by
+// an amount that depends on `x` alone. Subnormal results become 0.
 INLINE f32 exp2_approx(f32 x) {
     f32 y = __builtin_exp2f(x);
     if (y < 0x1p-126f) return 0.0f;
@@ -63,7 +64,7 @@ INLINE u32 add_bytes(u32 word, u32 sum) {
     return sum + (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
 }
 
-// Every operation is rounded once: nothing is contracted (-ffp-contract=off).
+// Every operation is rounded separately, because -ffp-contract=off forbids contraction.
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return a / b; }
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }
@@ -75,7 +76,7 @@ INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
 INLINE f32 abs_f32(f32 x) { return from_bits(bits(x) & 0x7fffffffu); }
 INLINE f32 to_f32(s32 x) { return static_cast<f32>(x); }
 
-// The other operand for a NaN; -0 is below 0.
+// If one operand is a NaN, the result is the other; -0 is less than 0.
 template <class T>
 INLINE T host_min(T a, T b) {
     if (a != a) return b;
@@ -98,7 +99,7 @@ INLINE f32 half_to_f32(u16 h) {
     u32 sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     if (magnitude > 0x7c00u) return from_bits(0x7fffffffu);
     if (magnitude == 0x7c00u) return from_bits(sign | 0x7f800000u);
-    // 2^-24 is the step of the subnormal ones.
+    // Subnormal halves are multiples of 2^-24.
     if (magnitude < 0x400u) return from_bits(sign | bits(static_cast<f32>(magnitude) * 0x1p-24f));
     return from_bits(sign | ((magnitude << 13) + 0x38000000u));
 }
@@ -106,7 +107,7 @@ INLINE u16 f32_to_half(f32 x) {
     u32 sign = bits(x) >> 16 & 0x8000u, magnitude = bits(x) & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fff;
     if (magnitude >= 0x477ff000u) return static_cast<u16>(sign | 0x7c00u);
-    // Below the normal numbers: the last bit of 0.5 is 2^-24.
+    // Subnormal halves: the last bit of an f32 near 0.5 is 2^-24, so adding 0.5 rounds to a multiple of it.
     if (magnitude < 0x38800000u) return static_cast<u16>(sign | (bits(from_bits(magnitude) + 0.5f) - 0x3f000000u));
     u32 even = magnitude >> 13 & 1;
     return static_cast<u16>(sign | ((magnitude - 0x38000000u + 0xfffu + even) >> 13));
@@ -126,7 +127,7 @@ INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
     return host_saturated(a, 0, 255) | host_saturated(b, 0, 255) << 8 | host_saturated(c, 0, 255) << 16 |
            host_saturated(d, 0, 255) << 24;
 }
-// The fourth bit of a nibble spreads the sign of its byte.
+// The fourth bit of a selector nibble replicates the sign bit of the selected byte.
 INLINE u32 byte_permute(u32 low, u32 high, u32 selector) {
     u64 from = static_cast<u64>(high) << 32 | low;
     u32 out = 0;
@@ -141,7 +142,7 @@ INLINE u32 byte_permute(u32 low, u32 high, u32 selector) {
 
 INLINE void raise_flag(u32* flag) { __atomic_store_n(flag, 1u, __ATOMIC_RELAXED); }
 
-// The next kernel waits for the end of this one, whenever it begins.
+// Launches run one after the other here, so there is no overlap to start.
 INLINE void launch_dependents() {}
 INLINE void wait_for_previous() { host::wait_for_previous(); }
 

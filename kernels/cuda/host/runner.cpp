@@ -1,10 +1,12 @@
-// The program around a kernel compiled for a CPU: reads a launch from the standard input, runs it in two orders of its
-// blocks, warps and lanes over two fillings of unwritten memory, and writes the buffers to the standard output. Different
-// results of the two runs are an error: a race, or a value that nobody wrote.
+// The program around a kernel compiled for a CPU. It reads a launch from the standard input, runs it twice,
+// and writes the buffers to the standard output. The runs differ in the order of blocks, warps and lanes, and
+// in the contents of uninitialised memory. If their results differ, the kernel has a race or reads a value
+// that was never written, and the program fails.
 //
-// The input, in u64 unless said otherwise, little-endian: grid [3], threads, bytes of shared memory, bytes of the
-// parameters, the parameters, number of buffers; for each buffer where in the parameters its address goes, whether
-// earlier launches write or read it, the number of its bytes and the bytes. The output is the bytes of every buffer.
+// The input is a sequence of little-endian u64 values unless stated differently: grid [3], threads, bytes of
+// shared memory, bytes of the parameters, the parameters (bytes), and the number of buffers. Then follows for
+// each buffer: the offset in the parameters at which its address is stored, whether earlier launches write or
+// read it, the number of its bytes, and the bytes. The output is the bytes of every buffer.
 #include "threads.hpp"
 
 #include <cstdio>
@@ -56,14 +58,15 @@ static Launch read_launch() {
     return launch;
 }
 
-// Memory of exactly `bytes` bytes: the address sanitizer watches its end.
+// Allocates exactly `bytes` bytes, so that the address sanitizer detects accesses beyond the end.
 static unsigned char* allocate(size bytes, size alignment) {
     void* memory = nullptr;
     if (posix_memalign(&memory, alignment, bytes) != 0) fail("no memory for %zu bytes", bytes);
     return static_cast<unsigned char*>(memory);
 }
 
-// Device memory with the contents of every buffer, aligned as a device's allocations are; `params` is given its addresses.
+// Copies every buffer to memory that is aligned like device allocations, and stores the addresses in
+// `params`.
 static std::vector<unsigned char*> place_buffers(const Launch& launch, Bytes& params) {
     std::vector<unsigned char*> memory;
     for (const Buffer& buffer : launch.buffers) {
@@ -89,7 +92,7 @@ static void run_grid(const u64 (&grid)[3], const Bytes& params) {
     }
 }
 
-// The buffers as the kernel leaves them, run in one order.
+// Runs the kernel in one order and returns the buffers.
 static std::vector<Bytes> run_launch(const Launch& launch, bool reverse) {
     Bytes params = launch.params;
     std::vector<unsigned char*> memory = place_buffers(launch, params);
@@ -109,7 +112,7 @@ static std::vector<Bytes> run_launch(const Launch& launch, bool reverse) {
     return results;
 }
 
-// Fails unless both runs left the same bytes.
+// Fails unless both runs produced the same bytes.
 static void expect_equal(const std::vector<Bytes>& forward, const std::vector<Bytes>& backward) {
     for (size i = 0; i < forward.size(); i++) {
         for (size at = 0; at < forward[i].size(); at++) {

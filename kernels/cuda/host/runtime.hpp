@@ -1,5 +1,6 @@
-// What the primitives of `host.cuh` need from the program that runs a kernel on a CPU (`block.cpp`, `copy.cpp`, `warp.cpp`,
-// `runner.cpp`), without any library header: kernels are compiled many times, with other defines.
+// Functions that the primitives of `host.cuh` need from the program that runs a kernel on a CPU (`block.cpp`,
+// `copy.cpp`, `warp.cpp`, `runner.cpp`). It includes no library header, because kernels are compiled many
+// times, with different defines.
 #pragma once
 
 namespace host {
@@ -16,40 +17,40 @@ struct Block {
     size shared_bytes;
     // The thread that is running.
     unsigned thread;
-    // What memory holds that nobody has written.
+    // The byte that fills uninitialised memory.
     unsigned char garbage;
 };
 extern Block block;
 
-// Ends the process with a message about the kernel, the block and the running thread.
+// Ends the process with a message that names the kernel, the block and the running thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 
-// Fails unless `bytes` bytes at `at`, aligned to as many, are in the shared memory of the block.
+// Fails unless the `bytes` bytes at `at` are in the block's shared memory and aligned to their size.
 void expect_shared(const void* at, size bytes, const char* what);
 
-// Waits until every thread of the block does.
+// Waits until every thread of the block has arrived.
 void barrier();
 
-// From here on the running thread may touch what earlier launches write or read.
+// Permits the running thread to access buffers that earlier launches write or read.
 void wait_for_previous();
 
-// An operation that all lanes of a warp take part in: `run` gets what each of them deposited, by lane. Lanes whose
-// `name` or `argument` differ are at different operations.
+// An operation that all lanes of a warp take part in. `run` gets the operands of every lane, in lane order.
+// Lanes whose `name` or `argument` differ are in different operations.
 struct Collective {
     const char* name;
     unsigned argument;
     void (*run)(void* const (&lanes)[LANES]);
 };
 
-// Waits in `collective` with the running thread's operands, which also receive its results.
+// Waits in `collective` with the running thread's operands; results are written to them.
 void join(const Collective& collective, void* operands);
 
-// Asynchronous copies of the running thread: `copy_async_16` and the rest.
+// Asynchronous copies of the running thread, as in `copy_async_16`, `copy_commit` and `copy_wait`.
 void start_copy(void* shared, const void* global, unsigned valid);
 void commit_copies();
 void wait_for_copies(unsigned newest);
 
-// What a lane of a matrix load deposits: its row, read when the lane arrives.
+// Operands of a lane in a matrix load: its row, which is read when the lane arrives.
 struct MatrixLane {
     unsigned short row[8];
     unsigned out[4];
@@ -57,7 +58,7 @@ struct MatrixLane {
 void load_matrix(void* const (&lanes)[LANES]);
 void load_matrix_transposed(void* const (&lanes)[LANES]);
 
-// What a lane of a product deposits; `c` receives the sums.
+// Operands of a lane in a matrix product; `c` receives the sums.
 template <class Sum>
 struct ProductLane {
     unsigned a[4], b[2];
@@ -67,7 +68,7 @@ void multiply_s8(void* const (&lanes)[LANES]);
 void multiply_u8s8(void* const (&lanes)[LANES]);
 void multiply_f16(void* const (&lanes)[LANES]);
 
-// A compiled kernel: every program defines one.
+// A compiled kernel; every program defines exactly one.
 struct Kernel {
     const char* name;
     unsigned threads;

@@ -9,7 +9,7 @@
 
 namespace host {
 
-// A copy from global to shared memory that is under way.
+// A copy from global to shared memory that is in flight.
 struct Copy {
     unsigned char* to;
     const unsigned char* from;
@@ -22,12 +22,12 @@ enum class State { Running, Barrier, Collective, Finished };
 struct Thread {
     ucontext_t context;
     void* stack = nullptr;
-    // The address sanitizer's.
+    // State that the address sanitizer keeps for a stack.
     void* fake_stack = nullptr;
     State state = State::Finished;
     const Collective* collective = nullptr;
     void* operands = nullptr;
-    // Whether it has waited for the launches before.
+    // Whether the thread has waited for the previous launches.
     bool waited = false;
     // Copies not yet in a group, and the groups, oldest first.
     std::vector<Copy> open;
@@ -35,24 +35,24 @@ struct Thread {
 };
 extern std::vector<Thread> threads;
 
-// Memory that earlier launches write or read: a thread that has not waited for them must not touch it.
+// Memory that earlier launches write or read. A thread that has not waited for them must not access it.
 struct Region {
     void* at;
     size bytes;
 };
 extern std::vector<Region> guarded;
 
-// Lets the running thread touch guarded memory, or not.
+// Permits or forbids the running thread to access guarded memory.
 void set_guard(bool on);
 
-// Gives `count` threads stacks.
+// Creates `count` threads with their stacks.
 void create_threads(unsigned count);
 
-// Place `i` of `count` in the order of the run: from the last to the first if it is reversed.
+// Position `i` of `count` in the order of the run; counted from the end if `reversed`.
 unsigned ordered(unsigned i, unsigned count);
 extern bool reversed;
 
-// Runs `kernel` with `params` in every thread, to the end.
+// Runs `kernel` with `params` in every thread until all have returned.
 void run_block(const void* params);
 
 }  // namespace host

@@ -1,4 +1,4 @@
-// What collectives of a warp compute, by the definitions in `device.cuh`.
+// Results of the collectives of a warp, as `device.cuh` defines them.
 #include "host.cuh"
 
 namespace host {
@@ -26,7 +26,8 @@ void load_matrix_transposed(void* const (&lanes)[LANES]) {
     });
 }
 
-// `c += a b`, the sums in `Wide`. `K` elements are in 32 bytes; element k of a word is `a_of(word, k)`.
+// `c += a b`, summed in the type `Wide`. 32 bytes hold `K` elements; `a_of(word, i)` and `b_of(word, i)`
+// extract element i of a word.
 template <class Sum, class Wide, u32 K, class A, class B>
 static void multiply(void* const (&lanes)[LANES], A a_of, B b_of) {
     constexpr u32 PER_WORD = K / 8;
@@ -51,7 +52,7 @@ static void multiply(void* const (&lanes)[LANES], A a_of, B b_of) {
     }
 }
 
-// Sums of bytes may leave s32 only in the last conversion, which wraps.
+// Sums of bytes are exact in `Wide`. Only the final conversion to s32 may overflow, and it wraps.
 static s64 signed_byte(u32 word, u32 i) { return static_cast<s8>(word >> 8 * i); }
 static s64 unsigned_byte(u32 word, u32 i) { return static_cast<u8>(word >> 8 * i); }
 static f64 half(u32 word, u32 i) { return half_to_f32(static_cast<u16>(word >> 16 * i)); }

@@ -1,4 +1,5 @@
-// Collectives of a warp for `host.cuh`: each lane deposits its operands, and what they give is computed once all have.
+// Collectives of a warp for `host.cuh`: each lane passes its operands, and the results are computed once all
+// lanes have arrived.
 #pragma once
 
 INLINE void warp_sync() {
@@ -28,7 +29,8 @@ INLINE f32 shuffle_xor(f32 v, u32 mask) { return host_shuffle_xor(v, mask); }
 INLINE f64 shuffle_xor(f64 v, u32 mask) { return host_shuffle_xor(v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return host_shuffle_xor(v, mask); }
 
-// A row that another lane writes without a `warp_sync` between is read too early in one order of the lanes.
+// The row is read at once. If another lane writes it without a `warp_sync` in between, one of the two lane
+// orders reads it too early, and the runs differ.
 INLINE void host_load_matrix(const host::Collective& collective, u32 (&out)[4], const void* row) {
     host::expect_shared(row, 16, collective.name);
     host::MatrixLane lane;
