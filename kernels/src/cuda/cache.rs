@@ -1,11 +1,13 @@
-//! Compiled kernels on disk, so that each is compiled once per machine. A cache that cannot be read or written costs
-//! time and nothing else.
+//! Compiled kernels on disk, so that each kernel is compiled once per machine. If the cache cannot be read or
+//! written, the program only loses time.
 //!
-//! An entry is named by a hash of all that its content depends on, and is moved to its name when it is complete; the
-//! content carries its own hash. So processes share a directory without locks, and a torn file is compiled again.
+//! An entry's name is a hash of everything that its content depends on. An entry is written to a temporary
+//! file and then renamed, and its content carries its own hash. Processes can therefore share a directory
+//! without locks, and a damaged file is compiled again.
 //!
-//! Machine code from another user must not run: the directory is made for its owner alone (0700), temporary files are
-//! created exclusively, and an entry is read only if the directory and the entry belong to the user who runs the program.
+//! Machine code from another user must not run. Therefore the directory is created for its owner alone
+//! (0700), temporary files are created exclusively, and an entry is read only if the directory and the entry
+//! belong to the user who runs the program.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,15 +23,16 @@ use super::{CudaError, Program, library, sources};
 const MAGIC: &[u8; 8] = b"SWINQCU1";
 const HEADER: usize = 8 + 8 + 32;
 
-/// Where compiled kernels are kept: `$SWINQ_CACHE`, `$XDG_CACHE_HOME/swinq` or `~/.cache/swinq`; nowhere if none of the
-/// three variables is set.
+/// Folder of compiled kernels: `$SWINQ_CACHE`, `$XDG_CACHE_HOME/swinq` or `~/.cache/swinq`; `None` if none of
+/// the three variables is set.
 pub fn cache_dir() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let xdg = || var("XDG_CACHE_HOME").filter(|dir| dir.is_absolute()).map(|dir| dir.join("swinq"));
     var("SWINQ_CACHE").or_else(xdg).or_else(|| Some(var("HOME")?.join(".cache/swinq")))
 }
 
-/// The machine code of `program` for `arch` from the cache, or compiled and put there.
+/// Returns the machine code of `program` for `arch` from the cache; compiles and stores it if it is not
+/// there.
 ///
 /// # Errors
 /// As [`nvrtc::compile`].
@@ -45,7 +48,7 @@ fn cubin_in(dir: Option<&Path>, program: &Program, arch: &str) -> Result<Vec<u8>
     }
     let compiled = nvrtc::compile(program, arch)?;
     if let Some(path) = path {
-        // What cannot be kept is compiled again next time.
+        // A failure to store costs one more compilation next time.
         let _ = store(&path, &compiled.cubin);
     }
     Ok(compiled.cubin)
@@ -70,16 +73,17 @@ fn key(program: &Program, arch: &str) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The user of this process.
+/// User ID of this process.
 fn user() -> u32 {
     unsafe extern "C" {
-        // POSIX: takes nothing and always succeeds.
+        // POSIX: `geteuid` takes no arguments and always succeeds.
         safe fn geteuid() -> u32;
     }
     geteuid()
 }
 
-/// Whether only `user` can have written the file or directory of `metadata`: it is theirs, and no one else may write.
+/// Whether only `user` can have written the file or directory of `metadata`: `user` owns it, and nobody else
+/// may write to it.
 fn is_own(metadata: &fs::Metadata, user: u32) -> bool {
     metadata.uid() == user && metadata.mode() & 0o022 == 0
 }
@@ -98,7 +102,7 @@ fn read_as(path: &Path, user: u32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The content of an entry, if it is there and whole.
+/// Content of an entry, if it exists and is intact.
 fn load(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = read(path)?;
     let (header, payload) = bytes.split_at_checked(HEADER)?;
@@ -106,15 +110,15 @@ fn load(path: &Path) -> Option<Vec<u8>> {
     whole.then(|| bytes.split_off(HEADER))
 }
 
-/// Writes an entry as a whole or not at all.
+/// Writes an entry atomically.
 fn store(path: &Path, payload: &[u8]) -> io::Result<()> {
     write(path, &[&header(payload), payload].concat())
 }
 
-/// Writes a file of the cache as a whole or not at all. Makes its directory if there is none.
+/// Writes a file of the cache atomically. Creates its directory if there is none.
 ///
 /// # Errors
-/// The directory belongs to another user or others may write to it, or the file cannot be written.
+/// The directory belongs to another user, other users may write to it, or the file cannot be written.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let dir = path.parent().unwrap_or(Path::new("."));

@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use crate::reference::{FLOOR, math};
 
-/// `contract.cuh`: the constants of `reference/math.rs` and the floor of the logits, as bits, so that no compiler's
-/// reading of decimals comes between. Arrays of u32: `TAIL_BITS` (`[power][column]`) and `EXP_BITS`; macros: the others.
+/// Text of `contract.cuh`: the constants of `reference/math.rs` and the floor of the logits. They are written
+/// as bits, because compilers may convert decimals differently. `TAIL_BITS` (`[power][column]`) and
+/// `EXP_BITS` are arrays of u32; the others are macros.
 pub fn contract_header() -> String {
     let mut header = String::from("#pragma once\n");
     push_array(&mut header, "TAIL_BITS", math::TAIL.0.as_flattened());
@@ -23,7 +24,7 @@ pub fn contract_header() -> String {
     header
 }
 
-/// `CONSTANT u32 name[n] = {...};` with the bits of `values`, eight to a line.
+/// Appends `CONSTANT u32 name[n] = {...};` with the bits of `values`, eight per line.
 fn push_array(header: &mut String, name: &str, values: &[f32]) {
     let lines = values.chunks(8).map(|line| {
         let words: Vec<String> = line.iter().map(|x| format!("{:#010x}u", x.to_bits())).collect();

@@ -14,17 +14,17 @@ use super::kernel::Module;
 use super::library::{self, Library};
 use super::program::Unit;
 
-/// The oldest CUDA version of a driver: all functions used here exist since then.
+/// The oldest supported CUDA version of the driver: it has all functions used here.
 const OLDEST_DRIVER: (u32, u32) = (12, 0);
 
-/// The primary context of a device, retained. Everything made in it holds it.
+/// The retained primary context of a device. Everything that is created in the context holds it.
 pub(crate) struct Context {
     device: sys::CUdevice,
     handle: sys::CUcontext,
 }
 
-// SAFETY: the driver's functions are thread-safe, and a context may be current on any number of threads; the handle is
-// valid until `drop`, which the last holder runs.
+// SAFETY: the driver's functions are thread-safe, and a context may be current on any number of threads. The
+// handle is valid until `drop`, which runs when the last holder is gone.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -43,7 +43,7 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
     }
 
-    /// Whether both are the same context of the driver.
+    /// Whether both are the same driver context.
     pub(crate) fn same(&self, other: &Context) -> bool {
         self.handle == other.handle
     }
@@ -65,7 +65,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `retain`; everything made in the context holds an `Arc` of `self` and is gone.
+        // SAFETY: retained once in `retain`. Everything created in the context holds an `Arc` of `self`, so
+        // nothing is left.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -73,17 +74,18 @@ impl Drop for Context {
 /// Compute capability of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
-    /// Generation.
+    /// Major version: the GPU's generation.
     pub major: u32,
-    /// Variant.
+    /// Minor version.
     pub minor: u32,
 }
 
 impl Arch {
-    /// The oldest that kernels are written for: INT8 tensor cores and `ldmatrix`.
+    /// The oldest supported GPU: kernels need INT8 tensor cores and `ldmatrix`.
     pub const OLDEST: Arch = Arch { major: 7, minor: 5 };
 
-    /// The name that kernels are compiled for; Hopper's includes its own instructions.
+    /// The name of the architecture to compile for; on Hopper it includes the architecture-specific
+    /// instructions (`sm_90a`).
     pub fn target(self) -> String {
         if self == (Arch { major: 9, minor: 0 }) { "sm_90a".to_owned() } else { self.to_string() }
     }
@@ -95,7 +97,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A GPU that is open. Clones are the same device; threads may share it.
+/// An open GPU. Clones refer to the same device; threads may share it.
 #[derive(Clone)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -120,10 +122,10 @@ struct Facts {
 }
 
 impl Device {
-    /// Number of GPUs of this machine.
+    /// Returns the number of GPUs of this machine; 0 if there is none.
     ///
     /// # Errors
-    /// The driver is missing, too old, or does not start. No GPU is 0, not an error.
+    /// The driver is missing, too old, or does not start.
     pub fn count() -> Result<usize, CudaError> {
         library::require(Library::Driver)?;
         if let Some((major, minor)) = library::driver_version()
@@ -133,7 +135,7 @@ impl Device {
                 format!("the NVIDIA driver is for CUDA {major}.{minor}; install 525 (CUDA 12.0) or newer");
             return Err(CudaError::Unsupported(what));
         }
-        // SAFETY: the driver is loaded; 0 is the only value of flags.
+        // SAFETY: the driver is loaded; the flags must be 0.
         match unsafe { sys::cuInit(0) } {
             CUresult::CUDA_SUCCESS => {}
             CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
@@ -147,7 +149,7 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Opens GPU `ordinal` (in the order of the driver, which `CUDA_VISIBLE_DEVICES` changes).
+    /// Opens GPU `ordinal`, in the order of the driver, which depends on `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
     /// There is no such GPU, it is older than [`Arch::OLDEST`], or the driver fails.
@@ -170,7 +172,7 @@ impl Device {
         Ok(Device { inner: Arc::new(Inner { context, facts, modules: Mutex::default() }) })
     }
 
-    /// Makes the device's context current on this thread. Every function here does so by itself.
+    /// Makes the device's context current on this thread. The functions of this module call it themselves.
     ///
     /// # Errors
     /// The driver fails.
@@ -198,7 +200,7 @@ impl Device {
         self.inner.facts.multiprocessors
     }
 
-    /// The most bytes of shared memory that a block can have.
+    /// Maximum bytes of shared memory of a block.
     pub fn shared_per_block(&self) -> u32 {
         self.inner.facts.shared_per_block
     }
@@ -208,12 +210,12 @@ impl Device {
         self.inner.facts.l2_bytes
     }
 
-    /// Highest clock of the multiprocessors.
+    /// Maximum clock of the multiprocessors.
     pub fn clock_khz(&self) -> u32 {
         self.inner.facts.clock_khz
     }
 
-    /// Highest clock of the memory.
+    /// Maximum clock of the memory.
     pub fn memory_clock_khz(&self) -> u32 {
         self.inner.facts.memory_clock_khz
     }
@@ -234,7 +236,7 @@ impl Device {
     /// Waits until all work on the device is done.
     ///
     /// # Errors
-    /// The driver fails, or work before it did.
+    /// The driver fails, or earlier work on the device failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: a context is current.
@@ -278,7 +280,8 @@ impl Facts {
 
 fn name(device: sys::CUdevice) -> Result<String, CudaError> {
     let mut bytes = [0_u8; 256];
-    // SAFETY: `device` comes from cuDeviceGet; the driver writes at most 256 bytes, the last of them zero.
+    // SAFETY: `device` comes from cuDeviceGet; the driver writes at most 256 bytes, including the terminating
+    // zero.
     let status = unsafe { sys::cuDeviceGetName(bytes.as_mut_ptr().cast(), 256, device) };
     check("cuDeviceGetName", status)?;
     let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
@@ -289,7 +292,7 @@ fn uuid(device: sys::CUdevice) -> Result<String, CudaError> {
     let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
     // SAFETY: `device` comes from cuDeviceGet, and the driver writes 16 bytes.
     check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device) })?;
-    // SAFETY: 16 bytes, zeroed before the driver wrote them.
+    // SAFETY: the 16 bytes were zeroed before the driver wrote them.
     let bytes = unsafe { uuid.assume_init() }.bytes;
     let mut text = "GPU".to_owned();
     for (i, byte) in bytes.iter().enumerate() {

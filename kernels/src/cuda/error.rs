@@ -1,9 +1,9 @@
-//! What can go wrong on the way to a GPU.
+//! Errors of the CUDA backend.
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// An error of a CUDA library, or of what is asked of one.
+/// An error of a CUDA library, or of a request that it cannot fulfil.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -15,10 +15,10 @@ pub enum CudaError {
     MissingLibrary {
         /// File name of the library.
         library: &'static str,
-        /// What to install.
+        /// Package that contains the library.
         package: &'static str,
     },
-    /// There is no GPU that can be used.
+    /// There is no usable GPU.
     #[error("no usable CUDA device: {0}")]
     NoDevice(String),
     /// A call of the driver failed.
@@ -35,14 +35,14 @@ pub enum CudaError {
          programs on this GPU"
     )]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Bytes free, in pieces.
+        /// Free bytes, possibly fragmented.
         free: usize,
-        /// Bytes of the device.
+        /// Total bytes of the device.
         total: usize,
     },
-    /// A call of the driver found too little free memory on the device.
+    /// A driver call needs more memory than is free on the device.
     #[error(
         "{call}: the GPU has too little free memory; use a smaller batch, or stop other programs on this GPU"
     )]
@@ -56,7 +56,7 @@ pub enum CudaError {
          limit of locked memory (ulimit -l)"
     )]
     HostMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
     },
     /// A kernel does not compile.
@@ -64,20 +64,20 @@ pub enum CudaError {
     Compile {
         /// The source file.
         file: String,
-        /// The entry that was asked for, with its defines.
+        /// The requested entry, with its defines.
         entry: String,
-        /// What NVRTC says.
+        /// NVRTC's log.
         log: String,
     },
-    /// The device, the driver or a library cannot do what is asked.
+    /// The device, the driver or a library does not support the request.
     #[error("{0}")]
     Unsupported(String),
-    /// A launch that cannot be: the kernel and the reason.
+    /// A launch that is not possible.
     #[error("kernel {entry} cannot be launched: {what}")]
     Launch {
         /// The kernel.
         entry: &'static str,
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
     /// A call of cuBLASLt failed.
@@ -91,12 +91,12 @@ pub enum CudaError {
     /// cuBLASLt returned a wrong product.
     #[error("cuBLASLt computes a wrong product: {0}; use another version of libcublasLt")]
     WrongProduct(String),
-    /// Bytes that are no cubin, or not one that this reader knows.
+    /// The bytes are not a cubin, or a cubin of a version that this reader does not support.
     #[error("not a readable cubin: {0}")]
     Cubin(&'static str),
 }
 
-/// The result of a driver call as an error that names it.
+/// Turns the result of a driver call into an error that names the call.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -105,7 +105,7 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaErro
     }
 }
 
-/// An error of `cudarc`'s own types as one that names the call.
+/// Turns an error of `cudarc` into one that names the call.
 pub(crate) fn failed(call: &'static str, error: DriverError) -> CudaError {
     CudaError::Driver { call, what: describe(error.0) }
 }

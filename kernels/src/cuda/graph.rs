@@ -1,4 +1,4 @@
-//! Work recorded once and launched as a whole.
+//! CUDA graphs: work that is recorded once and launched as a unit.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -10,11 +10,12 @@ use super::stream::Held;
 use super::{CudaError, Stream};
 
 impl Stream {
-    /// Records the work that `record` puts on this stream, without doing it. Other threads are not affected, and must
-    /// not use this stream meanwhile.
+    /// Records the work that `record` puts on this stream, without running it. Other threads are not
+    /// affected, but must not use this stream during the call.
     ///
     /// # Errors
-    /// `record` fails, does something that cannot be captured, or the driver fails. The stream is usable afterwards.
+    /// `record` fails or does something that cannot be captured, or the driver fails. The stream is usable
+    /// afterwards.
     pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
         let mut recording = Recording::begin(self)?;
         record()?;
@@ -23,7 +24,7 @@ impl Stream {
     }
 }
 
-/// A capture that has begun; it is ended on every way out, unwinding included.
+/// A capture in progress. It is ended on every exit path, including unwinding.
 struct Recording<'a> {
     stream: &'a Stream,
     open: bool,
@@ -34,7 +35,7 @@ impl<'a> Recording<'a> {
         stream.bind()?;
         let mut held = stream.held();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive. (One that is being captured already is refused by the driver.)
+        // SAFETY: the stream is alive. The driver refuses a stream that is already being captured.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle(), mode) })?;
         *held = Some(Vec::new());
         drop(held);
@@ -47,7 +48,8 @@ impl<'a> Recording<'a> {
         let held = recorded.take().unwrap_or_default();
         self.stream.bind()?;
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is alive and `begin` began a capture on it; the driver writes one handle, null on errors.
+        // SAFETY: the stream is alive and `begin` began a capture on it. The driver writes one handle, which
+        // is null on errors.
         let status = unsafe { sys::cuStreamEndCapture(self.stream.handle(), &mut graph) };
         drop(recorded);
         let captured = Captured(graph);
@@ -59,13 +61,13 @@ impl<'a> Recording<'a> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if self.open {
-            // The error that led here is the one to report.
+            // The error that led here is reported, so this one is ignored.
             let _ = self.end();
         }
     }
 }
 
-/// A graph as captured, before it can be launched.
+/// A captured graph, before it is instantiated.
 struct Captured(sys::CUgraph);
 
 impl Captured {
@@ -82,7 +84,8 @@ impl Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made by cuStreamEndCapture, destroyed here alone; what was instantiated from it is independent.
+            // SAFETY: created by cuStreamEndCapture and destroyed only here; the graph instantiated from it
+            // is independent.
             let _ = unsafe { sys::cuGraphDestroy(self.0) };
         }
     }
@@ -90,18 +93,18 @@ impl Drop for Captured {
 
 struct Exec(sys::CUgraphExec);
 
-// SAFETY: the handle is valid until `Recorded::drop`, and the driver lets any thread use it, one at a time.
+// SAFETY: the handle is valid until `Recorded::drop`, and any thread may use it, one at a time.
 unsafe impl Send for Exec {}
 
-/// Recorded work. It keeps the kernels and the device memory of safe functions alive, and what [`Stream::hold`] was
-/// given; a launch waits for the one before.
+/// Recorded work. It keeps alive the kernels and the device memory of safe functions, and everything that was
+/// passed to [`Stream::hold`]. A launch waits for the previous launch of the same graph.
 pub struct Graph {
-    /// A stream that the graph was launched on shares it until the stream has been synchronised.
+    /// A stream that the graph was launched on shares this until the stream has been synchronised.
     recorded: Arc<Recorded>,
 }
 
 struct Recorded {
-    /// Graphs are the one kind of object that the driver does not lock by itself.
+    /// The lock is needed because the driver does not lock graphs itself.
     exec: Mutex<Exec>,
     context: Arc<Context>,
     _held: Vec<Held>,
@@ -114,15 +117,15 @@ impl Graph {
     /// The driver fails.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         let exec = self.recorded.lock();
-        // SAFETY: both are alive; the lock makes this the only use of the graph. What it works on is held by `self` or
-        // promised by the callers of the `unsafe` functions that recorded it.
+        // SAFETY: both are alive, and the lock makes this the only use of the graph. `self` holds the memory
+        // that the graph uses; for `unsafe` functions that recorded work, their callers guarantee it.
         let launch = || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec.0, stream.handle()) });
         stream.submit_now("a launch of a graph", launch)?;
         stream.keep_busy(Arc::clone(&self.recorded) as Held);
         Ok(())
     }
 
-    /// Prepares the device for launches, which the first launch does otherwise.
+    /// Prepares the device for launches; without this call the first launch does it.
     ///
     /// # Errors
     /// The driver fails.
@@ -144,8 +147,8 @@ impl Drop for Recorded {
     fn drop(&mut self) {
         let exec = self.exec.get_mut().unwrap_or_else(|e| e.into_inner());
         if self.context.bind().is_ok() {
-            // SAFETY: instantiated once, destroyed here alone. No launch is on its way: streams share `self` until they
-            // have been synchronised.
+            // SAFETY: instantiated once and destroyed only here. No launch is in flight: streams share `self`
+            // until they have been synchronised.
             let _ = unsafe { sys::cuGraphExecDestroy(exec.0) };
         }
     }

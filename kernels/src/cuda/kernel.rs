@@ -13,13 +13,13 @@ use super::program::Unit;
 use super::stream::Held;
 use super::{Arch, CudaError, Device, Program, cache, library};
 
-/// Stack of a compiling thread: NVRTC recurses deeper than the standard library's default is meant for.
+/// Stack size of a compiling thread: NVRTC's recursion may overflow the standard library's default.
 const STACK: usize = 32 << 20;
 
-/// Machine code that a thread has made, or not yet.
+/// The machine code from a compiling thread, or `None` until the thread is done.
 type Slot = Mutex<Option<Result<Vec<u8>, CudaError>>>;
 
-/// A loaded file of kernels.
+/// A loaded module of kernels.
 pub(crate) struct Module {
     context: Arc<Context>,
     handle: sys::CUmodule,
@@ -31,19 +31,19 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads machine code, or PTX that ends with a zero.
+    /// Loads machine code, or PTX that ends with a zero byte.
     fn load(device: &Device, program: &Program, image: &[u8]) -> Result<Module, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a context is current; `image` is what NVRTC wrote: an ELF file, which says its own size, or PTX with
-        // a zero at its end. The driver copies it and writes one handle.
+        // SAFETY: a context is current. `image` is NVRTC's output: an ELF file, which contains its own size,
+        // or PTX that ends with a zero byte. The driver copies it and writes one handle.
         let status = unsafe { sys::cuModuleLoadData(&mut handle, image.as_ptr().cast()) };
         check("cuModuleLoadData", status).map_err(|error| explain(error, device, program))?;
         Ok(Module { context: Arc::clone(device.context()), handle })
     }
 }
 
-/// Adds to an error of loading what usually causes it.
+/// Adds the usual cause to an error of loading.
 fn explain(error: CudaError, device: &Device, program: &Program) -> CudaError {
     let version = |v: Option<(u32, u32)>| v.map_or("unknown".to_owned(), |(a, b)| format!("{a}.{b}"));
     match error {
@@ -64,14 +64,14 @@ fn explain(error: CudaError, device: &Device, program: &Program) -> CudaError {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: loaded in `load`, unloaded here alone. No kernel of it is running: a stream holds the kernels that
-            // were put on it until it has been synchronised (`Stream::submit`), and a graph holds its kernels.
+            // SAFETY: loaded in `load` and unloaded only here. None of its kernels is running: a stream holds
+            // its kernels until it has been synchronised (`Stream::submit`), and a graph holds its kernels.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
         }
     }
 }
 
-/// A kernel that can be launched; it keeps its machine code loaded. Dynamic shared memory is allowed up to what the
+/// A kernel that can be launched. It keeps its module loaded. It may use as much dynamic shared memory as the
 /// device has.
 #[derive(Clone)]
 pub struct Kernel {
@@ -89,8 +89,8 @@ struct Inner {
     max_shared: u32,
 }
 
-// SAFETY: a function handle is valid as long as its module, which `module` holds; the driver's functions on it are
-// thread-safe.
+// SAFETY: a function handle is valid as long as its module, which `module` holds. The driver's functions on
+// it are thread-safe.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -101,7 +101,7 @@ impl Kernel {
         let name = CString::new(program.entry)
             .map_err(|_| CudaError::Unsupported(format!("{:?} is no name of a kernel", program.entry)))?;
         let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded, the name ends with a zero, and the driver writes one handle.
+        // SAFETY: the module is loaded, the name ends with a zero byte, and the driver writes one handle.
         let status = unsafe { sys::cuModuleGetFunction(&mut function, module.handle, name.as_ptr()) };
         check("cuModuleGetFunction", status).map_err(|error| match error {
             CudaError::Driver { call, what } => {
@@ -129,7 +129,7 @@ impl Kernel {
         self.inner.entry
     }
 
-    /// Compute capability of the GPU that it is loaded on.
+    /// Compute capability of the GPU on which it is loaded.
     pub fn arch(&self) -> Arch {
         self.inner.arch
     }
@@ -143,22 +143,23 @@ impl Kernel {
         self.inner.registers
     }
 
-    /// Bytes of local memory per thread; 0 if everything is in registers.
+    /// Bytes of local memory per thread; 0 if all values fit in registers.
     pub fn local_bytes(&self) -> u32 {
         self.inner.local_bytes
     }
 
-    /// The most threads of a block.
+    /// Maximum number of threads of a block.
     pub fn max_threads(&self) -> u32 {
         self.inner.max_threads
     }
 
-    /// The most bytes of dynamic shared memory of a block.
+    /// Maximum bytes of dynamic shared memory of a block.
     pub fn max_shared(&self) -> u32 {
         self.inner.max_shared
     }
 
-    /// Blocks of `threads` threads and `shared` bytes of dynamic shared memory that a multiprocessor runs at a time.
+    /// Number of blocks of `threads` threads and `shared` bytes of dynamic shared memory that fit on a
+    /// multiprocessor at once.
     ///
     /// # Errors
     /// The driver fails.
@@ -179,23 +180,26 @@ impl Kernel {
         self.inner.function
     }
 
-    /// What keeps the kernel loaded.
+    /// Reference that keeps the kernel loaded.
     pub(crate) fn keep(&self) -> Held {
         Arc::clone(&self.inner) as Held
     }
 }
 
-/// Allows the kernel as much dynamic shared memory as the device has beside its static part, and says how much.
+/// Permits the kernel to use all shared memory of the device except its static part, and returns that size in
+/// bytes.
 fn allow_shared(device: &Device, function: sys::CUfunction) -> Result<u32, CudaError> {
     let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let fixed = get(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
     let limit = device.shared_per_block();
     let set = |bytes: u32| {
-        // SAFETY: the function belongs to a module that the caller holds; the driver refuses impossible values.
+        // SAFETY: the function belongs to a module that the caller holds; the driver refuses impossible
+        // values.
         let status = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes as c_int) };
         check("cuFuncSetAttribute", status).map(|()| bytes)
     };
-    // On sm_90 and newer the static part includes 1 KiB of the system's, which the limit does not.
+    // On sm_90 and newer the static part includes 1 KiB reserved by the system, which the limit does not
+    // include.
     let system = if device.arch().major >= 9 { fixed.min(1024) } else { 0 };
     set((limit + system).saturating_sub(fixed)).or_else(|_| set(limit.saturating_sub(fixed)))
 }
@@ -209,7 +213,7 @@ fn get(function: sys::CUfunction, attribute: Attribute) -> Result<u32, CudaError
 }
 
 impl Device {
-    /// The kernel of `program`: as loaded before, or from the cache on disk, or compiled.
+    /// Returns the kernel of `program`: already loaded, from the cache on disk, or newly compiled.
     ///
     /// # Errors
     /// NVRTC is missing, the source does not compile, or the driver fails.
@@ -217,7 +221,7 @@ impl Device {
         Kernel::new(self, &self.load(std::slice::from_ref(program))?[0], program)
     }
 
-    /// The kernels of `programs`, in their order. Those that have to be compiled are compiled at the same time.
+    /// Returns the kernels of `programs`, in their order. Missing kernels are compiled in parallel.
     ///
     /// # Errors
     /// As [`Device::kernel`].
@@ -226,8 +230,8 @@ impl Device {
         programs.iter().zip(&modules).map(|(program, module)| Kernel::new(self, module, program)).collect()
     }
 
-    /// Compiles the `programs` that are missing at the same time. One that does not compile or load is no error here:
-    /// [`Device::kernel`] reports it.
+    /// Compiles the missing kernels among `programs` in parallel. A program that does not compile or load is
+    /// not reported here but by [`Device::kernel`].
     pub fn prefetch(&self, programs: &[Program]) {
         let missing = missing(&self.lock_modules().clone(), programs);
         for (program, image) in missing.iter().zip(self.images(&missing)) {
@@ -237,7 +241,7 @@ impl Device {
         }
     }
 
-    /// Unloads the kernels that nothing holds.
+    /// Unloads the kernels that are no longer in use.
     pub fn unload_unused(&self) {
         self.lock_modules().retain(|_, module| Arc::strong_count(module) > 1);
     }
@@ -246,21 +250,21 @@ impl Device {
         self.modules().lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The modules of `programs`.
+    /// Returns the modules of `programs`.
     fn load(&self, programs: &[Program]) -> Result<Vec<Arc<Module>>, CudaError> {
-        // Held here, because another thread may unload what nothing holds.
+        // These references keep the modules loaded, because another thread may unload unused modules.
         let mut modules: HashMap<Unit, Arc<Module>> = self.lock_modules().clone();
         let missing = missing(&modules, programs);
         for (program, image) in missing.iter().zip(self.images(&missing)) {
             let module = Arc::new(Module::load(self, program, &image?)?);
-            // Another thread may have been first; then its module stays.
+            // If another thread has loaded the same module first, that module is used.
             let module = Arc::clone(self.lock_modules().entry(program.unit()).or_insert(module));
             modules.insert(program.unit(), module);
         }
         Ok(programs.iter().map(|program| Arc::clone(&modules[&program.unit()])).collect())
     }
 
-    /// The machine code of each program, on as many threads as there are cores.
+    /// Returns the machine code of each program, compiled on as many threads as there are cores.
     fn images(&self, programs: &[&Program]) -> Vec<Result<Vec<u8>, CudaError>> {
         let target = self.arch().target();
         let next = AtomicUsize::new(0);
@@ -283,7 +287,7 @@ impl Device {
     }
 }
 
-/// Those of `programs` that are not among `loaded`, one of each unit.
+/// The `programs` that are not among `loaded`, one for each unit.
 fn missing<'a>(loaded: &HashMap<Unit, Arc<Module>>, programs: &'a [Program]) -> Vec<&'a Program> {
     let mut missing = HashMap::new();
     for program in programs.iter().filter(|program| !loaded.contains_key(&program.unit())) {

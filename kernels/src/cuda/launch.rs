@@ -1,4 +1,4 @@
-//! The one place where kernels are launched.
+//! The only place that launches kernels.
 
 use std::ffi::c_uint;
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunch
 use super::error::check;
 use super::{Arch, CudaError, Kernel, Stream};
 
-/// How many threads run a kernel, and with how much shared memory.
+/// Grid and block sizes, shared memory and start condition of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
     /// Blocks in x, y and z.
@@ -16,25 +16,26 @@ pub struct LaunchConfig {
     pub threads: u32,
     /// Bytes of dynamic shared memory of a block.
     pub shared: u32,
-    /// Whether the kernel may start before the one in front of it on the stream is done. It must then wait
-    /// (`griddepcontrol.wait`) before it touches memory that earlier work writes or reads. GPUs older than sm_90 cannot
-    /// do this: there the kernel starts after the one in front of it ([`LaunchConfig::overlaps`]).
+    /// Whether the kernel may start before the preceding kernel on the stream is done. It must then wait
+    /// (`griddepcontrol.wait`) before it accesses memory that earlier work writes or reads. GPUs older than
+    /// sm_90 do not support this: there the kernel starts after the preceding one
+    /// ([`LaunchConfig::overlaps`]).
     pub pdl: bool,
 }
 
 impl LaunchConfig {
-    /// A grid of one dimension, with no dynamic shared memory, started after the work before it.
+    /// A one-dimensional grid without dynamic shared memory, started after all earlier work.
     pub fn linear(blocks: u32, threads: u32) -> LaunchConfig {
         LaunchConfig { grid: [blocks, 1, 1], threads, shared: 0, pdl: false }
     }
 
-    /// Whether a launch on `arch` asks the driver for programmatic dependent launch. Drivers may refuse the attribute on
-    /// GPUs older than sm_90.
+    /// Whether a launch on `arch` asks the driver for programmatic dependent launch. Drivers may refuse the
+    /// attribute on GPUs older than sm_90.
     pub fn overlaps(&self, arch: Arch) -> bool {
         self.pdl && arch.major >= 9
     }
 
-    /// Nothing if `kernel` can be launched so.
+    /// Checks that `kernel` can be launched with this configuration.
     fn check(&self, kernel: &Kernel, params: usize) -> Result<(), CudaError> {
         let [x, y, z] = self.grid;
         let what =
@@ -57,27 +58,27 @@ impl LaunchConfig {
     }
 }
 
-/// The most bytes of a kernel's parameters, on every architecture.
+/// Maximum bytes of a kernel's parameters, on every architecture.
 const MAX_PARAMS: usize = 4096;
 
 /// The one argument of a kernel, passed by value.
 ///
 /// # Safety
-/// The type is `repr(C)`, and every kernel that it is launched with takes exactly one argument, of a struct with the
-/// same fields in the same order: the same size and alignment.
+/// The type is `repr(C)`. Every kernel that is launched with it takes exactly one argument: a struct with the
+/// same fields in the same order, and with the same size and alignment.
 pub unsafe trait Params: Copy {}
 
-/// Puts a kernel on `stream`. May be captured; the graph then holds the kernel.
+/// Puts a kernel on `stream`. May be captured; the graph then keeps the kernel loaded.
 ///
 /// # Errors
-/// The configuration is impossible for this kernel, `stream` is on another GPU, or the driver fails. Errors of the kernel itself appear when the
-/// stream is next synchronised.
+/// The configuration is impossible for this kernel, `stream` is on another GPU, or the driver fails. Errors
+/// of the kernel itself are reported when the stream is next synchronised.
 ///
 /// # Safety
 /// - `P` is the parameter of this kernel.
-/// - Run with these parameters and this configuration, the kernel stays within memory that lives until it is done (in a
-///   captured graph: as long as the graph, which [`Stream::hold`] sees to).
-/// - All of that memory belongs to the device that the kernel was loaded on.
+/// - With these parameters and this configuration, the kernel accesses only memory that lives until it is
+///   done. In a captured graph, the memory lives as long as the graph, which [`Stream::hold`] ensures.
+/// - All of that memory belongs to the device on which the kernel was loaded.
 pub unsafe fn launch<P: Params>(
     kernel: &Kernel,
     config: LaunchConfig,
@@ -109,9 +110,10 @@ pub unsafe fn launch<P: Params>(
         numAttrs: c_uint::from(overlaps),
     };
     let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
-    // SAFETY: the kernel is loaded (`Kernel` holds its module), the stream is alive, and the attribute, the array of one
-    // argument and the argument outlive the call, in which the driver copies them. The kernel takes one argument of
-    // this type (`Params` and the caller), and the caller answers for the memory.
+    // SAFETY: the kernel is loaded (`Kernel` holds its module), and the stream is alive. The attribute, the
+    // array of one argument and the argument outlive the call, in which the driver copies them. The kernel
+    // takes one argument of this type (`Params` and the caller guarantee it), and the caller guarantees the
+    // memory.
     let mut start = || unsafe {
         sys::cuLaunchKernelEx(&config, kernel.function(), arguments.as_mut_ptr(), std::ptr::null_mut())
     };

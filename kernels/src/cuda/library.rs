@@ -1,5 +1,5 @@
-//! Which CUDA libraries this machine has. They are loaded when first used, from the loader's path; all but NVTX with the
-//! program itself where it is linked with them (feature `linked`).
+//! Detects which CUDA libraries this machine has. They are loaded from the loader's path when first used. A
+//! program that is linked with them (feature `linked`) loads all of them except NVTX when it starts.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -13,30 +13,30 @@ use super::{CudaError, nvtx};
 pub enum Library {
     /// The driver.
     Driver,
-    /// The compiler of kernels.
+    /// The kernel compiler.
     Nvrtc,
     /// Matrix products.
     CublasLt,
-    /// Classic BLAS; nothing here needs it.
+    /// The older BLAS library; nothing here needs it.
     Cublas,
-    /// Ranges for profilers.
+    /// Named ranges for profilers.
     Nvtx,
 }
 
-/// A library that is not there.
+/// A missing library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
     /// File name of the library.
     pub library: &'static str,
-    /// What to install.
+    /// Package that contains the library.
     pub package: &'static str,
 }
 
 impl Library {
-    /// What an engine on a GPU needs.
+    /// The libraries that an engine on a GPU needs.
     pub const NEEDED: [Library; 3] = [Library::Driver, Library::Nvrtc, Library::CublasLt];
 
-    /// File name, without a version.
+    /// File name without version.
     pub fn file(self) -> &'static str {
         match self {
             Library::Driver => "libcuda.so",
@@ -47,7 +47,7 @@ impl Library {
         }
     }
 
-    /// What to install to have it.
+    /// Package to install.
     pub fn package(self) -> &'static str {
         match self {
             Library::Driver => "the NVIDIA driver, 525 or newer",
@@ -65,7 +65,7 @@ impl Library {
     }
 }
 
-/// Whether `library` can be loaded. Loaded once and for all; the answer does not change.
+/// Whether `library` can be loaded. It is loaded at most once, so the answer does not change.
 pub fn present(library: Library) -> bool {
     static FOUND: [OnceLock<bool>; 5] = [const { OnceLock::new() }; 5];
     *FOUND[library as usize].get_or_init(|| match library {
@@ -74,7 +74,7 @@ pub fn present(library: Library) -> bool {
     })
 }
 
-/// The program is linked with them and would not have started without.
+/// The program is linked with these libraries, so it would not have started without them.
 #[cfg(feature = "linked")]
 fn can_be_opened(_: Library) -> bool {
     true
@@ -82,7 +82,8 @@ fn can_be_opened(_: Library) -> bool {
 
 #[cfg(not(feature = "linked"))]
 fn can_be_opened(library: Library) -> bool {
-    // SAFETY: this only loads the library, whose initialisers are NVIDIA's: the user's loader path chose it.
+    // SAFETY: this only loads the library, which runs NVIDIA's initialisers; the user's loader path selects
+    // the file.
     unsafe {
         match library {
             Library::Driver => driver::sys::is_culib_present(),
@@ -94,7 +95,7 @@ fn can_be_opened(library: Library) -> bool {
     }
 }
 
-/// Nothing if `library` is there.
+/// Checks that `library` is present.
 ///
 /// # Errors
 /// It is missing.
@@ -105,13 +106,13 @@ pub fn require(library: Library) -> Result<(), CudaError> {
     Err(CudaError::MissingLibrary { library: library.file(), package: library.package() })
 }
 
-/// The needed libraries that are not there.
+/// The required libraries that are missing.
 pub fn missing() -> Vec<Missing> {
     let absent = Library::NEEDED.into_iter().filter(|library| !present(*library));
     absent.map(|library| Missing { library: library.file(), package: library.package() }).collect()
 }
 
-/// Version of CUDA that the driver supports (major, minor), if there is a driver.
+/// CUDA version (major, minor) that the driver supports; `None` if there is no driver.
 pub fn driver_version() -> Option<(u32, u32)> {
     let mut version: c_int = 0;
     if !present(Library::Driver) {
@@ -123,7 +124,7 @@ pub fn driver_version() -> Option<(u32, u32)> {
     Some((version / 1000, version % 1000 / 10))
 }
 
-/// Version of NVRTC (major, minor), if it is there.
+/// Version of NVRTC (major, minor); `None` if it is missing.
 pub fn nvrtc_version() -> Option<(u32, u32)> {
     let (mut major, mut minor): (c_int, c_int) = (0, 0);
     if !present(Library::Nvrtc) {
@@ -134,12 +135,12 @@ pub fn nvrtc_version() -> Option<(u32, u32)> {
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
 }
 
-/// Version of cuBLASLt (major, minor, patch), if it is there.
+/// Version of cuBLASLt (major, minor, patch); `None` if it is missing.
 pub fn cublaslt_version() -> Option<(u32, u32, u32)> {
     if !present(Library::CublasLt) {
         return None;
     }
-    // SAFETY: cuBLASLt is loaded; this function takes nothing.
+    // SAFETY: cuBLASLt is loaded; this function takes no arguments.
     let version = u32::try_from(unsafe { cublaslt::sys::cublasLtGetVersion() }).ok()?;
     Some((version / 10_000, version / 100 % 100, version % 100))
 }

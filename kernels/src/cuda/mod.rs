@@ -1,11 +1,12 @@
-//! NVIDIA GPUs: libraries found at run time, devices, memory, kernels compiled from `kernels/cuda`, launches, graphs,
-//! and the INT8 products of cuBLASLt.
+//! NVIDIA GPUs: detection of libraries at run time, devices, memory, kernels compiled from `kernels/cuda`,
+//! launches, graphs, and the matrix products of cuBLASLt.
 //!
-//! Nothing of CUDA is needed to build, and a machine without it runs everything else: [`library`] says what is there,
-//! and whatever needs a library that is missing returns [`CudaError::MissingLibrary`].
+//! Building needs no CUDA toolkit, and a machine without CUDA runs everything else. [`library`] detects the
+//! installed libraries. A function that needs a missing library returns [`CudaError::MissingLibrary`].
 //!
-//! Work is put on a [`Stream`] and is done in its order. Functions are safe where they keep the memory that they use
-//! alive by themselves; those that cannot ([`launch()`], copies with pinned memory) are `unsafe` and say what to keep.
+//! Work is put on a [`Stream`] and runs in its order. Functions that keep the memory they use alive are safe.
+//! Functions that cannot do this ([`launch()`], copies with pinned memory) are `unsafe`, and their
+//! documentation says what the caller must keep alive.
 
 pub mod cache;
 pub mod contract;

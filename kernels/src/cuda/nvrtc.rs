@@ -1,4 +1,4 @@
-//! Compiling kernels with NVRTC, on any machine that has it: no GPU and no driver are needed.
+//! Compiles kernels with NVRTC. It runs on any machine that has NVRTC; neither a GPU nor a driver is needed.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -7,15 +7,15 @@ use cudarc::nvrtc::sys;
 use super::library::{self, Library};
 use super::{CudaError, Program, sources};
 
-/// The oldest version of NVRTC: it has all the functions used here, and C++17.
+/// The oldest supported version of NVRTC: it has all functions used here, and C++17.
 const OLDEST: (u32, u32) = (12, 0);
 
 /// A compiled program.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// Machine code, an ELF file; or, for a GPU that NVRTC does not know yet, PTX that the driver compiles.
+    /// Machine code (an ELF file), or PTX that the driver compiles, if NVRTC does not know the GPU yet.
     pub cubin: Vec<u8>,
-    /// What NVRTC said: warnings, and the registers and memory of each kernel.
+    /// NVRTC's log: warnings, and the registers and memory of each kernel.
     pub log: String,
 }
 
@@ -30,7 +30,7 @@ pub fn compile(program: &Program, arch: &str) -> Result<Compiled, CudaError> {
     compile_text(program, text, arch)
 }
 
-/// As [`compile`], of `text` in place of the file's.
+/// As [`compile`], but compiles `text` instead of the file's text.
 ///
 /// # Errors
 /// As [`compile`].
@@ -51,7 +51,7 @@ pub fn compile_text(program: &Program, text: &str, arch: &str) -> Result<Compile
     Ok(Compiled { cubin, log })
 }
 
-/// What NVRTC is told to compile for.
+/// Target of a compilation.
 #[derive(Debug, PartialEq, Eq)]
 struct Target {
     name: String,
@@ -71,7 +71,7 @@ impl Target {
         }
     }
 
-    /// `arch` itself if NVRTC knows it, else PTX of the newest architecture before it.
+    /// `arch` itself if NVRTC knows it, else PTX for the newest older architecture.
     fn among(arch: &str, supported: &[u32]) -> Result<Target, CudaError> {
         let unknown =
             || CudaError::Unsupported(format!("`{arch}` is no architecture; write sm_80 or sm_90a"));
@@ -91,25 +91,25 @@ impl Target {
     }
 }
 
-/// The architectures that NVRTC compiles for, as `10 major + minor`.
+/// The architectures that NVRTC can compile for, as `10 major + minor`.
 fn supported() -> Result<Vec<u32>, CudaError> {
     let failed = |e| CudaError::Unsupported(format!("NVRTC does not list its architectures: {e:?}"));
     let mut count: c_int = 0;
     // SAFETY: NVRTC is loaded (`Target::of`) and writes one int.
     unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(failed)?;
     let mut archs: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: NVRTC writes as many ints as it said above.
+    // SAFETY: NVRTC writes as many ints as it reported above.
     unsafe { sys::nvrtcGetSupportedArchs(archs.as_mut_ptr()) }.result().map_err(failed)?;
     Ok(archs.into_iter().filter_map(|n| u32::try_from(n).ok()).collect())
 }
 
 type Status<T> = Result<T, cudarc::nvrtc::result::NvrtcError>;
 
-/// A program of NVRTC.
+/// An NVRTC program.
 struct Handle(sys::nvrtcProgram);
 
 impl Handle {
-    /// The program with the headers of the sources. NVRTC is loaded: `Target::of` comes first.
+    /// Creates the program with the headers of the sources. `Target::of` must have loaded NVRTC before.
     fn create(name: &str, text: &str) -> Status<Handle> {
         let c = |text: &str| CString::new(text).map_err(|_| invalid());
         let (text, name) = (c(text)?, c(name)?);
@@ -118,8 +118,8 @@ impl Handle {
         let name_pointers: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
         let text_pointers: Vec<*const c_char> = texts.iter().map(|t| t.as_ptr()).collect();
         let mut program = std::ptr::null_mut();
-        // SAFETY: all strings end with a zero and outlive the call, in which NVRTC copies them; both arrays have as many
-        // entries as are given; NVRTC writes one handle.
+        // SAFETY: all strings end with a zero byte and outlive the call, in which NVRTC copies them. Both
+        // arrays have the given number of entries. NVRTC writes one handle.
         let status = unsafe {
             sys::nvrtcCreateProgram(
                 &mut program,
@@ -138,7 +138,7 @@ impl Handle {
         let flags: Vec<CString> =
             flags.iter().map(|f| CString::new(f.as_str()).map_err(|_| invalid())).collect::<Status<_>>()?;
         let pointers: Vec<*const c_char> = flags.iter().map(|f| f.as_ptr()).collect();
-        // SAFETY: the program is alive; the strings end with a zero and outlive the call.
+        // SAFETY: the program is alive; the strings end with a zero byte and outlive the call.
         unsafe { sys::nvrtcCompileProgram(self.0, pointers.len() as c_int, pointers.as_ptr()) }.result()
     }
 
@@ -147,18 +147,18 @@ impl Handle {
         // SAFETY: the program is alive, and NVRTC writes one size.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
         let mut bytes = vec![0_u8; size];
-        // SAFETY: NVRTC writes as many bytes as it said.
+        // SAFETY: NVRTC writes as many bytes as it reported.
         unsafe { sys::nvrtcGetCUBIN(self.0, bytes.as_mut_ptr().cast()) }.result()?;
         Ok(bytes)
     }
 
-    /// PTX, with the zero at its end.
+    /// PTX, including the zero byte at its end.
     fn ptx(&self) -> Status<Vec<u8>> {
         let mut size = 0;
         // SAFETY: the program is alive, and NVRTC writes one size.
         unsafe { sys::nvrtcGetPTXSize(self.0, &mut size) }.result()?;
         let mut bytes = vec![0_u8; size];
-        // SAFETY: NVRTC writes as many bytes as it said.
+        // SAFETY: NVRTC writes as many bytes as it reported.
         unsafe { sys::nvrtcGetPTX(self.0, bytes.as_mut_ptr().cast()) }.result()?;
         Ok(bytes)
     }
@@ -172,7 +172,7 @@ impl Handle {
         if bytes.is_empty() {
             return String::new();
         }
-        // SAFETY: NVRTC writes as many bytes as it said.
+        // SAFETY: NVRTC writes as many bytes as it reported.
         let written = unsafe { sys::nvrtcGetProgramLog(self.0, bytes.as_mut_ptr().cast()) }.result();
         let text = String::from_utf8_lossy(&bytes);
         if written.is_ok() { text.trim_matches(['\0', '\n', ' ']).to_owned() } else { String::new() }
@@ -181,7 +181,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: created in `create`, destroyed here alone.
+        // SAFETY: created in `create` and destroyed only here.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }

@@ -1,5 +1,5 @@
-//! Ranges with names on the timeline of a profiler such as Nsight Systems, by NVTX, which is loaded when first asked for.
-//! Without a profiler a range costs two calls that do nothing.
+//! Named ranges on the timeline of a profiler such as Nsight Systems, by NVTX. The library is loaded on first
+//! use. Without a profiler a range costs two calls that do nothing.
 
 use std::ffi::{CString, c_char, c_int};
 use std::marker::PhantomData;
@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 use super::CudaError;
 use super::library::{self, Library};
 
-/// File names of version 3, and of the older library that CUDA 12 still has.
+/// File names of version 3, and of the older library that CUDA 12 still includes.
 const FILES: [&str; 4] =
     ["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1", "libnvToolsExt.so"];
 
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
 type Pop = unsafe extern "C" fn() -> c_int;
 
-/// NVTX, loaded; it stays so as long as the process runs.
+/// The loaded NVTX library. It stays loaded until the process ends.
 #[derive(Clone, Copy)]
 pub struct Nvtx {
     push: Push,
@@ -23,21 +23,21 @@ pub struct Nvtx {
 }
 
 impl Nvtx {
-    /// The library.
+    /// Loads the library.
     ///
     /// # Errors
-    /// It is not there.
+    /// The library is missing.
     pub fn new() -> Result<Nvtx, CudaError> {
         library::require(Library::Nvtx)?;
         Ok(loaded().expect("just found"))
     }
 
-    /// Opens a range; it ends when the result is dropped. Ranges of a thread are nested.
+    /// Opens a range, which ends when the result is dropped. The ranges of a thread are nested.
     pub fn range(self, name: &str) -> Range {
         let text: Vec<u8> = name.bytes().take_while(|byte| *byte != 0).collect();
         let text = CString::new(text).expect("cut at the first zero");
-        // SAFETY: the library is loaded for good, exports this function with this type, and copies the text, which ends
-        // with a zero.
+        // SAFETY: the library stays loaded, exports this function with this type, and copies the text, which
+        // ends with a zero byte.
         unsafe { (self.push)(text.as_ptr()) };
         Range { nvtx: self, of_this_thread: PhantomData }
     }
@@ -47,31 +47,32 @@ impl Nvtx {
 #[must_use = "a range ends when it is dropped"]
 pub struct Range {
     nvtx: Nvtx,
-    /// The library keeps a stack for each thread.
+    /// Not `Send`, because the library keeps a stack of ranges for each thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: the library is loaded for good and exports this function with this type; `range` pushed on this thread.
+        // SAFETY: the library stays loaded and exports this function with this type; `range` pushed on this
+        // thread.
         unsafe { (self.nvtx.pop)() };
     }
 }
 
-/// The library's functions, if it is there.
+/// The library's functions; `None` if it is missing.
 pub(super) fn loaded() -> Option<Nvtx> {
     static FOUND: OnceLock<Option<Nvtx>> = OnceLock::new();
     *FOUND.get_or_init(|| FILES.iter().find_map(|file| load(file)))
 }
 
 fn load(file: &str) -> Option<Nvtx> {
-    // SAFETY: this runs the library's initialisers, which are NVIDIA's: the user's loader path chose it.
+    // SAFETY: this runs NVIDIA's initialisers; the user's loader path selects the file.
     let library = unsafe { libloading::Library::new(file) }.ok()?;
     // SAFETY: every version of NVTX exports both functions with these types.
     let functions =
         unsafe { (library.get::<Push>(b"nvtxRangePushA\0"), library.get::<Pop>(b"nvtxRangePop\0")) };
     let found = Nvtx { push: *functions.0.ok()?, pop: *functions.1.ok()? };
-    // Its functions stay valid: it is never closed.
+    // Leak the library: it is never unloaded, so its functions stay valid.
     std::mem::forget(library);
     Some(found)
 }

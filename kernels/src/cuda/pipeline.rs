@@ -1,19 +1,20 @@
-//! Work that is replayed on new input: copies from and to pinned memory around a graph, with the copy of the next input
-//! overlapping the work on this one.
+//! Replays recorded work on new inputs. Copies from and to pinned memory surround a graph, and the copy of
+//! the next input overlaps the computation of the current one.
 
 use std::collections::BTreeMap;
 
 use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Graph, PinnedBuf, Stream};
 
-/// Inputs in flight.
+/// Number of inputs in flight.
 const SLOTS: usize = 2;
 
-/// The fewest bytes that are worth a thread's start.
+/// Minimum bytes per copying thread; for fewer bytes, starting a thread costs more than it saves.
 const BYTES_PER_THREAD: usize = 2 << 20;
-/// The most threads that copy one input: more do not copy faster.
+/// Maximum number of threads that copy one input; more threads are not faster.
 const COPYING_THREADS: usize = 8;
 
-/// Copies `from` to `to`, on several threads if it is long: one thread copies slower than a GPU computes.
+/// Copies `from` to `to`, on several threads if it is long, because one thread copies more slowly than a GPU
+/// computes.
 fn copy_on_threads(to: &mut [u8], from: &[u8]) {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = (from.len() / BYTES_PER_THREAD).min(cores).min(COPYING_THREADS);
@@ -33,34 +34,34 @@ fn copy_on_threads(to: &mut [u8], from: &[u8]) {
     });
 }
 
-/// A queue of inputs for one piece of work, which is recorded once for each size of input.
+/// A queue of inputs for one computation, which is recorded once for each size of input.
 pub struct Pipeline {
     compute: Stream,
     copies: Stream,
     slots: [Slot; SLOTS],
-    /// Bytes in front of each output.
+    /// Bytes of flags in front of each output.
     prefix: usize,
 }
 
-/// Room for one input and its output.
+/// Buffers for one input and its output.
 struct Slot {
-    /// What the work reads.
+    /// Input of the recorded work.
     input: DeviceSlice,
     host_input: PinnedBuf,
     host_output: PinnedBuf,
     copied: Event,
     done: Event,
-    /// The recorded work for each key.
+    /// The recorded work, by key.
     graphs: BTreeMap<usize, Graph>,
     busy: bool,
 }
 
 impl Pipeline {
-    /// Room for inputs and outputs of up to these many bytes. In front of each output are `prefix` bytes of flags, which
-    /// the work sets and nothing resets.
+    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes`. In front of each
+    /// output are `prefix` bytes of flags, which the work sets and nothing resets.
     ///
     /// # Errors
-    /// Too little memory on the device or on the host, or the driver fails.
+    /// The device or the host has too little memory, or the driver fails.
     pub fn new(
         device: &Device,
         input_bytes: usize,
@@ -91,12 +92,12 @@ impl Pipeline {
         &self.compute
     }
 
-    /// What the work of slot 0 reads.
+    /// Input of the work of slot 0.
     pub fn input(&self) -> &DeviceSlice {
         &self.slots[0].input
     }
 
-    /// Forgets the work that was recorded under `key`.
+    /// Removes the work recorded under `key`.
     pub fn forget(&mut self, key: usize) {
         self.slots.iter_mut().for_each(|slot| drop(slot.graphs.remove(&key)));
     }
@@ -106,10 +107,10 @@ impl Pipeline {
         self.slots.iter().all(|slot| slot.graphs.contains_key(&key))
     }
 
-    /// Records work under `key`: `work` is called for each slot with the stream and the slot's input.
+    /// Records work under `key`: calls `work` for each slot with the stream and the slot's input.
     ///
     /// # Errors
-    /// `work` fails, or the driver does.
+    /// `work` or the driver fails.
     pub fn record<E: From<CudaError>>(
         &mut self,
         key: usize,
@@ -133,15 +134,16 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Runs `parts` one after the other: for each the key of its work, its input, and where its output goes. The input may
-    /// be shorter than the work takes; the rest is what earlier inputs left. The work leaves its flags at `output` on the
-    /// device, and its output after them. Returns the index of the first flag (a u32) that is set after any of the parts.
+    /// Runs `parts` one after the other. Each part has the key of its work, its input and the destination of
+    /// its output. The input may be shorter than the recorded work expects; the rest of the buffer keeps
+    /// bytes of earlier inputs. The work writes its flags to `output` on the device, followed by its output.
+    /// Returns the index of the first flag (a u32) that is set after any of the parts.
     ///
     /// # Errors
     /// The driver or the work fails.
     ///
     /// # Panics
-    /// A key was not recorded, or a length is more than there is room for.
+    /// If a key was not recorded, or a length exceeds the buffers.
     pub fn run<'a>(
         &mut self,
         output: &DeviceSlice,
@@ -167,7 +169,7 @@ impl Pipeline {
         outcome.map(|()| raised)
     }
 
-    /// Starts the work of `key` on `input` in a slot that is free.
+    /// Starts the work of `key` on `input` in a free slot.
     fn start(
         &mut self,
         slot: usize,
@@ -183,8 +185,8 @@ impl Pipeline {
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
         let bytes = input.len();
-        // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy; until then
-        // nothing touches its pinned memory, and the slot owns it. `drop` waits too.
+        // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy.
+        // Until then nothing accesses its pinned memory, which the slot owns. `drop` waits too.
         unsafe { slot.input.slice(0, bytes).copy_from_pinned(copies, &slot.host_input, 0..bytes)? };
         if !alone {
             slot.copied.record(copies)?;
@@ -197,7 +199,7 @@ impl Pipeline {
         slot.done.record(&self.compute)
     }
 
-    /// Waits for a slot's work and takes its output; `raised` becomes the first flag that is set.
+    /// Waits for a slot's work and reads its output; sets `raised` to the first flag that is set.
     fn finish(
         &mut self,
         slot: usize,
@@ -209,7 +211,7 @@ impl Pipeline {
         if !slot.busy {
             return Ok(());
         }
-        // An error on the way may have left work without its event: then wait for everything.
+        // After an error the event may not have been recorded, so everything is waited for.
         let waited = match &values {
             Some(_) => slot.done.synchronize(),
             None => self.copies.synchronize().and(self.compute.synchronize()),
@@ -224,13 +226,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Milliseconds of each of `runs` replays of the work of `key` on whatever the input holds, without copies.
+    /// Returns the milliseconds of each of `runs` replays of the work of `key`, without copies, on the
+    /// current content of the input.
     ///
     /// # Errors
     /// The driver or the work fails.
     ///
     /// # Panics
-    /// The key was not recorded.
+    /// If the key was not recorded.
     pub fn time(&self, device: &Device, key: usize, runs: usize) -> Result<Vec<f32>, CudaError> {
         let graph = self.slots[0].graphs.get(&key).expect("work was recorded under the key");
         let marks: Vec<Event> = (0..=runs).map(|_| Event::new(device)).collect::<Result<_, _>>()?;

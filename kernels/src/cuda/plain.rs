@@ -1,19 +1,19 @@
-//! Types that may be copied to a device and back.
+//! Types that may be copied to and from a device.
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// A type without padding for which every pattern of bits is a value.
+/// A type without padding for which every bit pattern is a valid value.
 ///
 /// # Safety
-/// Sealed: implemented here for the numbers that kernels use, and for arrays of them.
+/// Sealed: this module implements it for the numbers that kernels use, and for arrays of them.
 pub unsafe trait Plain: sealed::Sealed + Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($type:ty),*) => {$(
         impl sealed::Sealed for $type {}
-        // SAFETY: a primitive number: no padding, every pattern of bits is a value.
+        // SAFETY: a primitive number has no padding, and every bit pattern is a valid value.
         unsafe impl Plain for $type {}
     )*};
 }
@@ -21,5 +21,5 @@ macro_rules! plain {
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 
 impl<T: Plain, const N: usize> sealed::Sealed for [T; N] {}
-// SAFETY: an array has the padding of its elements, which is none, and any values of them.
+// SAFETY: the elements have no padding, so the array has none, and any bit pattern is a valid value.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -1,35 +1,36 @@
-//! What is compiled: a file, its entry and the constants it is specialised for.
+//! Description of a kernel to compile: a file, its entry point, and the constants for which it is
+//! specialised.
 
 use std::fmt;
 
-/// A kernel and how to compile it. Programs that differ in the entry alone are compiled together.
+/// A kernel and how to compile it. Programs that differ only in the entry are compiled together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Program {
     /// File of [`sources`](super::sources), such as `gemm.cu`.
     pub file: &'static str,
     /// Name of the kernel, an `extern "C" __global__` function.
     pub entry: &'static str,
-    /// Macros: name and value.
+    /// Macros: names and values.
     pub defines: Vec<(&'static str, i64)>,
-    /// The most registers per thread, if it is limited.
+    /// Maximum registers per thread, if limited.
     pub max_registers: Option<u32>,
 }
 
 impl Program {
-    /// The kernel `entry` of `file`, with no defines and no limit of registers.
+    /// The kernel `entry` of `file`, without defines and without a limit on registers.
     pub fn new(file: &'static str, entry: &'static str) -> Program {
         Program { file, entry, defines: Vec::new(), max_registers: None }
     }
 
-    /// With the macro `name` defined as `value`.
+    /// Defines the macro `name` as `value`.
     #[must_use]
     pub fn define(mut self, name: &'static str, value: i64) -> Program {
         self.defines.push((name, value));
         self
     }
 
-    /// The compiler's flags, without the architecture. Arithmetic is IEEE: no contraction, no flush to zero, correctly
-    /// rounded division and square root. `-v` puts what each kernel takes in the log.
+    /// The compiler's flags, except the architecture. Arithmetic is IEEE: no contraction, no flush to zero,
+    /// correctly rounded division and square root. `-v` adds the resources of each kernel to the log.
     pub(crate) fn flags(&self) -> Vec<String> {
         let fixed = [
             "--std=c++17",
@@ -46,7 +47,7 @@ impl Program {
         flags
     }
 
-    /// What is compiled and loaded as one.
+    /// The unit that is compiled and loaded together.
     pub(crate) fn unit(&self) -> Unit {
         Unit { file: self.file, defines: self.defines.clone(), max_registers: self.max_registers }
     }

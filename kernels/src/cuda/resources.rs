@@ -1,4 +1,4 @@
-//! What a kernel takes of a multiprocessor, read from its machine code.
+//! Resources that a kernel uses on a multiprocessor, read from its machine code.
 
 use super::CudaError;
 
@@ -13,21 +13,21 @@ pub struct Resources {
     pub shared_static: u32,
 }
 
-/// Attributes in `.nv.info` sections: format, attribute, and for `SIZED` a length and that many bytes.
+/// Attributes in `.nv.info` sections: format and attribute; for `SIZED`, a length and that many bytes follow.
 const SIZED: u8 = 4;
 const FRAME_SIZE: u8 = 0x11;
 const MIN_STACK_SIZE: u8 = 0x12;
 const REGISTERS: u8 = 0x2f;
 
-/// Bytes at the start of a block's shared memory that belong to the system: counted in the sections of sm_90 and newer,
-/// which have one more section to say so.
+/// Bytes at the start of a block's shared memory that are reserved by the system. The sections of sm_90 and
+/// newer include them, and one more section marks this.
 const RESERVED: u64 = 1024;
 
-/// The resources of the kernel `entry` in `cubin`, from the ELF sections `.nv.info` (registers and frame of each
-/// function) and `.nv.shared.<entry>` (size).
+/// Reads the resources of the kernel `entry` in `cubin` from the ELF sections `.nv.info` (registers and frame
+/// of each function) and `.nv.shared.<entry>` (size).
 ///
 /// # Errors
-/// `cubin` is not an ELF file of 64 bits with such sections (PTX is not), or has no such kernel.
+/// `cubin` is not a 64-bit ELF file with such sections (PTX is not), or has no such kernel.
 pub fn resources(cubin: &[u8], entry: &str) -> Result<Resources, CudaError> {
     let elf = Elf::read(cubin).ok_or(CudaError::Cubin("no sections of a 64-bit ELF file"))?;
     let symbol = elf.symbol(entry).ok_or(CudaError::Cubin("no such kernel"))?;
@@ -51,7 +51,8 @@ pub fn resources(cubin: &[u8], entry: &str) -> Result<Resources, CudaError> {
     if seen { Ok(found) } else { Err(CudaError::Cubin("no register count of the kernel")) }
 }
 
-/// The attributes of a `.nv.info` section that are a symbol and a number: attribute, symbol, number.
+/// Iterates over the attributes of a `.nv.info` section that consist of a symbol and a number. Items are
+/// attribute, symbol and number.
 struct Attributes<'a>(&'a [u8]);
 
 impl Iterator for Attributes<'_> {
@@ -86,7 +87,7 @@ struct Elf<'a> {
 
 impl<'a> Elf<'a> {
     fn read(bytes: &'a [u8]) -> Option<Elf<'a>> {
-        // Magic, 64 bits, little endian.
+        // Magic number, 64 bits, little-endian.
         bytes.starts_with(b"\x7fELF\x02\x01").then_some(())?;
         let (start, size) = (u64_at(bytes, 0x28)?, u64::from(u16_at(bytes, 0x3a)?));
         let (count, names) = (u64::from(u16_at(bytes, 0x3c)?), usize::from(u16_at(bytes, 0x3e)?));
@@ -109,7 +110,7 @@ impl<'a> Elf<'a> {
         self.bytes.get(start..start.checked_add(usize::try_from(section.size).ok()?)?)
     }
 
-    /// The string at `offset` of a table of strings.
+    /// The string at `offset` of a string table.
     fn text(&self, table: Section, offset: u64) -> Option<&'a [u8]> {
         let rest = self.content(table)?.get(usize::try_from(offset).ok()?..)?;
         rest.split(|byte| *byte == 0).next()

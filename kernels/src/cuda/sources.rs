@@ -1,4 +1,4 @@
-//! The kernels' source texts, embedded.
+//! The source texts of the kernels, embedded in the binary.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ macro_rules! table {
     };
 }
 
-/// Every file of `kernels/cuda`: name, text. A file is added by adding its name.
+/// Every file of `kernels/cuda`, as name and text. To add a file, add its name.
 pub const SOURCES: &[(&str, &str)] = table![
     "attention.cuh",
     "attention_f16.cu",
@@ -47,12 +47,13 @@ pub const SOURCES: &[(&str, &str)] = table![
     "wgmma.cuh",
 ];
 
-/// Text of a file.
+/// The text of a file.
 pub fn source(name: &str) -> Option<&'static str> {
     SOURCES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
 }
 
-/// The files that others include: name, text. `contract.cuh` is one of them, made of the reference's constants.
+/// The files that others include, as name and text. `contract.cuh`, generated from the reference's constants,
+/// is one of them.
 pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     static CONTRACT: LazyLock<String> = LazyLock::new(contract_header);
     let files = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));

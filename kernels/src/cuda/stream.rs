@@ -1,4 +1,4 @@
-//! Streams, which order work, and events, which mark a point in it.
+//! Streams, which order work, and events, which mark a point in a stream.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,19 +10,21 @@ use super::device::Context;
 use super::error::check;
 use super::{CudaError, Device, DeviceSlice};
 
-/// Something that a graph or a stream keeps alive.
+/// An object that a graph or a stream keeps alive.
 pub(crate) type Held = Arc<dyn Send + Sync>;
 
-/// A queue of work that is done in order, and independently of other streams. Threads may share it: each piece of work
-/// is put on it whole.
+/// A queue of work that runs in order, and independently of other streams. Threads may share it: each piece
+/// of work is added as a unit.
 pub struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
-    /// Whose stream it is, if not this one's.
+    /// The owner of the driver's stream, if this object does not own it.
     owner: Option<Arc<CudaStream>>,
-    /// While the stream is captured: what the graph has to keep alive. Locked whenever work is put on the stream.
+    /// While the stream is captured: the objects that the graph must keep alive. Locked whenever work is put
+    /// on the stream.
     held: Mutex<Option<Vec<Held>>>,
-    /// What the work that is on the stream needs, by address: it is let go when the stream has been synchronised.
+    /// Objects that the work on the stream needs, by address. They are released when the stream has been
+    /// synchronised.
     busy: Mutex<BTreeMap<usize, Held>>,
 }
 
@@ -32,7 +34,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that does not wait for the default stream.
+    /// Creates a stream that does not wait for the default stream.
     ///
     /// # Errors
     /// The driver fails.
@@ -45,10 +47,10 @@ impl Stream {
         Ok(Stream::with(Arc::clone(device.context()), handle, None))
     }
 
-    /// Somebody else's stream in the context of `device`, which this keeps alive.
+    /// Wraps a stream with another owner, in the context of `device`, and keeps it alive.
     ///
     /// # Errors
-    /// It is a stream of another context.
+    /// The stream belongs to another context.
     pub(crate) fn shared(device: &Device, owner: &Arc<CudaStream>) -> Result<Stream, CudaError> {
         if !device.context().is(owner.context().cu_ctx()) {
             return Err(CudaError::Unsupported(
@@ -66,10 +68,10 @@ impl Stream {
     /// Waits until all work on the stream is done.
     ///
     /// # Errors
-    /// The driver fails, or work on the stream did; the stream is being captured.
+    /// The driver fails, earlier work on the stream failed, or the stream is being captured.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
-        // What later work needs goes to an empty map, so that only finished work is let go.
+        // New work adds to an empty map, so that only objects of finished work are released below.
         let done = std::mem::take(&mut *self.busy());
         // SAFETY: the stream is alive.
         let status = check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) });
@@ -84,16 +86,17 @@ impl Stream {
     /// # Errors
     /// The stream is being captured, or the driver fails.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: both are alive. 0: no flags.
+        // SAFETY: both are alive. Flags are 0.
         let wait =
             || check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) });
         self.submit_now("a wait for an event", wait)
     }
 
-    /// Checks that `slice` is on this stream's GPU. Within [`Stream::capture`], makes the graph keep it alive.
+    /// Checks that `slice` is on this stream's GPU. During [`Stream::capture`], the graph then keeps it
+    /// alive.
     ///
     /// # Panics
-    /// It is on another GPU.
+    /// If it is on another GPU.
     pub fn hold(&self, slice: &DeviceSlice) {
         assert!(slice.context().same(&self.context), "memory of another GPU than the stream's");
         if let Some(held) = self.held().as_mut() {
@@ -101,7 +104,7 @@ impl Stream {
         }
     }
 
-    /// As [`Stream::submit`], of work that needs `kept` until it is done.
+    /// As [`Stream::submit`], for work that needs `kept` until it is done.
     pub(crate) fn submit_with(
         &self,
         kept: Held,
@@ -116,13 +119,13 @@ impl Stream {
         call()
     }
 
-    /// Keeps `kept` until the stream has been synchronised.
+    /// Keeps `kept` alive until the stream has been synchronised.
     pub(crate) fn keep_busy(&self, kept: Held) {
         self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
     }
 
-    /// Puts work on the stream by `call`, with the context current; a graph that it is captured in keeps what `keep`
-    /// adds. The lock makes both one step, so that no capture can begin between them.
+    /// Puts work on the stream by `call`, with the context current. If the stream is captured, the graph
+    /// keeps the objects that `keep` adds. One lock covers both, so that no capture can begin between them.
     pub(crate) fn submit(
         &self,
         keep: impl FnOnce(&mut Vec<Held>),
@@ -136,7 +139,7 @@ impl Stream {
         call()
     }
 
-    /// Puts work on the stream by `call`, with the context current, unless the stream is being captured.
+    /// Puts work on the stream by `call`, with the context current; fails if the stream is being captured.
     pub(crate) fn submit_now(
         &self,
         what: &str,
@@ -174,11 +177,11 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.busy().is_empty() {
-            // Kernels must stay loaded until they are done. An error is the work's own.
+            // Kernels must stay loaded until they are done. An error here belongs to the work and is ignored.
             let _ = self.synchronize();
         }
         if self.owner.is_none() && self.bind().is_ok() {
-            // SAFETY: created in `new`, destroyed here alone; the driver finishes the work that is on it.
+            // SAFETY: created in `new` and destroyed only here; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
     }
@@ -196,7 +199,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that nothing is recorded in.
+    /// Creates an event that is not recorded yet.
     ///
     /// # Errors
     /// The driver fails.
@@ -209,10 +212,11 @@ impl Event {
         Ok(Event { context: Arc::clone(device.context()), handle })
     }
 
-    /// Marks the point after the work that is on `stream` now.
+    /// Marks the point after all work that is currently on `stream`.
     ///
     /// # Errors
-    /// The stream is being captured (so that no other stream is drawn into the capture), or the driver fails.
+    /// The stream is being captured (recording could draw another stream into the capture), or the driver
+    /// fails.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive.
         let record = || check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) });
@@ -222,17 +226,17 @@ impl Event {
     /// Waits until the work before the event is done.
     ///
     /// # Errors
-    /// The driver fails, or work before the event did.
+    /// The driver fails, or the work before the event failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.bind()?;
         // SAFETY: the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
     }
 
-    /// Milliseconds from `start` to `end`, both recorded and done.
+    /// Milliseconds from `start` to `end`, which must both be recorded and reached.
     ///
     /// # Errors
-    /// One is not, or the driver fails.
+    /// An event is not recorded or not reached, or the driver fails.
     pub fn elapsed_ms(start: &Event, end: &Event) -> Result<f32, CudaError> {
         start.context.bind()?;
         let elapsed = elapsed_time()?;
@@ -248,15 +252,17 @@ type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys
 #[cfg(feature = "linked")]
 type Elapsed = unsafe fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
-/// The driver's `cuEventElapsedTime`. The bindings know only its second version, which drivers before 570 do not have.
+/// The driver's `cuEventElapsedTime`. The bindings have only its second version, which drivers before 570
+/// lack.
 #[cfg(not(feature = "linked"))]
 fn elapsed_time() -> Result<impl std::ops::Deref<Target = Elapsed>, CudaError> {
-    // SAFETY: every driver since 2.0 exports this function with this type; an event exists, so one is loaded.
+    // SAFETY: every driver since 2.0 exports this function with this type. An event exists, so a driver is
+    // loaded.
     let found = unsafe { sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0") };
     found.map_err(|_| CudaError::Unsupported("the driver has no cuEventElapsedTime".into()))
 }
 
-/// A program that is linked with the driver's library is linked with the second version.
+/// A program that is linked with the driver's library uses the second version.
 #[cfg(feature = "linked")]
 fn elapsed_time() -> Result<Elapsed, CudaError> {
     Ok(sys::cuEventElapsedTime_v2)
@@ -265,7 +271,8 @@ fn elapsed_time() -> Result<Elapsed, CudaError> {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: created in `new`, destroyed here alone; the driver allows it before the event is reached.
+            // SAFETY: created in `new` and destroyed only here; the driver permits this before the event is
+            // reached.
             let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
         }
     }

@@ -1,7 +1,7 @@
-//! Matrix products of cuBLASLt, typed: INT8 for the engine, float for comparison.
+//! Typed matrix products of cuBLASLt: INT8 and f16 for the engine, f32 for comparison.
 //!
-//! All products are `D[m, n] = A[m, k] * W[n, k]^T`, row-major and without gaps. For cuBLAS, whose matrices are
-//! column-major, `W` is its transposed A, `A` its B, and `D` its n x m result.
+//! All products are `D[m, n] = A[m, k] * W[n, k]^T`, row-major and contiguous. The matrices of cuBLAS are
+//! column-major: `W` is passed as its transposed A, `A` as its B, and `D` as its n x m result.
 
 mod plan;
 mod problem;
@@ -14,10 +14,10 @@ pub use plan::LtPlan;
 use super::library::{self, Library};
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
 
-/// Bytes of scratch that algorithms may use.
+/// Maximum scratch memory of an algorithm, in bytes.
 const WORKSPACE: usize = 32 << 20;
 
-/// What an INT8 product becomes.
+/// Result type of an INT8 product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// The exact INT32 sums.
@@ -26,36 +26,37 @@ pub enum Output {
     S8,
 }
 
-/// Types of a product in float.
+/// Element types of a floating-point product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatKind {
     /// f32 throughout.
     F32,
-    /// f32, whose operands are rounded to TF32.
+    /// f32, with operands rounded to TF32.
     Tf32,
-    /// Half precision in and out, f32 sums.
+    /// f16 operands and result, f32 sums.
     F16,
-    /// Half precision in, f32 sums and out.
+    /// f16 operands, f32 sums and result.
     F16ToF32,
 }
 
-/// A handle of cuBLASLt with its scratch memory, which one stream at a time may use: an engine has its own `Lt`.
+/// A handle of cuBLASLt with its scratch memory. Only one stream at a time may use the scratch memory, so
+/// each engine has its own `Lt`.
 pub struct Lt {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceSlice,
     device: Device,
 }
 
-// SAFETY: functions on a handle are thread-safe, and it is valid until `drop`.
+// SAFETY: the functions that take a handle are thread-safe, and the handle is valid until `drop`.
 unsafe impl Send for Lt {}
 // SAFETY: as above.
 unsafe impl Sync for Lt {}
 
 impl Lt {
-    /// A handle on `device`.
+    /// Creates a handle on `device`.
     ///
     /// # Errors
-    /// cuBLASLt is missing or does not start, or the device has too little memory for the scratch.
+    /// cuBLASLt is missing or does not start, or the device has too little memory for the scratch memory.
     pub fn new(device: &Device) -> Result<Lt, CudaError> {
         library::require(Library::CublasLt)?;
         let workspace = DeviceBuf::new(device, WORKSPACE)?.all();
@@ -70,13 +71,13 @@ impl Lt {
 impl Drop for Lt {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: created in `new`, destroyed here alone.
+            // SAFETY: created in `new` and destroyed only here.
             let _ = unsafe { sys::cublasLtDestroy(self.handle) };
         }
     }
 }
 
-/// The status of a call as an error that names it.
+/// Turns the status of a call into an error that names the call.
 fn check(call: &'static str, status: cublasStatus_t) -> Result<(), CudaError> {
     match status {
         cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),

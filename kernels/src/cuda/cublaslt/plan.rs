@@ -1,4 +1,4 @@
-//! A product with the algorithm that computes it.
+//! A matrix product together with the cuBLASLt algorithm that computes it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use super::problem::{ALIGN, Kind, Operands, Problem, Proposal};
 use super::{FloatKind, Lt, Output};
 use crate::cuda::{CudaError, DeviceSlice, Stream};
 
-/// Algorithms asked for.
+/// Number of algorithms to request.
 const MOST: usize = 8;
 
-/// A product of given sizes and types by one of cuBLASLt's algorithms. Algorithms of an INT8 product differ in speed
-/// alone.
+/// A product of given sizes and types, computed by one of cuBLASLt's algorithms. The algorithms of an INT8
+/// product differ only in speed.
 #[derive(Clone)]
 pub struct LtPlan {
     problem: Arc<Problem>,
@@ -22,16 +22,16 @@ pub struct LtPlan {
 }
 
 impl LtPlan {
-    /// The algorithms for `D[m, n] = A[m, k] * W[n, k]^T` of INT8, the most promising first, at least one. `n` and `k`
-    /// are multiples of 16.
+    /// Returns at least one algorithm for the INT8 product `D[m, n] = A[m, k] * W[n, k]^T`, the most
+    /// promising first. `n` and `k` must be multiples of 16.
     ///
     /// # Errors
-    /// The sizes are impossible, or cuBLASLt has no algorithm for them.
+    /// The sizes are not supported, or cuBLASLt has no algorithm for them.
     pub fn new(lt: &Lt, m: usize, n: usize, k: usize, output: Output) -> Result<Vec<LtPlan>, CudaError> {
         LtPlan::all(lt, m, n, k, Kind::Int(output))
     }
 
-    /// As [`LtPlan::new`], of float.
+    /// As [`LtPlan::new`], for a floating-point product.
     ///
     /// # Errors
     /// As [`LtPlan::new`].
@@ -56,12 +56,12 @@ impl LtPlan {
         Ok(proposals.into_iter().map(plan).collect())
     }
 
-    /// Starts the product on `stream`. May be captured; the graph then holds the memory. `alpha` is n factors in f32 on
-    /// the device for [`Output::S8`], and not there otherwise.
+    /// Starts the product on `stream`. May be captured; the graph then keeps the memory alive. `alpha` must
+    /// hold n f32 factors on the device for [`Output::S8`], and must be `None` for all other types.
     ///
     /// # Errors
-    /// A slice is too short or not aligned to 16 bytes, is on another device than `lt`, `alpha` is there or not there
-    /// against the above, or cuBLASLt fails.
+    /// A slice is too short, is not aligned to 16 bytes or is on another device than `lt`; `alpha` is missing
+    /// or not expected; or cuBLASLt fails.
     pub fn run(
         &self,
         lt: &Lt,
@@ -89,41 +89,41 @@ impl LtPlan {
         let used = [Some(a), Some(w), Some(d), alpha, Some(&lt.workspace)];
         let (alpha, handle) = (alpha.map_or(0, DeviceSlice::ptr), stream.handle().cast());
         let at = Operands { a: a.ptr(), w: w.ptr(), alpha, d: d.ptr(), stream: handle };
-        // SAFETY: everything is on the context of `lt`, which is current; sizes and alignment were checked above; the
-        // slices hold their memory, whose freeing waits for the work, and a graph holds them; `algo` was proposed for
-        // this problem in `all`.
+        // SAFETY: everything is in the context of `lt`, which is current. Sizes and alignment were checked
+        // above. The slices hold their memory, which is freed only after the work that uses it, and a graph
+        // holds the slices. `algo` was proposed for this problem in `all`.
         let start = || unsafe { self.problem.start(lt, &self.algo, at) };
         stream.submit(|held| held.extend(used.into_iter().flatten().map(DeviceSlice::keep)), start)
     }
 
-    /// Rows of A and D, rows of W, columns of A and W.
+    /// Rows of A and D, rows of W, and columns of A and W.
     pub fn sizes(&self) -> (usize, usize, usize) {
         (self.problem.m, self.problem.n, self.problem.k)
     }
 
-    /// Number of the algorithm.
+    /// ID of the algorithm.
     pub fn algo_id(&self) -> u32 {
         self.config(Attribute::CUBLASLT_ALGO_CONFIG_ID)
     }
 
-    /// Number of the tile size (`cublasLtMatmulTile_t`).
+    /// ID of the tile size (`cublasLtMatmulTile_t`).
     pub fn tile_id(&self) -> u32 {
         self.config(Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID)
     }
 
-    /// Number of the pipeline of stages (`cublasLtMatmulStages_t`).
+    /// ID of the number and size of stages (`cublasLtMatmulStages_t`).
     pub fn stages_id(&self) -> u32 {
         self.config(Attribute::CUBLASLT_ALGO_CONFIG_STAGES_ID)
     }
 
-    /// Bytes of scratch that the algorithm uses.
+    /// Bytes of scratch memory that the algorithm uses.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace_bytes
     }
 
     fn config(&self, attribute: Attribute) -> u32 {
         let (mut value, mut written) = (0_u32, 0);
-        // SAFETY: an `Lt` made the plan, so the library is loaded; the attributes read here have 32 bits.
+        // SAFETY: an `Lt` created the plan, so the library is loaded; the attributes read here have 32 bits.
         let status = unsafe {
             let value = (&raw mut value).cast();
             sys::cublasLtMatmulAlgoConfigGetAttribute(
@@ -138,7 +138,7 @@ impl LtPlan {
     }
 }
 
-/// Nothing if `slice` can be an operand of `len` bytes.
+/// Checks that `slice` can be an operand of `len` bytes.
 fn operand(lt: &Lt, name: &str, slice: &DeviceSlice, len: usize) -> Result<(), CudaError> {
     let what = if slice.bytes() < len {
         format!("{name} of a product has {} bytes and needs {len}", slice.bytes())

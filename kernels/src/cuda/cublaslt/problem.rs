@@ -1,4 +1,4 @@
-//! A product as cuBLASLt describes it, and the algorithms it proposes for it.
+//! A matrix product as described to cuBLASLt, and the algorithms that cuBLASLt proposes for it.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use sys::cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute;
 use super::{FloatKind, Lt, Output, check};
 use crate::cuda::CudaError;
 
-/// Alignment of all operands in bytes, and what rows must be a multiple of.
+/// Alignment of all operands in bytes; `n` and `k` must be multiples of it.
 pub(super) const ALIGN: usize = 16;
 
 /// Types of a product.
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Bytes of an element of the operands, and of the result.
+    /// Bytes per element of the operands and of the result.
     pub(super) fn element_bytes(self) -> (usize, usize) {
         match self {
             Kind::Int(Output::S32) => (1, 4),
@@ -32,7 +32,7 @@ impl Kind {
         }
     }
 
-    /// Types: how sums are computed, of alpha and beta, of the operands, of the result.
+    /// Types of the computation, of alpha and beta, of the operands, and of the result.
     fn types(self) -> (Compute, Type, Type, Type) {
         let f32s = Type::CUDA_R_32F;
         match self {
@@ -50,11 +50,11 @@ impl Kind {
     }
 }
 
-/// A matrix of cuBLASLt.
+/// A cuBLASLt matrix layout.
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// Column-major without gaps; the library is loaded.
+    /// Column-major and contiguous. The library must be loaded.
     fn new(kind: Type, rows: usize, columns: usize) -> Result<Layout, CudaError> {
         let mut layout = std::ptr::null_mut();
         // SAFETY: an `Lt` exists, so the library is loaded; it writes one handle.
@@ -68,12 +68,12 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed here alone.
+        // SAFETY: created in `new` and destroyed only here.
         let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
     }
 }
 
-/// An operation of cuBLASLt.
+/// A cuBLASLt operation descriptor.
 struct Desc(sys::cublasLtMatmulDesc_t);
 
 impl Desc {
@@ -87,7 +87,7 @@ impl Desc {
     }
 
     fn set(&self, attribute: DescAttribute, value: u32) -> Result<(), CudaError> {
-        // SAFETY: the description is alive; the attributes set here are enumerations of 32 bits.
+        // SAFETY: the descriptor is alive; the attributes set here are 32-bit enumerations.
         let status = unsafe {
             sys::cublasLtMatmulDescSetAttribute(
                 self.0,
@@ -102,16 +102,16 @@ impl Desc {
 
 impl Drop for Desc {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed here alone.
+        // SAFETY: created in `new` and destroyed only here.
         let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
     }
 }
 
-/// What algorithms may be proposed.
+/// Restrictions on the algorithms that may be proposed.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    /// Operands of this alignment, and up to `workspace` bytes of scratch.
+    /// Algorithms for operands of alignment [`ALIGN`] that use at most `workspace` bytes of scratch memory.
     fn new(workspace: usize) -> Result<Preference, CudaError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: an `Lt` exists, so the library is loaded; it writes one handle.
@@ -131,7 +131,7 @@ impl Preference {
     }
 
     fn set<T>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CudaError> {
-        // SAFETY: the preference is alive; the library checks the size of the value, and copies it.
+        // SAFETY: the preference is alive; the library checks the size of the value and copies it.
         let status = unsafe {
             let value = std::ptr::from_ref(value).cast();
             sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value, size_of::<T>())
@@ -142,12 +142,12 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed here alone.
+        // SAFETY: created in `new` and destroyed only here.
         let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }
 
-/// A product: its sizes, types and descriptions.
+/// A product: its sizes, types and descriptors.
 pub(super) struct Problem {
     pub(super) m: usize,
     pub(super) n: usize,
@@ -159,13 +159,14 @@ pub(super) struct Problem {
     d: Layout,
 }
 
-// SAFETY: descriptions are plain memory of the library, written while `Problem::new` makes them and only read after.
+// SAFETY: descriptors are plain memory of the library, which is written only in `Problem::new` and only read
+// later.
 unsafe impl Send for Problem {}
 // SAFETY: as above.
 unsafe impl Sync for Problem {}
 
 impl Problem {
-    /// A product that `_lt`'s library will compute.
+    /// Describes a product to cuBLASLt. `_lt` proves that the library is loaded.
     pub(super) fn new(_lt: &Lt, m: usize, n: usize, k: usize, kind: Kind) -> Result<Problem, CudaError> {
         let whole = |size: usize| size > 0 && size.is_multiple_of(ALIGN);
         if m == 0 || !whole(n) || !whole(k) || [m, n, k].iter().any(|size| *size > i32::MAX as usize) {
@@ -186,7 +187,7 @@ impl Problem {
         Ok(Problem { m, n, k, kind, desc, w, a, d: Layout::new(result, n, m)? })
     }
 
-    /// Up to `most` algorithms, the most promising first; none if there is none.
+    /// Returns up to `most` algorithms, the most promising first. The result is empty if there is none.
     pub(super) fn algorithms(&self, lt: &Lt, most: usize) -> Result<Vec<Proposal>, CudaError> {
         lt.device.bind()?;
         let preference = Preference::new(lt.workspace.bytes())?;
@@ -220,9 +221,10 @@ impl Problem {
     /// Starts the product.
     ///
     /// # Safety
-    /// `lt` is on the current context, which `stream` and all addresses belong to; the operands have the sizes of the
-    /// problem and are aligned to [`ALIGN`]; `alpha` is an address on the device for `S8`, and is not read otherwise;
-    /// all of it lives until the product is done. `algo` was proposed for this problem.
+    /// `lt` is in the current context, to which `stream` and all addresses belong. The operands have the
+    /// sizes of the problem and are aligned to [`ALIGN`]. `alpha` is an address on the device for `S8`; for
+    /// other types it is not read. All of this lives until the product is done. `algo` was proposed for this
+    /// problem.
     pub(super) unsafe fn start(
         &self,
         lt: &Lt,
@@ -235,9 +237,9 @@ impl Problem {
             Kind::Int(Output::S8) => (at.alpha as *const _, (&raw const zero_f32).cast()),
             Kind::Float(_) => ((&raw const one_f32).cast(), (&raw const zero_f32).cast()),
         };
-        // SAFETY: the descriptions and the handle are alive; factors on the host have the type of the description's
-        // scale and outlive the call, in which they are copied; beta is 0, so that the third operand is not read; the
-        // rest is the caller's promise.
+        // SAFETY: the descriptors and the handle are alive. Factors on the host have the descriptor's scale
+        // type and outlive the call, which copies them. beta is 0, so the third operand is not read. The
+        // caller guarantees the rest.
         let status = unsafe {
             sys::cublasLtMatmul(
                 lt.handle,
@@ -265,7 +267,7 @@ impl Problem {
 /// An algorithm that the library proposes.
 pub(super) type Proposal = sys::cublasLtMatmulHeuristicResult_t;
 
-/// Addresses on the device, and the stream.
+/// Device addresses of the operands, and the stream.
 pub(super) struct Operands {
     pub(super) a: u64,
     pub(super) w: u64,

@@ -1,18 +1,19 @@
-//! A known product, computed at start-up: a library that computes INT8 differently is refused, not trusted.
+//! A check at start-up with a known product. A library that computes INT8 products incorrectly is rejected.
 
 use super::{Lt, LtPlan, Output};
 use crate::cuda::{CudaError, DeviceBuf, Plain, Stream};
 
-/// Sizes that differ, so that no operand can be taken for another.
+/// The sizes differ, so that exchanging two operands gives a wrong result.
 const M: usize = 48;
 const N: usize = 64;
 const K: usize = 96;
 
 impl Lt {
-    /// Multiplies small matrices with each proposed algorithm, for both results, and compares with the same on the CPU.
+    /// Multiplies small matrices with each proposed algorithm, for both result types, and compares the
+    /// results with the CPU's.
     ///
     /// # Errors
-    /// A product is wrong, cuBLASLt has no algorithm for it, or something fails.
+    /// A product is wrong, cuBLASLt has no algorithm for it, or a call fails.
     pub fn verify(&self) -> Result<(), CudaError> {
         let device = &self.device;
         let stream = Stream::new(device)?;
@@ -37,7 +38,7 @@ impl Lt {
     }
 }
 
-/// A and W: small integers whose patterns repeat over other lengths than the sizes.
+/// A and W: small integers in patterns whose periods differ from the sizes.
 fn operands() -> (Vec<i8>, Vec<i8>) {
     let a = (0..M * K).map(|i| (i * i % 17) as i8 - 8).collect();
     let w = (0..N * K).map(|i| (i * i * 3 % 13) as i8 - 6).collect();
@@ -80,7 +81,8 @@ mod tests {
         assert_eq!(sums.len(), M * N);
         let distinct: std::collections::BTreeSet<i32> = sums.iter().copied().collect();
         assert!(distinct.len() > 20, "{distinct:?}");
-        // Halves on both sides, which ties to even and away from zero round differently; and saturation.
+        // Both signs have halves, which the rounding modes to even and away from zero round differently; some
+        // values saturate.
         assert!(sums.iter().any(|s| s.rem_euclid(4) == 1) && sums.iter().any(|s| s.rem_euclid(4) == 3));
         assert!(sums.iter().any(|s| *s > 16) && sums.iter().any(|s| *s < -16));
     }

@@ -1,5 +1,5 @@
-//! INT8 products of cuBLASLt in the orders of the tensor cores before Hopper: COL32 activations and results, and weights
-//! in COL4_4R2_8C (Turing) or COL32_2R_4R4 (Ampere, Ada).
+//! INT8 products of cuBLASLt in the memory orders of the tensor cores before Hopper: activations and results
+//! in COL32, and weights in COL4_4R2_8C (Turing) or COL32_2R_4R4 (Ampere, Ada).
 
 use std::ffi::c_void;
 
@@ -21,12 +21,12 @@ pub struct Col32 {
     device: Device,
 }
 
-/// Why `arch` has no such products, if it has none.
+/// The reason why `arch` does not support these products; `None` if it supports them.
 fn refusal(arch: Arch) -> Option<String> {
     (arch.major >= 9).then(|| format!("not supported on {arch}: the COL32 orders exist up to Ada (sm_89)"))
 }
 
-/// The order of weights on `arch`, and what their rows are rounded up to.
+/// The order of the weights on `arch`, and the multiple to which their rows are padded.
 fn weight_order(arch: Arch) -> (Order, usize) {
     if arch.major >= 8 {
         (Order::CUBLASLT_ORDER_COL32_2R_4R4, 32)
@@ -35,7 +35,8 @@ fn weight_order(arch: Arch) -> (Order, usize) {
     }
 }
 
-/// The layouts of A, W and the sums in these orders, and of the sums row by row. The library is loaded.
+/// The layouts of A, W and the sums in these orders, and of the sums in row-major order. The library must be
+/// loaded.
 fn layouts((m, n, k): (usize, usize, usize), order: Order, rows_w: usize) -> Result<[Layout; 4], CudaError> {
     Ok([
         Layout::new(Type::CUDA_R_8I, Order::CUBLASLT_ORDER_COL32, (m, k), 32 * m)?,
@@ -46,10 +47,12 @@ fn layouts((m, n, k): (usize, usize, usize), order: Order, rows_w: usize) -> Res
 }
 
 impl Col32 {
-    /// Brings `a` `[m, k]` and `w` `[n, k]`, INT8 codes row by row without gaps, into the orders; `sizes` are m, n and k.
+    /// Converts `a` `[m, k]` and `w` `[n, k]`, row-major contiguous INT8 codes, to the orders; `sizes` are m,
+    /// n and k.
     ///
     /// # Errors
-    /// The GPU has no such products, cuBLASLt is missing or fails, or the device has too little memory.
+    /// The GPU does not support these products, cuBLASLt is missing or fails, or the device has too little
+    /// memory.
     ///
     /// # Panics
     /// If a slice is too short, or a size is 2^31 or more.
@@ -86,16 +89,17 @@ impl Col32 {
         Ok(product)
     }
 
-    /// Multiplies. Not to be captured.
+    /// Computes the product. Must not be captured.
     ///
     /// # Errors
     /// cuBLASLt fails, or has no algorithm for the sizes.
     pub fn run(&self, on: &Stream) -> Result<(), CudaError> {
         let (one, zero) = (1_i32, 0_i32);
         let [a, w, d, _] = &self.layouts;
-        // SAFETY: handle, description and layouts are alive; the operands have the sizes of their layouts and live in
-        // `self`, whose memory is freed only after the work that uses it; the factors have the type of the
-        // description's scale and outlive the call. No algorithm: the library chooses; no scratch.
+        // SAFETY: handle, descriptor and layouts are alive. The operands have the sizes of their layouts and
+        // live in `self`, whose memory is freed only after the work that uses it. The factors have the
+        // descriptor's scale type and outlive the call. The null algorithm lets the library choose; it needs
+        // no scratch memory.
         let start = || unsafe {
             sys::cublasLtMatmul(
                 self.handles.lt,
@@ -119,7 +123,7 @@ impl Col32 {
         on.submit_now("a product in COL32", || check("cublasLtMatmul", start()))
     }
 
-    /// Puts the sums of the last run, INT32 `[m, n]` row by row, into `out`.
+    /// Writes the sums of the last run to `out`, as row-major INT32 `[m, n]`.
     ///
     /// # Errors
     /// cuBLASLt fails.
@@ -162,7 +166,7 @@ impl Col32 {
     }
 }
 
-/// The library's handle, and the descriptions of the product and of a copy between orders.
+/// The library's handle, and the descriptors of the product and of a conversion between orders.
 struct Handles {
     lt: sys::cublasLtHandle_t,
     matmul: sys::cublasLtMatmulDesc_t,
@@ -175,8 +179,8 @@ impl Handles {
         device.bind()?;
         let (lt, matmul, transform) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         let mut all = Handles { lt, matmul, transform };
-        // SAFETY: the library is loaded and a context is current; each call writes one handle. What exists when one
-        // fails is destroyed with `all`.
+        // SAFETY: the library is loaded and a context is current; each call writes one handle. If a call
+        // fails, the handles created before are destroyed with `all`.
         unsafe {
             check("cublasLtCreate", sys::cublasLtCreate(&mut all.lt))?;
             let integers = cublasComputeType_t::CUBLAS_COMPUTE_32I;
@@ -186,7 +190,7 @@ impl Handles {
             check("cublasLtMatrixTransformDescCreate", status)?;
         }
         let transposed = cublasOperation_t::CUBLAS_OP_T as u32;
-        // SAFETY: the description is alive; the attribute is an enumeration of 32 bits, which is copied.
+        // SAFETY: the descriptor is alive; the attribute is a 32-bit enumeration, which is copied.
         let status = unsafe {
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
             sys::cublasLtMatmulDescSetAttribute(all.matmul, attribute, (&raw const transposed).cast(), 4)
@@ -198,7 +202,7 @@ impl Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // SAFETY: what is not null was created in `new`, and is destroyed here alone.
+        // SAFETY: handles that are not null were created in `new`, and are destroyed only here.
         unsafe {
             if !self.transform.is_null() {
                 let _ = sys::cublasLtMatrixTransformDescDestroy(self.transform);
@@ -213,17 +217,17 @@ impl Drop for Handles {
     }
 }
 
-/// A matrix of cuBLASLt.
+/// A cuBLASLt matrix layout.
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// INT8 codes row by row without gaps. The library is loaded.
+    /// Row-major contiguous INT8 codes. The library must be loaded.
     fn plain(rows: usize, columns: usize) -> Result<Layout, CudaError> {
         Layout::new(Type::CUDA_R_8I, Order::CUBLASLT_ORDER_ROW, (rows, columns), columns)
     }
 
-    /// `rows` x `columns` elements in `order`, with `ld` elements from one row, column or group of columns to the next.
-    /// The library is loaded.
+    /// `rows` x `columns` elements in `order`, with `ld` elements from one row, column or group of columns to
+    /// the next. The library must be loaded.
     fn new(
         kind: Type,
         order: Order,
@@ -237,7 +241,7 @@ impl Layout {
         };
         check("cublasLtMatrixLayoutCreate", status)?;
         let order = order as i32;
-        // SAFETY: the layout is alive; the attribute is an enumeration of 32 bits, which is copied.
+        // SAFETY: the layout is alive; the attribute is a 32-bit enumeration, which is copied.
         let status = unsafe {
             let attribute = sys::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_ORDER;
             sys::cublasLtMatrixLayoutSetAttribute(layout.0, attribute, (&raw const order).cast(), 4)
@@ -250,13 +254,13 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: created in `new`, destroyed here alone.
+            // SAFETY: created in `new` and destroyed only here.
             let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
         }
     }
 }
 
-/// The status of a call as an error that names it.
+/// Turns the status of a call into an error that names the call.
 fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), CudaError> {
     match status {
         sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),

@@ -1,21 +1,21 @@
-//! Elementwise ops, which the memory bounds.
+//! Elementwise ops, whose speed is limited by memory bandwidth.
 
 use super::{blocks, expect};
 use crate::cuda::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Blocks for each multiprocessor where a block does more than its elements need.
+/// Maximum number of blocks per multiprocessor for an op whose blocks have a fixed start-up cost.
 const RESIDENT: usize = 8;
 
 /// An elementwise op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementwiseOp {
-    /// `out = x`, f32, an element at a time.
+    /// `out = x`, f32, one element at a time.
     Copy,
     /// `out = x`, f32, four elements at a time.
     CopyVector,
-    /// `out = fma(x, scale, y)`, f32, an element at a time.
+    /// `out = fma(x, scale, y)`, f32, one element at a time.
     ScaleAdd,
     /// `out = fma(x, scale, y)`, f32, four elements at a time.
     ScaleAddVector,
@@ -28,7 +28,7 @@ pub enum ElementwiseOp {
 }
 
 impl ElementwiseOp {
-    /// Every one.
+    /// All ops.
     pub const ALL: [ElementwiseOp; 7] = [
         ElementwiseOp::Copy,
         ElementwiseOp::CopyVector,
@@ -39,7 +39,7 @@ impl ElementwiseOp {
         ElementwiseOp::HalfAdd,
     ];
 
-    /// What is compiled.
+    /// The program to compile.
     pub fn program(self) -> Program {
         let entry = match self {
             ElementwiseOp::Copy => "copy_f32",
@@ -53,7 +53,7 @@ impl ElementwiseOp {
         Program::new("ladder_elementwise.cu", entry).define("THREADS", THREADS.into())
     }
 
-    /// Bytes of an element of the operands, and of the output.
+    /// Bytes per element of the operands and of the output.
     pub fn element_bytes(self) -> (usize, usize) {
         match self {
             ElementwiseOp::Quantize => (4, 1),
@@ -67,13 +67,13 @@ impl ElementwiseOp {
         matches!(self, ElementwiseOp::ScaleAdd | ElementwiseOp::ScaleAddVector | ElementwiseOp::HalfAdd)
     }
 
-    /// Bytes read and written for each element.
+    /// Bytes read and written per element.
     pub fn bytes(self) -> usize {
         let (operand, result) = self.element_bytes();
         operand * if self.is_binary() { 2 } else { 1 } + result
     }
 
-    /// Elements that a thread takes at a time.
+    /// Number of elements that a thread processes at a time.
     fn group(self) -> usize {
         match self {
             ElementwiseOp::Copy | ElementwiseOp::ScaleAdd => 1,
@@ -82,16 +82,16 @@ impl ElementwiseOp {
         }
     }
 
-    /// How `count` elements are launched on a device with this many multiprocessors.
+    /// Launch configuration for `count` elements on a device with this many multiprocessors.
     ///
     /// # Panics
-    /// For 2^31 blocks or more.
+    /// If 2^31 blocks or more are needed.
     pub fn launch(self, count: usize, multiprocessors: usize) -> LaunchConfig {
         let needed = count.div_ceil(self.group() * THREADS as usize).max(1);
         if self != ElementwiseOp::Gelu {
             return LaunchConfig::linear(blocks(needed), THREADS);
         }
-        // Each block fills a table first.
+        // Each block first fills a table, so the number of blocks is limited.
         let config = LaunchConfig::linear(blocks(needed.min(RESIDENT * multiprocessors)), THREADS);
         LaunchConfig { shared: 384, ..config }
     }
@@ -128,7 +128,7 @@ impl Elementwise {
         Ok(Elementwise { kernel: device.kernel(&op.program())?, op, multiprocessors })
     }
 
-    /// The op on `count` elements of `x` and, where there is a second operand, of `y`.
+    /// Runs the op on `count` elements of `x` and, for a binary op, of `y`.
     ///
     /// # Errors
     /// The driver fails.
@@ -150,8 +150,8 @@ impl Elementwise {
         expect("ladder: the output", out, count * result);
         [x, y, out].into_iter().for_each(|slice| on.hold(slice));
         let params = ElementwiseParams { x: x.ptr(), y: y.ptr(), out: out.ptr(), count: count as u64, scale };
-        // SAFETY: `ElementwiseParams` is the kernels' parameter; the lengths were checked above, the kernels touch no
-        // element beyond them, and all slices are held.
+        // SAFETY: `ElementwiseParams` is the kernels' parameter. The lengths were checked above, the kernels
+        // access no element beyond them, and all slices are held.
         unsafe { launch(&self.kernel, self.op.launch(count, self.multiprocessors), on, &params) }
     }
 }
@@ -166,7 +166,7 @@ mod tests {
             for count in [1, 255, 2049, 1 << 24] {
                 let config = op.launch(count, 132);
                 let threads = config.grid[0] as usize * config.threads as usize;
-                // The elements that are no whole group have a thread each; the others have a loop.
+                // Full groups are processed in a loop, but each remaining element needs a thread.
                 assert!(threads >= count % op.group(), "{op:?} {count}");
                 assert!(op == ElementwiseOp::Gelu || threads * op.group() >= count, "{op:?} {count}");
             }

@@ -1,36 +1,36 @@
-//! Products in f32, without tensor cores.
+//! Matrix products in f32, without tensor cores.
 
 use super::{blocks, expect, int};
 use crate::cuda::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
 
 /// Side of the tile of [`FloatRung::Shared`].
 const TILE: usize = 32;
-/// Rows, columns and depth of the tile of the register-tiled rungs.
+/// Rows, columns and depth of a tile of the register-tiled rungs.
 const BLOCK: (usize, usize, usize) = (128, 128, 8);
-/// Floats that pad a row of their tiles in shared memory.
+/// Number of floats that pad a row of a tile in shared memory.
 const PADDING: usize = 4;
-/// Rows of tiles of a group of [`FloatRung::Grouped`].
+/// Tile rows per group for [`FloatRung::Grouped`].
 const GROUP: i64 = 8;
 
-/// A way to multiply f32 matrices.
+/// A method to multiply f32 matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FloatRung {
-    /// A thread for each output, operands from global memory.
+    /// One thread per output, operands from global memory.
     Naive,
-    /// A thread for each output, operands through shared memory.
+    /// One thread per output, operands through shared memory.
     Shared,
     /// 8 x 8 outputs in the registers of each thread, two stages of shared memory.
     Tiled,
-    /// The same, with the blocks in an order that shares operands in the L2 cache.
+    /// As `Tiled`, with an order of blocks that shares operands in the L2 cache.
     Grouped,
 }
 
 impl FloatRung {
-    /// Every one, the plainest first.
+    /// All rungs, the simplest first.
     pub const ALL: [FloatRung; 4] =
         [FloatRung::Naive, FloatRung::Shared, FloatRung::Tiled, FloatRung::Grouped];
 
-    /// What is compiled.
+    /// The program to compile.
     pub fn program(self) -> Program {
         let plain = |entry, tile: usize| {
             let program = Program::new("ladder_gemm.cu", entry).define("TILE", tile as i64);
@@ -54,10 +54,10 @@ impl FloatRung {
             .define("THREADS", (bm / 8 * bn / 8) as i64)
     }
 
-    /// How `m` by `n` outputs are launched.
+    /// Launch configuration for `m` by `n` outputs.
     ///
     /// # Panics
-    /// For 2^31 blocks or more.
+    /// If 2^31 blocks or more are needed.
     pub fn launch(self, m: usize, n: usize) -> LaunchConfig {
         let tiles = |rows: usize, columns: usize| blocks(m.div_ceil(rows) * n.div_ceil(columns));
         match self {
@@ -107,7 +107,7 @@ impl FloatGemm {
         Ok(FloatGemm { kernel: device.kernel(&rung.program())?, rung })
     }
 
-    /// `out[m, n] = a[m, k] * w[n, k]^T` of f32 without gaps; `sizes` are m, n and k.
+    /// `out[m, n] = a[m, k] * w[n, k]^T` with contiguous f32 matrices; `sizes` are m, n and k.
     ///
     /// # Errors
     /// The driver fails.
@@ -127,8 +127,8 @@ impl FloatGemm {
         expect("ladder: the output", out, m * n * 4);
         [a, w, out].into_iter().for_each(|slice| on.hold(slice));
         let params = GemmParams { a: a.ptr(), w: w.ptr(), out: out.ptr(), m: int(m), n: int(n), k: int(k) };
-        // SAFETY: `GemmParams` is the kernels' parameter; the lengths were checked above, the kernels read and write
-        // no row or column beyond m, n and k, and all slices are held.
+        // SAFETY: `GemmParams` is the kernels' parameter. The lengths were checked above, the kernels read
+        // and write no row or column beyond m, n and k, and all slices are held.
         unsafe { launch(&self.kernel, self.rung.launch(m, n), on, &params) }
     }
 }

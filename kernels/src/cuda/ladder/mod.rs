@@ -1,5 +1,6 @@
-//! The ladder: one product, one softmax and elementwise ops, from the plainest kernel to the fastest, each as a safe launch
-//! on slices of a device; and the clock that times launches with a cold cache. Benchmarks use it; no engine does.
+//! The ladder: one matrix product, one softmax and elementwise ops, from the simplest kernel to the fastest.
+//! Each rung is a safe launch on device slices. A timer measures launches with a cold cache. Benchmarks use
+//! the ladder; no engine does.
 
 mod col32;
 mod elementwise;
@@ -17,10 +18,10 @@ pub use timer::Timer;
 
 use super::ops::{expect, int};
 
-/// A number of blocks.
+/// Converts a number of blocks.
 ///
 /// # Panics
-/// From 2^31 on.
+/// If it is 2^31 or more.
 fn blocks(count: usize) -> u32 {
     int(count).unsigned_abs()
 }
@@ -31,7 +32,7 @@ mod tests {
     use crate::cuda::library::{Library, present};
     use crate::cuda::{Program, compile, resources};
 
-    /// Every kernel compiles for every architecture, and spills nothing. Needs NVRTC, and no GPU.
+    /// Every kernel compiles for every architecture and spills no registers. The test needs NVRTC but no GPU.
     #[test]
     fn kernels_compile() {
         if !present(Library::Nvrtc) {
@@ -47,7 +48,7 @@ mod tests {
                 let compiled = compile(program, arch).unwrap_or_else(|error| panic!("{error}"));
                 let found = resources(&compiled.cubin, program.entry).unwrap();
                 assert_eq!(found.local_bytes, 0, "{program} for {arch}: {found:?}");
-                // Two blocks of a multiprocessor's 65536 registers.
+                // Two blocks must share the 65536 registers of a multiprocessor.
                 let most = if program.entry == "gemm_tiled" { 128 } else { 64 };
                 assert!(found.registers <= most, "{program} for {arch}: {found:?}");
             }

@@ -1,10 +1,10 @@
-//! Operands and results of the ladder, to a device and back.
+//! Copies of the ladder's operands to a device, and of its results back.
 
 use half::f16;
 
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Plain, Stream};
 
-/// Elements of a matrix on a device.
+/// Element type of a matrix on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elements {
     /// f32.
@@ -20,7 +20,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Elements::F32 | Elements::S32 => 4,
@@ -41,7 +41,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// `rows` rows of `columns` elements, `stride` elements apart, of any content.
+    /// Allocates `rows` rows of `columns` elements, `stride` elements apart, with undefined content.
     ///
     /// # Errors
     /// The device has too little free memory, or the driver fails.
@@ -59,12 +59,13 @@ impl Matrix {
         Ok(Matrix { slice, elements, rows, columns, stride })
     }
 
-    /// All of its bytes.
+    /// All its bytes.
     pub fn slice(&self) -> &DeviceSlice {
         &self.slice
     }
 
-    /// Fills it with bytes that no result consists of by chance: what a launch leaves out is found.
+    /// Fills the matrix with a byte pattern that no result has, so that elements which a launch does not
+    /// write are detected.
     ///
     /// # Errors
     /// The driver fails.
@@ -72,10 +73,10 @@ impl Matrix {
         self.slice.copy_from(on, &vec![0x5a_u8; self.slice.bytes()])
     }
 
-    /// Its elements as f32, row by row without gaps, after the work on the stream.
+    /// Waits for the work on the stream, then returns the elements as f32, row-major and contiguous.
     ///
     /// # Errors
-    /// The driver fails, or work on the stream did.
+    /// The driver fails, or earlier work on the stream failed.
     pub fn fetch(&self, on: &Stream) -> Result<Vec<f32>, CudaError> {
         match self.elements {
             Elements::F32 => self.rows_of(on, |x: f32| x),
@@ -98,22 +99,22 @@ impl Matrix {
     }
 }
 
-/// `values` as the bits of the nearest halves.
+/// Rounds `values` to f16 and returns the bits.
 pub fn to_half(values: &[f32]) -> Vec<u16> {
     values.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
 }
 
-/// Halves given as bits, as f32.
+/// Converts f16 values, given as bits, to f32.
 pub fn from_half(bits: &[u16]) -> Vec<f32> {
     bits.iter().map(|&x| f16::from_bits(x).to_f32()).collect()
 }
 
-/// The sum of two halves given as bits, added in f32 and rounded once.
+/// Adds two f16 values, given as bits, in f32 and rounds the sum once.
 pub fn half_sum(a: u16, b: u16) -> u16 {
     f16::from_f32(f16::from_bits(a).to_f32() + f16::from_bits(b).to_f32()).to_bits()
 }
 
-/// Rows of `columns` values with zeros between them, so that they are `stride` values apart.
+/// Pads rows of `columns` values with zeros, so that they are `stride` values apart.
 ///
 /// # Panics
 /// If `columns` is 0 or more than `stride`.

@@ -6,23 +6,23 @@ use crate::cuda::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// A way to compute the softmax of rows of f32.
+/// A method to compute the softmax of f32 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SoftmaxRung {
-    /// A block for each row, three passes: f32.
+    /// One block per row, three passes; result in f32.
     Naive,
-    /// A warp for each row, largest and sum in one pass: f32.
+    /// One warp per row, maximum and sum in one pass; result in f32.
     Online,
-    /// The codes of our INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), a warp for each row:
-    /// u8, and the sum of each row's codes as u32.
+    /// The codes of the INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), one warp
+    /// per row; result in u8, and the sum of each row's codes in u32.
     Codes,
 }
 
 impl SoftmaxRung {
-    /// Every one, the plainest first.
+    /// All rungs, the simplest first.
     pub const ALL: [SoftmaxRung; 3] = [SoftmaxRung::Naive, SoftmaxRung::Online, SoftmaxRung::Codes];
 
-    /// What is compiled.
+    /// The program to compile.
     pub fn program(self) -> Program {
         let entry = match self {
             SoftmaxRung::Naive => "softmax_naive",
@@ -32,10 +32,10 @@ impl SoftmaxRung {
         Program::new("ladder_softmax.cu", entry).define("THREADS", THREADS.into())
     }
 
-    /// How `rows` rows are launched.
+    /// Launch configuration for `rows` rows.
     ///
     /// # Panics
-    /// For 2^31 blocks or more.
+    /// If 2^31 blocks or more are needed.
     pub fn launch(self, rows: usize) -> LaunchConfig {
         let warps = THREADS / 32;
         match self {
@@ -46,7 +46,7 @@ impl SoftmaxRung {
         }
     }
 
-    /// Bytes of an element of the output.
+    /// Bytes per element of the output.
     pub fn element_bytes(self) -> usize {
         if self == SoftmaxRung::Codes { 1 } else { 4 }
     }
@@ -81,8 +81,9 @@ impl Softmax {
         Ok(Softmax { kernel: device.kernel(&rung.program())?, rung })
     }
 
-    /// The softmax of the rows of `x`, f32 `[rows, columns]`, in `out` of the same shape without gaps; for
-    /// [`SoftmaxRung::Codes`] the sums of the codes go to `sums`, `[rows]`, which no other rung touches.
+    /// Writes the softmax of the rows of `x`, f32 `[rows, columns]`, to `out`, which has the same shape and
+    /// is contiguous. [`SoftmaxRung::Codes`] also writes the sums of the codes to `sums`, `[rows]`; other
+    /// rungs do not use `sums`.
     ///
     /// # Errors
     /// The driver fails.
@@ -105,8 +106,8 @@ impl Softmax {
         [x, out, sums].into_iter().for_each(|slice| on.hold(slice));
         let (rows_int, columns) = (int(rows), int(columns));
         let params = SoftmaxParams { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows: rows_int, columns };
-        // SAFETY: `SoftmaxParams` is the kernels' parameter; the lengths were checked above, the kernels touch no row
-        // or column beyond them, and all slices are held.
+        // SAFETY: `SoftmaxParams` is the kernels' parameter. The lengths were checked above, the kernels
+        // access no row or column beyond them, and all slices are held.
         unsafe { launch(&self.kernel, self.rung.launch(rows), on, &params) }
     }
 }

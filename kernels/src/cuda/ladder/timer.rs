@@ -1,14 +1,14 @@
-//! Times of launches on the device alone.
+//! Measures the time of launches on the device.
 
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Stream};
 
-/// Launches queued at a time.
+/// Number of launches queued at a time.
 const QUEUED: usize = 64;
 
-/// The L2 cache of a device is left with other bytes when as many times its size have been written.
+/// Bytes to write, as a multiple of the L2 cache's size, that replace the whole content of the cache.
 const FLUSH: usize = 2;
 
-/// A stream, and a clock for what is put on it.
+/// A stream, and a timer for the work on it.
 pub struct Timer {
     device: Device,
     stream: Stream,
@@ -16,7 +16,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// A timer on `device`.
+    /// Creates a timer on `device`.
     ///
     /// # Errors
     /// The device has too little memory, or the driver fails.
@@ -36,11 +36,12 @@ impl Timer {
         &self.stream
     }
 
-    /// Milliseconds of each of `runs` runs of what `launch` puts on the stream, between two events. Before each run,
-    /// outside of the events, the L2 cache is filled with other bytes, so that operands come from memory.
+    /// Returns the milliseconds, between two events, of each of `runs` runs of the work that `launch` puts on
+    /// the stream. Before each run, and outside the events, the L2 cache is overwritten, so that operands
+    /// come from memory.
     ///
     /// # Errors
-    /// `launch` or the driver fails, or work on the stream did.
+    /// `launch` or the driver fails, or earlier work on the stream failed.
     pub fn samples(
         &self,
         runs: usize,

@@ -7,12 +7,12 @@ use crate::cuda::{
 };
 use crate::reference::Probs;
 
-/// Channels of a head that the kernels are written for.
+/// The head dimension that the kernels support.
 pub const HEAD_DIM: usize = 32;
-/// Tokens that one block holds at a time.
+/// Number of tokens that a block processes at a time.
 const TOKENS: usize = 64;
 const THREADS: u32 = 128;
-/// The most registers of a thread that walks over tiles.
+/// Maximum registers of a thread in the tiled kernels.
 const TILED_REGISTERS: u32 = 168;
 
 #[repr(C)]
@@ -39,48 +39,48 @@ struct AttentionParams {
 // SAFETY: the fields of `Params` in attention.cuh, in their order.
 unsafe impl Params for AttentionParams {}
 
-/// Elements of queries, keys and values.
+/// Element type of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionElements {
-    /// INT8 codes; probabilities too.
+    /// INT8 codes; probabilities are INT8 codes too.
     Codes,
     /// f16, summed in f32.
     Half,
 }
 
-/// What attention is specialised for.
+/// Constants for which an attention kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
-    /// Elements read.
+    /// Element type of the input.
     pub elements: AttentionElements,
-    /// Tokens of a window.
+    /// Number of tokens of a window.
     pub tokens: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
     /// Whether probabilities are of kind `s8`.
     pub probs_s8: bool,
-    /// The reference's bits, else the exponential unit.
+    /// Whether results are bit-exact to the reference; if not, the kernel uses the GPU's exponential unit.
     pub exact: bool,
 }
 
 impl AttentionConfig {
-    /// Whether one block holds a whole window.
+    /// Whether one block processes a whole window at once.
     pub fn whole(&self) -> bool {
         self.tokens <= TOKENS
     }
 
-    /// Tokens of a window padded to whole tiles, as bias and regions are laid out.
+    /// Tokens of a window padded to full tiles, as in the layout of bias and regions.
     pub fn padded(&self) -> usize {
         self.tokens.next_multiple_of(TOKENS)
     }
 
-    /// What logits are multiplied by on their way to the kernel: 1 for the reference's bits, else log2(e), because the
-    /// exponential unit takes powers of two.
+    /// Factor that the logits' scale and bias are multiplied by: 1 if bit-exact, else log2(e), because the
+    /// exponential unit computes powers of two.
     pub fn logit_unit(&self) -> f32 {
         if self.exact { 1.0 } else { std::f32::consts::LOG2_E }
     }
 
-    /// The program that stores `store`.
+    /// The program that stores results as `store`.
     pub fn program(&self, store: DeviceStore) -> Program {
         let (file, entry) = match (self.elements, self.whole()) {
             (AttentionElements::Codes, true) => ("attention_i8.cu", "attention_i8"),
@@ -101,7 +101,7 @@ impl AttentionConfig {
             return program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
         }
         let integer = self.elements == AttentionElements::Codes;
-        // Left alone, the compiler spills a word for the sake of one more block.
+        // Without the limit the compiler spills a register so that one more block fits.
         Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
     }
 
@@ -111,7 +111,7 @@ impl AttentionConfig {
         match (self.elements, self.whole()) {
             (AttentionElements::Codes, true) => 2 * 3 * tokens * 48 + 32 * 80,
             (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
-            // Queries, then keys and values of every tile; INT8 values once more, transposed.
+            // Queries, then the keys and values of every tile, then the transposed INT8 values.
             (AttentionElements::Codes, false) => {
                 let padded = self.padded() as u32;
                 tokens * 48 + 2 * padded * 48 + padded / tokens * 32 * 80
@@ -123,8 +123,9 @@ impl AttentionConfig {
         }
     }
 
-    /// Windows that a block takes one after the other, and how `total` windows are launched on a device with
-    /// `multiprocessors`: enough blocks for a few on each, and no more than the bias is worth loading for.
+    /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
+    /// with `multiprocessors`. There are several blocks per multiprocessor, but each block should process
+    /// several windows, because it loads the bias once for all of them.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
         let (each, grid) = if self.whole() {
             let blocks = multiprocessors * 8;
@@ -137,7 +138,7 @@ impl AttentionConfig {
     }
 }
 
-/// Attention of one block's windows, prepared for a device.
+/// Window attention of one transformer block, prepared for a device.
 pub struct DeviceAttention {
     kernel: Kernel,
     config: AttentionConfig,
@@ -157,13 +158,13 @@ struct Scales {
 }
 
 impl DeviceAttention {
-    /// Prepares attention as `spec` says (its `store` aside), storing `store`. With an f32 residual stream probabilities
-    /// have the bits of the reference.
+    /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual
+    /// stream, results are bit-exact to the reference.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] for heads of other than [`HEAD_DIM`] channels, and for sites that are on in part: the
-    /// kernels take all of q, k, v and the probabilities in INT8, or none, and no site of the scores. Otherwise the
-    /// kernel does not compile, or the device has too little memory.
+    /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels, if only some of the sites of
+    /// q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel does not
+    /// compile, or the device has too little memory.
     pub fn new(
         device: &Device,
         spec: &AttentionSpec<'_>,
@@ -192,7 +193,7 @@ impl DeviceAttention {
         })
     }
 
-    /// Reads the windows of `images` images, writes `[images * windows * n, channels]`.
+    /// Reads the windows of `images` images and writes `[images * windows * n, channels]`.
     ///
     /// # Errors
     /// The driver fails.
@@ -235,13 +236,14 @@ impl DeviceAttention {
             recip,
             scale,
         };
-        // SAFETY: `AttentionParams` is the kernel's parameter; the windows it touches are within the lengths checked
-        // above, bias and regions were laid out for the same shape, and the slices are held.
+        // SAFETY: `AttentionParams` is the kernel's parameter. The windows that the kernel accesses are
+        // within the lengths checked above, bias and regions were laid out for the same shape, and the slices
+        // are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }
 
-/// The kernels' choice for `spec`.
+/// The kernel configuration for `spec`.
 fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
     if spec.scales.iter().any(|scale| *scale != spec.scales[0]) {
@@ -270,7 +272,7 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
     Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8, exact })
 }
 
-/// Factors as the reference multiplies them.
+/// The factors, multiplied in the same order as in the reference.
 fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     let quant = &spec.quant;
     let unit = config.logit_unit();
@@ -285,7 +287,8 @@ fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     Scales { logit: q.scale() * k.scale() * scale * unit, value: v.scale(), probs }
 }
 
-/// The bias `[heads, n, n]` as `[heads, padded, padded]`: -inf for keys that pad, zeros for queries that do.
+/// Pads the bias `[heads, n, n]` to `[heads, padded, padded]`, with -inf for padding keys and zeros for
+/// padding queries.
 fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
     let (n, padded, unit) = (config.tokens, config.padded(), config.logit_unit());
     assert_eq!(bias.len(), config.heads * n * n, "attention: bias is not [{}, {n}, {n}]", config.heads);
@@ -301,7 +304,8 @@ fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Regions `[windows, n]` as `[windows, padded]`, and whether each window has more than one.
+/// Pads the regions `[windows, n]` to `[windows, padded]`; also returns whether each window has more than one
+/// region.
 fn regions(
     device: &Device,
     config: &AttentionConfig,

@@ -1,4 +1,4 @@
-//! The end of the network: LayerNorm and mean over tokens, and a product in f32.
+//! The end of the network: LayerNorm with the mean over tokens, and the head in f32.
 
 use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
 use crate::Quantizer;
@@ -8,9 +8,9 @@ use crate::cuda::{
 
 const POOL_THREADS: u32 = 512;
 const LINEAR_THREADS: u32 = 128;
-/// Columns of a block of the mean over an f16 stream.
+/// Columns per block of the mean over an f16 stream.
 const POOL_COLUMNS: usize = 128;
-/// Columns, rows, k of a stage and stages of a block of the product.
+/// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
 const DEPTH: usize = 64;
@@ -65,7 +65,7 @@ pub struct DevicePool {
 }
 
 impl DevicePool {
-    /// The program.
+    /// The program to compile.
     pub fn program(stream: StreamType, store: DeviceStore) -> Program {
         Program::new("head.cu", "pool")
             .define("POOL", 1)
@@ -75,18 +75,19 @@ impl DevicePool {
             .define("FAKE", store.is_fake().into())
     }
 
-    /// How `images` images of `tokens` tokens of `columns` columns are launched.
+    /// Launch configuration for `images` images of `tokens` tokens of `columns` columns.
     pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
         let (parts, sums) = match stream {
             StreamType::F32 => (1, 0),
-            // Every block takes the norms of all tokens: worth it only while there are multiprocessors to spare.
+            // Every block computes the norms of all tokens, so splitting the columns pays off only if
+            // multiprocessors would be idle.
             StreamType::F16 if images > 32 => (1, POOL_THREADS as usize),
             StreamType::F16 => (columns.div_ceil(POOL_COLUMNS), POOL_THREADS as usize),
         };
         LaunchConfig {
             grid: [images as u32, parts as u32, 1],
             threads: POOL_THREADS,
-            // Three numbers (in four words) for each token, and a sum for each thread.
+            // Three numbers (padded to four words) per token, and one sum per thread.
             shared: (16 * tokens + 4 * sums) as u32,
             pdl: true,
         }
@@ -98,7 +99,7 @@ impl DevicePool {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// Unless the columns are a multiple of 4.
+    /// If the number of columns is not a multiple of 4.
     pub fn new(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -118,8 +119,8 @@ impl DevicePool {
         })
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens, writes `[images, columns]`. The u32 at `overflow` becomes 1
-    /// if an f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the stream of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32 at
+    /// `overflow` to 1 if an f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -154,12 +155,13 @@ impl DevicePool {
             scale,
         };
         let config = DevicePool::launch((images, tokens), self.columns, self.stream);
-        // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are held.
+        // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are
+        // held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }
 
-/// A product in f32 for few rows, summed in the order of k as the reference does.
+/// A linear layer in f32 for few rows, summed in the order of k as in the reference.
 pub struct DeviceLinearF32 {
     kernel: Kernel,
     weight: DeviceSlice,
@@ -170,14 +172,14 @@ pub struct DeviceLinearF32 {
 }
 
 impl DeviceLinearF32 {
-    /// The program.
+    /// The program to compile.
     pub fn program(output: bool) -> Program {
         Program::new("head.cu", "linear_f32")
             .define("THREADS", LINEAR_THREADS.into())
             .define("OUTPUT", output.into())
     }
 
-    /// How `m` rows of `n` columns are launched.
+    /// Launch configuration for `m` rows of `n` columns.
     pub fn launch(m: usize, n: usize) -> LaunchConfig {
         LaunchConfig {
             grid: [n.div_ceil(COLUMNS) as u32, m.div_ceil(ROWS) as u32, 1],
@@ -187,13 +189,13 @@ impl DeviceLinearF32 {
         }
     }
 
-    /// Prepares the product with `weight`, `[n, k]`, and `bias`, `[n]`.
+    /// Prepares the layer with `weight`, `[n, k]`, and `bias`, `[n]`.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// Unless `weight` has whole rows, of a multiple of 4 elements.
+    /// If `weight` does not consist of full rows, or k is not a multiple of 4.
     pub fn new(
         device: &Device,
         weight: &[f32],
@@ -218,7 +220,7 @@ impl DeviceLinearF32 {
         })
     }
 
-    /// Reads f32 `[m, k]`, writes f32 `[m, n]`.
+    /// Reads f32 `[m, k]` and writes f32 `[m, n]`.
     ///
     /// # Errors
     /// The driver fails.
@@ -241,7 +243,8 @@ impl DeviceLinearF32 {
             k: int(self.k),
             stride: int(self.n.next_multiple_of(4)),
         };
-        // SAFETY: `LinearParams` is the kernel's parameter; the lengths were checked above, and the slices are held.
+        // SAFETY: `LinearParams` is the kernel's parameter; the lengths were checked above, and the slices
+        // are held.
         unsafe { launch(&self.kernel, DeviceLinearF32::launch(m, self.n), on, &params) }
     }
 }

@@ -1,7 +1,9 @@
-//! The fused ops of a Swin on a GPU: each is prepared once and then put on a stream, with no allocation.
+//! The fused ops of a Swin Transformer on a GPU. Each op is prepared once and is then put on a stream without
+//! any allocation.
 //!
-//! On the device codes are plain INT8, and rows of codes and of f16 values are [`row_stride`] apart. The residual stream
-//! is f16 or f32 ([`StreamType`]); with an f32 stream and INT8 products every op gives the bits of the reference.
+//! Codes on the device are plain INT8. Rows of codes and of f16 values are [`row_stride`] apart. The residual
+//! stream is f16 or f32 ([`StreamType`]). With an f32 stream and INT8 products, every op is bit-exact to the
+//! reference.
 
 pub mod attention;
 pub mod head;
@@ -12,17 +14,17 @@ pub mod patch;
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
 use crate::{Quantizer, RowMap};
 
-/// Elements of the residual stream.
+/// Element type of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StreamType {
-    /// Half precision: half the traffic.
+    /// Half precision: half the memory traffic.
     F16,
-    /// Single precision: the bits of the CPU engine.
+    /// Single precision: bit-exact to the CPU engine.
     F32,
 }
 
 impl StreamType {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             StreamType::F16 => 2,
@@ -35,14 +37,14 @@ impl StreamType {
     }
 }
 
-/// What an op that writes whole rows stores.
+/// How an op that writes full rows stores its results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeviceStore {
     /// INT8 codes.
     Codes(Quantizer),
     /// f16.
     Half,
-    /// f16 of the quantized and dequantized value (for a product that runs in float on a quantized operand).
+    /// f16 of the quantized and dequantized value (for a float linear layer whose input site is on).
     FakeHalf(Quantizer),
     /// f32.
     Float,
@@ -50,14 +52,14 @@ pub enum DeviceStore {
     FakeFloat(Quantizer),
 }
 
-/// Numbers of the STORE_ constants in the kernels.
+/// Values of the STORE_ constants in the kernels.
 const STORE_CODES: i64 = 0;
 const STORE_HALF: i64 = 1;
 const STORE_FLOAT: i64 = 2;
 const STORE_RESIDUAL: i64 = 3;
 
 impl DeviceStore {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn element_bytes(self) -> usize {
         match self {
             DeviceStore::Codes(_) => 1,
@@ -78,7 +80,7 @@ impl DeviceStore {
         matches!(self, DeviceStore::FakeHalf(_) | DeviceStore::FakeFloat(_))
     }
 
-    /// Reciprocal and step; ones where nothing is quantized.
+    /// Reciprocal and scale; both are 1 if nothing is quantized.
     fn recip_and_scale(self) -> (f32, f32) {
         match self {
             DeviceStore::Codes(q) | DeviceStore::FakeHalf(q) | DeviceStore::FakeFloat(q) => {
@@ -89,7 +91,8 @@ impl DeviceStore {
     }
 }
 
-/// Elements from one row of `columns` values of `element_bytes` bytes to the next: rows begin at multiples of 16 bytes.
+/// Elements from one row to the next, for rows of `columns` values of `element_bytes` bytes: rows begin at
+/// multiples of 16 bytes.
 pub fn row_stride(columns: usize, element_bytes: usize) -> usize {
     (columns * element_bytes).next_multiple_of(16) / element_bytes
 }
@@ -113,10 +116,10 @@ impl DeviceMap {
     }
 }
 
-/// Checks that `slice` holds `bytes` bytes and begins where 16-byte accesses may.
+/// Checks that `slice` holds `bytes` bytes and is aligned for 16-byte accesses.
 ///
 /// # Panics
-/// Otherwise; the message begins with `what`.
+/// If it does not or is not; the message begins with `what`.
 pub(super) fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
     assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
@@ -125,15 +128,15 @@ pub(super) fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
 /// Checks that `slice` holds an aligned u32.
 ///
 /// # Panics
-/// Otherwise; the message begins with `what`.
+/// If it does not; the message begins with `what`.
 pub(super) fn expect_word(what: &str, slice: &DeviceSlice) {
     assert!(slice.bytes() >= 4 && slice.ptr().is_multiple_of(4), "{what} is not an aligned u32");
 }
 
-/// A size as kernels take it.
+/// Converts a size to the type that kernels take.
 ///
 /// # Panics
-/// From 2^31 on.
+/// If it is 2^31 or more.
 pub(super) fn int(size: usize) -> i32 {
     i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
 }

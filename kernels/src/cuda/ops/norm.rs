@@ -7,7 +7,7 @@ use crate::cuda::{
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// The most lanes that share a row.
+/// Maximum number of lanes that share a row.
 const LANES_PER_ROW: usize = 32;
 
 #[repr(C)]
@@ -32,17 +32,17 @@ struct NormParams {
 // SAFETY: the fields of `Params` in norm.cu, in their order.
 unsafe impl Params for NormParams {}
 
-/// Where each row comes from.
+/// The sources of the rows.
 enum Sources {
     /// Row i is token i.
     Tokens,
-    /// One token, or padding, which becomes zeros after the norm.
+    /// One token per row, or padding; rows of padding are set to zero after the norm.
     Rows(DeviceMap),
-    /// Four tokens side by side; padding is zeros before the norm.
+    /// Four tokens side by side per row; padding tokens are zeros in the input of the norm.
     Merged { map: DeviceSlice, rows: usize, tokens: usize },
 }
 
-/// LayerNorm of rows of one or of four source tokens, prepared for a device.
+/// LayerNorm of rows that consist of one or of four source tokens, prepared for a device.
 pub struct DeviceNorm {
     kernel: Kernel,
     config: NormConfig,
@@ -53,19 +53,19 @@ pub struct DeviceNorm {
     store: DeviceStore,
 }
 
-/// What a norm is specialised for.
+/// Constants for which a norm kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
-    /// Elements of a normalised row.
+    /// Number of columns of a normalised row.
     pub columns: usize,
-    /// Source tokens of a row: 1 or 4.
+    /// Number of source tokens per row: 1 or 4.
     pub pieces: usize,
-    /// Elements read.
+    /// Element type of the input.
     pub stream: StreamType,
 }
 
 impl NormConfig {
-    /// Lanes of a row, and chunks of 8 elements that each of them holds (f16 streams).
+    /// Lanes per row, and chunks of 8 elements per lane (f16 streams).
     pub fn lanes_and_chunks(&self) -> (usize, usize) {
         let eights = self.columns.div_ceil(8);
         let lanes = match eights {
@@ -77,7 +77,7 @@ impl NormConfig {
         (lanes, eights.div_ceil(lanes))
     }
 
-    /// The program that stores `store`.
+    /// The program that stores results as `store`.
     pub fn program(&self, store: DeviceStore) -> Program {
         let entry = if self.stream == StreamType::F32 { "norm_exact" } else { "norm_half" };
         let program = Program::new("norm.cu", entry)
@@ -92,7 +92,7 @@ impl NormConfig {
         program.define("LANES", lanes as i64).define("CHUNKS", chunks as i64)
     }
 
-    /// How `rows` rows are launched.
+    /// Launch configuration for `rows` rows.
     pub fn launch(&self, rows: usize) -> LaunchConfig {
         let lanes = if self.stream == StreamType::F32 { 4 } else { self.lanes_and_chunks().0 };
         let blocks = (rows * lanes).div_ceil(THREADS as usize);
@@ -101,13 +101,13 @@ impl NormConfig {
 }
 
 impl DeviceNorm {
-    /// LayerNorm by `gamma` and `beta` of the tokens of the stream, in the order of `map` if there is one.
+    /// LayerNorm with `gamma` and `beta` of the stream's tokens, in the order of `map` if there is one.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// Unless the columns are a multiple of 8.
+    /// If the number of columns is not a multiple of 8.
     pub fn rows(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -121,14 +121,14 @@ impl DeviceNorm {
         DeviceNorm::new(device, config, (gamma, beta), epsilon, sources, store)
     }
 
-    /// LayerNorm by `gamma` and `beta` of four tokens side by side: `merge[i]` are the tokens of row i of one image, of
-    /// `tokens` in all; `None` is zeros.
+    /// LayerNorm with `gamma` and `beta` of four tokens side by side. `merge[i]` are the tokens of row i of
+    /// an image, which has `tokens` tokens; `None` stands for zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// Unless the columns are a multiple of 32, and every token is one of `tokens`.
+    /// If the number of columns is not a multiple of 32, or a token is not below `tokens`.
     pub fn merged(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -169,7 +169,7 @@ impl DeviceNorm {
         })
     }
 
-    /// Rows written and tokens read for one image, given the stream's tokens.
+    /// Number of rows written and of tokens read per image, given the stream's number of tokens.
     fn rows_and_tokens(&self, tokens: usize) -> (usize, usize) {
         match &self.sources {
             Sources::Tokens => (tokens, tokens),
@@ -178,14 +178,14 @@ impl DeviceNorm {
         }
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens, writes their rows. The u32 at `overflow` becomes 1 if an
-    /// f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the stream of `images` images of `tokens` tokens and writes their rows. Sets the u32 at
+    /// `overflow` to 1 if an f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, or `tokens` is not what the sources were prepared for.
+    /// If a slice is too short, or `tokens` is not the number for which the sources were prepared.
     pub fn run(
         &self,
         on: &Stream,
@@ -227,8 +227,8 @@ impl DeviceNorm {
             recip,
             scale,
         };
-        // SAFETY: `NormParams` is the kernel's parameter; every row and token it touches is within the lengths checked
-        // above, by the maps' construction; the slices are held.
+        // SAFETY: `NormParams` is the kernel's parameter. The maps were constructed so that every row and
+        // token that the kernel accesses is within the lengths checked above; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(images * rows), on, &params) }
     }
 }

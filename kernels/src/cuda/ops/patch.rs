@@ -9,9 +9,10 @@ use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
 
-/// Tokens of a block in f32.
+/// Tokens per block in f32.
 const TOKENS: usize = 32;
-/// Threads of a block on the tensor cores, each half of a token, and the most columns that a warp holds.
+/// Threads per block on the tensor cores (two per token), and the maximum number of columns that a warp can
+/// hold.
 const HALF_THREADS: u32 = 128;
 const MOST_HALF_COLUMNS: usize = 256;
 
@@ -37,19 +38,20 @@ struct PatchParams {
 // SAFETY: the fields of `Params` in patch.cuh, in their order.
 unsafe impl Params for PatchParams {}
 
-/// A patch embedding: a product over normalised pixels, LayerNorm, position embedding.
+/// Description of a patch embedding: matrix product over normalised pixels, LayerNorm, position embedding.
 pub struct PatchSpec<'a> {
-    /// Side of an image and of a patch, in pixels.
+    /// Side of an image in pixels.
     pub size: usize,
     /// Side of a patch in pixels.
     pub patch: usize,
-    /// Value of each byte of each channel: normalised, and through the input's site (as codes for an INT8 product).
+    /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
+    /// INT8 product).
     pub lookup: &'a [[f32; 256]; 3],
     /// `[columns, 3 * patch * patch]`; codes for an INT8 product.
     pub weight: &'a [f32],
-    /// Per column; zeros where there is none.
+    /// Per column; zeros if there is no bias.
     pub bias: &'a [f32],
-    /// `s_x * s_w` of each column of an INT8 product.
+    /// Factor `s_x * s_w` of each column, for an INT8 product.
     pub multiplier: Option<&'a [f32]>,
     /// The `.output` site.
     pub output: Option<Quantizer>,
@@ -59,46 +61,46 @@ pub struct PatchSpec<'a> {
     pub epsilon: f32,
     /// Absolute position embedding, `[tokens, columns]`.
     pub position: Option<&'a [f32]>,
-    /// Elements written.
+    /// Element type of the stream that is written.
     pub stream: StreamType,
 }
 
-/// What a patch embedding is specialised for.
+/// Constants for which a patch embedding is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PatchConfig {
     /// Side of a patch.
     pub patch: usize,
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
-    /// INT8 operands.
+    /// Whether operands are INT8.
     pub integer: bool,
-    /// An `.output` site.
+    /// Whether there is an `.output` site.
     pub output: bool,
-    /// LayerNorm.
+    /// Whether there is a LayerNorm.
     pub norm: bool,
-    /// Position embedding.
+    /// Whether there is a position embedding.
     pub position: bool,
-    /// Elements written.
+    /// Element type of the stream that is written.
     pub stream: StreamType,
 }
 
 impl PatchConfig {
-    /// Whether the product runs on the tensor cores: for an f16 stream, where a warp can hold every column.
+    /// Whether the product runs on the tensor cores: if the stream is f16 and a warp can hold every column.
     pub fn half(&self) -> bool {
         self.stream == StreamType::F16 && self.columns.is_multiple_of(32) && self.columns <= MOST_HALF_COLUMNS
     }
 
-    /// Threads of a block: in f32 one for each column, within limits.
+    /// Threads per block; in f32 one per column, within limits.
     pub fn threads(&self) -> u32 {
         if self.half() { HALF_THREADS } else { (self.columns.next_multiple_of(32) as u32).clamp(64, 512) }
     }
 
-    /// f16 elements from row to row of the operands on the tensor cores.
+    /// f16 elements from one row of the operands to the next, on the tensor cores.
     fn half_row(&self) -> usize {
         (3 * self.patch * self.patch).next_multiple_of(16) + 8
     }
 
-    /// The program.
+    /// The program to compile.
     pub fn program(&self) -> Program {
         let program = if self.half() {
             Program::new("patch_half.cu", "patch_half").define("COLUMNS", self.columns as i64)
@@ -115,12 +117,12 @@ impl PatchConfig {
             .define("STREAM_F32", self.stream.define())
     }
 
-    /// How `tokens` tokens are launched.
+    /// Launch configuration for `tokens` tokens.
     pub fn launch(&self, tokens: usize) -> LaunchConfig {
         if self.half() {
             let each = HALF_THREADS as usize / 2;
             let shared = 2 * (768 + (self.columns + each) * self.half_row());
-            // A block that walks over a few groups of tokens loads the weights once for them.
+            // A block that processes several groups of tokens loads the weights once for all of them.
             let blocks = tokens.div_ceil(each).div_ceil(if tokens > 1 << 16 { 4 } else { 1 });
             return LaunchConfig {
                 shared: shared as u32,
@@ -153,18 +155,18 @@ pub struct DevicePatchEmbed {
     epsilon: f32,
 }
 
-/// The most k of an INT8 product whose sums an f32 holds exactly.
+/// The largest k for which f32 holds the sums of an INT8 product exactly.
 const MAX_EXACT_K: usize = (1 << 24) / (128 * 128);
 
 impl DevicePatchEmbed {
     /// Prepares the op.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] for patches too large for shared memory or for exact sums. Otherwise the kernel does
-    /// not compile, or the device has too little memory.
+    /// [`CudaError::Unsupported`] if patches are too large for shared memory or for exact sums. Also if the
+    /// kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If a length does not suit, or columns are not a multiple of 4.
+    /// If a length does not match, or the number of columns is not a multiple of 4.
     pub fn new(device: &Device, spec: &PatchSpec<'_>) -> Result<DevicePatchEmbed, CudaError> {
         let (columns, k) = (spec.bias.len(), 3 * spec.patch * spec.patch);
         assert!(columns.is_multiple_of(4), "patch embedding: {columns} columns");
@@ -210,7 +212,7 @@ impl DevicePatchEmbed {
         })
     }
 
-    /// Reads u8 `[images, size, size, 3]`, writes the stream `[images * tokens, columns]`.
+    /// Reads u8 `[images, size, size, 3]` and writes the stream `[images * tokens, columns]`.
     ///
     /// # Errors
     /// The driver fails.
@@ -251,13 +253,13 @@ impl DevicePatchEmbed {
             output_scale: self.output_scale,
             epsilon: self.epsilon,
         };
-        // SAFETY: `PatchParams` is the kernel's parameter; images and stream have the lengths checked above, the other
-        // arrays those of `new`, and the slices are held.
+        // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
+        // and the other arrays those of `new`; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) }
     }
 }
 
-/// Lookup and weight as the tensor cores take them.
+/// Lookup table and weight in the layout that the tensor cores read.
 fn half_operands(
     device: &Device,
     spec: &PatchSpec<'_>,
@@ -270,7 +272,7 @@ fn half_operands(
     Ok((DeviceBuf::from_slice(device, &lookup)?.all(), DeviceBuf::from_slice(device, &weight)?.all()))
 }
 
-/// What sums are multiplied by, as in the reference's epilogue.
+/// The factors of the sums, as in the reference's epilogue.
 fn scales(spec: &PatchSpec<'_>, columns: usize) -> Option<Vec<f32>> {
     match (spec.multiplier, spec.output) {
         (None, None) => None,

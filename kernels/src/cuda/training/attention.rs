@@ -41,52 +41,52 @@ struct AttentionParams {
 // SAFETY: the fields of `Params` in train_attention.cuh, in their order.
 unsafe impl Params for AttentionParams {}
 
-/// How probabilities are fake-quantized; see [`Probs`](crate::Probs).
+/// Fake quantization of the probabilities; see [`Probs`](crate::Probs).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrainProbs {
-    /// Not at all.
+    /// No fake quantization.
     Float,
-    /// Unsigned codes of the exponentials, divided by their own sum.
+    /// Unsigned codes of the exponentials, divided by the sum of the codes.
     U8,
     /// Signed codes of the softmax.
     S8(Quantizer),
 }
 
-/// The attention of all windows of one block of the network.
+/// The attention of all windows of one transformer block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WindowAttention {
-    /// Windows of all images.
+    /// Number of windows of all images.
     pub windows: usize,
-    /// Tokens of a window.
+    /// Number of tokens of a window.
     pub tokens: usize,
-    /// Heads, of 32 channels each.
+    /// Number of heads, of 32 channels each.
     pub heads: usize,
     /// Factor of `q k^T`.
     pub scale: f32,
-    /// Of queries, keys, values and scores; `None` is a site that is off.
+    /// Sites of queries, keys, values and scores; `None` if a site is off.
     pub sites: [Option<Quantizer>; 4],
-    /// Probabilities.
+    /// Site of the probabilities.
     pub probs: TrainProbs,
 }
 
-/// What [`Training::attention_gradient`] gives.
+/// Result of [`Training::attention_gradient`].
 pub struct AttentionGradients {
     /// `[windows * tokens, 3 * heads * 32]`.
     pub qkv: CudaSlice<f32>,
     /// `[heads, tokens, tokens]`.
     pub bias: CudaSlice<f32>,
-    /// Of the steps of queries, keys, values, scores and probabilities, if they are wanted.
+    /// Gradients of the scales of queries, keys, values, scores and probabilities, if requested.
     pub steps: Option<CudaSlice<f32>>,
 }
 
-/// What both passes read.
+/// Inputs of both passes.
 #[derive(Clone, Copy)]
 pub struct AttentionInputs<'a> {
     /// `[windows * tokens, 3 * heads * 32]`.
     pub qkv: &'a CudaView<'a, f32>,
     /// `[heads, tokens, tokens]`.
     pub bias: &'a CudaView<'a, f32>,
-    /// `[any, tokens, tokens]`; window `i` of all takes the mask `i % any`.
+    /// `[any, tokens, tokens]`; window `i` of all windows uses mask `i % any`.
     pub mask: Option<&'a CudaView<'a, f32>>,
 }
 
@@ -118,7 +118,7 @@ impl WindowAttention {
 }
 
 impl Training {
-    /// Whether this GPU has the shared memory for `attention` of heads of `channels` channels.
+    /// Whether the kernels support `attention` with heads of `channels` channels in this GPU's shared memory.
     pub fn takes(&self, attention: &WindowAttention, channels: usize) -> bool {
         let WindowAttention { windows, tokens, heads, .. } = *attention;
         let fits = || {
@@ -139,7 +139,7 @@ impl Training {
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit; what [`Training::takes`] refuses.
+    /// If lengths do not match, or [`Training::takes`] returns false.
     pub fn attention(
         &self,
         attention: &WindowAttention,
@@ -153,20 +153,22 @@ impl Training {
         self.with_inputs(attention, inputs, |params| {
             params.out = to;
             let config = compiled.forward_launch(windows, heads);
-            // SAFETY: `AttentionParams` is the kernel's; the inputs' lengths are checked, `out` has a row for each token.
+            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, and `out`
+            // has a row for each token.
             unsafe { self.launch(&compiled.forward(), config, params) }
         })?;
         drop(written);
         Ok(out)
     }
 
-    /// The gradients of [`Training::attention`] from that of its result, `grad`; of the steps only if `learned`.
+    /// The gradients of [`Training::attention`] given the gradient of its result, `grad`. Those of the scales
+    /// are computed only if `learned`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// As [`Training::attention`]; a gradient of another length.
+    /// As [`Training::attention`]; or if `grad` has another length.
     pub fn attention_gradient(
         &self,
         attention: &WindowAttention,
@@ -190,8 +192,9 @@ impl Training {
         self.with_inputs(attention, inputs, |params| {
             (params.grad, params.out, params.dbias, params.dsteps) = (gradient, to, bias, steps);
             params.parts = int(parts);
-            // SAFETY: `AttentionParams` is the kernel's; the inputs' lengths are checked, `qkv` is as long as its gradient,
-            // and every part has a bias's and five steps' gradients for each head.
+            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, `qkv` is
+            // as long as its gradient, and every part has room, for each head, for the gradients of the bias
+            // and of five scales.
             unsafe { self.launch(&compiled.backward(learned), config, params) }
         })?;
         drop((written, summed, stepped));

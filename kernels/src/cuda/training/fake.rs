@@ -6,10 +6,10 @@ use super::{THREADS, Training, uint, vector};
 use crate::Quantizer;
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
-/// Values of a block.
+/// Number of values per block.
 const PART: u32 = 16 * THREADS;
 
-/// The most rows with steps of their own.
+/// Maximum number of rows with their own scales.
 const MOST_ROWS: usize = 65_535;
 
 #[repr(C)]
@@ -33,13 +33,13 @@ struct FakeParams {
 // SAFETY: the fields of `Params` in train_fake.cu, in their order.
 unsafe impl Params for FakeParams {}
 
-/// The steps of fake quantization.
+/// The scales of fake quantization.
 #[derive(Clone, Copy, Debug)]
 pub enum FakeSteps<'a> {
-    /// One, of an activation, and the factor of its gradient. A NaN becomes 0.
+    /// One scale, of an activation, and the factor of its gradient. A NaN becomes 0.
     One(Quantizer, f32),
-    /// One for each row of a weight, `[3, rows]`: steps, their reciprocals, the factors of their gradients. A NaN stays
-    /// one.
+    /// One scale per row of a weight, `[3, rows]`: scales, their reciprocals, and the factors of their
+    /// gradients. A NaN stays a NaN.
     Rows(&'a CudaView<'a, f32>),
 }
 
@@ -52,14 +52,14 @@ impl FakeSteps<'_> {
     }
 }
 
-/// What fake quantization is specialised for.
+/// Constants for which fake quantization is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FakeProgram {
-    /// Values at once.
+    /// Number of values per access.
     pub vector: usize,
-    /// Whether there is a step for each row.
+    /// Whether each row has its own scale.
     pub table: bool,
-    /// Whether gradients of steps are wanted.
+    /// Whether the gradients of scales are computed.
     pub steps: bool,
 }
 
@@ -73,26 +73,26 @@ impl FakeProgram {
             .define("STEPS", self.steps.into())
     }
 
-    /// How a matrix is launched.
+    /// Launch configuration for a matrix.
     pub fn launch(rows: usize, columns: usize) -> LaunchConfig {
         let grid = [uint(columns).div_ceil(PART), uint(rows), 1];
         LaunchConfig { grid, threads: THREADS, shared: THREADS / 8, pdl: false }
     }
 
-    /// How the parts of steps' gradients are summed.
+    /// Launch configuration of the sum over the parts of the scales' gradients.
     pub fn launch_steps(rows: usize) -> LaunchConfig {
         LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(uint(rows), THREADS) }
     }
 }
 
 impl Training {
-    /// `x` as its codes between `low` and `high` stand for it.
+    /// Fake-quantizes `x` with codes from `low` to `high`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// A number of rows that does not divide the values, or beyond 65535; no values.
+    /// If the number of rows does not divide the number of values or exceeds 65535, or there are no values.
     pub fn fake_quantize(
         &self,
         x: &CudaView<'_, f32>,
@@ -110,20 +110,21 @@ impl Training {
         let vector = vector(columns, &[from, to]);
         let program = FakeProgram { vector, table: table.is_some(), steps: false }.program("fake_forward");
         let config = FakeProgram::launch(steps.rows(), columns);
-        // SAFETY: `FakeParams` is the kernel's; both matrices have `rows * columns` values, the table three for each row.
+        // SAFETY: `FakeParams` is the kernel's parameter. Both matrices have `rows * columns` values, and the
+        // table three values per row.
         unsafe { self.launch(&program, config, &params)? };
         drop(written);
         Ok(out)
     }
 
-    /// The gradient of `x` from that of its fake quantization, `grad`; and, if `learned`, those of the steps times their
-    /// factors, one for each.
+    /// The gradient of `x` given the gradient of its fake quantization, `grad`. If `learned`, also the
+    /// gradient of each scale, multiplied by its factor.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// As [`Training::fake_quantize`]; a gradient of another length.
+    /// As [`Training::fake_quantize`]; or if `grad` has another length.
     pub fn fake_quantize_gradient(
         &self,
         x: &CudaView<'_, f32>,
@@ -170,7 +171,7 @@ fn table<'a>(steps: FakeSteps<'a>) -> Option<&'a CudaView<'a, f32>> {
     }
 }
 
-/// The parameters without addresses, for `len` values.
+/// The parameters for `len` values, without addresses.
 fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakeParams {
     let rows = steps.rows();
     assert!(

@@ -1,8 +1,8 @@
-//! Passes of training on a GPU, on memory and streams that somebody else owns through `cudarc`: fake quantization,
-//! LayerNorm, gathers, GELU, window attention and AdamW, forward and backward, in f32.
+//! The operations of a training run on a GPU: fake quantization, LayerNorm, gathers, GELU, window attention
+//! and AdamW, forward and backward, in f32. Memory and streams belong to the caller, through `cudarc`.
 //!
-//! Every function checks the lengths that it is given, allocates what it returns and puts its kernels on the stream;
-//! nothing waits. Sums are taken in an order that depends on sizes alone.
+//! Every function checks the lengths of its arguments, allocates its results and puts its kernels on the
+//! stream; none waits. The order of sums depends only on sizes.
 
 mod attention;
 mod fake;
@@ -31,10 +31,10 @@ pub use rows::{
     table_program,
 };
 
-/// Threads of a block, where nothing speaks for another number.
+/// Default number of threads per block.
 const THREADS: u32 = 256;
 
-/// The passes on one stream of a GPU.
+/// The training operations on one stream of a GPU.
 pub struct Training {
     device: Device,
     stream: Stream,
@@ -43,10 +43,10 @@ pub struct Training {
 }
 
 impl Training {
-    /// The passes on `stream`, which is in the primary context of its GPU.
+    /// Creates the operations on `stream`, which must be in the primary context of its GPU.
     ///
     /// # Errors
-    /// Another context, a GPU that is too old, or the driver fails.
+    /// The stream is in another context, the GPU is too old, or the driver fails.
     pub fn new(stream: &Arc<CudaStream>) -> Result<Training, CudaError> {
         let device = Device::open(stream.context().ordinal())?;
         let own = Stream::shared(&device, stream)?;
@@ -67,7 +67,7 @@ impl Training {
     /// Launches `program` on the stream.
     ///
     /// # Safety
-    /// As [`launch()`]; the memory is freed on its stream's order, which `cudarc`'s types see to.
+    /// As [`launch()`]. Memory must be freed in the order of its stream, which `cudarc`'s types ensure.
     unsafe fn launch<P: Params>(
         &self,
         program: &Program,
@@ -75,61 +75,61 @@ impl Training {
         params: &P,
     ) -> Result<(), CudaError> {
         let kernel = self.kernel(program)?;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { launch(&kernel, config, &self.stream, params) }
     }
 
-    /// Memory for `len` values, of any content.
+    /// Allocates memory for `len` values, with undefined content.
     fn allocate(&self, len: usize) -> Result<CudaSlice<f32>, CudaError> {
-        // SAFETY: any bits are an f32, and who calls this launches a kernel that writes all of them.
+        // SAFETY: any bits are a valid f32, and every caller launches a kernel that writes all of them.
         let slice = unsafe { self.cuda.alloc::<f32>(len) };
         slice.map_err(|error| failed("cuMemAllocAsync", error))
     }
 
-    /// The address of memory that a kernel writes, and what orders later reads after that.
+    /// The address of memory that a kernel writes, and a guard that orders later reads after the write.
     fn write<'a>(&'a self, values: &'a mut CudaSlice<f32>) -> (u64, SyncOnDrop<'a>) {
         values.device_ptr_mut(&self.cuda)
     }
 
-    /// The address of `len` values to read, and what orders the read after their write.
+    /// The address of `len` values to read, and a guard that orders the read after their write.
     ///
     /// # Panics
-    /// Another length; the memory of another GPU.
+    /// If the length differs, or the memory is on another GPU.
     fn read<'a, T>(&'a self, what: &str, values: &'a CudaView<'_, T>, len: usize) -> (u64, SyncOnDrop<'a>) {
         self.expect(what, values, len);
         values.device_ptr(&self.cuda)
     }
 
-    /// Checks memory that a kernel is to use.
+    /// Checks memory that a kernel will use.
     ///
     /// # Panics
-    /// Another length than `len`; the memory of another GPU.
+    /// If its length is not `len`, or it is on another GPU.
     fn expect<T>(&self, what: &str, values: &impl DeviceSlice<T>, len: usize) {
         assert_eq!(values.len(), len, "{what}: length");
         assert!(values.stream().context() == self.cuda.context(), "{what}: memory of another GPU");
     }
 }
 
-/// Lets the GPU's pool keep memory that is freed. By default it gives all of it back whenever the host waits for the GPU,
-/// at each step of a training therefore, and maps it anew in the next.
+/// Lets the GPU's memory pool keep freed memory. By default the pool returns all of it whenever the host
+/// waits for the GPU, that is, in each iteration of a training, and maps it again in the next.
 fn keep_freed_memory(context: &CudaContext) -> Result<(), CudaError> {
     if !context.has_async_alloc() {
         return Ok(());
     }
-    // SAFETY: the device is that of a living context.
+    // SAFETY: the device belongs to a living context.
     let pool = unsafe { get_default_mem_pool(context.cu_device()) };
     let pool = pool.map_err(|error| failed("cuDeviceGetDefaultMemPool", error))?;
     let mut bytes = u64::MAX;
     let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: a device's default pool lives as long as the device, and this attribute is a number of 64 bits.
+    // SAFETY: a device's default pool lives as long as the device, and this attribute is a 64-bit number.
     let set = unsafe { mem_pool::set_attribute(pool, threshold, (&raw mut bytes).cast()) };
     set.map_err(|error| failed("cuMemPoolSetAttribute", error))
 }
 
-/// A size as kernels take it.
+/// Converts a size to the type that kernels take.
 ///
 /// # Panics
-/// From 2^31 on.
+/// If it is 2^31 or more.
 fn int(size: usize) -> i32 {
     super::ops::int(size)
 }
@@ -137,12 +137,12 @@ fn int(size: usize) -> i32 {
 /// As [`int`], unsigned.
 ///
 /// # Panics
-/// From 2^31 on.
+/// If it is 2^31 or more.
 fn uint(size: usize) -> u32 {
     int(size).unsigned_abs()
 }
 
-/// Values that a thread takes at once in rows of `columns` values at `addresses`.
+/// Number of values per access, for rows of `columns` values at `addresses`.
 fn vector(columns: usize, addresses: &[u64]) -> usize {
     let aligned = addresses.iter().all(|address| address.is_multiple_of(16));
     if aligned && columns.is_multiple_of(4) { 4 } else { 1 }

@@ -5,10 +5,10 @@ use cudarc::driver::{CudaSlice, CudaView};
 use super::{THREADS, Training, int};
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
-/// Columns of a thread up to which a row is a warp's.
+/// Maximum columns per thread for which a warp processes a row; for longer rows a block does.
 const CHUNKS_OF_WARP: usize = 12;
 
-/// The most blocks of a backward pass: each gives sums over its rows.
+/// Maximum blocks of a backward pass; each block produces sums over its rows.
 const BLOCKS: usize = 1024;
 
 #[repr(C)]
@@ -29,24 +29,24 @@ struct NormParams {
 // SAFETY: the fields of `Params` in train_norm.cu, in their order.
 unsafe impl Params for NormParams {}
 
-/// What a LayerNorm in training is specialised for.
+/// Constants for which a LayerNorm in training is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormProgram {
-    /// Columns of a row.
+    /// Number of columns of a row.
     pub columns: usize,
 }
 
 impl NormProgram {
-    /// The most columns.
+    /// Maximum number of columns.
     pub const MOST_COLUMNS: usize = 16 * THREADS as usize;
 
-    /// Threads of a row, and columns of a thread.
+    /// Threads per row, and columns per thread.
     fn threads_and_chunks(self) -> (u32, usize) {
         let threads = if self.columns <= 32 * CHUNKS_OF_WARP { 32 } else { THREADS };
         (threads, self.columns.div_ceil(threads as usize))
     }
 
-    /// Rows of a block at a time.
+    /// Rows that a block processes at the same time.
     fn groups(self) -> usize {
         (THREADS / self.threads_and_chunks().0) as usize
     }
@@ -60,18 +60,18 @@ impl NormProgram {
             .define("CHUNKS", chunks as i64)
     }
 
-    /// How the forward of `rows` rows is launched.
+    /// Launch configuration of the forward pass for `rows` rows.
     pub fn forward_launch(self, rows: usize) -> LaunchConfig {
         let blocks = int(rows.div_ceil(self.groups())).unsigned_abs();
         LaunchConfig { shared: THREADS / 8, ..LaunchConfig::linear(blocks, THREADS) }
     }
 
-    /// Rows of a block of the backward pass.
+    /// Rows per block of the backward pass.
     pub fn rows_of_block(self, rows: usize) -> usize {
         rows.div_ceil(BLOCKS).next_multiple_of(self.groups())
     }
 
-    /// How the backward pass of `rows` rows is launched.
+    /// Launch configuration of the backward pass for `rows` rows.
     pub fn backward_launch(self, rows: usize) -> LaunchConfig {
         let blocks = int(rows.div_ceil(self.rows_of_block(rows))).unsigned_abs();
         let sums = 4 * int(self.groups() * self.columns).unsigned_abs();
@@ -81,13 +81,13 @@ impl NormProgram {
 }
 
 impl Training {
-    /// LayerNorm of the rows of `x`, as long as `weight` and `bias`.
+    /// LayerNorm of the rows of `x`, which are as long as `weight` and `bias`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit; more than [`NormProgram::MOST_COLUMNS`] columns.
+    /// If lengths do not match, or there are more than [`NormProgram::MOST_COLUMNS`] columns.
     pub fn norm(
         &self,
         x: &CudaView<'_, f32>,
@@ -113,19 +113,21 @@ impl Training {
             epsilon,
         };
         let compiled = NormProgram { columns };
-        // SAFETY: `NormParams` is the kernel's; matrices have `rows * columns` values, weight and bias `columns`.
+        // SAFETY: `NormParams` is the kernel's parameter. Matrices have `rows * columns` values, weight and
+        // bias `columns`.
         unsafe { self.launch(&compiled.program("norm_forward"), compiled.forward_launch(rows), &params)? };
         drop(written);
         Ok(out)
     }
 
-    /// The gradient of `x` from that of its LayerNorm, and those of weight and bias, `[2, columns]`.
+    /// The gradient of `x` given the gradient of its LayerNorm, and the gradients of weight and bias, `[2,
+    /// columns]`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// As [`Training::norm`]; a gradient of another length.
+    /// As [`Training::norm`]; or if `grad` has another length.
     pub fn norm_gradient(
         &self,
         x: &CudaView<'_, f32>,
@@ -162,7 +164,7 @@ impl Training {
     }
 }
 
-/// Rows and columns.
+/// Number of rows and columns.
 fn shape(len: usize, columns: usize) -> (usize, usize) {
     assert!((1..=NormProgram::MOST_COLUMNS).contains(&columns), "norm: {columns} columns");
     assert!(len > 0 && len.is_multiple_of(columns), "norm: {len} values in rows of {columns}");

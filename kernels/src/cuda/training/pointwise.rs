@@ -5,7 +5,7 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 use super::{THREADS, Training, uint};
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
-/// The most blocks: threads then take several values.
+/// Maximum number of blocks; beyond it, a thread processes several values.
 const BLOCKS: u32 = 8192;
 
 /// Bytes of the coefficients of GELU's tail.
@@ -52,14 +52,14 @@ pub fn pointwise_program(entry: &'static str) -> Program {
     Program::new("train_pointwise.cu", entry).define("THREADS", THREADS.into())
 }
 
-/// How `count` values are launched.
+/// Launch configuration for `count` values.
 pub fn pointwise_launch(count: usize) -> LaunchConfig {
     let blocks = uint(count).div_ceil(THREADS).min(BLOCKS);
     LaunchConfig { shared: TAIL_BYTES, ..LaunchConfig::linear(blocks, THREADS) }
 }
 
 impl Training {
-    /// GELU by the error function of every value.
+    /// GELU of every value, defined by the error function.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -67,13 +67,13 @@ impl Training {
         self.pointwise("gelu_forward", x, None)
     }
 
-    /// `grad * gelu'(x)` value by value.
+    /// `grad * gelu'(x)`, elementwise.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// A gradient of another length.
+    /// If `grad` has another length.
     pub fn gelu_gradient(
         &self,
         x: &CudaView<'_, f32>,
@@ -102,7 +102,8 @@ impl Training {
             count: uint(count),
             step: AdamWStep::default(),
         };
-        // SAFETY: `PointwiseParams` is the kernel's; every array that `entry` uses has `count` values.
+        // SAFETY: `PointwiseParams` is the kernel's parameter; every array that `entry` uses has `count`
+        // values.
         unsafe { self.launch(&pointwise_program(entry), pointwise_launch(count), &params)? };
         drop(written);
         Ok(out)
@@ -114,7 +115,7 @@ impl Training {
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that differ; the memory of another GPU.
+    /// If lengths differ, or memory is on another GPU.
     pub fn adamw(
         &self,
         [mut parameter, mut first, mut second]: [CudaViewMut<'_, f32>; 3],
@@ -132,8 +133,8 @@ impl Training {
         let count = uint(count);
         let params = PointwiseParams { x: 0, grad: gradient, out, first: mean, second: square, count, step };
         let config = pointwise_launch(count as usize);
-        // SAFETY: `PointwiseParams` is the kernel's; the four arrays have `count` values, and three of them are borrowed
-        // mutably, so none is another.
+        // SAFETY: `PointwiseParams` is the kernel's parameter. The four arrays have `count` values; three of
+        // them are borrowed mutably, so they do not overlap.
         unsafe { self.launch(&pointwise_program("adamw"), config, &params) }
     }
 }

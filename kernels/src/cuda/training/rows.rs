@@ -1,4 +1,4 @@
-//! Gathers of rows and sums of columns.
+//! Gathers of rows and column sums.
 
 use cudarc::driver::{CudaSlice, CudaView, DevicePtr};
 
@@ -6,9 +6,9 @@ use super::{THREADS, Training, uint, vector};
 use crate::cuda::error::failed;
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
-/// Rows that are summed in one stage.
+/// Maximum number of rows that are summed in one stage.
 const ROWS_OF_STAGE: usize = 1024;
-/// Parts of longer columns, and the fewest rows of one.
+/// Maximum number of parts of longer columns, and minimum rows per part.
 const PARTS: usize = 256;
 const ROWS_OF_PART: usize = 64;
 
@@ -54,15 +54,15 @@ struct TableParams {
 // SAFETY: the fields of `Params` in train_table.cu, in their order.
 unsafe impl Params for TableParams {}
 
-/// Threads of a block that sums a value of a table's gradient.
+/// Threads per block of the table's gradient; a block sums one value.
 const TABLE_THREADS: u32 = 128;
 
-/// The gradient of a table.
+/// The program of a table's gradient.
 pub fn table_program() -> Program {
     Program::new("train_table.cu", "table_gradient").define("THREADS", TABLE_THREADS.into())
 }
 
-/// How the gradient of a table `[rows, heads]` is launched.
+/// Launch configuration of the gradient of a table `[rows, heads]`.
 pub fn table_launch(rows: usize, heads: usize) -> LaunchConfig {
     LaunchConfig {
         grid: [uint(rows), uint(heads), 1],
@@ -72,37 +72,37 @@ pub fn table_launch(rows: usize, heads: usize) -> LaunchConfig {
     }
 }
 
-/// The program of `entry`, `gather` or `add_bias`, `vector` values at once.
+/// The program of `entry`, `gather` or `add_bias`, with `vector` values per access.
 pub fn gather_program(entry: &'static str, vector: usize) -> Program {
     let program = Program::new("train_rows.cu", entry).define("THREADS", THREADS.into());
     program.define("VECTOR", vector as i64)
 }
 
-/// How a pass that gives `pieces` times `vector` values is launched.
+/// Launch configuration of an operation with `pieces` times `vector` results.
 pub fn gather_launch(pieces: usize) -> LaunchConfig {
     LaunchConfig::linear(uint(pieces).div_ceil(THREADS), THREADS)
 }
 
-/// The sums of columns.
+/// The program of column sums.
 pub fn column_sums_program() -> Program {
     Program::new("train_rows.cu", "column_sums").define("THREADS", THREADS.into())
 }
 
-/// How sums of `columns` columns are launched, in `parts` parts of their rows.
+/// Launch configuration of the sums of `columns` columns, with the rows divided into `parts` parts.
 pub fn column_sums_launch(columns: usize, parts: usize) -> LaunchConfig {
     let grid = [uint(columns).div_ceil(32), uint(parts), 1];
     LaunchConfig { grid, threads: THREADS, shared: 4 * THREADS, pdl: false }
 }
 
 impl Training {
-    /// Rows by an index map, the same in every image: `x` `[images * source_rows, columns]` to `[images * index.len(),
-    /// columns]`. Rows of [`PAD`](crate::PAD) are zeros.
+    /// Gathers rows by an index map that is the same for every image: from `x` `[images * source_rows,
+    /// columns]` to `[images * index.len(), columns]`. A row of [`PAD`](crate::PAD) becomes zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit.
+    /// If lengths do not match.
     pub fn gather(
         &self,
         x: &CudaView<'_, f32>,
@@ -129,20 +129,20 @@ impl Training {
             columns: uint(columns),
             total: uint(total),
         };
-        // SAFETY: `GatherParams` is the kernel's; it reads rows below `source_rows` of each image (`RowIndex::new`) and
-        // writes `total` pieces, within the lengths above.
+        // SAFETY: `GatherParams` is the kernel's parameter. The kernel reads rows below `source_rows` of each
+        // image (`RowIndex::new`) and writes `total` pieces, within the lengths above.
         unsafe { self.launch(&gather_program("gather", vector), gather_launch(total), &params)? };
         drop(written);
         Ok(out)
     }
 
-    /// Every row of `x` plus `bias`.
+    /// Adds `bias` to every row of `x`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit.
+    /// If lengths do not match.
     pub fn add_bias(
         &self,
         x: &CudaView<'_, f32>,
@@ -166,7 +166,8 @@ impl Training {
             columns: uint(columns),
             total: uint(total),
         };
-        // SAFETY: `GatherParams` is the kernel's; it reads and writes `total` pieces of rows, and the bias.
+        // SAFETY: `GatherParams` is the kernel's parameter. The kernel reads and writes `total` pieces of
+        // rows, and reads the bias.
         unsafe { self.launch(&gather_program("add_bias", vector), gather_launch(total), &params)? };
         drop(written);
         Ok(out)
@@ -178,7 +179,7 @@ impl Training {
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit.
+    /// If lengths do not match.
     pub fn column_sums(&self, x: &CudaView<'_, f32>, columns: usize) -> Result<CudaSlice<f32>, CudaError> {
         assert!(columns > 0 && x.len().is_multiple_of(columns), "column_sums: {columns} columns");
         let rows = x.len() / columns;
@@ -190,14 +191,14 @@ impl Training {
         self.stage(&parts.as_view(), (rows.div_ceil(part), columns), PARTS)
     }
 
-    /// The gradient of a table `[rows, heads]` whose rows `index` names, from that of what was read, `[heads,
-    /// index.len()]`.
+    /// The gradient of a table `[rows, heads]` that was read at rows `index`, given the gradient of the
+    /// values read, `[heads, index.len()]`.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// Lengths that do not fit.
+    /// If lengths do not match.
     pub fn table_gradient(
         &self,
         grad: &CudaView<'_, f32>,
@@ -212,13 +213,14 @@ impl Training {
         let (map, _index) = self.read("table_gradient: index", index, pairs);
         let (to, written) = self.write(&mut out);
         let params = TableParams { grad: from, index: map, out: to, pairs: uint(pairs), heads: uint(heads) };
-        // SAFETY: `TableParams` is the kernel's; it compares indexes and does not follow them; a block writes one value.
+        // SAFETY: `TableParams` is the kernel's parameter. The kernel only compares indexes and does not use
+        // them as addresses; a block writes one value.
         unsafe { self.launch(&table_program(), table_launch(rows, heads), &params)? };
         drop(written);
         Ok(out)
     }
 
-    /// The sums of the columns of each `part` rows.
+    /// Sums the columns over each part of `part` rows.
     fn stage(
         &self,
         x: &CudaView<'_, f32>,
@@ -237,14 +239,15 @@ impl Training {
             columns: uint(columns),
             rows_of_part: uint(part),
         };
-        // SAFETY: `SumParams` is the kernel's; it reads `rows` rows and writes a row for each of the parts.
+        // SAFETY: `SumParams` is the kernel's parameter. The kernel reads `rows` rows and writes a row for
+        // each part.
         unsafe { self.launch(&column_sums_program(), column_sums_launch(columns, parts), &params)? };
         drop(written);
         Ok(out)
     }
 }
 
-/// An index map of rows on the device: which row of an image each row of an image becomes.
+/// An index map of rows on the device: the source row of each row of an image.
 pub struct RowIndex {
     map: CudaSlice<u32>,
     len: usize,
@@ -258,7 +261,7 @@ impl RowIndex {
     /// The driver fails.
     ///
     /// # Panics
-    /// A row that is none of `source_rows`; no rows.
+    /// If a row is not below `source_rows`, or there are no rows.
     pub fn new(training: &Training, index: &[u32], source_rows: usize) -> Result<RowIndex, CudaError> {
         let inside = |&row: &u32| row == crate::PAD || (row as usize) < source_rows;
         assert!(!index.is_empty() && index.iter().all(inside), "a row outside 0..{source_rows}");

@@ -1,4 +1,5 @@
-//! A linear layer by cuBLASLt, whose INT8 products have no epilogue, and the launch that finishes it.
+//! A linear layer whose GEMM cuBLASLt computes. Its INT8 products have no epilogue, so a second launch runs
+//! the epilogue.
 
 use std::sync::Arc;
 
@@ -9,23 +10,25 @@ use crate::cuda::{
     launch,
 };
 
-/// Threads of a block of the finishing launch.
+/// Threads per block of the epilogue launch.
 const THREADS: u32 = 256;
 
-/// A linear layer by one of cuBLASLt's algorithms, then bias, GELU, quantization or residual in a launch of ours.
+/// A linear layer computed by one of cuBLASLt's algorithms, followed by one of our launches for bias, GELU,
+/// quantization or residual addition.
 pub struct LibraryLinear {
     lt: Arc<Lt>,
     plan: LtPlan,
     kernel: Kernel,
-    /// INT8 results: the `.output` site's codes.
+    /// Whether the GEMM's results are the INT8 codes of the `.output` site.
     codes: bool,
     m: usize,
-    /// The weight in the order of its columns, shared by the algorithms of a layer.
+    /// The unpacked weight, shared by the algorithms of a layer.
     weight: Arc<DeviceSlice>,
 }
 
 impl LinearKind {
-    /// The program of the finishing launch; `codes`: the library's results are codes of the `.output` site.
+    /// The program of the epilogue launch. `codes` says that the GEMM's results are codes of the `.output`
+    /// site.
     pub fn finish_program(&self, codes: bool) -> Program {
         let program = Program::new("dequant.cu", "dequant")
             .define("THREADS", THREADS.into())
@@ -35,8 +38,9 @@ impl LinearKind {
 }
 
 impl DeviceLinear {
-    /// cuBLASLt's algorithms for `m` rows, the most promising first: results in s32 (f32 for f16 operands), and for an
-    /// `.output` site in s8 too. Empty where the sizes are none of the library's (n and k multiples of 16).
+    /// cuBLASLt's algorithms for `m` rows, the most promising first. Results are s32 (f32 for f16 operands);
+    /// if there is an `.output` site, algorithms with s8 results are included too. Empty if n or k is not a
+    /// multiple of 16.
     ///
     /// # Errors
     /// cuBLASLt fails, a kernel does not compile, or the device has too little memory.
@@ -81,7 +85,7 @@ impl DeviceLinear {
         Ok(plans.into_iter().map(finish).collect())
     }
 
-    /// The weight in the order of its columns, on the device.
+    /// The unpacked weight on the device.
     fn plain(&self) -> Result<Arc<DeviceSlice>, CudaError> {
         let mut known = self.plain_on_device.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(slice) = known.upgrade() {
@@ -98,22 +102,23 @@ impl DeviceLinear {
 }
 
 impl LibraryLinear {
-    /// Bytes that the library's results take between the two launches.
+    /// Bytes of the GEMM's results, which are stored between the two launches.
     pub fn scratch_bytes(&self, linear: &DeviceLinear) -> usize {
         self.m * linear.n * if self.codes { 1 } else { 4 }
     }
 
-    /// Whether the library's results are INT8.
+    /// Whether the GEMM's results are INT8.
     pub fn is_s8(&self) -> bool {
         self.codes
     }
 
-    /// The library's algorithm.
+    /// The GEMM's algorithm.
     pub fn plan(&self) -> &LtPlan {
         &self.plan
     }
 
-    /// Multiplies the rows of `a` with the weight of `linear`, which this was made from, by way of `scratch`.
+    /// Multiplies the rows of `a` with the weight of `linear`, from which this was created; `scratch` holds
+    /// the GEMM's results.
     ///
     /// # Errors
     /// The driver or cuBLASLt fails.
@@ -141,12 +146,12 @@ impl LibraryLinear {
             ld: int(linear.n),
             epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
-        // The kernel counts eights of columns in 32 bits.
+        // The kernel counts groups of eight columns in 32 bits.
         int(self.m * linear.n.div_ceil(8));
         let blocks = (self.m * linear.n.div_ceil(8)).div_ceil(THREADS as usize);
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
-        // SAFETY: `DequantParams` is the kernel's parameter, which was specialised for the layer's kind; the lengths
-        // were checked above, and all slices are held.
+        // SAFETY: `DequantParams` is the kernel's parameter, and the kernel was compiled for the layer's
+        // kind. The lengths were checked above, and all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }

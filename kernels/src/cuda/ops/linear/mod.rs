@@ -1,5 +1,6 @@
-//! Linear layers on the tensor cores with their epilogue: bias, GELU, then a store or the addition to the residual stream.
-//! One launch of our own kernels does it all; cuBLASLt needs a second launch for the epilogue.
+//! Linear layers on the tensor cores with their epilogue: bias, GELU, then a store or the addition to the
+//! residual stream. Our own kernels do all of it in one launch; with cuBLASLt the epilogue needs a second
+//! launch.
 
 mod library;
 pub mod pack;
@@ -21,33 +22,34 @@ use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, St
 /// The weight of a linear layer.
 #[derive(Clone, Copy)]
 pub enum DeviceWeight<'a> {
-    /// INT8 codes `[n, k]`, for INT8 inputs, and `s_x * s_w` of each column.
+    /// INT8 codes `[n, k]`, for INT8 inputs, and the factor `s_x * s_w` of each column.
     Codes {
         /// The codes.
         codes: &'a [i8],
-        /// One for each column.
+        /// One per column.
         multiplier: &'a [f32],
     },
-    /// Rounded to f16, `[n, k]`, for f16 inputs; sums are f32.
+    /// Weights to be rounded to f16, `[n, k]`, for f16 inputs; sums are f32.
     Half(&'a [f32]),
 }
 
-/// What a linear layer does with its results.
+/// How a linear layer stores its results.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinearStore {
-    /// As any op.
+    /// The same store as any op.
     Plain(DeviceStore),
-    /// INT8 codes, with the reciprocal of a step for each column, the same in each eight from a multiple of 8 on.
+    /// INT8 codes, with the reciprocal of a scale per column. Each aligned group of eight columns has the
+    /// same scale.
     Codes(Vec<f32>),
-    /// Adds them to the residual stream.
+    /// Added to the residual stream.
     Residual,
 }
 
-/// What a linear layer computes.
+/// Description of a linear layer.
 pub struct DeviceLinearSpec<'a> {
-    /// Columns of the output.
+    /// Number of output columns.
     pub n: usize,
-    /// Columns of the input.
+    /// Number of input columns.
     pub k: usize,
     /// The weight.
     pub weight: DeviceWeight<'a>,
@@ -57,26 +59,26 @@ pub struct DeviceLinearSpec<'a> {
     pub output: Option<Quantizer>,
     /// Whether GELU follows the bias.
     pub gelu: bool,
-    /// What is done with the results.
+    /// How the results are stored.
     pub store: LinearStore,
-    /// Elements of the residual stream.
+    /// Element type of the residual stream.
     pub stream: StreamType,
 }
 
-/// What the kernels of a linear layer are specialised for, its tile aside.
+/// Constants for which the kernels of a linear layer are compiled, without the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinearKind {
-    /// INT8 operands, else f16.
+    /// Whether operands are INT8; if not, they are f16.
     pub integer: bool,
-    /// An `.output` site.
+    /// Whether there is an `.output` site.
     pub output: bool,
-    /// GELU.
+    /// Whether GELU is applied.
     pub gelu: bool,
-    /// Quantize and dequantize before the store.
+    /// Whether values are quantized and dequantized before the store.
     pub fake: bool,
-    /// STORE_ constant.
+    /// The STORE_ constant.
     store: i64,
-    /// Elements of the residual stream.
+    /// Element type of the residual stream.
     pub stream: StreamType,
 }
 
@@ -98,13 +100,13 @@ impl LinearKind {
         }
     }
 
-    /// This kind for another residual stream.
+    /// The same kind for another type of the residual stream.
     #[must_use]
     pub fn with_stream(self, stream: StreamType) -> LinearKind {
         LinearKind { stream, ..self }
     }
 
-    /// `program` with the defines of the epilogue.
+    /// Adds the defines of the epilogue to `program`.
     fn define(&self, program: Program) -> Program {
         program
             .define("INTEGER", self.integer.into())
@@ -115,7 +117,7 @@ impl LinearKind {
             .define("STREAM_F32", self.stream.define())
     }
 
-    /// Our own kernel, cut by `tile`.
+    /// The program of our own kernel with `tile`.
     pub fn program(&self, tile: Tile) -> Program {
         let program = match tile.instruction {
             Instruction::Mma => Program::new("gemm.cu", "gemm")
@@ -145,7 +147,7 @@ impl LinearKind {
         self.define(program)
     }
 
-    /// Bytes of an element stored.
+    /// Bytes per stored element.
     fn element_bytes(&self) -> usize {
         match self.store {
             super::STORE_CODES => 1,
@@ -162,7 +164,7 @@ impl LinearKind {
 }
 
 impl fmt::Display for LinearKind {
-    /// The kind in words; tables of tiles name kinds by it.
+    /// Describes the kind in words, which the tables of tiles use as its name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (integer, stream) = (self.integer, self.stream);
         f.write_str(if integer { "int8" } else { "f16" })?;
@@ -187,19 +189,20 @@ pub struct DeviceLinear {
     k: usize,
     weight: DeviceSlice,
     epilogue: EpilogueArrays,
-    /// The weight as cuBLASLt takes it. It is on the device only while a [`LibraryLinear`] of this layer exists.
+    /// The unpacked weight for cuBLASLt. It is on the device only while a [`LibraryLinear`] of this layer
+    /// exists.
     plain_weight: PlainWeight,
     plain_on_device: Mutex<Weak<DeviceSlice>>,
 }
 
-/// The weight in the order of its columns.
+/// The unpacked weight.
 enum PlainWeight {
     Codes(Vec<i8>),
     /// Bits of f16.
     Half(Vec<u16>),
 }
 
-/// Per-column arrays, padded to whole groups, and scalars.
+/// Per-column arrays, padded to full groups, and scalars.
 struct EpilogueArrays {
     scale: DeviceSlice,
     bias: DeviceSlice,
@@ -257,7 +260,7 @@ impl EpilogueArrays {
     }
 }
 
-/// What sums are multiplied by.
+/// The factor of each column's sums.
 fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
     match (spec.weight, spec.output) {
         (DeviceWeight::Codes { multiplier, .. }, None) => multiplier.to_vec(),
@@ -269,23 +272,23 @@ fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
     }
 }
 
-/// Where a linear layer writes.
+/// The destination of a linear layer's results.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
     /// The output, or the residual stream.
     pub slice: &'a DeviceSlice,
-    /// The order of the rows, for a residual store whose rows are not tokens.
+    /// The order of the rows, for a residual store where row r is not token r.
     pub map: Option<&'a DeviceMap>,
 }
 
 impl DeviceLinear {
-    /// Puts the weight on the device.
+    /// Copies the weight to the device.
     ///
     /// # Errors
     /// The device has too little memory.
     ///
     /// # Panics
-    /// If a length does not suit.
+    /// If a length does not match.
     pub fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<DeviceLinear, CudaError> {
         let (n, k) = (spec.n, spec.k);
         let (weight, plain_weight) = match spec.weight {
@@ -313,17 +316,17 @@ impl DeviceLinear {
         })
     }
 
-    /// What its kernels are specialised for.
+    /// Constants for which its kernels are compiled.
     pub fn kind(&self) -> LinearKind {
         self.kind
     }
 
-    /// Columns of the output and of the input.
+    /// Number of output columns and of input columns.
     pub fn shape(&self) -> (usize, usize) {
         (self.n, self.k)
     }
 
-    /// Bytes of a row of the input, without its padding.
+    /// Bytes of an input row, without its padding.
     pub fn k_bytes(&self) -> usize {
         self.k * if self.kind.integer { 1 } else { 2 }
     }
@@ -338,7 +341,7 @@ impl DeviceLinear {
         Tile::candidates(m, self.n, self.k_bytes(), gpu)
     }
 
-    /// The layer cut by `tile`, compiled.
+    /// Compiles our own kernel for this layer with `tile`.
     ///
     /// # Errors
     /// The kernel does not compile.
@@ -349,7 +352,7 @@ impl DeviceLinear {
         Ok(OwnLinear { kernel, tile, capacity })
     }
 
-    /// Elements from row to row of the output: residual streams and f32 outputs have no padding.
+    /// Elements from one row of the output to the next; residual streams and f32 outputs have no padding.
     fn out_stride(&self) -> usize {
         match self.kind.element_bytes() {
             4 => self.n,
@@ -358,7 +361,7 @@ impl DeviceLinear {
         }
     }
 
-    /// Checks the output of `m` rows.
+    /// Checks the destination of `m` rows.
     fn expect_target(&self, m: usize, target: &Target<'_>) {
         let rows = match target.map {
             None => m,
@@ -376,17 +379,18 @@ impl DeviceLinear {
 pub struct OwnLinear {
     kernel: Kernel,
     tile: Tile,
-    /// Blocks that the device holds at a time.
+    /// Number of blocks that run on the device at the same time.
     capacity: usize,
 }
 
 impl OwnLinear {
-    /// How it is cut.
+    /// The kernel's tile.
     pub fn tile(&self) -> Tile {
         self.tile
     }
 
-    /// Multiplies the `m` rows of `a`, [`row_stride`] apart, with the weight of `linear`, which this was made from.
+    /// Multiplies the `m` rows of `a`, which are [`row_stride`] apart, with the weight of `linear`, from
+    /// which this was created.
     ///
     /// # Errors
     /// The driver fails.
@@ -421,8 +425,9 @@ impl OwnLinear {
             epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
         let config = self.tile.launch(m, linear.n, self.capacity);
-        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was specialised for the layer's kind (`own`), which
-        // the lengths checked above follow; weight and arrays were padded in `DeviceLinear::new`; all slices are held.
+        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was compiled for the layer's kind
+        // (`own`), and the lengths were checked above. Weight and arrays were padded in `DeviceLinear::new`;
+        // all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }

@@ -1,19 +1,20 @@
-//! Weights as the layer's kernel reads them.
+//! Packing of weights in the order that the kernels read.
 
 use half::f16;
 
-/// Columns of a group.
+/// Number of columns of a group.
 pub const GROUP: usize = 32;
 
-/// Column of packed row `row` of a group: n-tile `row / 8`, column `row % 8` of the tile. A lane of the tensor cores'
-/// result has columns 2 q and 2 q + 1 of every tile; with this order they are 8 q to 8 q + 7 of the group.
+/// The column of a group that packed row `row` holds; `row` is column `row % 8` of n-tile `row / 8`. A lane
+/// of the tensor cores' result has columns 2 q and 2 q + 1 of every n-tile. In this order they are columns 8
+/// q to 8 q + 7 of the group.
 pub fn packed_column(row: usize) -> usize {
     let (tile, column) = (row / 8, row % 8);
     8 * (column / 2) + 2 * tile + column % 2
 }
 
-/// INT8 codes `[n, k]` packed: groups of rows in [`packed_column`] order, `n` padded to whole groups and rows to `stride`
-/// bytes with zeros.
+/// Packs INT8 codes `[n, k]`: groups of rows in [`packed_column`] order. `n` is padded to full groups and
+/// rows to `stride` bytes, both with zeros.
 pub fn pack_codes(codes: &[i8], n: usize, k: usize, stride: usize) -> Vec<i8> {
     let mut packed = vec![0; n.next_multiple_of(GROUP) * stride];
     for_rows(n, |row, column| {
@@ -22,7 +23,7 @@ pub fn pack_codes(codes: &[i8], n: usize, k: usize, stride: usize) -> Vec<i8> {
     packed
 }
 
-/// Weights `[n, k]` as f16 bits, packed likewise; `stride` in elements.
+/// Packs weights `[n, k]` as f16 bits in the same order; `stride` is in elements.
 pub fn pack_half(weight: &[f32], n: usize, k: usize, stride: usize) -> Vec<u16> {
     let mut packed = vec![0; n.next_multiple_of(GROUP) * stride];
     for_rows(n, |row, column| {
@@ -42,7 +43,7 @@ fn for_rows(n: usize, mut each: impl FnMut(usize, usize)) {
     }
 }
 
-/// `values` padded with zeros to whole groups.
+/// Pads `values` with zeros to full groups.
 pub fn pad_columns(values: &[f32]) -> Vec<f32> {
     let mut padded = values.to_vec();
     padded.resize(values.len().next_multiple_of(GROUP), 0.0);

@@ -1,4 +1,4 @@
-//! Parameters of the kernels, field for field.
+//! The kernels' parameter structs, with the same fields in the same order.
 
 use crate::cuda::Params;
 

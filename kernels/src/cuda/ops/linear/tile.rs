@@ -1,24 +1,25 @@
-//! How a linear layer is cut into blocks: pure functions of its shape.
+//! Tiles of linear layers: pure functions of the layer's shape.
 
 use std::fmt;
 
 use crate::cuda::LaunchConfig;
 
-/// What multiplies.
+/// The kind of matrix instruction, and how warps share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Instruction {
-    /// `mma.sync`: a warp, operands in registers.
+    /// `mma.sync`: by one warp, operands in registers.
     Mma,
-    /// `wgmma`: four warps, operands in shared memory; sm_90a.
+    /// `wgmma`: by four warps (a warpgroup), operands in shared memory; sm_90a only.
     Wgmma,
-    /// `wgmma` by all warpgroups but one, which copies.
+    /// `wgmma` by all warpgroups except one, which copies.
     Cooperative,
-    /// The same, but each tile is one warpgroup's: while one finishes its tile, the next multiplies. Weights stay.
+    /// As `Cooperative`, but each tile belongs to one warpgroup: while one finishes its tile, the next
+    /// multiplies. Weights stay in shared memory.
     PingPong,
 }
 
 impl Instruction {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Instruction; 4] =
         [Instruction::Mma, Instruction::Wgmma, Instruction::Cooperative, Instruction::PingPong];
 
@@ -28,35 +29,36 @@ impl Instruction {
     }
 }
 
-/// A way to cut a linear layer.
+/// How the matrix product of a linear layer is divided into blocks, warps and stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tile {
-    /// What multiplies.
+    /// The matrix instruction.
     pub instruction: Instruction,
-    /// Rows and columns of a block; rows of as many tiles as are in work at a time.
+    /// Rows and columns of a block. The rows are those of all tiles that the block processes at the same
+    /// time.
     pub block: (u16, u16),
-    /// Rows and columns of a warp, or of a warpgroup; columns are a multiple of 32.
+    /// Rows and columns of a warp, or of a warpgroup; the number of columns is a multiple of 32.
     pub warp: (u16, u16),
     /// Bytes of k in a stage.
     pub depth: u16,
-    /// Stages in shared memory.
+    /// Number of stages in shared memory.
     pub stages: u16,
-    /// Stages of k whose weights a block loads once and keeps for all its tiles: all of them, or 0.
+    /// Number of k stages whose weights a block loads once and keeps for all its tiles: all of k, or 0.
     pub resident: u16,
 }
 
-/// What of a GPU decides how products are cut.
+/// Properties of a GPU that affect the choice of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Bytes of shared memory that a block can have.
+    /// Maximum bytes of shared memory of a block.
     pub shared: u32,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Whether it has `wgmma` (sm_90).
     pub wgmma: bool,
 }
 
-/// Blocks and warpgroups worth trying with `wgmma`.
+/// Shapes of blocks and warpgroups to try with `wgmma`.
 const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
     ((64, 32), (64, 32)),
     ((64, 64), (64, 64)),
@@ -80,7 +82,8 @@ const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
     ((256, 128), (64, 128)),
 ];
 
-/// Blocks and warpgroups worth trying where one warpgroup copies; of the stages worth trying, the most that fit.
+/// Shapes of blocks and warpgroups to try if one warpgroup copies. For each of them only the largest number
+/// of stages that fits is tried.
 const COOPERATIVE_SHAPES: [((u16, u16), (u16, u16)); 10] = [
     ((64, 96), (64, 96)),
     ((64, 128), (64, 128)),
@@ -103,7 +106,7 @@ const PING_PONG_SHAPES: [((u16, u16), (u16, u16)); 6] = [
 ];
 const ROLE_STAGES: [u16; 5] = [10, 7, 5, 4, 3];
 
-/// Blocks and warps worth trying with `mma`.
+/// Shapes of blocks and warps to try with `mma`.
 const SHAPES: [((u16, u16), (u16, u16)); 16] = [
     ((128, 128), (64, 64)),
     ((128, 128), (64, 32)),
@@ -124,14 +127,15 @@ const SHAPES: [((u16, u16), (u16, u16)); 16] = [
 ];
 
 impl Tile {
-    /// Position of the instruction among all, block, warps, depth, stages, resident stages.
+    /// The tile as numbers: index of the instruction in [`Instruction::ALL`], block, warp, depth, stages,
+    /// resident stages.
     pub fn numbers(&self) -> (usize, [u16; 7]) {
         let Tile { instruction, block, warp, depth, stages, resident } = *self;
         let position = Instruction::ALL.iter().position(|&i| i == instruction).expect("one of all");
         (position, [block.0, block.1, warp.0, warp.1, depth, stages, resident])
     }
 
-    /// The tile of [`Tile::numbers`], if there is such an instruction.
+    /// The tile for [`Tile::numbers`]; `None` if there is no such instruction.
     pub fn from_numbers((instruction, sizes): (usize, [u16; 7])) -> Option<Tile> {
         let [rows, columns, warp_rows, warp_columns, depth, stages, resident] = sizes;
         let (block, warp) = ((rows, columns), (warp_rows, warp_columns));
@@ -148,7 +152,7 @@ impl Tile {
         }
     }
 
-    /// Warpgroups that multiply.
+    /// Number of warpgroups that multiply.
     pub fn groups(&self) -> u16 {
         self.block.0 / self.warp.0
     }
@@ -158,8 +162,8 @@ impl Tile {
         if self.instruction == Instruction::PingPong { self.warp.0.into() } else { self.block.0.into() }
     }
 
-    /// Registers of a thread that multiplies and of one that copies, where these differ: three warpgroups or more share what
-    /// 65,536 registers give.
+    /// Registers of a thread that multiplies and of a thread that copies. `None` if both have the same
+    /// number: with fewer than three warpgroups, 65,536 registers are enough.
     pub fn registers(&self) -> Option<(u16, u16)> {
         match self.groups() {
             _ if !self.instruction.has_roles() => None,
@@ -169,37 +173,39 @@ impl Tile {
         }
     }
 
-    /// Bytes of shared memory of a block, the table of GELU included.
+    /// Bytes of shared memory of a block, including the table of GELU.
     pub fn shared(&self) -> u32 {
         let (rows, columns) = (u32::from(self.block.0), u32::from(self.block.1));
         let (stages, resident, depth) =
             (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
         if self.instruction.has_roles() {
-            // As below, and barriers: two for each stage, one for each warpgroup.
+            // As for `Wgmma` below, plus barriers: two per stage and one per warpgroup.
             let stage = (self.rows() as u32 + if resident > 0 { 0 } else { columns }) * depth;
             let barriers = 8 * (2 * stages + u32::from(self.groups()));
             return stages * stage + resident * columns * depth + 8 * columns + 384 + barriers + 1024;
         }
         match (self.instruction, resident) {
             (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
-            // Swizzled rows have no padding, and begin at a multiple of 1024; scale and bias of the columns follow.
+            // Swizzled rows have no padding and begin at a multiple of 1024 bytes; scale and bias of the
+            // columns follow.
             (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 8 * columns + 384 + 1024,
             (_, _) => (stages * rows + resident * columns) * depth + 8 * columns + 384 + 1024,
         }
     }
 
-    /// Blocks along n.
+    /// Number of blocks along n.
     pub fn columns_of_blocks(&self, n: usize) -> usize {
         n.div_ceil(self.block.1.into())
     }
 
-    /// Tiles that `m` by `n` outputs are cut into.
+    /// Number of tiles for `m` by `n` outputs.
     pub fn count(&self, m: usize, n: usize) -> usize {
         m.div_ceil(self.rows()) * self.columns_of_blocks(n)
     }
 
-    /// How `m` by `n` outputs are launched on a device that holds `capacity` blocks at a time. With `wgmma` a block walks over
-    /// tiles of the same columns, so that the grid is a multiple of the tiles along n, or all of them.
+    /// Launch configuration for `m` by `n` outputs on a device that runs `capacity` blocks at the same time.
+    /// With `wgmma` a block loops over tiles of the same columns. The grid is therefore a multiple of the
+    /// number of tiles along n, or has one block for each tile.
     pub fn launch(&self, m: usize, n: usize, capacity: usize) -> LaunchConfig {
         let (count, columns) = (self.count(m, n), self.columns_of_blocks(n));
         let blocks = match self.instruction {
@@ -214,13 +220,13 @@ impl Tile {
         }
     }
 
-    /// Registers of a thread that sums take.
+    /// Registers per thread that hold sums.
     fn sums(&self) -> u32 {
         let lanes = if self.instruction == Instruction::Mma { 32 } else { 128 };
         u32::from(self.warp.0) * u32::from(self.warp.1) / lanes
     }
 
-    /// Depths worth trying for `k_bytes` bytes of k.
+    /// Depths to try for `k_bytes` bytes of k.
     fn depths(k_bytes: usize) -> &'static [u16] {
         match k_bytes {
             0..=64 => &[64],
@@ -232,13 +238,13 @@ impl Tile {
         }
     }
 
-    /// The outputs that a linear layer of this shape computes and throws away, as a multiple of those it keeps.
+    /// Computed outputs, including discarded ones, as a multiple of the outputs that are kept.
     fn waste(&self, m: usize, n: usize) -> f64 {
         let padded = m.next_multiple_of(self.block.0.into()) * n.next_multiple_of(self.block.1.into());
         padded as f64 / (m * n) as f64
     }
 
-    /// Every tile worth trying for `m` by `n` outputs of `k_bytes` bytes of k on `gpu`; the most promising first.
+    /// All tiles to try for `m` by `n` outputs and `k_bytes` bytes of k on `gpu`, the most promising first.
     pub fn candidates(m: usize, n: usize, k_bytes: usize, gpu: Gpu) -> Vec<Tile> {
         let mut tiles = Tile::with_mma(k_bytes);
         if gpu.wgmma {
@@ -251,8 +257,8 @@ impl Tile {
         tiles
     }
 
-    /// The best `count` of `candidates`, which come in the order of their promise: those of different shapes first, because a
-    /// model of the GPU knows the number of stages better than the shape.
+    /// Selects `count` of `candidates`, which are sorted by promise. Different shapes come first, because the
+    /// cost model predicts the best number of stages better than the best shape.
     pub fn promising(candidates: Vec<Tile>, count: usize) -> Vec<Tile> {
         let shape = |t: &Tile| (t.instruction, t.block, t.warp, t.resident > 0);
         let (mut first, mut others): (Vec<Tile>, Vec<Tile>) = (Vec::new(), Vec::new());
@@ -271,7 +277,7 @@ impl Tile {
             for &depth in Tile::depths(k_bytes) {
                 let steps = k_bytes.div_ceil(depth.into());
                 for stages in [2, 3, 4, 5] {
-                    // A stage that is never filled takes room for nothing.
+                    // A stage that is never filled wastes shared memory.
                     let idle = stages > 2 && usize::from(stages) > steps + 1;
                     if !idle {
                         tiles.push(Tile {
@@ -297,7 +303,7 @@ impl Tile {
                 for resident in [0, steps] {
                     let tile =
                         Tile { instruction: Instruction::Wgmma, block, warp, depth: 128, stages, resident };
-                    // More than half a multiprocessor's memory for weights leaves too little for the rest.
+                    // Weights must leave about half of a multiprocessor's shared memory for the stages.
                     if u32::from(resident) * 128 * u32::from(block.1) <= 100 << 10 {
                         tiles.push(tile);
                     }
@@ -324,7 +330,8 @@ impl Tile {
         tiles
     }
 
-    /// A rough time, to order candidates by: waves of blocks, each as long as its loads, its products and a start.
+    /// A rough estimate of the time, to sort candidates: waves of blocks, where a wave takes the time of its
+    /// loads, its products and its start.
     fn cost(&self, m: usize, n: usize, k_bytes: usize, gpu: Gpu) -> f64 {
         let Gpu { shared, multiprocessors, .. } = gpu;
         let (rows, columns) = (f64::from(self.block.0), f64::from(self.block.1));
@@ -339,7 +346,7 @@ impl Tile {
         let products = rows * columns * k_bytes as f64 / rate;
         let loaded = if self.resident > 0 { rows } else { rows + columns };
         let loads = loaded * k_bytes as f64 / 48.0;
-        // Small warp tiles read shared memory more often for the same products.
+        // Smaller warp tiles read shared memory more often for the same products.
         let reuse = match self.instruction {
             Instruction::Mma => 1.0 + 12.0 / f64::from(self.warp.0) + 12.0 / f64::from(self.warp.1),
             _ => 1.0 + 12.0 / columns,
@@ -347,7 +354,8 @@ impl Tile {
         let epilogue = rows * columns * 8.0 / 128.0;
         let hidden = if self.stages >= 3 { 1.0 } else { 1.15 };
         let steps = k_bytes.div_ceil(self.depth.into()) as f64;
-        // A block that walks over tiles starts once; its next operands come while it finishes a tile.
+        // A block that loops over tiles starts once, and its next operands are copied while it finishes a
+        // tile.
         let start = if self.instruction != Instruction::Mma && waves > 1.0 { 300.0 } else { 1200.0 };
         let streamed = (products * reuse).max(loads) * hidden;
         let wave = match self.instruction {

@@ -1,4 +1,4 @@
-//! What attention compiles to and how it is launched.
+//! Programs and launch configurations of attention in training.
 
 use super::D;
 use crate::cuda::training::int;
@@ -7,14 +7,15 @@ use crate::cuda::{LaunchConfig, Program};
 /// Floats from one row of channels to the next in shared memory.
 const ROW: usize = D + 4;
 
-/// Windows of up to this many tokens take all queries at once; larger ones this many at a time.
+/// Windows of up to `WHOLE` tokens process all queries at once; larger ones process `CHUNK` queries at a
+/// time.
 const WHOLE: usize = 64;
 const CHUNK: usize = 48;
 
-/// Blocks of a backward pass: each gives sums over its windows.
+/// Maximum blocks of a backward pass; each block produces sums over its windows.
 const BLOCKS: usize = 1024;
 
-/// What attention is specialised for.
+/// Constants for which attention is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionProgram {
     /// Tokens of a window.
@@ -26,7 +27,7 @@ pub struct AttentionProgram {
 }
 
 impl AttentionProgram {
-    /// The most tokens that any GPU takes.
+    /// Upper limit of the number of tokens, for every GPU; shared memory may impose a lower one.
     pub const MOST_TOKENS: usize = 256;
 
     fn padded(self) -> usize {
@@ -41,7 +42,7 @@ impl AttentionProgram {
         (2 * self.padded() as u32).next_multiple_of(32)
     }
 
-    /// Blocks of a multiprocessor that there must be registers for.
+    /// Number of blocks whose registers must fit on a multiprocessor.
     fn blocks(self) -> i64 {
         if self.tokens <= WHOLE { 4 } else { 1 }
     }
@@ -56,12 +57,12 @@ impl AttentionProgram {
             .define("PROBS", self.probs.into())
     }
 
-    /// The forward pass.
+    /// The program of the forward pass.
     pub fn forward(self) -> Program {
         self.program("train_attention_forward.cu", "attention_forward")
     }
 
-    /// The backward pass; `steps` says whether gradients of steps are wanted.
+    /// The program of the backward pass; `steps` says whether it computes the gradients of scales.
     pub fn backward(self, steps: bool) -> Program {
         let program = self.program("train_attention_backward.cu", "attention_backward");
         program.define("STEPS", steps.into())
@@ -77,14 +78,14 @@ impl AttentionProgram {
         self.chunk() * (self.padded() + 4)
     }
 
-    /// How the forward pass is launched.
+    /// Launch configuration of the forward pass.
     pub fn forward_launch(self, windows: usize, heads: usize) -> LaunchConfig {
         let shared = 4 * int(self.operands() + self.scores() + self.chunk()).unsigned_abs();
         let blocks = int(windows * heads).unsigned_abs();
         LaunchConfig { shared, ..LaunchConfig::linear(blocks, self.threads()) }
     }
 
-    /// How the backward pass is launched, in parts of the windows.
+    /// Launch configuration of the backward pass, which divides the windows into parts.
     pub fn backward_launch(self, windows: usize, heads: usize) -> LaunchConfig {
         let floats = self.operands() + self.chunk() * ROW + 2 * self.scores();
         let parts = windows.min((BLOCKS / heads).max(1));
