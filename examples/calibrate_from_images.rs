@@ -1,6 +1,6 @@
 //! Calibrates a float model on an iterator of decoded images, and writes the quantized checkpoint.
 //!
-//! The images come from files here; a camera or a video would be read in the same way.
+//! In this example the images come from files; a camera or a video could be read in the same way.
 //!
 //! ```console
 //! $ cargo run --release --example calibrate_from_images -- swin_t.pth swin_tiny_patch4_window7_224 out.safetensors *.jpg

@@ -1,5 +1,5 @@
-//! Serves requests from several threads on one model. Every thread has an engine of its own with one thread; all
-//! engines share the model's packed weights. Requests are image files here.
+//! Serves requests from several threads on one model. Every thread has its own engine, which runs on that
+//! thread alone. All engines share the model's packed weights. In this example the requests are image files.
 //!
 //! ```console
 //! $ cargo run --release --example serve_threads -- swin_t.int8.safetensors 4 *.jpg

@@ -1,4 +1,4 @@
-//! The choice of what runs a model.
+//! The choice of the hardware that runs a model, and the options of an engine.
 
 use swinq_int8_runtime::{Backend, CpuOptions, CudaOptions, RuntimeError, usable_gpu};
 use swinq_kernels::Cpu;
@@ -6,7 +6,7 @@ use swinq_kernels::cuda::Device;
 
 use crate::Error;
 
-/// What runs a model.
+/// The hardware that runs a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
     /// The GPU if one can be used, else the CPU.
@@ -14,28 +14,29 @@ pub enum BackendChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The GPU; an error, with the reason, where none can be used.
+    /// The GPU. If none can be used, the result is an error with the reason.
     Cuda,
 }
 
 /// How a model is run.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// What runs the model.
+    /// The hardware that runs the model.
     pub backend: BackendChoice,
     /// Threads of the CPU engine; 0 is one per core.
     pub threads: usize,
-    /// Images of the largest batch that is expected; larger ones are split. Memory grows with it. The CPU engine runs
-    /// at most [`CPU_BATCH`] images at a time, because more gain nothing there.
+    /// Number of images of the largest batch that is expected. Larger batches are split. Memory grows with
+    /// this number. The CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain nothing
+    /// there.
     pub max_batch: usize,
     /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable `SWINQ_ISA`
     /// names.
     pub cpu: Option<Cpu>,
-    /// Settings of the GPU engine. Its `max_batch` is not used: the field above is.
+    /// Settings of the GPU engine. Its `max_batch` is ignored; the field `max_batch` above replaces it.
     pub cuda: CudaOptions,
 }
 
-/// Most images that the CPU engine runs at a time.
+/// The largest number of images that the CPU engine runs at a time.
 pub const CPU_BATCH: usize = 8;
 
 impl Default for EngineOptions {
@@ -57,10 +58,10 @@ impl EngineOptions {
         EngineOptions { backend: BackendChoice::Cpu, threads, ..EngineOptions::default() }
     }
 
-    /// The same options with [`BackendChoice::Auto`] replaced by what it means on this machine.
+    /// The same options with [`BackendChoice::Auto`] replaced by the backend that it selects on this machine.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for [`BackendChoice::Cuda`] where no GPU can be used.
+    /// [`Error::Runtime`] for [`BackendChoice::Cuda`] if no GPU can be used.
     pub fn resolved(self) -> Result<EngineOptions, Error> {
         let backend = match self.backend {
             BackendChoice::Cpu => BackendChoice::Cpu,
@@ -74,7 +75,7 @@ impl EngineOptions {
         Ok(EngineOptions { backend, ..self })
     }
 
-    /// Threads of the CPU engine, counted where they are one per core.
+    /// Number of threads of the CPU engine. If the option is 0, it is the number of cores.
     pub fn thread_count(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -82,10 +83,10 @@ impl EngineOptions {
         }
     }
 
-    /// The hardware that runs models, in a line, once the options are [resolved](EngineOptions::resolved).
+    /// One line that describes the hardware. The options must be [resolved](EngineOptions::resolved).
     ///
     /// # Errors
-    /// The instruction set cannot be had, or the GPU does not answer.
+    /// The processor does not have the instruction set, or the GPU does not answer.
     pub fn describe(&self) -> Result<String, Error> {
         if self.backend != BackendChoice::Cuda {
             let cpu = self.cpu_options()?.cpu;
@@ -104,10 +105,11 @@ impl EngineOptions {
         Ok(CpuOptions { threads: self.threads, max_batch: self.max_batch.min(CPU_BATCH), cpu })
     }
 
-    /// The backend that the options mean on this machine.
+    /// The backend that the options select on this machine.
     ///
     /// # Errors
-    /// [`Error::Runtime`] where the backend cannot be used, and for threads or batches that no engine may have.
+    /// [`Error::Runtime`] if the backend cannot be used, or if the numbers of threads or images are beyond
+    /// the limits of an engine.
     pub fn backend(&self) -> Result<Backend, Error> {
         let options = self.clone().resolved()?;
         let backend = match options.backend {

@@ -1,4 +1,4 @@
-//! Batches of images, whatever their source.
+//! Batches of images from any source.
 
 use swinq_data::Loader;
 use swinq_model::{Batch, BatchSource, BoxError};
@@ -10,14 +10,14 @@ pub struct ImageBatches {
     pub(crate) reader: Reader,
 }
 
-/// Where the batches come from.
+/// The source of the batches.
 pub(crate) enum Reader {
     Loader(Loader),
     Prepared(PreparedBatches),
 }
 
 impl ImageBatches {
-    /// Messages of the corrupt images that were left out so far.
+    /// The error messages of the corrupt images that were left out so far.
     pub fn skipped(&self) -> &[String] {
         match &self.reader {
             Reader::Loader(loader) => loader.skipped(),

@@ -1,4 +1,4 @@
-//! Calibration: from a float model and images to a quantized model.
+//! Calibration: makes a quantized model from a float model and images.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ pub struct CalibrateOptions {
     pub recipe: Recipe,
     /// How the images are read.
     pub read: ReadOptions,
-    /// Where the float forward runs.
+    /// The device that runs the float forward.
     pub device: FloatDevice,
 }
 
@@ -34,20 +34,19 @@ impl Default for CalibrateOptions {
 pub struct Calibrated {
     /// The quantized model. Its provenance records the images.
     pub model: Model,
-    /// Messages of the corrupt images that were left out.
+    /// The error messages of the corrupt images that were left out.
     pub skipped: Vec<String>,
 }
 
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
-///
-/// `progress` is called after every batch with the images done and the images in all; `Break` stops the calibration.
-/// The result depends on the model, the recipe and the images in their order alone. Takes the model by value: where
-/// `model` is the only handle, its weights are not copied.
+/// `progress` is called after every batch with the number of images done and the number of all images;
+/// `Break` stops the calibration. The result depends only on the model, the recipe and the images in their
+/// order. The function takes the model by value, so that it copies no weights if `model` is the only handle.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized already, and what [`Images::batches`] refuses;
-/// [`Error::NothingQuantized`]; [`Error::Device`]; [`Error::Calib`] where an image cannot be read, an activation is
-/// not finite, a site has no usable range, or `progress` stops.
+/// [`Error::Argument`] for a model that is already quantized; the errors of [`Images::batches`];
+/// [`Error::NothingQuantized`]; [`Error::Device`]; [`Error::Calib`] if an image cannot be read, an activation
+/// is not finite, a site has no usable range, or `progress` stops the calibration.
 pub fn calibrate(
     model: Model,
     options: &CalibrateOptions,
@@ -70,11 +69,11 @@ pub fn calibrate(
     Ok(Calibrated { model: Model::from_quantized(quantized)?, skipped: batches.skipped().to_vec() })
 }
 
-/// Quantizes `model` with known ranges (amax by site) instead of calibrating it.
+/// Quantizes `model` with known ranges (the amax of each site) instead of calibrating it.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized already; [`Error::NothingQuantized`]; [`Error::Calib`] for a
-/// site that needs a range and has none, or a range that cannot be one.
+/// [`Error::Argument`] for a model that is already quantized; [`Error::NothingQuantized`]; [`Error::Calib`]
+/// for a site that needs a range but has none, and for an unusable range.
 pub fn quantize_with_ranges(
     model: Model,
     recipe: &Recipe,
@@ -85,7 +84,7 @@ pub fn quantize_with_ranges(
     Model::from_quantized(swinq_calib::quantize(&model, recipe, ranges)?)
 }
 
-/// The ranges (amax by site) of a FasterTransformer `*_calib.pth`, for `model`.
+/// Reads the ranges (the amax of each site) of a FasterTransformer `*_calib.pth`, for `model`.
 ///
 /// # Errors
 /// [`Error::Model`] for a file that is damaged or of another architecture.
@@ -96,7 +95,7 @@ pub fn load_ft_ranges(file: &Path, model: &Model) -> Result<BTreeMap<Site, f32>,
 /// The recipe `name`: `default`, `mode1`, `mode2`, or a YAML file.
 ///
 /// # Errors
-/// [`Error::Model`] where the file cannot be read or is no recipe.
+/// [`Error::Model`] if the file cannot be read or is not a recipe.
 pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
     if let Some(recipe) = Recipe::shipped(name) {
         return Ok(recipe);

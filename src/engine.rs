@@ -1,4 +1,4 @@
-//! Engines: a model, ready to run on a CPU or a GPU.
+//! Engines: models that are ready to run on a CPU or a GPU.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::open::check_sites;
 use crate::prediction::{Prediction, top_k};
 use crate::{EngineOptions, Error, Images, Model, ReadOptions};
 
-/// A model, ready to run. It owns its buffers and its threads; engines of one [`Model`] share the packed weights.
-///
-/// An engine may be called from several threads: the calls take turns. For throughput give every thread an engine of
-/// its own, made from the same model.
+/// A model that is ready to run. The engine owns its buffers and threads; engines of one [`Model`] share the
+/// packed weights.
+/// Several threads may call one engine, but their calls run one after another. For throughput, give every
+/// thread its own engine of the same model.
 ///
 /// ```no_run
 /// use swinq::{Engine, EngineOptions, Model};
@@ -37,21 +37,21 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Prepares `model` as `options` say.
+    /// Prepares `model` with `options`.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for options out of their bounds, and where the backend cannot be used or cannot run the
-    /// model.
+    /// [`Error::Runtime`] for options outside their limits, or if the backend cannot be used or cannot run
+    /// the model.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<Engine, Error> {
         let backend = options.backend()?;
         let packed = model.packed().get(model.as_quantized(), backend)?;
         Engine::on(&packed, model.as_quantized(), backend)
     }
 
-    /// Prepares a model that is in memory. Its packed weights are this engine's own.
+    /// Prepares a model that is in memory. The engine does not share its packed weights.
     ///
     /// # Errors
-    /// As [`Engine::new`]; what [`QuantizedModel::validate`] refuses.
+    /// The errors of [`Engine::new`] and of [`QuantizedModel::validate`].
     pub fn of(model: &QuantizedModel, options: &EngineOptions) -> Result<Engine, Error> {
         let backend = options.backend()?;
         check_sites(model)?;
@@ -67,7 +67,7 @@ impl Engine {
         })
     }
 
-    /// The engine of the crate [`int8_runtime`](crate::int8_runtime) that this one is made of.
+    /// The engine of the crate [`int8_runtime`](crate::int8_runtime) that this engine wraps.
     pub fn runtime(&self) -> &swinq_int8_runtime::Engine {
         &self.runtime
     }
@@ -82,7 +82,7 @@ impl Engine {
         self.config.image_size
     }
 
-    /// Class names by class index, where they are known.
+    /// Class names by class index; `None` if they are not known.
     pub fn labels(&self) -> Option<&[String]> {
         self.labels.as_deref()
     }
@@ -97,7 +97,7 @@ impl Engine {
         self.device().is_some()
     }
 
-    /// Name of the backend, as results have it: `cpu`, `cuda`, `cuda own`, and so on.
+    /// Name of the backend, as it appears in results: `cpu`, `cuda`, `cuda own`, and so on.
     pub fn backend_name(&self) -> String {
         self.runtime.backend().name()
     }
@@ -107,25 +107,26 @@ impl Engine {
         self.runtime.plan()
     }
 
-    /// Threads in use, the caller's included; 1 on a GPU.
+    /// Number of threads in use, including the caller's; 1 on a GPU.
     pub fn threads(&self) -> usize {
         self.runtime.threads()
     }
 
-    /// Classifies image files: the best `k` classes of each, all classes where there are fewer.
+    /// Classifies image files. Returns the best `k` classes of each image, or all classes if there are fewer.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a `k` of 0; [`Error::Data`] for no path, or a file that cannot be read or decoded;
-    /// [`Error::Runtime`].
+    /// [`Error::Argument`] for a `k` of 0; [`Error::Data`] for an empty list, or a file that cannot be read
+    /// or decoded; [`Error::Runtime`].
     pub fn predict(&self, paths: &[impl AsRef<Path>], k: usize) -> Result<Vec<Prediction>, Error> {
         self.predict_images(&Images::from_files(paths)?, k)
     }
 
-    /// Classifies decoded images: the best `k` classes of each, all classes where there are fewer.
+    /// Classifies decoded images. Returns the best `k` classes of each image, or all classes if there are
+    /// fewer.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a `k` of 0, for no image, and for an image whose pixels are not `width * height * 3`
-    /// bytes; [`Error::Runtime`].
+    /// [`Error::Argument`] for a `k` of 0, for an empty list, and for an image whose pixels are not `width *
+    /// height * 3` bytes; [`Error::Runtime`].
     pub fn classify(&self, images: &[RgbImage], k: usize) -> Result<Vec<Prediction>, Error> {
         self.predict_images(&Images::from_rgb(images.iter().cloned(), &self.transform)?, k)
     }
@@ -136,19 +137,20 @@ impl Engine {
         self.top_k(&scores?.logits, k)
     }
 
-    /// Scores of preprocessed images, f32 `[images, classes]`. A batch of any number of images; none gives none.
+    /// Logits of preprocessed images, f32 `[images, classes]`. The batch may have any number of images,
+    /// including 0.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for images of another size than the model's or pixels that are not those of the batch's
-    /// images, for a score that is not finite, and where the GPU fails.
+    /// [`Error::Runtime`] if the images do not have the model's input size, if the number of pixels
+    /// contradicts the number of images, if a logit is not finite, or if the GPU fails.
     pub fn infer(&self, batch: &Batch) -> Result<Logits, Error> {
         Ok(self.runtime.infer(batch)?)
     }
 
-    /// Scores of preprocessed pixels, u8 `[images, size, size, 3]` (RGB, before normalisation).
+    /// Logits of preprocessed pixels, u8 `[images, size, size, 3]` (RGB, before normalisation).
     ///
     /// # Errors
-    /// [`Error::Argument`] for pixels that are not whole images, at least one; else as [`Engine::infer`].
+    /// [`Error::Argument`] unless the pixels are one or more whole images; the errors of [`Engine::infer`].
     pub fn infer_pixels(&self, pixels: &[u8]) -> Result<Logits, Error> {
         let size = self.input_size();
         let image_bytes = size * size * 3;
@@ -166,12 +168,12 @@ impl Engine {
         Ok(Logits { values, classes })
     }
 
-    /// Scores of `images`, in order, with their positions and labels. `progress` is called before every batch with
-    /// the images done and the images in all; `Break` stops.
+    /// Logits of `images`, in order, with their positions and labels. `progress` is called before every batch
+    /// with the number of images done and the number of all images; `Break` stops the run.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] where `progress` stops; [`Error::Data`] for an image that cannot be read; what
-    /// [`Images::batches`] and [`Engine::infer`] refuse.
+    /// [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that cannot be read;
+    /// the errors of [`Images::batches`] and [`Engine::infer`].
     pub fn infer_images(
         &self,
         images: &Images,
@@ -193,15 +195,15 @@ impl Engine {
         Ok(all)
     }
 
-    /// The best `k` classes of every image of `logits`, all classes where there are fewer.
+    /// The best `k` classes of every image of `logits`, or all classes if there are fewer.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a `k` of 0, and for logits that are not rows of this model's classes.
+    /// [`Error::Argument`] for a `k` of 0, and for logits whose number of classes is not this model's.
     pub fn top_k(&self, logits: &Logits, k: usize) -> Result<Vec<Prediction>, Error> {
         top_k(logits, self.classes(), self.labels(), k)
     }
 
-    /// Images run at a time; larger batches are split.
+    /// The largest number of images that run at a time; larger batches are split.
     pub fn max_batch(&self) -> usize {
         self.runtime.max_batch()
     }
@@ -211,8 +213,8 @@ impl Engine {
         self.runtime.device()
     }
 
-    /// Time of each launch of an inference of `pixels` (u8 `[images, size, size, 3]`): on a CPU the mean of `runs`
-    /// inferences, on a GPU the median of a fixed number.
+    /// Time of each launch of an inference of `pixels` (u8 `[images, size, size, 3]`). On a CPU it is the
+    /// mean of `runs` inferences, on a GPU the median of a fixed number of inferences.
     ///
     /// # Errors
     /// [`Error::Runtime`] for pixels that are not whole images, at least one, and where the GPU fails.
@@ -220,7 +222,7 @@ impl Engine {
         Ok(self.runtime.profile(pixels, runs)?)
     }
 
-    /// What every launch of an inference of `pixels` (u8 `[images, size, size, 3]`) writes.
+    /// The tensor that every launch of an inference of `pixels` (u8 `[images, size, size, 3]`) writes.
     ///
     /// # Errors
     /// [`Error::Runtime`] for pixels that are not whole images, at least one, and where the GPU fails.
@@ -231,15 +233,15 @@ impl Engine {
     /// A line for each launch of an inference of `images` images, with the kernel chosen for it.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for more images than the engine runs at a time, and where the GPU fails.
+    /// [`Error::Runtime`] for more images than the engine runs at a time, or if the GPU fails.
     pub fn launches(&self, images: usize) -> Result<Vec<String>, Error> {
         Ok(self.runtime.launches(images)?)
     }
 
-    /// Time of each of `runs` inferences of `images` images that are on the GPU already; `None` on the CPU.
+    /// Time of each of `runs` inferences of `images` images that are already on the GPU; `None` on the CPU.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for no image, for more images than the engine runs at a time, and where the GPU fails.
+    /// [`Error::Runtime`] for 0 images, for more images than the engine runs at a time, or if the GPU fails.
     pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, Error> {
         Ok(self.runtime.compute_times(images, runs)?)
     }
@@ -259,10 +261,10 @@ impl Classifier for Engine {
     }
 }
 
-/// The packed weights of a model, one for each backend that an engine in use runs on.
+/// The packed weights of a model: one set for each backend on which an engine exists.
 #[derive(Default)]
 pub(crate) struct PackedWeights {
-    /// Weak, so that the weights go with the last engine that runs on them.
+    /// The references are weak, so that the weights are freed with the last engine that uses them.
     packed: Mutex<Vec<Weak<PackedModel>>>,
 }
 
@@ -273,8 +275,8 @@ impl std::fmt::Debug for PackedWeights {
 }
 
 impl PackedWeights {
-    /// The weights of `model` for `backend`: those of an engine in use, or packed now. Engines that are made at the
-    /// same time wait here, so that only one packs.
+    /// The packed weights of `model` for `backend`: shared with an existing engine, or packed now. Threads
+    /// that make engines at the same time wait here, so that the weights are packed only once.
     fn get(&self, model: &QuantizedModel, backend: Backend) -> Result<Arc<PackedModel>, RuntimeError> {
         let mut all = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|packed| packed.strong_count() > 0);

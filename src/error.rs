@@ -7,8 +7,8 @@ use swinq_eval::EvalError;
 use swinq_int8_runtime::RuntimeError;
 use swinq_model::{BoxError, ModelError};
 
-/// An error of this crate. Every message names the file, model, site or argument at fault and what to do about it;
-/// [`std::error::Error::source`] gives the cause, where there is one.
+/// An error of this crate. Every message names the file, model, site or argument at fault, and the next step.
+/// [`std::error::Error::source`] gives the cause, if there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -39,7 +39,7 @@ pub enum Error {
     Argument {
         /// Name of the argument or field.
         argument: &'static str,
-        /// The value, and the values that are allowed.
+        /// The value, and the allowed values.
         problem: String,
     },
     /// Overrides of a configuration were given without the configuration.
@@ -74,7 +74,7 @@ pub enum Error {
     /// Results cannot be computed, compared, read or written.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// Models that were to be compared cannot be.
+    /// Models cannot be compared.
     #[error("{problem}")]
     Comparison {
         /// The difference and what to do.
@@ -101,7 +101,7 @@ pub enum Error {
     #[cfg(feature = "float")]
     #[error(transparent)]
     Float(#[from] swinq_float::FloatError),
-    /// The device of the float forward cannot be used.
+    /// The device for the float forward cannot be used.
     #[cfg(feature = "float")]
     #[error("{device}: {source}")]
     Device {
@@ -114,7 +114,7 @@ pub enum Error {
     #[cfg(feature = "float")]
     #[error(transparent)]
     Job(#[from] swinq_qat::job::JobError),
-    /// A model that a training job names cannot be used for what the job names it.
+    /// A training job names a model that cannot be used under the job's key `key`.
     #[cfg(feature = "float")]
     #[error("{key}: {source}")]
     JobModel {
@@ -123,7 +123,7 @@ pub enum Error {
         /// The reason.
         source: Box<Error>,
     },
-    /// A training failed.
+    /// A training run failed.
     #[cfg(feature = "float")]
     #[error(transparent)]
     Qat(#[from] swinq_qat::QatError),
@@ -154,7 +154,7 @@ impl Error {
     }
 }
 
-/// `path: source`, or `source` alone where it names the path itself.
+/// `path: source`, or only `source` if its text already names the path.
 fn named(path: &Path, source: &ModelError) -> String {
     let (path, source) = (path.display().to_string(), source.to_string());
     if source.contains(&path) { source } else { format!("{path}: {source}") }

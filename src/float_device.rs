@@ -1,4 +1,4 @@
-//! Where the float forward runs: on the processor, or on a GPU in a build that has candle's CUDA.
+//! The device of the float forward: the processor or, in a build with candle's CUDA, a GPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,8 +47,8 @@ impl FloatDevice {
     /// The device, opened.
     ///
     /// # Errors
-    /// [`Error::Device`] for a GPU in a build without the feature `cuda`, and for one that is not there or cannot be
-    /// used.
+    /// [`Error::Device`] for a GPU in a build without the feature `cuda`, and for a GPU that does not exist
+    /// or cannot be used.
     pub fn open(self) -> Result<Device, Error> {
         let FloatDevice::Cuda(ordinal) = self else { return Ok(Device::Cpu) };
         let error = |source| Error::Device { device: self, source };
@@ -56,7 +56,7 @@ impl FloatDevice {
             let problem = "this build of swinq runs the float forward on the CPU only (feature `cuda`)";
             return Err(error(problem.into()));
         }
-        // The error of our own binding says more about a missing library than candle's.
+        // The error of our own binding describes a missing library better than candle's error.
         swinq_kernels::cuda::Device::open(ordinal).map_err(|source| error(source.into()))?;
         Device::new_cuda(ordinal).map_err(|source| error(source.into()))
     }

@@ -12,7 +12,7 @@ use crate::batches::{ImageBatches, Reader};
 use crate::limits::check_threads;
 use crate::prepared::Prepared;
 
-/// Batches in flight between the decoder and the model.
+/// Number of batches that are decoded before the model needs them.
 const PREFETCH: usize = 2;
 
 /// How images are read.
@@ -22,18 +22,18 @@ pub struct ReadOptions {
     pub batch_size: usize,
     /// Decoding threads; 0 is one per core.
     pub threads: usize,
-    /// Corrupt images that are left out before one is an error.
+    /// Number of corrupt images that are left out; one more is an error.
     pub skip_corrupt: usize,
 }
 
 impl Default for ReadOptions {
-    /// Batches of 8, a thread per core, no corrupt image left out.
+    /// Batches of 8, one thread per core; every corrupt image is an error.
     fn default() -> ReadOptions {
         ReadOptions { batch_size: 8, threads: 0, skip_corrupt: 0 }
     }
 }
 
-/// Images to calibrate on, to evaluate or to classify, in a fixed order.
+/// Images for calibration, evaluation or classification, in a fixed order.
 #[derive(Clone, Debug)]
 pub struct Images {
     source: Source,
@@ -51,7 +51,7 @@ struct Sample {
     dataset: Dataset,
     /// Positions in the data set's list, in the order of use.
     ids: Vec<usize>,
-    /// The path and the split that were opened; none for single files.
+    /// The path and the split that were opened; `None` for individual files.
     opened: Option<(PathBuf, Split)>,
     limit: Option<usize>,
     seed: u64,
@@ -62,7 +62,7 @@ impl Images {
     /// over the classes; `None` takes all images in list order.
     ///
     /// # Errors
-    /// What [`Dataset::open`] refuses, and a `limit` of 0.
+    /// The errors of [`Dataset::open`], and an error for a `limit` of 0.
     pub fn open(
         path: impl AsRef<Path>,
         split: Split,
@@ -82,7 +82,7 @@ impl Images {
     /// The image files `paths`, in this order, without labels.
     ///
     /// # Errors
-    /// No path at all, or a file that cannot be read or is not an image.
+    /// An error for an empty list, and for a file that cannot be read or is not an image.
     pub fn from_files(paths: &[impl AsRef<Path>]) -> Result<Images, Error> {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
         let dataset = Dataset::from_files(&paths)?;
@@ -90,13 +90,13 @@ impl Images {
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
     }
 
-    /// Decoded images, preprocessed now with `transform` (that of the model:
-    /// [`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `size * size * 3`
-    /// bytes an image.
+    /// Decoded images. They are preprocessed at once with `transform`, which should be the model's
+    /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `size *
+    /// size * 3` bytes per image.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no image, an image without pixels or one whose pixels are not `width * height * 3`
-    /// bytes, and for a transform that makes images of no pixel.
+    /// [`Error::Argument`] for an empty list, for an image without pixels or whose pixels are not `width *
+    /// height * 3` bytes, and for a transform with size 0.
     pub fn from_rgb(
         images: impl IntoIterator<Item = RgbImage>,
         transform: &Transform,
@@ -117,10 +117,10 @@ impl Images {
         })
     }
 
-    /// Images that are preprocessed already, with their labels where there are any.
+    /// Images that are already preprocessed, with their labels if there are any.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no image, or where the pixels or labels are not those of as many images as there are
+    /// [`Error::Argument`] for an empty batch, or if the number of pixels or labels contradicts the number of
     /// ids.
     pub fn from_batch(batch: Batch) -> Result<Images, Error> {
         Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
@@ -151,7 +151,7 @@ impl Images {
         self.len() == 0
     }
 
-    /// The data set that the images are a part of; `None` for images in memory.
+    /// The data set that contains the images; `None` for images in memory.
     pub fn dataset(&self) -> Option<&Dataset> {
         match &self.source {
             Source::Sample(sample) => Some(&sample.dataset),
@@ -183,7 +183,7 @@ impl Images {
         }
     }
 
-    /// Name of the image that a batch has under `id` ([`Batch::ids`]).
+    /// Name of the image whose id in a batch is `id` ([`Batch::ids`]).
     pub fn name_of(&self, id: usize) -> String {
         match self.dataset() {
             Some(dataset) if id < dataset.len() => dataset.name(id),
@@ -191,7 +191,7 @@ impl Images {
         }
     }
 
-    /// Refuses images whose labels cannot be the classes of a model of `config`.
+    /// Refuses images whose labels cannot be classes of a model with the architecture `config`.
     ///
     /// # Errors
     /// [`Error::Labels`].
@@ -200,7 +200,7 @@ impl Images {
         check_labels(dataset, config).map_err(|problem| Error::Labels { problem })
     }
 
-    /// SHA-256 over the names of the images, one a line, hexadecimal; `None` for images in memory.
+    /// SHA-256 of the names of the images, one per line, hexadecimal; `None` for images in memory.
     pub fn list_sha256(&self) -> Option<String> {
         let dataset = self.dataset()?;
         let mut hash = Sha256::new();
@@ -211,7 +211,7 @@ impl Images {
         Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The images for a results file; `transform` is the first model's.
+    /// The description of the images for a results file; `transform` is the first model's.
     pub(crate) fn info(&self, transform: &Transform) -> DataInfo {
         let sample = match &self.source {
             Source::Sample(sample) => Some(sample),
@@ -231,11 +231,12 @@ impl Images {
         }
     }
 
-    /// The images in batches, preprocessed with `transform`. (Images that were preprocessed before stay as they are.)
+    /// The images in batches, preprocessed with `transform`. Images that are already preprocessed are not
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform that makes images of no pixel, or
-    /// images in memory of another size than the transform's.
+    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform with size 0, or images in
+    /// memory whose size is not the transform's.
     pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
         if options.batch_size == 0 {
             return Err(Error::argument("batch_size", "is 0; it must be at least 1"));

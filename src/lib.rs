@@ -1,4 +1,5 @@
-//! INT8 for Swin Transformer classifiers: open a model, run it on a CPU or a GPU, calibrate it and evaluate it.
+//! INT8 for Swin Transformer classifiers: opens a model, runs it on a CPU or a GPU, calibrates and evaluates
+//! it.
 //!
 //! | type or function | what it does |
 //! | --- | --- |
@@ -8,18 +9,17 @@
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
 //! | `Training` | trains a quantized or float model (feature `float`) |
-//!
-//! [`Model`] and [`Engine`] are `Send + Sync`. Nothing here prints, reads the command line or ends the process.
+//! [`Model`] and [`Engine`] are `Send + Sync`. The library never prints, reads the command line or ends the
+//! process.
 //!
 //! # Features
-//!
-//! - `cli` (default): the program `swinq`. A program that uses the library only sets `default-features = false`.
+//! - `cli` (default): the program `swinq`. A dependency that needs only the library sets `default-features =
+//!   false`.
 //! - `float` (default): calibration, simulation and training. They run the float forward with candle.
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
-//!
-//! The crates that swinq consists of are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`]
-//! and, with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
+//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
+//! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
 
 mod backend;
 mod batches;

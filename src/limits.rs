@@ -1,10 +1,10 @@
-//! Limits of arguments, so that an absurd one is an error and not an abort.
+//! Limits of arguments, so that an absurd value gives an error instead of an abort.
 
 use swinq_int8_runtime::MAX_THREADS;
 
 use crate::Error;
 
-/// `threads`, if the system can be asked for so many.
+/// Returns `threads` if it is within the limit.
 pub(crate) fn check_threads(threads: usize) -> Result<usize, Error> {
     if threads > MAX_THREADS {
         return Err(Error::argument("threads", format!("{threads} is more than the limit of {MAX_THREADS}")));

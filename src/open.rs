@@ -1,4 +1,4 @@
-//! Models: opened from any format, shared by any number of engines.
+//! Models: they are opened from any format and shared by any number of engines.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use swinq_model::{
 use crate::engine::PackedWeights;
 use crate::{Error, Family};
 
-/// How a float checkpoint is read. A quantized checkpoint describes itself: these options have no effect on it.
+/// How a float checkpoint is read. These options have no effect on a quantized checkpoint, which contains its
+/// configuration.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Configuration of a bare float checkpoint: a shipped name (`swin_tiny_patch4_window7_224`, see
@@ -25,15 +26,16 @@ pub struct OpenOptions {
     pub opts: Vec<(String, String)>,
     /// Naming convention of the tensors; `None` detects it.
     pub dialect: Option<Dialect>,
-    /// Preprocessing; `None` takes the configuration's or the directory's own.
+    /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
 }
 
 impl OpenOptions {
-    /// The configuration that `cfg` and `opts` describe; `None` where neither is set.
+    /// The configuration that `cfg` and `opts` describe; `None` if neither is set.
     ///
     /// # Errors
-    /// [`Error::OverridesWithoutConfig`]; a configuration that cannot be read, or an unknown key.
+    /// [`Error::OverridesWithoutConfig`]; an error for a configuration that cannot be read, or for an unknown
+    /// key.
     pub fn configuration(&self) -> Result<Option<LoadedConfig>, Error> {
         match &self.cfg {
             Some(name) => Ok(Some(load_config(name, &self.opts)?)),
@@ -54,8 +56,7 @@ impl OpenOptions {
 }
 
 /// A Swin classifier, float or quantized. A clone is another handle of the same model.
-///
-/// Engines made from one model share its packed weights, however many there are.
+/// All engines of one model share its packed weights.
 ///
 /// ```no_run
 /// use swinq::{Engine, EngineOptions, Model};
@@ -72,7 +73,7 @@ pub struct Model {
 #[derive(Debug)]
 struct Inner {
     model: QuantizedModel,
-    /// Whether the model was read from a checkpoint that describes itself.
+    /// Whether the model was read from a checkpoint that contains its configuration.
     describes_itself: bool,
     packed: PackedWeights,
 }
@@ -92,7 +93,8 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
-    /// configuration; what [`OpenOptions::configuration`] refuses; a transform that the family does not have.
+    /// configuration; the errors of [`OpenOptions::configuration`]; an error if the family has no transform
+    /// for the model.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
         let path = path.as_ref();
         if !path.exists() {
@@ -113,16 +115,16 @@ impl Model {
         Model::from_float(options.load_float(path.as_ref())?)
     }
 
-    /// A float model of the shape that `config` gives, with random weights: for measurements and tests.
+    /// A float model with the architecture `config` and random weights, for measurements and tests.
     ///
     /// # Errors
-    /// A configuration that is no valid architecture.
+    /// An error for a configuration that is not a valid architecture.
     pub fn random(config: &LoadedConfig, seed: u64) -> Result<Model, Error> {
         config.config.validate()?;
         Model::from_float(checkpoint::random_model(config, seed))
     }
 
-    /// A float model, every site off.
+    /// Wraps a float model; every site is off.
     ///
     /// # Errors
     /// A parameter that does not fit the configuration or is not finite.
@@ -130,7 +132,7 @@ impl Model {
         Ok(Model::checked(QuantizedModel::from_float(&model)?, false))
     }
 
-    /// A model that was made in memory.
+    /// Wraps a model that was made in memory.
     ///
     /// # Errors
     /// What [`QuantizedModel::validate`] refuses.
@@ -145,7 +147,7 @@ impl Model {
         Model { inner: Arc::new(Inner { model, describes_itself, packed: PackedWeights::default() }) }
     }
 
-    /// Class names by class index, where they are known.
+    /// Class names by class index; `None` if they are not known.
     pub fn labels(&self) -> Option<&[String]> {
         self.inner.model.labels.as_deref()
     }
@@ -170,19 +172,19 @@ impl Model {
         self.inner.model.is_quantized()
     }
 
-    /// Whether the model came with its own description, as checkpoints in swinq's format do. [`OpenOptions`] then had
-    /// no effect.
+    /// Whether the model's file contains its configuration, as checkpoints in swinq's format do. If so,
+    /// [`OpenOptions`] had no effect.
     pub fn describes_itself(&self) -> bool {
         self.inner.describes_itself
     }
 
-    /// The model in full: recipe, sites, parameters, provenance.
+    /// The complete model: recipe, sites, parameters, provenance.
     pub fn as_quantized(&self) -> &QuantizedModel {
         &self.inner.model
     }
 
-    /// Writes the model as a checkpoint that describes itself ([`Model::open`] reads it). The file exists whole or
-    /// not at all.
+    /// Writes the model as a checkpoint that contains its configuration, so that [`Model::open`] can read it.
+    /// The file is written completely or not at all.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -194,7 +196,7 @@ impl Model {
         &self.inner.packed
     }
 
-    /// The float model. Copies the weights only where other handles of the model exist.
+    /// The float model. Copies the weights only if other handles of the model exist.
     ///
     /// # Errors
     /// [`Error::Argument`] for a quantized model.
@@ -212,8 +214,8 @@ impl Model {
     }
 }
 
-/// Refuses a model whose configuration cannot be, or that lacks one of the sites of its configuration. Everything
-/// else is checked by [`QuantizedModel::validate`], which relies on both.
+/// Refuses a model whose configuration is invalid or that lacks a site of its configuration.
+/// [`QuantizedModel::validate`], which relies on these two conditions, checks everything else.
 pub(crate) fn check_sites(model: &QuantizedModel) -> Result<(), Error> {
     model.config.validate()?;
     match all_sites(&model.config).into_iter().find(|site| !model.sites.contains_key(site)) {

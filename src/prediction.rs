@@ -1,4 +1,4 @@
-//! From logits to named classes.
+//! Converts logits to named classes.
 
 use swinq_model::Logits;
 
@@ -7,7 +7,7 @@ use crate::Error;
 /// The best classes of one image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// The best classes, best first; equal scores in the order of the class index.
+    /// The best classes, best first. Classes with equal scores are in the order of their indices.
     pub classes: Vec<ClassScore>,
 }
 
@@ -16,16 +16,16 @@ pub struct Prediction {
 pub struct ClassScore {
     /// Class index.
     pub index: usize,
-    /// Class name, where the model has names.
+    /// Class name, if the model has names.
     pub label: Option<String>,
     /// Softmax of the logits, in 0..=1.
     pub probability: f64,
 }
 
-/// The best `k` classes of every image of `logits`, all classes where there are fewer.
+/// The best `k` classes of every image of `logits`, or all classes if there are fewer.
 ///
 /// # Errors
-/// [`Error::Argument`] for a `k` of 0, and for logits that are not rows of `classes` values.
+/// [`Error::Argument`] for a `k` of 0, and for logits whose rows do not have `classes` values.
 pub(crate) fn top_k(
     logits: &Logits,
     classes: usize,

@@ -10,12 +10,12 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
     all: Arc<Batch>,
-    /// Images in use, from the first.
+    /// Number of images in use, counted from the first.
     count: usize,
 }
 
 impl Prepared {
-    /// Checks that the parts of `all` are of the same images.
+    /// Checks that pixels, labels and ids of `all` belong to the same number of images.
     pub(crate) fn new(all: Batch) -> Result<Prepared, Error> {
         let refuse = |problem: String| Err(Error::argument("images", problem));
         let count = all.len();
@@ -40,12 +40,12 @@ impl Prepared {
         self.count
     }
 
-    /// The first `count` images, or all where there are fewer.
+    /// The first `count` images, or all if there are fewer.
     pub(crate) fn first(&self, count: usize) -> Prepared {
         Prepared { all: Arc::clone(&self.all), count: count.min(self.count) }
     }
 
-    /// The images in batches of `batch_size`, for a model that takes images of `size` pixels.
+    /// The images in batches of `batch_size`, for a model whose input size is `size` pixels.
     pub(crate) fn batches(&self, batch_size: usize, size: usize) -> Result<PreparedBatches, Error> {
         if self.all.size != size {
             let problem = format!(

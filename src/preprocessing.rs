@@ -5,7 +5,7 @@ use swinq_model::{SwinConfig, Transform};
 
 use crate::Error;
 
-/// Whose evaluation preprocessing is used.
+/// The family whose evaluation preprocessing is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Microsoft: shorter side to `int(256 / 224 * size)`, center crop (direct with `TEST.CROP: False`).
@@ -19,14 +19,15 @@ pub enum Family {
 }
 
 impl Family {
-    /// The transform of this family for a model of `config`; `own` is the transform that the configuration gave.
+    /// The transform of this family for a model with the architecture `config`; `own` is the transform in the
+    /// configuration.
     ///
     /// # Errors
-    /// [`Error::Argument`] for torchvision, where it has no model of this shape.
+    /// [`Error::Argument`] for torchvision, if it has no model of this shape.
     pub(crate) fn transform(self, config: &SwinConfig, own: &Transform) -> Result<Transform, Error> {
         let size = config.image_size;
         Ok(match self {
-            // A configuration in Microsoft's keys says whether there is a crop.
+            // A configuration in Microsoft's keys states whether there is a crop.
             Family::Microsoft if own.family == "ms" => own.clone(),
             Family::Microsoft => Transform::microsoft(size, true),
             Family::Timm => presets::timm(size, if size >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),

@@ -1,4 +1,4 @@
-//! A model that is evaluated or timed, and the figures found so far.
+//! A model that is evaluated or timed, and the figures measured so far.
 
 use swinq_eval::{Collected, ModelResult, Precision, SiteResult};
 use swinq_kernels::Cpu;
@@ -9,7 +9,7 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Site, Swi
 use super::Observer;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions};
 
-/// What runs a candidate.
+/// The engine or classifier that runs a candidate.
 pub enum Runner {
     /// An engine.
     Engine(Box<Engine>),
@@ -42,18 +42,18 @@ impl Classifier for Runner {
 
 /// A model that is evaluated or timed, with its name in the results.
 pub struct Candidate {
-    /// The figures found so far.
+    /// The figures measured so far.
     pub result: ModelResult,
-    /// What runs it.
+    /// The engine or classifier that runs the model.
     pub runner: Runner,
     transform: Transform,
     config: SwinConfig,
-    /// The model, where its sites can be measured.
+    /// The model, if the noise of its sites is to be measured.
     measured: Option<Model>,
 }
 
 impl Candidate {
-    /// `model` on an engine of its own. Only the engine stays in memory.
+    /// `model` on its own engine. Only the engine stays in memory.
     ///
     /// # Errors
     /// What [`Engine::new`] refuses.
@@ -75,7 +75,7 @@ impl Candidate {
         Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
     }
 
-    /// `model` in the float forward with its quantization simulated, on `device`.
+    /// `model` in the float forward on `device`, with simulated quantization.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::Float`] for a site that cannot be simulated.
@@ -104,18 +104,19 @@ impl Candidate {
         Candidate { result, runner, transform, config, measured: None }
     }
 
-    /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the noise of its sites.
+    /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the quantization noise
+    /// of its sites.
     pub fn with_sites_of(self, model: &Model) -> Candidate {
         Candidate { measured: Some(model.clone()), ..self }
     }
 
-    /// The model, where the candidate was given it ([`Candidate::with_sites_of`]).
+    /// The model, if [`Candidate::with_sites_of`] was called.
     pub fn model(&self) -> Option<&Model> {
         self.measured.as_ref()
     }
 
-    /// How the model was calibrated, in one sentence for a report; `None` where the candidate was not given its
-    /// model.
+    /// How the model was calibrated, in one sentence for a report; `None` unless [`Candidate::with_sites_of`]
+    /// was called.
     pub fn calibration(&self) -> Option<String> {
         let model = self.measured.as_ref()?.as_quantized();
         let how = match &model.provenance.calibration {
@@ -138,7 +139,7 @@ impl Candidate {
         &self.config
     }
 
-    /// Runs the candidate on `images` and enters its accuracy.
+    /// Runs the candidate on `images` and stores its accuracy.
     pub(super) fn collect(
         &mut self,
         images: &Images,
@@ -158,17 +159,17 @@ impl Candidate {
         Ok(collected)
     }
 
-    /// Enters how close the candidate is to the baseline.
+    /// Stores the candidate's agreement with the baseline.
     pub(super) fn compare(&mut self, baseline: &Collected, own: &Collected) -> Result<(), Error> {
         self.result.set_fidelity(&swinq_eval::fidelity(baseline, own)?);
         self.result.top1_difference = Some(swinq_eval::top1_difference(baseline, own)?);
         Ok(())
     }
 
-    /// Enters the noise of every quantized site, over the first of `images`.
+    /// Measures the noise of every quantized site on the first of `images`, and stores it.
     #[cfg(feature = "float")]
     pub(super) fn measure_sites(&mut self, images: &Images) -> Result<(), Error> {
-        /// Images over which the noise is measured.
+        /// Number of images on which the noise is measured.
         const IMAGES: usize = 16;
         let Some(model) = self.measured.as_ref().filter(|_| !self.result.sites.is_empty()) else {
             return Ok(());

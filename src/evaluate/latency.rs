@@ -1,4 +1,5 @@
-//! Latency of several models, interleaved in one run so that they see the same machine.
+//! Latency of several models, interleaved in one run so that changes of the machine's load affect all of them
+//! alike.
 
 use std::time::Instant;
 
@@ -8,15 +9,15 @@ use swinq_model::{Batch, Classifier};
 use super::{Candidate, Observer, Runner};
 use crate::{Engine, Error};
 
-/// Inferences timed on a GPU alone.
+/// Number of inferences whose time on the GPU alone is measured.
 const COMPUTE_RUNS: usize = 200;
 
-/// Measures the latency of every candidate at every batch size, in turn within one run, and enters it in their
-/// results, with the peak memory of the process at the end.
+/// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
+/// Stores the latencies in their results and, at the end, the peak memory of the process.
 ///
 /// # Errors
-/// [`Error::Argument`] for a batch size of 0 or one whose images do not fit in memory; [`Error::Eval`] for options
-/// that are not finite, and where a model fails or `observer` stops.
+/// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
+/// for options that are not finite, or if a model fails or `observer` stops the measurement.
 pub fn measure_latency(
     candidates: &mut [Candidate],
     batch_sizes: &[usize],
@@ -70,8 +71,8 @@ fn measure_one(
     Ok(measure_interleaved(&mut steps, options)?)
 }
 
-/// Times of inferences whose images are on the GPU already; `None` on the CPU, and for batches that the engine
-/// splits.
+/// Times of inferences whose images are already on the GPU; `None` on the CPU, and for batches that the
+/// engine splits.
 fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, Error> {
     if batch_size > engine.max_batch() {
         return Ok(None);
@@ -85,7 +86,7 @@ fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, 
 /// Images of deterministic noise: the time of an inference does not depend on the pixels.
 ///
 /// # Errors
-/// [`Error::Argument`] for no image, or more than fit in memory.
+/// [`Error::Argument`] for 0 images, or for more than fit in memory.
 pub fn noise(size: usize, images: usize) -> Result<Batch, Error> {
     let bytes = images.checked_mul(size).and_then(|n| n.checked_mul(size)).and_then(|n| n.checked_mul(3));
     let mut pixels = Vec::new();

@@ -16,45 +16,48 @@ pub use latency::{measure_latency, noise};
 
 use crate::{EngineOptions, Error, Images, ReadOptions};
 
-/// What [`evaluate`] measures.
+/// The measurements of [`evaluate`].
 #[derive(Clone, Debug, Default)]
 pub struct EvaluateOptions {
     /// How the images are read.
     pub read: ReadOptions,
-    /// Threads of the engines, for the results' description of the machine; 0 is one per core.
+    /// Number of threads of the engines, which the results record; 0 is one per core.
     pub threads: usize,
-    /// Batch sizes whose latency is measured after the accuracy, with noise as images; empty measures none.
+    /// Batch sizes whose latency is measured after the accuracy, on images of noise. If empty, no latency is
+    /// measured.
     pub latency: Vec<usize>,
     /// How latency is measured.
     pub latency_options: LatencyOptions,
-    /// Measures the quantization noise of every site, over a few images, for the candidates that hold their model
-    /// ([`Candidate::with_sites_of`]).
+    /// Whether to measure the quantization noise of every site on a few images, for the candidates that keep
+    /// their model ([`Candidate::with_sites_of`]).
     #[cfg(feature = "float")]
     pub site_noise: bool,
 }
 
-/// Follows an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer: it is
-/// called with the images of the current model.
+/// Observes an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer:
+/// it is called with the numbers of images of the current model.
 pub trait Observer {
-    /// `model` starts to run on `images` images.
+    /// Called when `model` starts to run on `images` images.
     fn begin(&mut self, model: &ModelResult, images: usize) {
         let _ = (model, images);
     }
 
-    /// `done` of `total` images of the current model are done. `Break` stops the evaluation with an error.
+    /// Called when `done` of `total` images of the current model are done. `Break` stops the evaluation with
+    /// an error.
     fn images(&mut self, done: usize, total: usize) -> ControlFlow<()>;
 
-    /// `model` has run on all images; `skipped` are the messages of the corrupt images that were left out.
+    /// Called when `model` has run on all images; `skipped` holds the error messages of the corrupt images
+    /// that were left out.
     fn evaluated(&mut self, model: &ModelResult, accuracy: &Accuracy, skipped: &[String]) {
         let _ = (model, accuracy, skipped);
     }
 
-    /// The latency of every model at `batch_size` is known; measuring took `elapsed`.
+    /// Called when the latency of every model at `batch_size` has been measured, which took `elapsed`.
     fn timed(&mut self, batch_size: usize, elapsed: Duration, latencies: &[(&ModelResult, &Latency)]) {
         let _ = (batch_size, elapsed, latencies);
     }
 
-    /// Whether to stop; asked before every timed inference.
+    /// Whether to stop the evaluation; called before every timed inference.
     fn stop(&self) -> bool {
         false
     }
@@ -69,9 +72,10 @@ impl<F: FnMut(usize, usize) -> ControlFlow<()>> Observer for F {
 /// Runs every candidate on `images`, compares each with the first, and returns the figures of all.
 ///
 /// # Errors
-/// [`Error::Argument`] for no candidate; [`Error::Comparison`] for candidates of different classes; [`Error::Labels`]
-/// for images whose labels are not the models' classes; [`Error::Evaluating`] where a model or its images fail or
-/// `observer` stops; what [`measure_latency`] refuses.
+/// [`Error::Argument`] for an empty list of candidates; [`Error::Comparison`] for candidates with different
+/// numbers of classes; [`Error::Labels`] for images whose labels are not the models' classes;
+/// [`Error::Evaluating`] if a model or its images fail, or if `observer` stops the evaluation; the errors of
+/// [`measure_latency`].
 pub fn evaluate(
     candidates: &mut [Candidate],
     images: &Images,
@@ -101,7 +105,7 @@ pub fn evaluate(
 /// The description of this machine for results. `threads` is the engines' number of threads; 0 is one per core.
 ///
 /// # Errors
-/// The instruction set that `SWINQ_ISA` asks for cannot be had.
+/// The processor does not have the instruction set that `SWINQ_ISA` names.
 pub fn environment(threads: usize) -> Result<Environment, Error> {
     let options = EngineOptions { threads, ..EngineOptions::default() };
     let cpu = options.cpu_options()?.cpu;

@@ -1,4 +1,4 @@
-//! Quantization noise of each site: the error that rounding alone adds to the tensor that reaches the site.
+//! Quantization noise of each site: the error that rounding at this site adds to its input tensor.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use swinq_eval::Distortion;
 use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
 use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 
-/// Signal-to-noise ratio in dB at every enabled activation site of `model`, over the images of `batch`, in a forward
-/// that is quantized everywhere. For attention probabilities the ratio is measured after their product with the
-/// values, because their integer codes are normalised only there.
+/// Signal-to-noise ratio in dB at every enabled activation site of `model`, on the images of `batch`, in a
+/// forward in which every enabled site is quantized. For attention probabilities the ratio is measured after
+/// their product with the values, because their integer codes are normalised only there.
 ///
 /// # Errors
 /// The float forward fails.

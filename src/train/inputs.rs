@@ -1,4 +1,4 @@
-//! The models and images that a job names, checked against each other.
+//! Loads the models and images that a job names, and checks that they fit each other.
 
 use std::path::Path;
 
@@ -24,14 +24,14 @@ pub struct Inputs {
     pub train: Images,
     /// The images to validate on.
     pub val: Images,
-    /// DropPath's highest rate.
+    /// Highest rate of DropPath.
     pub drop_path: f64,
-    /// Warnings: suspicious findings that are no errors, a sentence each.
+    /// Warnings, one sentence each: findings that are suspicious but not errors.
     pub warnings: Vec<String>,
 }
 
 impl Inputs {
-    /// Loads everything.
+    /// Loads the models and images, and checks them.
     pub(super) fn load(job: &Job) -> Result<Inputs, Error> {
         let loaded = job.cfg.as_ref().map(|cfg| load_config(cfg, &job.config_overrides())).transpose()?;
         let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)?;
@@ -54,7 +54,7 @@ impl Inputs {
         Ok(Inputs { float, quantized, teacher, train, val, drop_path, warnings })
     }
 
-    /// Everything that the result of the training depends on.
+    /// The identity of the training run: everything that its result depends on.
     pub(super) fn identity(&self, job: &Job) -> Result<Identity, Error> {
         let mut contents = vec![("data.path", self.train.list_sha256().unwrap_or_default())];
         if job.float.is_some() {
@@ -87,12 +87,12 @@ fn split(split: swinq_qat::job::Split) -> Split {
     }
 }
 
-/// How the job's float checkpoints are read.
+/// The options for reading the job's float checkpoints.
 fn open_options(job: &Job) -> OpenOptions {
     OpenOptions { cfg: job.cfg.clone(), opts: job.config_overrides(), ..OpenOptions::default() }
 }
 
-/// Loads a float model that `key` of the job names.
+/// Loads the float model that the job's key `key` names.
 fn load(job: &Job, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
     let model = open_options(job).load_float(path);
     model.map_err(|source| Error::JobModel { key, source: Box::new(source) })
@@ -116,7 +116,8 @@ fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<Flo
     Ok(model)
 }
 
-/// Refuses images of other classes than the model's: training on them would unlearn the model's own.
+/// Refuses images whose classes are not the model's, because training on them would make the model forget its
+/// own classes.
 fn check_classes(images: &Images, config: &SwinConfig) -> Result<(), Error> {
     images.check_labels(config)?;
     let named = images.dataset().and_then(|data| data.class_names()).map(<[String]>::len);
@@ -131,7 +132,7 @@ fn check_classes(images: &Images, config: &SwinConfig) -> Result<(), Error> {
     Err(Error::Labels { problem })
 }
 
-/// The calibrated checkpoint, of the network of `float`.
+/// Loads the calibrated checkpoint, which must have the same architecture as `float`.
 fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> {
     let model = QuantizedModel::load(path)
         .map_err(|error| Error::JobModel { key: "model", source: Box::new(Error::open(path)(error)) })?;
@@ -159,7 +160,7 @@ fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> 
     Ok(model)
 }
 
-/// A warning where `model` was not made from the weights of `float`.
+/// A warning if `model` was not made from the weights of `float`.
 fn other_source(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Option<String> {
     let (made_from, given) = (&model.provenance.source, &float.source);
     (made_from.sha256 != given.sha256).then(|| {

@@ -1,4 +1,4 @@
-//! Training: a job's models and images, loaded and checked, and the run itself.
+//! Training: loads and checks the models and images of a job, and runs the training.
 
 mod inputs;
 mod validate;
@@ -18,12 +18,12 @@ pub use validate::Validator;
 use crate::limits::check_threads;
 use crate::{Error, FloatDevice, Images};
 
-/// Batches that are decoded before they are asked for.
+/// Number of batches that are decoded before they are requested.
 const PREFETCH: usize = 4;
 
-/// A training: the job with everything that it names.
-///
-/// [`Training::open`] loads and checks, [`Training::trainer`] prepares the model, [`Training::run`] trains it.
+/// A training run: the job with the models and images that it names.
+/// [`Training::open`] loads and checks the models and images, [`Training::trainer`] prepares the model, and
+/// [`Training::run`] trains it.
 pub struct Training {
     /// The job, with every key set.
     pub job: Job,
@@ -37,10 +37,11 @@ pub struct Training {
 }
 
 impl Training {
-    /// Loads what `job` names and checks it.
+    /// Loads the models and images that `job` names, and checks them.
     ///
     /// # Errors
-    /// A key with an impossible value; models or images that cannot be read or do not fit each other.
+    /// An error for a key with an impossible value, and for models or images that cannot be read or do not
+    /// fit each other.
     pub fn open(mut job: Job) -> Result<Training, Error> {
         let augment: Augment = job.augmentation()?;
         let inputs = Inputs::load(&job)?;
@@ -50,10 +51,10 @@ impl Training {
         Ok(Training { job, inputs, course, schedule, source })
     }
 
-    /// The model on the job's device, ready to be trained.
+    /// The model on the job's device, ready for training.
     ///
     /// # Errors
-    /// [`Error::Device`]; parameters or sites that cannot be trained.
+    /// [`Error::Device`]; an error for parameters or sites that cannot be trained.
     pub fn trainer(&self) -> Result<Trainer, Error> {
         let device = match self.job.device {
             Device::Cpu => FloatDevice::Cpu,
@@ -70,20 +71,20 @@ impl Training {
         Ok(Trainer::new(&start, self.schedule)?)
     }
 
-    /// What validates the model during the training.
+    /// The validator of the model during training.
     ///
     /// # Errors
-    /// A teacher that the engine cannot run.
+    /// An error if the engine cannot run the teacher.
     pub fn validator(&self) -> Result<Validator, Error> {
         Validator::new(&self.job, &self.inputs)
     }
 
-    /// Trains until the end or until `hooks` stop it; with `resume` from the latest checkpoint in the job's output
-    /// folder.
+    /// Trains until the end or until `hooks` stop the run. With `resume`, continues from the latest
+    /// checkpoint in the job's output folder.
     ///
     /// # Errors
-    /// The output folder cannot be made; an image cannot be read; a loss or weight is not finite; a checkpoint is of
-    /// another job.
+    /// An error if the output folder cannot be made, an image cannot be read, a loss or weight is not finite,
+    /// or a checkpoint belongs to another job.
     pub fn run(
         &mut self,
         trainer: &mut Trainer,
@@ -96,16 +97,16 @@ impl Training {
         Ok(swinq_qat::run(job, &identity, trainer, course, &mut self.source, hooks, resume)?)
     }
 
-    /// Messages of the corrupt images that were left out so far.
+    /// The error messages of the corrupt images that were left out so far.
     pub fn skipped(&self) -> &[String] {
         self.source.skipped()
     }
 
-    /// Writes the trained model to the job's output folder, and beside it the job with every key set. Returns both
+    /// Writes the trained model and the job with every key set to the job's output folder. Returns both
     /// paths.
     ///
     /// # Errors
-    /// A weight is not finite; a file cannot be written.
+    /// An error if a weight is not finite or a file cannot be written.
     pub fn save(&self, trainer: &Trainer) -> Result<[PathBuf; 2], Error> {
         let name = if self.job.quant { "model.safetensors" } else { "float.safetensors" };
         let [model, job] = [name, "job.yaml"].map(|name| self.job.output.join(name));

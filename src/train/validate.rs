@@ -1,4 +1,4 @@
-//! Validation of a training on the engine that will run the model.
+//! Validation during training, on the engine that will run the trained model.
 
 use std::ops::ControlFlow;
 
@@ -15,20 +15,20 @@ use crate::{BackendChoice, Engine, EngineOptions, Error, Images, ReadOptions};
 pub struct Validator {
     engine: EngineOptions,
     images: Images,
-    /// Images of a validation before the end.
+    /// Number of images of every validation but the last.
     limit: usize,
     read: ReadOptions,
     teacher: Option<Teacher>,
 }
 
-/// The teacher, and its logits of the first images, once they are known.
+/// The teacher, and its logits of the first images once they are computed.
 struct Teacher {
     model: QuantizedModel,
     known: Option<Collected>,
 }
 
 impl Validator {
-    /// A validator of `job`.
+    /// The validator for `job`.
     pub(super) fn new(job: &Job, inputs: &Inputs) -> Result<Validator, Error> {
         let teacher = match &inputs.teacher {
             Some(teacher) => Some(Teacher { model: QuantizedModel::from_float(teacher)?, known: None }),
@@ -49,7 +49,7 @@ impl Validator {
         })
     }
 
-    /// Runs `model` on the images, all of them at the `end`.
+    /// Runs `model` on the first images; with `end`, on all of them.
     pub fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
         let images = if end { self.images.len() } else { self.limit };
         let found = self.run(model, images)?;
@@ -68,7 +68,7 @@ impl Validator {
         Ok(validation)
     }
 
-    /// The teacher's logits of the first `images` images, computed when first asked for.
+    /// The teacher's logits of the first `images` images. They are computed at the first call.
     fn taught(&mut self, images: usize) -> Result<Option<Collected>, BoxError> {
         let Some(teacher) = &self.teacher else { return Ok(None) };
         if let Some(known) = teacher.known.as_ref().filter(|known| known.images() >= images) {
@@ -87,7 +87,8 @@ impl Validator {
     }
 }
 
-/// The engine for the job's device. It measures no kernels: a validation is too short to regain the time.
+/// The options of the engine for the job's device. The engine does not measure kernels, because a validation
+/// is too short to win back the time.
 fn engine_options(job: &Job) -> EngineOptions {
     let options = EngineOptions { threads: job.threads, ..EngineOptions::default() };
     match job.device {

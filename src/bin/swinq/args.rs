@@ -41,7 +41,7 @@ pub enum Command {
     Quickstart(QuickstartArgs),
 }
 
-/// A command line that parses but makes no sense; ends with exit code 2.
+/// The error for a command line that parses but is contradictory; the program ends with exit code 2.
 #[derive(Debug)]
 pub struct Usage(pub String);
 
@@ -85,7 +85,8 @@ pub enum Family {
 }
 
 impl FloatArgs {
-    /// Refuses arguments that say how to read a float checkpoint where every model is quantized and describes itself.
+    /// Refuses arguments for reading a float checkpoint if no model is one: a quantized checkpoint contains
+    /// its own configuration.
     pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {
         let given =
             self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
@@ -380,7 +381,8 @@ pub struct QuickstartArgs {
     pub out: PathBuf,
 }
 
-/// The words after `--opts` as pairs. Their number is even, because clap takes two at a time.
+/// The words after `--opts` as pairs of key and value. Their number is even, because clap takes two at a
+/// time.
 pub fn pairs(words: &[String]) -> Vec<(String, String)> {
     let (pairs, _) = words.as_chunks::<2>();
     pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()

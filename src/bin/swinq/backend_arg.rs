@@ -1,4 +1,4 @@
-//! From the backend arguments to engines.
+//! Makes engines from the backend arguments.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_
 
 use crate::args::{Backend, BackendArgs, Residual, Usage};
 
-/// The engines that `args` ask for: one, or on a GPU one for each `--gemm`. Batches have up to `max_batch` images.
+/// The options of the engines that `args` request: one engine, or on a GPU one engine for each value of
+/// `--gemm`. Batches have up to `max_batch` images.
 pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
     let backend = match args.backend {
         Backend::Cpu => BackendChoice::Cpu,
@@ -41,7 +42,7 @@ pub fn engine(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::R
     Ok(engines(args, threads, max_batch)?.swap_remove(0))
 }
 
-/// `result`, with the remedy for a model that the GPU cannot run.
+/// Adds to an error of a GPU engine that `--backend cpu` runs every model.
 pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) -> anyhow::Result<T> {
     match options.backend {
         BackendChoice::Cuda => result.context("on the GPU (`--backend cpu` runs every model)"),
@@ -49,7 +50,7 @@ pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) 
     }
 }
 
-/// `model`, from `path`, on an engine.
+/// Makes a candidate for evaluation: `model`, which was read from `path`, on an engine.
 pub fn candidate(path: &Path, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
     with_remedy(Candidate::engine(&path.display().to_string(), model, options), options)
 }

@@ -1,17 +1,17 @@
-//! Whether the float forward can run where an option says.
+//! Checks that the float forward can run on the device that an option names.
 
 use anyhow::Context;
 use swinq::FloatDevice;
 
 use crate::args::Usage;
 
-/// How to have a build with candle's CUDA.
+/// How to make a build with candle's CUDA.
 pub const REBUILD: &str = "`cargo build --release --features cuda`, which takes the CUDA toolkit";
 
-/// Refuses a `device` that cannot be used, before any work; `option` names what asked for it.
+/// Refuses a `device` that cannot be used, before any work. `option` is the option that names the device.
 ///
 /// # Errors
-/// [`Usage`] in a build without CUDA; a GPU that is not there or cannot be used.
+/// [`Usage`] for a GPU in a build without CUDA; an error for a GPU that does not exist or cannot be used.
 pub fn check(device: FloatDevice, option: &str) -> anyhow::Result<()> {
     if device != FloatDevice::Cpu && !FloatDevice::HAS_CUDA {
         let text = format!(

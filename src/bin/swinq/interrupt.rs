@@ -1,11 +1,12 @@
-//! Ctrl-C and SIGTERM: the first asks the work to stop cleanly, the second ends the process.
+//! Ctrl-C and SIGTERM: the first signal asks the work to stop cleanly, the second ends the process.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Signals closer together are one: `timeout` and service managers signal a process and then its group.
+/// Two signals within this time count as one, because `timeout` and service managers signal a process and
+/// then its group.
 const TWICE: Duration = Duration::from_millis(500);
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -21,16 +22,17 @@ pub fn install() {
             std::process::exit(1);
         }
     };
-    // Without a handler the signals end the process as they always do, which leaves no half file either.
+    // Without a handler the signals end the process at once. That also leaves no incomplete file, because
+    // writes are atomic.
     let _ = ctrlc::set_handler(handler);
 }
 
-/// Whether the work should stop.
+/// Whether the user has asked the work to stop.
 pub fn requested() -> bool {
     STOP.load(Ordering::SeqCst)
 }
 
-/// [`requested`], as progress callbacks want it.
+/// [`requested`], as the return value of a progress callback.
 pub fn check() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes in one line, without what a cause or its context says already.
+/// The error and its causes in one line. A text that another part of the line already contains is left out.
 fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -62,7 +62,8 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
-/// Whether the reader of our output went away (`swinq inspect M | head`), which is no failure of ours.
+/// Whether the error is that the reader of our output has ended (`swinq inspect M | head`). The program does
+/// not treat that as a failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,4 +1,4 @@
-//! From the MODEL argument to a model.
+//! Opens the model that the MODEL argument names.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
 
-/// How `args` say that a float checkpoint is read.
+/// The options for reading a float checkpoint that `args` state.
 pub fn open_options(args: &FloatArgs) -> OpenOptions {
     let transform = args.transform.map(|family| match family {
         args::Family::Ms => Family::Microsoft,
@@ -18,7 +18,7 @@ pub fn open_options(args: &FloatArgs) -> OpenOptions {
     OpenOptions { cfg: args.cfg.clone(), opts: args::pairs(&args.opts), dialect: args.dialect, transform }
 }
 
-/// Opens the model at `path`, in whatever format it is.
+/// Opens the model at `path`, in any supported format.
 pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     Model::open_with(path, &open_options(args)).map_err(usage)
 }
@@ -34,7 +34,7 @@ pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
     Ok(Model::random(&config.context("--random-weights needs --cfg")?, seed)?)
 }
 
-/// An error of the library, or of the command line where it is about options.
+/// Converts an error of the library. Errors about options become [`Usage`] errors.
 fn usage(error: Error) -> anyhow::Error {
     match error {
         Error::OverridesWithoutConfig => {

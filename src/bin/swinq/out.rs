@@ -1,5 +1,5 @@
-//! Standard output. A reader that goes away (`swinq eval ... | head`) ends the printing, not the work; any other
-//! failure to print fails the command, after its files are written.
+//! Standard output. If the reader of the output ends (`swinq eval ... | head`), printing stops but the work
+//! continues. Any other failure to print fails the command, after its files are written.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
@@ -14,15 +14,15 @@ pub fn line(text: Arguments<'_>) {
     }
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
-        // The first failure is the one that is told.
+        // Only the first failure is reported.
         let _ = FAILURE.set(error);
     }
 }
 
-/// The failure to print, if there was one that is the user's concern.
+/// Returns the failure to print, if there was one. A reader that has ended is not a failure.
 ///
 /// # Errors
-/// What the system said.
+/// The system's error.
 pub fn check() -> anyhow::Result<()> {
     match FAILURE.get() {
         Some(error) if error.kind() != ErrorKind::BrokenPipe => anyhow::bail!("standard output: {error}"),

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use swinq::model::atomic::check_writable;
 
-/// Refuses outputs that cannot be written, that are each other, or that are one of the `inputs`.
+/// Refuses outputs that cannot be written, two outputs with the same path, and an output that is one of the
+/// `inputs`.
 pub fn check_outputs<'a>(
     outputs: impl IntoIterator<Item = &'a PathBuf>,
     inputs: impl IntoIterator<Item = &'a Path>,
@@ -31,7 +32,7 @@ pub fn check_outputs<'a>(
     Ok(())
 }
 
-/// The path with its folder's links followed, whether or not the file exists.
+/// The path with the symbolic links of its folder resolved. The file itself need not exist.
 fn resolve(path: &Path) -> PathBuf {
     if let Ok(path) = path.canonicalize() {
         return path;

@@ -1,4 +1,4 @@
-//! `bench --profile`: the time of each launch, and how far it is from what the machine allows.
+//! `bench --profile`: the time of each launch and, on a GPU, the share of the roofline that it reaches.
 
 use comfy_table::{CellAlignment, Table, presets};
 use swinq::int8_runtime::LaunchProfile;
@@ -30,8 +30,8 @@ fn total_seconds(launches: &[LaunchProfile]) -> f64 {
     launches.iter().map(|l| l.time.as_secs_f64()).sum()
 }
 
-/// The part of the network that a launch belongs to: `patch_embed` (with the position embedding), `layers.0` and so
-/// on, and what follows the last stage.
+/// The part of the network that a launch belongs to: `patch_embed` (with the position embedding), `layers.0`
+/// and so on, or the part after the last stage.
 fn part(name: &str) -> String {
     let mut words = name.split('.');
     match (words.next(), words.next()) {
@@ -41,7 +41,7 @@ fn part(name: &str) -> String {
     }
 }
 
-/// The launches of each part in one, in the order of the network.
+/// Adds up the launches of each part, in the order of the network.
 fn by_part(launches: &[LaunchProfile]) -> Vec<LaunchProfile> {
     let mut parts: Vec<LaunchProfile> = Vec::new();
     for launch in launches {
@@ -64,7 +64,7 @@ fn cpu_table(launches: &[LaunchProfile]) -> String {
     format!("{:.3} ms in launches\n{parts}\n\n{each}", total * 1e3)
 }
 
-/// A row for each of `rows`; shares are of `total` seconds.
+/// A table with one row for each of `rows`. Shares are fractions of `total` seconds.
 fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header([what, "us", "share", "GMAC/s", "GB/s", ""]);

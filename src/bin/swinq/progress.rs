@@ -14,7 +14,7 @@ pub struct Progress {
     printed: Instant,
 }
 
-/// Between two plain lines.
+/// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 impl Progress {
@@ -31,7 +31,7 @@ impl Progress {
         Progress { bar, label: label.to_owned(), total, start: now, printed: now }
     }
 
-    /// `done` images are done.
+    /// Shows that `done` images are done.
     pub fn set(&mut self, done: usize) {
         if let Some(bar) = &self.bar {
             return bar.set_position(done as u64);
@@ -44,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away and prints one line of what was done.
+    /// Removes the bar and prints one line: the number of images, the time and the speed.
     pub fn finish(self, done: usize) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

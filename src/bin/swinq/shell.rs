@@ -1,6 +1,6 @@
-//! Command lines as a shell reads them back.
+//! Command lines with the quotes that a shell needs.
 
-/// `words` as one line.
+/// Joins `words` into one line that a shell splits into the same words.
 pub fn join(words: &[impl AsRef<str>]) -> String {
     words.iter().map(|word| quoted(word.as_ref())).collect::<Vec<_>>().join(" ")
 }

@@ -1,10 +1,11 @@
-//! The sites of a model as a table: what is INT8, with which range, and why not.
+//! Tables of a model's sites: which are INT8, their ranges, and the reasons why others are not.
 
 use comfy_table::{Table, presets};
 use swinq::model::quantized::SiteState;
 use swinq::model::{BlockId, Granularity, Half, Kind, Linear, Operand, QuantizedModel, Site, all_linears};
 
-/// One row per product and one per attention; the rare sites (scores, additions) appear where they are on.
+/// One row per linear layer and one per attention. The sites that most recipes leave off (scores, additions)
+/// appear only if they are on.
 pub fn products(model: &QuantizedModel) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
@@ -72,7 +73,7 @@ pub fn sites(model: &QuantizedModel) -> String {
     table.to_string()
 }
 
-/// One line: how much of the model is INT8.
+/// One line: the share of the model that runs in INT8.
 pub fn summary(model: &QuantizedModel) -> String {
     let enabled = model.sites.values().filter(|s| s.spec.enabled).count();
     format!(

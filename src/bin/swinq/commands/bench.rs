@@ -38,7 +38,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints latencies as they become known.
+/// Prints each latency as soon as it is measured.
 struct Printer;
 
 impl Observer for Printer {
@@ -58,7 +58,7 @@ impl Observer for Printer {
     }
 }
 
-/// Every model on every engine. Only the engines stay in memory.
+/// Every model on every engine. The models themselves are freed.
 fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     let mut add = |name: &Path, model: &Model| -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::{float_device, interrupt, model_arg, site_table};
 
-/// Activation sites, for rules that must leave weights alone.
+/// Pattern of all activation sites, for rules that must not change weights.
 const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|shortcut)";
 
 /// Runs the command.
@@ -42,7 +42,7 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
     model_arg::open_float(path, &args.float)
 }
 
-/// The recipe named, with the command line's rules at its end.
+/// The recipe named on the command line, followed by the rules that other options add.
 fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
     let name = args.int8_mode.map_or(args.recipe.clone(), |mode| format!("mode{mode}"));
     let mut recipe = swinq::load_recipe(&name)?;
@@ -88,7 +88,7 @@ fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Re
     Ok(calibrated.model)
 }
 
-/// Prints the effective settings, so that no flag is silently without effect.
+/// Prints the effective settings, so that the user sees the effect of every option.
 fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Images, wanted: usize) {
     let config = model.config();
     let dialect = &model.as_quantized().provenance.source.dialect;

@@ -30,7 +30,7 @@ pub fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The CUDA libraries: version, or what is missing and what brings it.
+/// Prints the version of each CUDA library. If one is missing, prints the package that contains it.
 fn libraries() {
     let two = |version: Option<(u32, u32)>| version.map(|(major, minor)| format!("{major}.{minor}"));
     let driver =
@@ -51,7 +51,7 @@ fn libraries() {
     }
 }
 
-/// A library that is not there: what it is for and what brings it.
+/// The message for a missing library: its purpose, and the package that contains it.
 fn missing(which: Library) -> String {
     let purpose = match which {
         Library::CublasLt => "; --gemm own and auto do without",
@@ -61,7 +61,7 @@ fn missing(which: Library) -> String {
     format!("{} is not found ({}){purpose}", which.file(), which.package())
 }
 
-/// Every GPU, with what it computes.
+/// Prints every GPU, and whether it gives the right results.
 fn devices() {
     let count = match Device::count() {
         Ok(count) => count,
@@ -80,7 +80,7 @@ fn devices() {
     }
 }
 
-/// Whether a kernel compiles where no GPU can load it.
+/// Prints whether a kernel compiles for `arch`, on a machine without a GPU that could load it.
 fn compiles(arch: &str) {
     if library::present(Library::Nvrtc) {
         match compile(&DeviceLinearF32::program(false), arch) {
@@ -98,7 +98,7 @@ fn describe(ordinal: usize, device: &Device) {
         Ok((free, total)) => say!("    memory        {:.1} of {:.1} GiB free", gib(free), gib(total)),
         Err(error) => say!("    memory        {error}"),
     }
-    // Compiled now, whatever the cache holds, and then loaded.
+    // The cache is not used, so the program is compiled here and then loaded.
     let program = DeviceLinearF32::program(false);
     match compile(&program, &arch.target()).and_then(|_| device.kernel(&program)) {
         Ok(_) => say!("    kernels       one compiles and loads"),
@@ -110,7 +110,7 @@ fn describe(ordinal: usize, device: &Device) {
     }
 }
 
-/// Where compiled kernels and measurements are kept.
+/// Prints the folder of compiled kernels and measurements.
 fn cache() {
     match cache::cache_dir() {
         Some(dir) => {
@@ -123,7 +123,7 @@ fn cache() {
     }
 }
 
-/// What `--backend auto` uses.
+/// Prints the backend that `--backend auto` selects.
 fn in_use() {
     match swinq::usable_gpu(0) {
         Ok(device) => say!("  --backend auto  uses GPU 0, {} (--device chooses another)", device.name()),
@@ -134,7 +134,7 @@ fn in_use() {
     }
 }
 
-/// Whether the float forward runs on GPUs too.
+/// Prints whether the float forward of this build can run on GPUs.
 fn float_forward() {
     match FloatDevice::HAS_CUDA {
         true => {

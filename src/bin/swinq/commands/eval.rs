@@ -55,7 +55,7 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
     Ok((results, candidates.iter().filter_map(Candidate::calibration).collect()))
 }
 
-/// Prints what an evaluation finds as it goes.
+/// Prints the results of an evaluation while it runs.
 #[derive(Default)]
 struct Printer {
     progress: Option<Progress>,
@@ -94,7 +94,8 @@ impl Observer for Printer {
     }
 }
 
-/// The models as they will be run: each on an engine, and quantized ones simulated too where that was asked for.
+/// The candidates: each model on an engine and, if simulation was requested, each quantized model simulated
+/// as well.
 fn candidates(args: &EvalArgs) -> anyhow::Result<Vec<Candidate>> {
     let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
     let engines = backend_arg::engines(&args.backend, args.threads, largest.unwrap_or(1))?;

@@ -38,7 +38,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name of a class, or its index where it has none.
+/// The name of a class, or its index if it has no name.
 fn name(class: &ClassScore) -> String {
     class.label.clone().unwrap_or_else(|| class.index.to_string())
 }

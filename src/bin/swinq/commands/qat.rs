@@ -51,7 +51,7 @@ fn use_threads(threads: usize) -> anyhow::Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("starting threads")
 }
 
-/// Prints the job with every key set, so that no key is silently without effect.
+/// Prints the job with the effective value of every key.
 fn describe(training: &Training) {
     let Training { job, inputs, course, schedule, .. } = training;
     say!("{}", job.to_string().trim_end());

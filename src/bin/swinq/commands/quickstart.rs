@@ -1,4 +1,5 @@
-//! `swinq quickstart`: the bundled sample, from a trained float Swin to a report, by the plain commands it prints.
+//! `swinq quickstart`: runs the commands that lead from the sample's trained float Swin to a report, and
+//! prints them.
 
 use std::path::Path;
 

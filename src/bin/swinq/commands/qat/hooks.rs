@@ -1,4 +1,4 @@
-//! Progress of a training on the terminal, and its interruption.
+//! Shows the progress of a training run on the terminal, and interrupts the run.
 
 use std::io::IsTerminal;
 
@@ -20,7 +20,7 @@ pub struct TrainHooks {
 }
 
 impl TrainHooks {
-    /// For a run along `course`.
+    /// The hooks for a run of the length that `course` states.
     pub fn new(validator: Validator, course: &Course) -> TrainHooks {
         let bar = std::io::stderr().is_terminal().then(|| {
             let template = "[{bar:24}] {pos}/{len} iterations, {msg}, ETA {eta}";
@@ -30,7 +30,7 @@ impl TrainHooks {
         TrainHooks { validator, bar, course: *course }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -38,7 +38,7 @@ impl TrainHooks {
     }
 }
 
-/// Loss, accuracy and rate since the record before.
+/// Loss, accuracy and speed since the previous record.
 fn line(record: &IterationRecord) -> String {
     let top1 = record.top1.map(|top1| format!(", top-1 {:.1} %", 100.0 * top1)).unwrap_or_default();
     format!("loss {:.4}{top1}, {:.0} images/s", record.loss, record.images_per_second)
@@ -63,7 +63,7 @@ impl Hooks for TrainHooks {
             return;
         };
         if bar.position() + 1 != done {
-            // A resumed run: what is done already says nothing of the speed.
+            // A resumed run: iterations of the earlier run must not count for the speed.
             bar.set_position(done - 1);
             bar.reset_eta();
         }
