@@ -5,8 +5,8 @@
 //! cargo run --release -p swinq-float --example parity -- FOLDER
 //! ```
 //!
-//! Prints the relative L2 distance of the logits and the time of each case. Fails if a distance exceeds 1e-5, or if there
-//! is no case.
+//! Prints the relative L2 distance of the logits and the time of each case. Fails if a distance exceeds 1e-5,
+//! or if there is no case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -36,7 +36,8 @@ impl Attention<'_> {
         Ok([parts.get(0)?, parts.get(1)?, parts.get(2)?])
     }
 
-    /// Converts `[windows, heads, n, head_dim]` to the projection's input rows, `[windows * n, heads * head_dim]`.
+    /// Converts `[windows, heads, n, head_dim]` to the projection's input rows,
+    /// `[windows * n, heads * head_dim]`.
     ///
     /// # Errors
     /// The errors of [`Attention::split`].
@@ -70,7 +71,8 @@ impl Attention<'_> {
     }
 }
 
-/// The attention branch of a block: normalised windows `[images * windows * n, c]` to token order `[images * tokens, c]`.
+/// The attention branch of a block: normalised windows `[images * windows * n, c]` to token order
+/// `[images * tokens, c]`.
 pub(super) fn attention(
     input: Tensor,
     weights: &BlockWeights,

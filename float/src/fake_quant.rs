@@ -1,5 +1,6 @@
-//! Simulation of quantization: the float forward in which every enabled site is rounded with its fixed scale, and every
-//! quantized linear layer is computed on codes, as the number contract says (`swinq_kernels::reference`).
+//! Simulation of quantization: the float forward in which every enabled site is rounded with its fixed scale,
+//! and every quantized linear layer is computed on codes, as the number contract says
+//! (`swinq_kernels::reference`).
 
 mod composed;
 mod host;
@@ -21,12 +22,13 @@ use swinq_model::site::{BlockId, Linear, Site, all_linears};
 /// Longest sum of products of codes that f32 arithmetic computes exactly: `1024 * 128 * 127 < 2^24`.
 const EXACT: usize = 1024;
 
-/// The sites of a [`QuantizedModel`]: activations and weights are replaced with their dequantized codes. A linear layer
-/// whose two operands are quantized sums products of codes, exactly. A site that is off leaves its tensor unchanged.
+/// The sites of a [`QuantizedModel`]: activations and weights are replaced with their dequantized codes. A
+/// linear layer whose two operands are quantized sums products of codes, exactly. A site that is off leaves
+/// its tensor unchanged.
 ///
-/// In host memory all arithmetic equals the reference's, bit for bit. In candle's operations ([`FakeQuant::composed`])
-/// codes and sums of codes equal the reference's; the exponential, GELU and norms are candle's, and a multiplication
-/// followed by an addition rounds twice.
+/// In host memory all arithmetic equals the reference's, bit for bit. In candle's operations
+/// ([`FakeQuant::composed`]) codes and sums of codes equal the reference's; the exponential, GELU and norms
+/// are candle's, and a multiplication followed by an addition rounds twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
     probs: BTreeMap<BlockId, Probs>,
@@ -57,7 +59,8 @@ enum QuantizedLinear {
 }
 
 impl FakeQuant {
-    /// The simulation of `model` on `device`: by the reference's functions in host memory, else in candle's operations.
+    /// The simulation of `model` on `device`: by the reference's functions in host memory, else in candle's
+    /// operations.
     ///
     /// # Errors
     /// The errors of [`QuantizedModel::validate`].
@@ -160,8 +163,8 @@ impl Sites for FakeQuant {
         Ok(self.weights.get(&linear).map_or(w, |weight| &weight.float).clone())
     }
 
-    /// Refused if the probabilities are quantized, because the contract defines quantized attention as a whole:
-    /// [`Sites::attention`] computes it.
+    /// Refused if the probabilities are quantized, because the contract defines quantized attention as a
+    /// whole: [`Sites::attention`] computes it.
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
         match site {
             Site::Probs(block) if self.probs.contains_key(&block) => Err(ModelError::site(

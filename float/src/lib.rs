@@ -1,7 +1,7 @@
 //! The float forward pass of Swin, in candle, with a hook at every site.
 //!
-//! An implementation of [`Sites`] decides what happens to the tensors that may be quantized: [`Float`] leaves them
-//! unchanged, [`FakeQuant`] rounds them with fixed scales; calibration and training have their own.
+//! An implementation of [`Sites`] decides what happens to the tensors that may be quantized: [`Float`] leaves
+//! them unchanged, [`FakeQuant`] rounds them with fixed scales; calibration and training have their own.
 
 mod attention;
 mod block;
@@ -26,12 +26,13 @@ pub use weights::LinearWeights;
 use ops::taped::AttentionSites;
 use swinq_model::site::{BlockId, Site};
 
-/// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site once, in the
-/// order of [`all_sites`](swinq_model::site::all_sites), except the sites inside [`Sites::linear`] and [`Sites::attention`]
-/// if an implementation replaces these. Tensors are f32; `x` and `logits` may be views of larger tensors.
+/// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site
+/// once, in the order of [`all_sites`](swinq_model::site::all_sites), except the sites inside
+/// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these. Tensors are f32; `x` and
+/// `logits` may be views of larger tensors.
 pub trait Sites {
-    /// Called with an activation, in the forward pass's layout; every value belongs to the site, none is padding. Returns the
-    /// tensor to continue with, of the same shape.
+    /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
+    /// padding. Returns the tensor to continue with, of the same shape.
     ///
     /// # Errors
     /// An error of the implementation, which ends the forward pass.
@@ -43,21 +44,22 @@ pub trait Sites {
     /// The errors of [`Sites::activation`].
     fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError>;
 
-    /// Softmax over the last dimension of `logits` `[windows, heads, n, n]` (scale, bias and mask applied), times
-    /// `v` `[windows, heads, n, head_dim]`; `site` is the probabilities' site. Returns `v`'s shape.
-    /// [`ops::attend`] is the float computation.
+    /// Computes the softmax over the last dimension of `logits` `[windows, heads, n, n]` (scale, bias and
+    /// mask applied), times `v` `[windows, heads, n, head_dim]`; `site` is the probabilities' site. Returns
+    /// `v`'s shape. [`ops::attend`] is the float computation.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
     fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError>;
 
-    /// Whether the implementation changes or reads the tensor at `site`. If not, the forward pass may fuse the operations
-    /// around the site.
+    /// Whether the implementation changes or reads the tensor at `site`. If not, the forward pass may fuse
+    /// the operations around the site.
     fn watches(&self, _site: Site) -> bool {
         true
     }
 
-    /// Called with the residual stream after a block, `[images * tokens, c]`, for comparisons with another network.
+    /// Called with the residual stream after a block, `[images * tokens, c]`, for comparisons with another
+    /// network.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
@@ -65,8 +67,9 @@ pub trait Sites {
         Ok(())
     }
 
-    /// A linear layer on `x` `[rows, in]`, which its input site returned: the product with the weight, through the sites of
-    /// weight and output, then bias and GELU if the layer has them; `[rows, out]`. The default computes it in float.
+    /// Computes a linear layer, `[rows, in]` to `[rows, out]`: the product with the weight, through the sites
+    /// of weight and output, then bias and GELU if the layer has them. `x` is the result of the input site.
+    /// The default computes in float.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
@@ -84,8 +87,9 @@ pub trait Sites {
         Ok(layer.finish(y)?)
     }
 
-    /// Attention inside every window of a block, through its sites: `[windows * n, heads * head_dim]`. The default computes
-    /// it in float and ends with [`Sites::attend`]; on a tape it skips the sites.
+    /// Computes attention inside every window of a block, through its sites:
+    /// `[windows * n, heads * head_dim]`. The default computes in float and ends with [`Sites::attend`]; on a
+    /// tape it skips the sites.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].

@@ -29,7 +29,8 @@ impl Workers {
 pub(super) struct Packing {
     /// The family of operations.
     pub ops: Ops,
-    /// The threads for packed layers; `None` if layers are not packed, which is only done for inference on the host.
+    /// The threads for packed layers; `None` if layers are not packed, which is only done for inference on
+    /// the host.
     workers: Option<Workers>,
 }
 
@@ -54,7 +55,8 @@ pub(super) struct PackedLinear {
 }
 
 impl PackedLinear {
-    /// Packs a layer: the product with `weight` `[out, ...]`, then the site `output`, `bias` `[out]`, and GELU if `gelu`.
+    /// Packs a layer: the product with `weight` `[out, ...]`, then the site `output`, `bias` `[out]`, and
+    /// GELU if `gelu`.
     pub fn new(
         workers: &Workers,
         weight: &Tensor,

@@ -66,8 +66,8 @@ impl Swin {
         Swin::assemble(config, &moved, device, Ops::for_inference(device))
     }
 
-    /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the forward pass
-    /// uses their current values.
+    /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the
+    /// forward pass uses their current values.
     ///
     /// # Errors
     /// An invalid configuration, or a missing tensor. Shapes are not checked.
@@ -80,8 +80,8 @@ impl Swin {
         Swin::assemble(config, tensors, device, Ops::Composed)
     }
 
-    /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must watch the
-    /// tensors whose gradients are needed.
+    /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must
+    /// watch the tensors whose gradients are needed.
     ///
     /// # Errors
     /// The errors of [`Swin::differentiable`].

@@ -1,9 +1,10 @@
 //! Reverse-mode differentiation for training, by hand-written backward passes.
 //!
-//! candle's gradient graph allocates a tensor of zeros for every argument of every operation and adds to it, which costs
-//! more memory traffic than the passes themselves. A [`Tape`] is the list of recorded operations. Its backward pass walks
-//! the list in reverse; it moves a gradient that has one source and adds gradients only where there are several. Sums
-//! follow the order of the tape, so gradients have the same bits in every run.
+//! candle's gradient graph allocates a tensor of zeros for every argument of every operation and adds to it,
+//! which causes more memory traffic than the passes themselves. A [`Tape`] is the list of recorded
+//! operations. Its backward pass walks the list in reverse; it moves a gradient that has one source and adds
+//! gradients only where there are several. Sums follow the order of the tape, so gradients have the same bits
+//! in every run.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -67,13 +68,14 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
-    /// An empty tape whose linear layers convert their operands to `operand_type`, in forward and backward passes; `None` is
-    /// f32.
+    /// An empty tape whose linear layers convert their operands to `operand_type`, in forward and backward
+    /// passes; `None` is f32.
     pub fn with_operand_type(operand_type: Option<DType>) -> Tape {
         Tape(Arc::new(Mutex::new(Record { operand_type, ..Record::default() })))
     }
 
-    /// Selects the implementation of later passes, to compare the implementations or to test one on another device.
+    /// Selects the implementation of later passes, to compare the implementations or to test one on another
+    /// device.
     pub fn set_passes(&self, passes: Passes) {
         self.lock().passes = passes;
     }
@@ -117,8 +119,8 @@ impl Tape {
         record.leaves.contains(&tensor.id()) || record.results.contains(&tensor.id())
     }
 
-    /// Records that `output` was computed from `inputs`. `backward` receives the gradient of `output` and adds the gradients
-    /// of the inputs. Nothing is recorded if no input is tracked.
+    /// Records that `output` was computed from `inputs`. `backward` receives the gradient of `output` and
+    /// adds the gradients of the inputs. Nothing is recorded if no input is tracked.
     pub fn record(
         &self,
         inputs: &[&Tensor],
@@ -150,11 +152,11 @@ impl Tape {
         record.nodes.clear();
     }
 
-    /// The gradients of the parameters, from the gradients of some results (`seeds`), which have the shapes of these results.
-    /// The tape is empty afterwards.
+    /// The gradients of the parameters, from the gradients of some results (`seeds`), which have the shapes
+    /// of these results. The tape is empty afterwards.
     ///
     /// # Errors
-    /// An error of a backward pass; the tape is empty then, too.
+    /// An error of a backward pass; the tape is empty after an error, too.
     pub fn backward(&self, seeds: impl IntoIterator<Item = (TensorId, Tensor)>) -> Result<Gradients> {
         let (nodes, wanted, leaves) = {
             let mut record = self.lock();

@@ -37,7 +37,8 @@ impl LinearWeights {
         self.packed.as_ref()
     }
 
-    /// The product of `x` `[rows, in]` with `weight`, which the weight's site returned. The output site takes the result.
+    /// The product of `x` `[rows, in]` with `weight`, which is the result of the weight's site. The output
+    /// site takes the product.
     ///
     /// # Errors
     /// Candle's errors.
@@ -58,7 +59,8 @@ impl LinearWeights {
         self.without_bias.get().expect("set above").run(x)
     }
 
-    /// The whole layer on `x` `[rows, in]` with `weight`, which the weight's site returned: product, bias and GELU.
+    /// The whole layer on `x` `[rows, in]`: product, bias and GELU. `weight` is the result of the weight's
+    /// site.
     ///
     /// # Errors
     /// Candle's errors.

@@ -1,4 +1,5 @@
-//! The float forward against PyTorch, on small models whose parameters are all random (`tests/parity/make_fixtures.py`).
+//! The float forward against PyTorch, on small models whose parameters are all random
+//! (`tests/parity/make_fixtures.py`).
 
 use std::collections::BTreeMap;
 

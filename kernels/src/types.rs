@@ -1,7 +1,7 @@
 //! Types that ops share: quantizers, outputs, and the order of rows.
 
-/// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`, `x ~ code
-/// * scale`.
+/// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`,
+/// `x ~ code * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantizer {
     scale: f32,

@@ -1,11 +1,13 @@
-//! Times the iterations of a training on fixed images: forward passes of teacher and student, backward pass, AdamW.
+//! Times the iterations of a training on fixed images: forward passes of teacher and student, backward pass,
+//! AdamW.
 //!
 //! ```text
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
-//! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are those of a
-//! job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`: `fused` (the default), or `composed` of candle's
-//! operations. The last line is JSON with the median in milliseconds, for `benches/peers/qat_torch.py --swinq`.
+//! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are
+//! those of a job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`: `fused` (the default), or
+//! `composed` of candle's operations. The last line is JSON with the median in milliseconds, for
+//! `benches/peers/qat_torch.py --swinq`.
 
 use std::ops::ControlFlow;
 use std::path::Path;

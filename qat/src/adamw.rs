@@ -51,7 +51,7 @@ impl AdamW {
     /// An optimizer of `parameters` whose moments are zero.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn new(keys: &OptimizerKeys, parameters: &BTreeMap<String, Tensor>) -> Result<AdamW> {
         let mut moments = BTreeMap::new();
         for (name, p) in parameters {
@@ -205,7 +205,7 @@ impl Rule {
 /// The Euclidean norm of all gradients together, summed in f64 in the order given.
 ///
 /// # Errors
-/// Those of candle.
+/// Errors of candle.
 pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> {
     let (mut sum, mut squares) = (0.0, Vec::new());
     for gradient in gradients {

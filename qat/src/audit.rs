@@ -14,7 +14,7 @@ impl Audit {
     /// Checks the tensor `name`.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn check(&mut self, name: &str, x: &Tensor) -> Result<(), FloatError> {
         if self.first.is_none()
             && let Some((index, value)) = not_finite(x)?
@@ -25,8 +25,8 @@ impl Audit {
     }
 }
 
-/// Whether one of `tensors` may hold a value that is not finite: whether one of their sums is not finite. The tensors are
-/// on one device, and the check needs one transfer.
+/// Whether one of `tensors` may hold a value that is not finite: whether one of their sums is not finite. The
+/// tensors are on one device, and the check needs one transfer.
 pub fn any_not_finite<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> candle_core::Result<bool> {
     let sums: Vec<Tensor> = tensors.into_iter().map(Tensor::sum_all).collect::<candle_core::Result<_>>()?;
     if sums.is_empty() {

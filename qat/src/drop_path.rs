@@ -1,13 +1,13 @@
-//! DropPath: training leaves out whole branches of random images.
+//! DropPath: training drops whole branches for random images.
 //!
-//! Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016. In Swin the rate grows linearly, from 0 at the first
-//! block to its highest value at the last.
+//! Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016. In Swin the rate grows linearly, from 0 at
+//! the first block to its highest value at the last.
 
 use candle_core::{Device, Result, Tensor};
 use swinq_model::{BlockId, Draws, Half, SwinConfig};
 
-/// The branches to drop for each image of a batch. They depend on the seed and the batch's number in the run alone, so a
-/// checkpoint stores no state for them.
+/// The branches to drop for each image of a batch. They depend on the seed and the batch's number in the run
+/// alone, so a checkpoint stores no state for them.
 #[derive(Clone, Debug)]
 pub struct DropPath {
     seed: u64,
@@ -31,11 +31,11 @@ impl DropPath {
         DropPath { batch, ..self.clone() }
     }
 
-    /// Factor of each image's branch, `[images]`: 0, or the reciprocal of the fraction kept. `None` for a block that drops
-    /// nothing.
+    /// Factor of each image's branch, `[images]`: 0, or the reciprocal of the fraction kept. `None` for a
+    /// block that drops nothing.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn factors(
         &self,
         block: BlockId,

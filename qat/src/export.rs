@@ -14,7 +14,7 @@ use crate::scales::ScaleTable;
 /// The network's parameters among `values`, which may also hold ratios of learned scales.
 ///
 /// # Errors
-/// Those of candle.
+/// Errors of candle.
 pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Result<StateDict, QatError> {
     let tensor = |name: &str| -> Result<HostTensor, QatError> {
         let tensor = &values[name];
@@ -23,8 +23,8 @@ pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Res
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }
 
-/// Quantizes the parameters `values` with their scales and ranges. The recipe, the calibration's record and the
-/// preprocessing come from `template`.
+/// Quantizes the parameters `values` with their scales and ranges. The recipe, the calibration's record and
+/// the preprocessing come from `template`.
 ///
 /// # Errors
 /// A weight or a range that cannot be quantized.
@@ -66,7 +66,7 @@ pub fn quantized(
 /// The float model with the parameters `values`.
 ///
 /// # Errors
-/// Those of candle.
+/// Errors of candle.
 pub fn float(start: &FloatModel, values: &BTreeMap<String, Tensor>) -> Result<FloatModel, QatError> {
     Ok(FloatModel { tensors: state_dict(&start.config, values)?, ..start.clone() })
 }

@@ -8,8 +8,9 @@ use swinq_model::{Draws, HostTensor, StateDict};
 /// Standard deviation of Swin's initial weights, which are truncated at two deviations.
 const DEVIATION: f64 = 0.02;
 
-/// An untrained network with Swin's initialisation. Weights, bias tables and position embeddings have a normal
-/// distribution with standard deviation 0.02, truncated at two deviations; biases are 0; norm weights are 1.
+/// An untrained network with Swin's initialisation. Weights, bias tables and position embeddings have a
+/// normal distribution with standard deviation 0.02, truncated at two deviations; biases are 0; norm weights
+/// are 1.
 pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let tensors: StateDict = parameters(&loaded.config)
         .into_iter()

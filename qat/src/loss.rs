@@ -7,8 +7,8 @@
 //! KL = T^2 sum q log(q / p)  p, q: softmax of the student's and the teacher's logits divided by T
 //! ```
 //!
-//! The divergence and its factor follow Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015.
-//! There are few logits, so the loss is computed on the host in f64, whatever the device.
+//! The divergence and its factor follow Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
+//! Network", 2015. There are few logits, so the loss is computed on the host in f64, whatever the device.
 
 use crate::job::LossKeys;
 
@@ -54,8 +54,8 @@ pub struct Targets<'a> {
     pub teacher: Option<&'a [f32]>,
 }
 
-/// The loss of `logits` `[images, classes]` and its gradient. Both are multiplied by `share`, the batch's fraction of the
-/// iteration.
+/// The loss of `logits` `[images, classes]` and its gradient. Both are multiplied by `share`, the batch's
+/// fraction of the iteration.
 pub fn loss(
     keys: &LossKeys,
     logits: &[f32],
@@ -148,8 +148,8 @@ mod tests {
         loss(&keys(), logits, 3, &targets, 0.5).0.total
     }
 
-    /// `torch.nn.functional` in f64: `cross_entropy(x, y, label_smoothing=0.1)`, `kl_div(log_softmax(x / 3),
-    /// softmax(t / 3), "batchmean") * 9`.
+    /// `torch.nn.functional` in f64: `cross_entropy(x, y, label_smoothing=0.1)`,
+    /// `kl_div(log_softmax(x / 3), softmax(t / 3), "batchmean") * 9`.
     #[test]
     fn equals_pytorch() {
         let targets = Targets { labels: &[2, 0], teacher: Some(&TEACHER) };

@@ -30,8 +30,8 @@ pub struct Validation {
 
 /// The callbacks that a training needs.
 pub trait Hooks {
-    /// Validates the model on the engine, which is how it will be used: on all validation images at the `end` of the run,
-    /// else on as many as the job says.
+    /// Validates the model on the engine, which is how it will be used: on all validation images at the `end`
+    /// of the run, else on as many as the job says.
     ///
     /// # Errors
     /// An error of the engine or of the images.
@@ -61,12 +61,12 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `course`, or until the hooks stop it. With `resume` the training continues from the latest
-/// checkpoint, if there is one.
+/// Trains until the end of `course`, or until the hooks stop it. With `resume` the training continues from
+/// the latest checkpoint, if there is one.
 ///
 /// # Errors
-/// An output folder that has checkpoints, without `resume`; an error of an iteration, of a file or of a hook. The latest
-/// checkpoint is kept.
+/// An output folder that has checkpoints, without `resume`; an error of an iteration, of a file or of a hook.
+/// The latest checkpoint is kept.
 pub fn run(
     job: &Job,
     identity: &Identity,

@@ -1,6 +1,7 @@
 //! The quantization scales of a model in training: fixed, recomputed from the weights, or learned (LSQ).
 //!
-//! Esser et al., "Learned Step Size Quantization", ICLR 2020. A learned scale is trained as a ratio to its initial value.
+//! Esser et al., "Learned Step Size Quantization", ICLR 2020. A learned scale is trained as a ratio to its
+//! initial value.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +45,8 @@ struct WeightScale {
 }
 
 impl WeightScale {
-    /// The tensor that determines the scales, on the weight's device: the trained ratios, or the largest magnitudes.
-    /// `None` if the scales must be computed from the whole weight in host memory.
+    /// The tensor that determines the scales, on the weight's device: the trained ratios, or the largest
+    /// magnitudes. `None` if the scales must be computed from the whole weight in host memory.
     fn source(&self, weight: &Tensor) -> Result<Option<Tensor>, QatError> {
         if let Some(ratio) = &self.ratio {
             return Ok(Some(ratio.clone()));
@@ -56,7 +57,7 @@ impl WeightScale {
         Ok(Some(weight.reshape((self.base.len(), ()))?.abs()?.max(1)?))
     }
 
-    /// The scales that follow from the values of [`WeightScale::source`].
+    /// Computes the scales from the values of [`WeightScale::source`].
     fn scales(&self, values: Vec<f32>) -> Vec<f32> {
         let largest = f32::from(largest_code(&self.spec));
         let scale = |(value, base): (f32, &f32)| match self.ratio.is_some() {
@@ -76,8 +77,8 @@ pub struct ScaleTable {
 }
 
 impl ScaleTable {
-    /// The scales of `model`; `policy` says for each site whether its scale is fixed, recomputed or learned. `tensors` are
-    /// the weights at the start of the training.
+    /// The scales of `model`; `policy` says for each site whether its scale is fixed, recomputed or learned.
+    /// `tensors` are the weights at the start of the training.
     ///
     /// # Errors
     /// A site has no usable range, or a weight cannot be quantized as its site says.
@@ -150,8 +151,8 @@ impl ScaleTable {
         Ok(())
     }
 
-    /// The fake quantization of an activation; `None` if the site is off. `values` is the number of values per image, for
-    /// LSQ's factor.
+    /// The fake quantization of an activation; `None` if the site is off. `values` is the number of values
+    /// per image, for LSQ's factor.
     pub fn fake(&self, site: Site, values: usize) -> Option<FakeActivation> {
         let scale = self.activations.get(&site)?;
         let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
@@ -162,7 +163,8 @@ impl ScaleTable {
         Some(FakeActivation { quantizer: scale.now, learned })
     }
 
-    /// The fake quantization of a weight; `None` if the site is off. `values` is the weight's number of values.
+    /// The fake quantization of a weight; `None` if the site is off. `values` is the weight's number of
+    /// values.
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
         let scale = self.weights.get(&linear)?;
         let largest = f32::from(largest_code(&scale.spec));
@@ -174,21 +176,21 @@ impl ScaleTable {
         Some(FakeWeight { scales: scale.now.clone(), largest, learned })
     }
 
-    /// The range of an activation that follows from the parameters `tensors`, for export.
+    /// The range of an activation, computed from the parameters `tensors`, for export.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn amax(&self, site: Site, tensors: &BTreeMap<String, Tensor>) -> Result<Option<f32>, QatError> {
         let Some(scale) = self.activations.get(&site) else { return Ok(None) };
         let ratio = scale.ratio.as_ref().map(|_| tensors[&ratio_name(site)].to_vec1::<f32>()).transpose()?;
         Ok(Some(ratio.map_or(scale.amax, |ratio| scale.amax * ratio[0])))
     }
 
-    /// The learned scales of a weight that follow from the parameters `tensors`, and the weight's largest code. `None` if
-    /// the scales are recomputed from the weight.
+    /// The learned scales of a weight, computed from the parameters `tensors`, and the weight's largest code.
+    /// `None` if the scales are recomputed from the weight.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn trained_weight_scales(
         &self,
         linear: Linear,

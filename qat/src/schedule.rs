@@ -6,9 +6,10 @@
 //! else, constant:  lr = peak
 //! ```
 //!
-//! Rates are absolute: the optimizer uses the job's rates, whatever the batch size and the number of devices. The cosine
-//! covers the iterations after the warmup, as in timm's scheduler with `warmup_prefix` and in PyTorch's `LinearLR`
-//! followed by `CosineAnnealingLR`. It would reach `min_lr` one iteration after the last.
+//! Rates are absolute: the optimizer uses the job's rates, whatever the batch size and the number of devices.
+//! The cosine covers the iterations after the warmup, as in timm's scheduler with `warmup_prefix` and in
+//! PyTorch's `LinearLR` followed by `CosineAnnealingLR`. It would reach `min_lr` one iteration after the
+//! last.
 
 use std::fmt;
 
@@ -19,7 +20,8 @@ use crate::job::{Job, JobError, ScheduleKind};
 pub enum Group {
     /// Weights, biases, norms and tables: peak `optimizer.lr`.
     Weights,
-    /// Learned scales: peak `optimizer.lr_scales`. `warmup_lr` and `min_lr` keep their ratio to the peak of the weights.
+    /// Learned scales: peak `optimizer.lr_scales`. `warmup_lr` and `min_lr` keep their ratio to the peak of
+    /// the weights.
     Scales,
 }
 
@@ -150,9 +152,10 @@ mod tests {
         );
     }
 
-    /// Values of timm's `CosineLRScheduler(t_initial=90, lr_min=1e-5, warmup_t=10, warmup_lr_init=1e-6,
-    /// warmup_prefix=True)` over a base rate of 1e-3, and of PyTorch's `CosineAnnealingLR(T_max=90, eta_min=1e-5)` from
-    /// its step 10 on.
+    /// Values of timm's
+    /// `CosineLRScheduler(t_initial=90, lr_min=1e-5, warmup_t=10, warmup_lr_init=1e-6, warmup_prefix=True)`
+    /// over a base rate of 1e-3, and of PyTorch's `CosineAnnealingLR(T_max=90, eta_min=1e-5)` from its step
+    /// 10 on.
     #[test]
     fn equals_timm_and_pytorch() {
         let schedule = cosine(100, 10, 1e-3, 1e-2);

@@ -1,5 +1,5 @@
-//! The sites of a forward pass in training: fake quantization with gradients, DropPath, and the blocks' outputs for the
-//! feature loss.
+//! The sites of a forward pass in training: fake quantization with gradients, DropPath, and the blocks'
+//! outputs for the feature loss.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::audit::Audit;
 use crate::drop_path::DropPath;
 use crate::scales::ScaleTable;
 
-/// The sites of a student; the fields for the next forward pass are set before it.
+/// The sites of a student. The caller sets the public fields before each forward pass.
 pub struct TrainSites {
     tape: Tape,
     /// The scales, which the trainer updates once per iteration.
@@ -69,7 +69,8 @@ impl Sites for TrainSites {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         self.audit(site, &x)?;
         if site == Site::Input(Linear::PatchEmbed) {
-            // `linear` quantizes the patches: they hold the same values, in a tensor that is on the tape.
+            // `linear` quantizes the patches instead: they hold the same values, in a tensor that is on the
+            // tape.
             return Ok(x);
         }
         let x = self.fake(site, &x)?;

@@ -1,9 +1,10 @@
-//! Checkpoints of a training. A training that is resumed from one gives the same bits as one that never stopped.
+//! Checkpoints of a training. A training that is resumed from a checkpoint gives the same bits as a training
+//! that never stopped.
 //!
-//! A checkpoint is a safetensors file with f32 tensors: `parameter/NAME`, `first/NAME` and `second/NAME` (AdamW's moments),
-//! and `average/NAME` (the moving average, if there is one). The metadata key `swinq_training` holds JSON: the job, the
-//! [`Progress`], and the SHA-256 of the whole content. The position among the images and every random draw follow from
-//! the number of iterations.
+//! A checkpoint is a safetensors file with f32 tensors: `parameter/NAME`, `first/NAME` and `second/NAME`
+//! (AdamW's moments), and `average/NAME` (the moving average, if there is one). The metadata key
+//! `swinq_training` holds JSON: the job, the [`Progress`], and the SHA-256 of the whole content. The position
+//! among the images and every random draw follow from the number of iterations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -111,8 +112,9 @@ pub fn save(
     Ok(path)
 }
 
-/// Removes all but the latest `keep` checkpoints up to `newest`, and the temporary files of killed processes. Checkpoints
-/// after `newest` do not count: they were skipped as damaged on resume and must not displace intact ones.
+/// Removes all but the latest `keep` checkpoints up to `newest`, and the temporary files of killed processes.
+/// Checkpoints after `newest` do not count: they were skipped as damaged on resume and must not displace
+/// intact ones.
 fn rotate(folder: &Path, newest: &Path, keep: usize) -> Result<(), QatError> {
     let older = files(folder)?.into_iter().rev().filter(|file| file.as_path() <= newest).skip(keep);
     let parts = entries(folder)?.into_iter().filter(|file| {
@@ -167,8 +169,8 @@ pub fn exists(folder: &Path) -> Result<bool, QatError> {
     Ok(!files(folder)?.is_empty())
 }
 
-/// Restores the latest intact checkpoint in `folder` into `state`; `None` if there is none. `warn` is called for each
-/// damaged one.
+/// Restores the latest intact checkpoint in `folder` into `state`; `None` if there is none. `warn` is called
+/// for each damaged checkpoint.
 ///
 /// # Errors
 /// The checkpoint belongs to another job or network (the error names the difference), or a device fails.

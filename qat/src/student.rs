@@ -19,8 +19,8 @@ use crate::sites::TrainSites;
 /// The teacher's outputs for a batch.
 #[derive(Debug)]
 pub struct TeacherOutput {
-    /// Logits `[images, classes]`. They stay on the device, so that the host does not wait for the teacher before it starts
-    /// the student.
+    /// Logits `[images, classes]`. They stay on the device, so that the host does not wait for the teacher
+    /// before it starts the student.
     pub logits: Tensor,
     /// The blocks' outputs, if the loss compares them.
     pub features: BTreeMap<BlockId, Tensor>,
@@ -62,8 +62,8 @@ impl Sites for Capture {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. `half` is the type of the
-    /// operands of matrix products on a GPU.
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. `half` is the
+    /// type of the operands of matrix products on a GPU.
     ///
     /// # Errors
     /// The errors of [`Swin::new`].
@@ -121,8 +121,9 @@ pub struct Student {
 }
 
 impl Student {
-    /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, what happens to the scale;
-    /// without it the training is in float. `half` is the type of the operands of matrix products.
+    /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, what happens
+    /// to the scale; without it the training is in float. `half` is the type of the operands of matrix
+    /// products.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized, and candle's errors.
@@ -175,7 +176,7 @@ impl Student {
     /// Recomputes the scales from the parameters; call it once per iteration.
     ///
     /// # Errors
-    /// Those of [`ScaleTable::update`].
+    /// The errors of [`ScaleTable::update`].
     pub fn update_scales(&mut self) -> Result<(), QatError> {
         self.sites.scales.update(&self.parameters)
     }
@@ -198,8 +199,8 @@ impl Student {
         Ok(self.swin.forward(&images, &mut self.sites)?)
     }
 
-    /// The loss of the batch whose forward pass gave `logits`, and the gradients. Both are multiplied by `share`, the
-    /// batch's fraction of the iteration; the gradients are also multiplied by `loss_scale`.
+    /// The loss of the batch whose forward pass gave `logits`, and the gradients. Both are multiplied by
+    /// `share`, the batch's fraction of the iteration; the gradients are also multiplied by `loss_scale`.
     ///
     /// # Errors
     /// Errors of the backward passes.
@@ -229,11 +230,11 @@ impl Student {
         Ok((parts, self.tape.backward(seeds)?))
     }
 
-    /// A description of the first parameter that is not finite. The loss may not show it, because fake quantization maps
-    /// every value to a code.
+    /// A description of the first parameter that is not finite. The loss may not show it, because fake
+    /// quantization maps every value to a code.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn parameter_not_finite(&self) -> Result<Option<String>, QatError> {
         if !crate::audit::any_not_finite(self.parameters.values())? {
             return Ok(None);
@@ -266,8 +267,8 @@ impl Student {
     }
 }
 
-/// Whether weight decay applies to a parameter: to weight matrices only, not to biases, norms, position embeddings, bias
-/// tables or scales.
+/// Whether weight decay applies to a parameter: to weight matrices only, not to biases, norms, position
+/// embeddings, bias tables or scales.
 pub fn decays(name: &str, parameter: &Tensor) -> bool {
     let table = name.ends_with("relative_position_bias_table") || name == "absolute_pos_embed";
     !is_scale(name) && !table && parameter.dims().len() > 1

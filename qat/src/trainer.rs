@@ -139,11 +139,12 @@ impl Trainer {
         (&mut self.progress, state)
     }
 
-    /// One iteration: forward and backward passes on the next images of `source`, and one update by the optimizer.
+    /// One iteration: forward and backward passes on the next images of `source`, and one update by the
+    /// optimizer.
     ///
     /// # Errors
-    /// [`QatError::Diverged`] if a loss or a gradient is not finite or the loss explodes; the parameters are then unchanged.
-    /// Unreadable images, or a device that fails.
+    /// [`QatError::Diverged`] if a loss or a gradient is not finite or the loss explodes; the parameters are
+    /// then unchanged. Unreadable images, or a device that fails.
     pub fn iterate(&mut self, source: &mut dyn BatchSource) -> Result<IterationReport, QatError> {
         if let Some(found) = self.student.parameter_not_finite()? {
             return Err(self.diverged(found));
@@ -305,7 +306,7 @@ impl Trainer {
         self.average.as_ref().unwrap_or_else(|| self.student.parameters())
     }
 
-    /// The trained model for the engine: quantized, or with every site off in a float training.
+    /// The trained model for the engine: quantized, or with every site off after a float training.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized.
@@ -319,7 +320,7 @@ impl Trainer {
     /// The trained weights in float.
     ///
     /// # Errors
-    /// Those of candle.
+    /// Errors of candle.
     pub fn float(&self) -> Result<FloatModel, QatError> {
         export::float(&self.start, self.values())
     }

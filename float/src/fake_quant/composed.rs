@@ -1,7 +1,7 @@
 //! The simulation in candle's operations, on any device.
 //!
-//! Codes and their sums are whole numbers in f32, which adds them without rounding up to 2^24. Longer sums are split into
-//! parts that are exact.
+//! Codes and their sums are whole numbers in f32, which adds them without rounding up to 2^24. Longer sums
+//! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use swinq_kernels::{AttentionQuant, Probs, Quantizer};
@@ -14,7 +14,7 @@ use swinq_model::quantized::Int8Weight;
 /// [`EXACT`] for products with an unsigned factor: `512 * 255 * 128 < 2^24`.
 const EXACT_UNSIGNED: usize = 512;
 
-/// Logits are clamped to this difference from the largest, as in the reference.
+/// Logits are clamped to this difference from the largest logit, as in the reference.
 const FLOOR: f32 = -60.0;
 
 /// Rounds to whole numbers, ties to even; NaN becomes 0. Magnitudes must be at most 2^22.
@@ -58,7 +58,8 @@ pub(super) struct QuantizedLinear {
     /// The weight's codes, transposed and split along its inputs: f32 `[up to EXACT, out]` each.
     parts: Vec<Tensor>,
     input: Quantizer,
-    /// Factors of the sums, `[out]`. They include the reciprocal of the output's scale if the output is quantized.
+    /// Factors of the sums, `[out]`. They include the reciprocal of the output's scale if the output is
+    /// quantized.
     multipliers: Tensor,
     output: Option<Quantizer>,
 }
@@ -84,7 +85,8 @@ impl QuantizedLinear {
         })
     }
 
-    /// The layer on `x` `[rows, in]`, which the input site returned, up to its output site: `[rows, out]`.
+    /// Runs the layer up to its output site: `[rows, in]` to `[rows, out]`. `x` is the result of the input
+    /// site.
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let scaled = self.sums(&codes(x, self.input)?)?.broadcast_mul(&self.multipliers)?;
         match self.output {
@@ -105,7 +107,8 @@ fn parts(width: usize, longest: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..width).step_by(longest).map(move |start| (start, longest.min(width - start)))
 }
 
-/// Attention of every window and head, as [`attention_window`](swinq_kernels::reference::attention_window) defines it.
+/// Attention of every window and head, as [`attention_window`](swinq_kernels::reference::attention_window)
+/// defines it.
 pub(super) fn attention(
     attention: &Attention<'_>,
     [q, k, v]: &[Tensor; 3],
@@ -165,8 +168,8 @@ fn softmax_times_values(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> 
     }
 }
 
-/// The exact product of codes: `weights` `[windows, heads, n, n]` times `values` `[windows, heads, n, d]`; `longest` is the
-/// length of an exact sum.
+/// The exact product of codes: `weights` `[windows, heads, n, n]` times `values` `[windows, heads, n, d]`;
+/// `longest` is the length of an exact sum.
 fn sum_of_codes(weights: &Tensor, values: &Tensor, longest: usize) -> Result<Tensor> {
     let part =
         |(start, len)| probs_times_values(&weights.narrow(3, start, len)?, &values.narrow(2, start, len)?);

@@ -28,7 +28,8 @@ impl QuantizedLinear {
         })
     }
 
-    /// The layer on `x` `[rows, in]`, which the input site returned: `[rows, out]`, with bias, output site and GELU.
+    /// Runs the layer with output site, bias and GELU: `[rows, in]` to `[rows, out]`. `x` is the result of
+    /// the input site.
     pub fn run(
         &self,
         x: &Tensor,
@@ -60,8 +61,8 @@ fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, FloatError> {
     Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
 }
 
-/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to [`EXACT`] products are exact in f32,
-/// and are added as integers.
+/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to [`EXACT`] products are
+/// exact in f32, and are added as integers.
 fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, FloatError> {
     let width = codes.dim(1)?;
     let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];

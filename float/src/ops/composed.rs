@@ -1,4 +1,4 @@
-//! The operations composed of candle's operations. The tests compare the other families with these.
+//! The operations as compositions of candle's operations. The tests compare the other families with them.
 
 use candle_core::{D, Result, Tensor};
 
@@ -58,9 +58,9 @@ pub(crate) fn probs_times_values(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
     probs.contiguous()?.matmul(&v.contiguous()?)
 }
 
-/// Rounds to whole numbers, ties to even; magnitudes must be at most 2^22. Adding 1.5 * 2^23 leaves no fractional bits, so
-/// the sum is rounded as IEEE 754 rounds, and subtracting it is exact. These are two operations of candle: a compiler that
-/// saw both might remove them.
+/// Rounds to whole numbers, ties to even; magnitudes must be at most 2^22. Adding 1.5 * 2^23 leaves no
+/// fractional bits, so the addition rounds as IEEE 754 defines, and the subtraction is exact. These are two
+/// operations of candle: a compiler that saw both might remove them.
 pub(crate) fn round_ties_even(x: &Tensor) -> Result<Tensor> {
     const ROUNDER: f64 = 12_582_912.0;
     (x + ROUNDER)? - ROUNDER

@@ -1,11 +1,13 @@
 //! The operations of the forward pass other than linear layers, in three families:
 //!
-//! - `fused`: single passes over contiguous f32 in host memory, vectorised and on every core, without gradients.
-//! - `composed`: candle's operations, on any device, differentiable by candle. The tests compare the others with it.
+//! - `fused`: single passes over contiguous f32 in host memory, vectorised and on every core, without
+//!   gradients.
+//! - `composed`: candle's operations, on any device, differentiable by candle. The tests compare the others
+//!   with it.
 //! - `taped`: hand-written forward and backward passes, for training.
 //!
-//! [`Ops`] selects the family. Attention has one implementation for each purpose, because each needs other intermediate
-//! results:
+//! [`Ops`] selects the family. Attention has one implementation for each purpose, because each needs other
+//! intermediate results:
 //!
 //! | implementation | used by | what differs |
 //! | --- | --- | --- |
@@ -36,8 +38,8 @@ pub enum Ops {
     Fused,
     /// candle's operations: any device, differentiable.
     Composed,
-    /// Operations with hand-written backward passes, recorded on this tape. Attention is one operation, so its parts are
-    /// not available.
+    /// Operations with hand-written backward passes, recorded on this tape. Attention is one operation, so
+    /// its parts are not available.
     Taped(Tape),
 }
 
@@ -52,8 +54,8 @@ pub struct Norm {
     pub eps: f64,
 }
 
-/// A gather of rows, equal for every image: output row `i` of an image concatenates `parts` source rows of that image.
-/// [`Gather::ABSENT`] stands for a row of zeros.
+/// A gather of rows, equal for every image: output row `i` of an image concatenates `parts` source rows of
+/// that image. [`Gather::ABSENT`] stands for a row of zeros.
 #[derive(Clone, Debug)]
 pub struct Gather {
     /// Rows of an image before the gather.
@@ -86,7 +88,8 @@ impl Gather {
         }
     }
 
-    /// The gather that moves every row back to its source. It needs `parts` of 1 and a gather that uses every source row.
+    /// The gather that moves every row back to its source. It needs `parts` of 1 and a gather that uses every
+    /// source row.
     pub fn inverse(&self) -> Gather {
         let invert = || {
             let mut back = vec![None; self.source_rows];
@@ -119,8 +122,8 @@ impl Ops {
         }
     }
 
-    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`. Absent rows are zeros after the norm;
-    /// `gather.parts` must be 1.
+    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`. Absent rows are zeros
+    /// after the norm; `gather.parts` must be 1.
     pub(crate) fn norm_then_gather(&self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm_then_gather(x, norm, gather),
@@ -129,8 +132,8 @@ impl Ops {
         }
     }
 
-    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`. Absent parts are zeros before
-    /// the norm.
+    /// The gather, then LayerNorm: `[images * source_rows, c]` to `[images * rows, parts * c]`. Absent parts
+    /// are zeros before the norm.
     pub(crate) fn gather_then_norm(&self, x: &Tensor, gather: &Gather, norm: &Norm) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::norm(&fused::gather(x, gather)?, norm),
@@ -233,8 +236,8 @@ pub(super) fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.device().is_cpu() && a.dims().len() == 2 { fused::add(a, b) } else { a + b }
 }
 
-/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`. Differentiable
-/// by candle if an argument is a variable.
+/// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`.
+/// Differentiable by candle if an argument is a variable.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -254,8 +257,8 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() && !x.track_op() { fused::softmax(x) } else { composed::softmax(x) }
 }
 
-/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. Differentiable by candle if an argument is a
-/// variable.
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`. Differentiable by candle if an
+/// argument is a variable.
 ///
 /// # Errors
 /// Shapes that do not fit.

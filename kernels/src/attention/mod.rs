@@ -56,8 +56,8 @@ pub struct AttentionSpec<'a> {
     pub store: RowStore,
 }
 
-/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each `heads
-/// * d` wide.
+/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each
+/// `heads * d` wide.
 #[derive(Clone, Copy, Debug)]
 pub enum AttentionIn<'a> {
     /// Codes `u8 = code + 128`, `[rows, code_stride(3 * heads * d)]`; the sites q, k and v are all on.

@@ -27,16 +27,16 @@ const WITHOUT_INFLUENCE: [&str; 11] = [
 /// Most differences that an error lists.
 const MAX_NAMED: usize = 8;
 
-/// Everything in a job that has an effect on the trained model: dotted keys and their effective values. Checkpoints of the
-/// training store it as JSON.
+/// Everything in a job that has an effect on the trained model: dotted keys and their effective values.
+/// Checkpoints of the training store it as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Identity(BTreeMap<String, Value>);
 
 impl Job {
-    /// The job's identity. `contents` replaces paths with hashes of their content, so that files may move but not change:
-    /// pairs of a dotted key (`model`, `float`, `teacher`, `cfg`, `data.path`) and a hash. Call [`Job::augmentation`]
-    /// first, so that the identity holds the effective augmentation with its defaults.
+    /// The job's identity. `contents` replaces paths with hashes of their content, so that files may move but
+    /// not change: pairs of a dotted key (`model`, `float`, `teacher`, `cfg`, `data.path`) and a hash. Call
+    /// [`Job::augmentation`] first, so that the identity holds the effective augmentation with its defaults.
     pub fn identity(&self, contents: &[(&str, String)]) -> Identity {
         let mut keys = BTreeMap::new();
         flatten("", serde_json::to_value(self).expect("a job is plain data"), &mut keys);
@@ -56,7 +56,7 @@ impl Identity {
         Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Checks that a run that was started with the identity `started` may continue with this one.
+    /// Checks that a run that was started with the identity `started` may continue with this identity.
     ///
     /// # Errors
     /// [`JobError::OtherJob`] with the keys that differ, each with its value now and at the start.

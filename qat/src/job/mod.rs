@@ -55,26 +55,26 @@ pub struct Job {
     /// Whether the model is quantized during training: `on`, or `off` for a training in float. Default `on`.
     #[serde(with = "on_off")]
     pub quant: bool,
-    /// The calibrated checkpoint, which decides the quantized sites and their scales. Required if `quant` is on; not allowed
-    /// otherwise.
+    /// The calibrated checkpoint, which decides the quantized sites and their scales. Required if `quant` is
+    /// on; not allowed otherwise.
     pub model: Option<PathBuf>,
-    /// The float checkpoint to start from; it is also the teacher unless `teacher` names another. Required if `quant` is on.
-    /// Without it, a float training starts from random weights of `cfg`.
+    /// The float checkpoint to start from; it is also the teacher unless `teacher` names another. Required if
+    /// `quant` is on. Without it, a float training starts from random weights of `cfg`.
     pub float: Option<PathBuf>,
-    /// Configuration of a bare float checkpoint: a shipped name, or a YAML file in Microsoft's keys. Default: the checkpoint's
-    /// own description.
+    /// Configuration of a bare float checkpoint: a shipped name, or a YAML file in Microsoft's keys. Default:
+    /// the checkpoint's own description.
     pub cfg: Option<String>,
     /// Overrides of keys of that configuration, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
-    /// Whether a float training replaces the head of `float` with an untrained one for the classes of the images. Default
-    /// false.
+    /// Whether a float training replaces the head of `float` with an untrained one for the classes of the
+    /// images. Default false.
     pub new_head: bool,
     /// The float checkpoint that the student imitates. Default: `float`.
     pub teacher: Option<PathBuf>,
     /// The images.
     pub data: DataKeys,
-    /// Length of the run in passes over the training images: above 0, at most 100000, may be fractional. Default 3, unless
-    /// `steps` is set.
+    /// Length of the run in passes over the training images: above 0, at most 100000, may be fractional.
+    /// Default 3, unless `steps` is set.
     pub epochs: Option<f64>,
     /// Length of the run in iterations, instead of `epochs`: 1 to 1000000000.
     pub steps: Option<u64>,
@@ -100,8 +100,8 @@ pub struct Job {
     pub quantization: QuantizationKeys,
     /// Augmentation of the training images; the type passed to [`Job::augmentation`] defines its keys.
     pub augment: Value,
-    /// Highest rate of DropPath, from 0 to below 1. `None` means `MODEL.DROP_PATH_RATE` of `cfg`, or 0 without a `cfg`.
-    /// Default: 0.
+    /// Highest rate of DropPath, from 0 to below 1. `None` means `MODEL.DROP_PATH_RATE` of `cfg`, or 0
+    /// without a `cfg`. Default: 0.
     pub drop_path: Option<f64>,
     /// Validation during the training.
     pub validate: ValidateKeys,
@@ -150,11 +150,12 @@ impl Default for Job {
 }
 
 impl Job {
-    /// Loads a job by its shipped name ([`Job::shipped_names`]) or from a file. `overrides` are dotted keys and the texts of
-    /// their values, applied in order.
+    /// Loads a job by its shipped name ([`Job::shipped_names`]) or from a file. `overrides` are dotted keys
+    /// and the texts of their values, applied in order.
     ///
     /// # Errors
-    /// An unreadable file, an unknown key (with the nearest known one), or a value that its key does not accept.
+    /// An unreadable file, an unknown key (with the nearest known one), or a value that its key does not
+    /// accept.
     pub fn load(name_or_path: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
         match Job::shipped(name_or_path) {
             Some(text) => Job::from_yaml(name_or_path, text, overrides),

@@ -6,8 +6,8 @@ use swinq_model::{Site, SitePattern, nearest_sites};
 use super::error::JobError;
 use super::values::{ActivationScales, Scales, WeightScales};
 
-/// `quantization`: what happens to the scales during training. The calibrated checkpoint decides which sites are
-/// quantized.
+/// `quantization`: what happens to the scales during training. The calibrated checkpoint decides which sites
+/// are quantized.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuantizationKeys {
@@ -34,8 +34,8 @@ impl QuantizationKeys {
     /// What happens to the scales of each of `sites`, in their order. All of `sites` have a scale.
     ///
     /// # Errors
-    /// [`JobError::Key`], naming `job`, for a rule that matches no site (with the nearest sites), and for a rule that sets
-    /// weights to `fixed` or activations to `recomputed`.
+    /// [`JobError::Key`], naming `job`, for a rule that matches no site (with the nearest sites), and for a
+    /// rule that sets weights to `fixed` or activations to `recomputed`.
     pub fn resolve(&self, job: &str, sites: &[Site]) -> Result<Vec<(Site, Scales)>, JobError> {
         let mut table: Vec<(Site, Scales)> =
             sites.iter().map(|&site| (site, self.default_of(site))).collect();

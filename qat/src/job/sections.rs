@@ -56,11 +56,11 @@ impl DataKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerKeys {
-    /// The highest learning rate of weights, biases, norms and tables, 0 to 1. It is absolute: never multiplied by the batch
-    /// size or the number of devices. Default 5e-5.
+    /// The highest learning rate of weights, biases, norms and tables, 0 to 1. It is absolute: never
+    /// multiplied by the batch size or the number of devices. Default 5e-5.
     pub lr: f64,
-    /// The highest learning rate of learned scales, 0 to 1, absolute. A scale is trained as a ratio to its initial value, so
-    /// this is about the fraction by which an iteration may change it. Default 1e-3.
+    /// The highest learning rate of learned scales, 0 to 1, absolute. A scale is trained as a ratio to its
+    /// initial value, so this is about the fraction by which an iteration may change it. Default 1e-3.
     pub lr_scales: f64,
     /// Weight decay, 0 to 1; it does not apply to norms, biases, tables and scales. Default 0.01.
     pub weight_decay: f64,
@@ -68,11 +68,11 @@ pub struct OptimizerKeys {
     pub betas: [f64; 2],
     /// Added to the square root of the second moment; above 0, at most 1. Default 1e-8.
     pub eps: f64,
-    /// Largest norm of the gradient over all parameters, at least 0; larger gradients are scaled down to it. 0 disables
-    /// clipping. Default 1.
+    /// Largest norm of the gradient over all parameters, at least 0; larger gradients are scaled down to it.
+    /// 0 disables clipping. Default 1.
     pub clip_norm: f64,
-    /// Decay of the parameters' moving average, which is then validated and exported instead of the parameters; from 0 (no
-    /// average) to below 1. Default 0.
+    /// Decay of the parameters' moving average, which is then validated and exported instead of the
+    /// parameters; from 0 (no average) to below 1. Default 0.
     pub ema: f64,
 }
 
@@ -94,7 +94,8 @@ impl Default for OptimizerKeys {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleKeys {
-    /// Iterations of the warmup from `warmup_lr` to the highest rate; fewer than those of the run. Default 0: no warmup.
+    /// Iterations of the warmup from `warmup_lr` to the highest rate; fewer than those of the run. Default 0:
+    /// no warmup.
     pub warmup_steps: u64,
     /// Learning rate of the weights at the first iteration of the warmup, 0 to `optimizer.lr`. Default 0.
     pub warmup_lr: f64,
@@ -110,12 +111,13 @@ pub struct ScheduleKeys {
 pub struct LossKeys {
     /// Weight of the cross-entropy with the labels, at least 0. Default 1.
     pub labels: f64,
-    /// Label smoothing: the fraction of each label that is spread evenly over all classes, from 0 to below 1. Default 0.
+    /// Label smoothing: the fraction of each label that is spread evenly over all classes, from 0 to below 1.
+    /// Default 0.
     pub smoothing: f64,
     /// Weight of the divergence from the teacher's distribution, at least 0. Default 1.
     pub kl: f64,
-    /// Temperature of the divergence: it divides the logits of both networks, and its square multiplies the divergence.
-    /// Above 0, at most 100. Default 2.
+    /// Temperature of the divergence: it divides the logits of both networks, and its square multiplies the
+    /// divergence. Above 0, at most 100. Default 2.
     pub temperature: f64,
     /// Weight of the mean squared difference to the teacher's block outputs, at least 0. Default 0.
     pub features: f64,
@@ -134,14 +136,16 @@ impl LossKeys {
     }
 }
 
-/// `validate`: how often and on which images the model is validated. A quantized training validates on the INT8 engine.
+/// `validate`: how often and on which images the model is validated. A quantized training validates on the
+/// INT8 engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ValidateKeys {
-    /// Iterations between validations; 0 validates at the end of each epoch. The end of the run is always validated.
-    /// Default 0.
+    /// Iterations between validations; 0 validates at the end of each epoch. The end of the run is always
+    /// validated. Default 0.
     pub every: u64,
-    /// Number of validation images to use before the end of the run; the last validation uses all. At least 1. Default: all.
+    /// Number of validation images to use before the end of the run; the last validation uses all. At least
+    /// 1. Default: all.
     pub limit: Option<usize>,
     /// Images per batch, 1 to 65536. Default 64.
     pub batch_size: usize,
@@ -167,7 +171,8 @@ impl ValidateKeys {
 pub struct CheckpointKeys {
     /// Iterations between checkpoints; 0 writes one only at the end and on an interrupt. Default 200.
     pub every: u64,
-    /// Number of latest checkpoints to keep, at least 1. With 2, a run survives a damaged checkpoint. Default 2.
+    /// Number of latest checkpoints to keep, at least 1. With 2, a run survives a damaged checkpoint. Default
+    /// 2.
     pub keep: usize,
 }
 

@@ -18,7 +18,7 @@ fn message(more: &str, overrides: &[(&str, &str)]) -> String {
     job(more, overrides).unwrap_err().to_string()
 }
 
-/// A shipped job, with the keys set that it leaves to the user.
+/// A shipped job in which the keys that it leaves to the user are set.
 fn shipped(name: &str) -> Job {
     let files = [("float", "f.st"), ("data.path", "images"), ("output", "out"), ("model", "q.st")];
     let given = if name == "finetune" { &files[..3] } else { &files };

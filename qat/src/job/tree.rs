@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::error::JobError;
 
-/// Sections whose keys are not checked here: `augment` belongs to the data loader, `opts` to model configurations.
+/// Sections whose keys are not checked here: `augment` belongs to the data loader, `opts` to model
+/// configurations.
 const OPEN: [&str; 2] = ["augment", "opts"];
 
 /// A tree of values, and the schema that it must fit.
@@ -65,8 +66,8 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Sets a key from an override, as a later line of the file would. `epochs` and `steps` both give the length of the run,
-    /// so setting one removes the other.
+    /// Sets a key from an override, as a later line of the file would. `epochs` and `steps` both give the
+    /// length of the run, so setting one removes the other.
     pub(super) fn set(&mut self, key: &str, text: &str) -> Result<(), JobError> {
         let path = self.path_of(key)?;
         let value = self.typed(key, &path, text)?;
@@ -105,7 +106,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// The value of an override: the text itself if the key takes a text, else the value that the text has in YAML.
+    /// The value of an override: the text itself if the key takes a text, else the value that the text has in
+    /// YAML.
     fn typed(&self, key: &str, path: &[&str], text: &str) -> Result<Value, JobError> {
         let known = path.iter().try_fold(self.schema, |schema, part| schema.get(part));
         match known {
@@ -161,8 +163,8 @@ pub(super) fn keys(schema: &Value) -> Vec<String> {
     names
 }
 
-/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one; else the key
-/// with the most similar last part, then the most similar path.
+/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one;
+/// else the key with the most similar last part, then the most similar path.
 fn nearest_key(key: &str, schema: &Value) -> String {
     let known = keys(schema);
     let above = key.match_indices('.').map(|(at, _)| &key[..at]);

@@ -54,7 +54,8 @@ impl<'de> Deserialize<'de> for Device {
     }
 }
 
-/// The number format of matrix products in forward and backward passes; parameters and the optimizer are always f32.
+/// The number format of matrix products in forward and backward passes; parameters and the optimizer are
+/// always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -166,7 +167,8 @@ pub(super) mod on_off {
     }
 }
 
-/// A required path that a file may leave open, as shipped jobs do, for an override to set: absent means empty.
+/// A required path. A file may omit it, as shipped jobs do, so that an override sets it; an absent path is
+/// empty.
 pub(super) fn optional_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     Ok(Option::<PathBuf>::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -10,8 +10,9 @@ use super::wire::{Content, frame_of};
 
 const PREFIX: &str = "events.out.tfevents.";
 
-/// A TensorBoard event file. Each process of a run writes its own. TensorBoard reads the files of a folder in the order of
-/// their names; where a later file starts, it drops the earlier files' events from that iteration on.
+/// A TensorBoard event file. Each process of a run writes its own. TensorBoard reads the files of a folder in
+/// the order of their names; where a later file starts, it drops the earlier files' events from that
+/// iteration on.
 #[derive(Debug)]
 pub struct Events {
     path: PathBuf,
@@ -19,7 +20,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Creates a file in `folder`, and the folder if it does not exist, for a run that continues after `done` iterations.
+    /// Creates a file in `folder`, and the folder if it does not exist, for a run that continues after `done`
+    /// iterations.
     ///
     /// # Errors
     /// [`LogError::Io`].

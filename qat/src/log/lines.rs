@@ -33,8 +33,8 @@ impl JsonLines {
         Ok(JsonLines { path: path.to_owned(), file })
     }
 
-    /// Opens the file at `path`, or creates it, and removes the records after iteration `done`, because those iterations are
-    /// repeated. An incomplete last line of a killed process is removed too.
+    /// Opens the file at `path`, or creates it, and removes the records after iteration `done`, because those
+    /// iterations are repeated. An incomplete last line of a killed process is removed too.
     ///
     /// # Errors
     /// [`LogError::Io`]; [`LogError::Line`] for a line that is not a record, unless it is the last.
@@ -59,7 +59,7 @@ impl JsonLines {
     }
 }
 
-/// Total length of the lines before the first one that is incomplete or belongs to a later iteration.
+/// Total length of the lines before the first line that is incomplete or belongs to a later iteration.
 fn kept_bytes(path: &Path, text: &[u8], done: u64) -> Result<usize, LogError> {
     let mut kept = 0;
     let mut lines = text.split_inclusive(|&byte| byte == b'\n').enumerate().peekable();

@@ -1,4 +1,5 @@
-//! The log of a training: JSON lines ([`JsonLines`]) and TensorBoard events ([`Events`]), written through one [`Log`].
+//! The log of a training: JSON lines ([`JsonLines`]) and TensorBoard events ([`Events`]), written through one
+//! [`Log`].
 //!
 //! `log.jsonl` has one record per line; `kind` says what the record is, and `step` counts iterations:
 //!
@@ -7,8 +8,8 @@
 //! {"kind":"validation","step":782,"epoch":1.0,"images":10000,"top1":0.9412,"top5":0.9991,"agreement":0.98, ...}
 //! ```
 //!
-//! JSON has neither NaN nor infinity: such a value is `null`, and its key is listed in `non_finite`. A `null` that is not
-//! listed is a value that was not computed.
+//! JSON has neither NaN nor infinity: such a value is `null`, and its key is listed in `non_finite`. A `null`
+//! that is not listed is a value that was not computed.
 
 mod events;
 mod lines;
@@ -59,8 +60,9 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the log of a run in the existing `folder`: `log.jsonl` and, with `tensorboard`, events in `tensorboard/`. It
-    /// replaces the JSON lines of an earlier run, and TensorBoard no longer shows that run's events.
+    /// Starts the log of a run in the existing `folder`: `log.jsonl` and, with `tensorboard`, events in
+    /// `tensorboard/`. It replaces the JSON lines of an earlier run, and TensorBoard no longer shows that
+    /// run's events.
     ///
     /// # Errors
     /// [`LogError::Io`] naming the file.
@@ -68,8 +70,8 @@ impl Log {
         Log::resume(folder, tensorboard, 0)
     }
 
-    /// Continues the log of a run that resumes after `done` iterations. Later records are removed, because their
-    /// iterations are repeated.
+    /// Continues the log of a run that resumes after `done` iterations. Later records are removed, because
+    /// their iterations are repeated.
     ///
     /// # Errors
     /// [`LogError::Io`] naming the file; [`LogError::Line`] if the existing file is not a log.

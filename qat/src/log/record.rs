@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// A record of the iterations since the previous record. Losses and accuracy are means over their images; `None` was not
-/// computed.
+/// A record of the iterations since the previous record. Losses and accuracy are means over their images;
+/// `None` was not computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IterationRecord {
     /// Number of iterations done, including this one.
@@ -71,7 +71,8 @@ impl Record {
         }
     }
 
-    /// The record as a JSON line, without the line feed. NaN and infinity become `null` and are listed in `non_finite`.
+    /// The record as a JSON line, without the line feed. NaN and infinity become `null` and are listed in
+    /// `non_finite`.
     pub fn to_line(&self) -> String {
         let values = self.values();
         let mut line = format!("{{\"kind\":\"{}\",\"step\":{}", self.kind(), self.iteration());

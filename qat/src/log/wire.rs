@@ -1,7 +1,7 @@
 //! TensorBoard's file format: protobuf events in TFRecord frames.
 //!
-//! A frame holds the event's length in 8 bytes, the length's masked CRC, the event, and the event's masked CRC. Numbers are
-//! little-endian and the CRC is CRC-32C.
+//! A frame holds the event's length in 8 bytes, the length's masked CRC, the event, and the event's masked
+//! CRC. Numbers are little-endian and the CRC is CRC-32C.
 
 use crc::{CRC_32_ISCSI, Crc};
 
@@ -73,13 +73,14 @@ fn frame(event: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The CRC in TFRecord's form: rotated and offset, because the stored CRC may itself be covered by another CRC.
+/// The CRC in TFRecord's form: rotated and offset, because the stored CRC may itself be covered by another
+/// CRC.
 fn masked_crc(data: &[u8]) -> u32 {
     CRC32C.checksum(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Writes a protobuf field's key: its number and its wire type (0 varint, 1 eight bytes, 2 bytes with a length, 5 four
-/// bytes).
+/// Writes a protobuf field's key: its number and its wire type (0 varint, 1 eight bytes, 2 bytes with a
+/// length, 5 four bytes).
 fn key(out: &mut Vec<u8>, field: u32, wire_type: u32) {
     varint(out, u64::from(field << 3 | wire_type));
 }

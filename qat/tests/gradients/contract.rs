@@ -14,7 +14,7 @@ use crate::common::{shifted, values};
 use crate::{Case, EVERYTHING, W4};
 
 fn bits(values: &[f32]) -> Vec<u32> {
-    // Codes have no sign of zero.
+    // A code cannot be -0, so the sign of zero is ignored.
     values.iter().map(|v| (v + 0.0).to_bits()).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Whole networks on a GPU against the same networks on the CPU. Without a GPU the tests say SKIPPED, or fail if
-//! `REQUIRE_IMPL` names `candle_cuda`.
+//! Whole networks on a GPU against the same networks on the CPU. Without a GPU the tests say SKIPPED, or fail
+//! if `REQUIRE_IMPL` names `candle_cuda`.
 
 use std::time::Instant;
 
@@ -44,8 +44,8 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     (parts.total, all)
 }
 
-/// Distances of an iteration on the GPU from one on the CPU: of the loss, and of the farthest gradient with its name.
-/// Gradients of single values are excluded, because most terms of their sums cancel.
+/// Distances of an iteration on the GPU from one on the CPU: of the loss, and of the farthest gradient with
+/// its name. Gradients of single values are excluded, because most terms of their sums cancel.
 fn distances(case: &Case, passes: Passes, device: &Device, want: &(f64, Gradients)) -> (f64, f64, String) {
     let (loss, gradients) = iteration(case, device, passes);
     let several = want.1.iter().filter(|(_, want)| want.len() > 1);
@@ -54,9 +54,10 @@ fn distances(case: &Case, passes: Passes, device: &Device, want: &(f64, Gradient
     ((loss / want.0 - 1.0).abs(), worst, name.clone())
 }
 
-/// Compares losses and gradients of several batches. A value near the edge of two codes may round to the other code on the
-/// GPU, and in a small network one code can change a whole gradient. Therefore only the best batch must be within
-/// `tolerance`, which a wrong formula would exceed in every batch; every batch must be within [`NOISE`].
+/// Compares losses and gradients of several batches. A value near the edge of two codes may round to the
+/// other code on the GPU, and in a small network one code can change a whole gradient. Therefore only the
+/// best batch must be within `tolerance`, which a wrong formula would exceed in every batch; every batch must
+/// be within [`NOISE`].
 fn gpu_agrees(what: &str, mut case: Case, tolerance: f64) {
     let Some(device) = gpu() else { return };
     let mut far: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
@@ -148,8 +149,8 @@ fn median(device: &Device, mut run: impl FnMut()) -> f64 {
     times[2]
 }
 
-/// Prints times of forward and backward pass for Swin-T and for the sample's architecture. Run it by name with
-/// `--ignored`.
+/// Prints times of forward and backward pass for Swin-T and for the sample's architecture. Run it by name
+/// with `--ignored`.
 #[test]
 #[ignore = "a measurement"]
 fn gpu_times() {

@@ -1,5 +1,5 @@
-//! Gradients of whole networks against candle's own gradients of the same networks; logits against the simulation of the
-//! number contract; and fake-quantized tensors against the contract itself, bit for bit.
+//! Gradients of whole networks against candle's own gradients of the same networks; logits against the
+//! simulation of the number contract; and fake-quantized tensors against the contract itself, bit for bit.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -39,8 +39,8 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A network of `config`; `learned` says which scales are trained. Ranges are narrowed, so that many values lie outside
-    /// of them and errors in the gradients of clipped values show.
+    /// A network of `config`; `learned` says which scales are trained. Ranges are narrowed, so that many
+    /// values lie outside of them and errors in the gradients of clipped values show.
     pub(crate) fn new(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
         let mut images = Images::of(&config, 3, 1);
         let (float, teacher) = (random(config.clone(), 5), random(config, 6));
@@ -124,17 +124,17 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
     }
 }
 
-/// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of both signs;
-/// where they cancel, one different code may change it much. A wrong formula changes the gradients of all scales of a
-/// kind, so the median is compared.
+/// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of
+/// both signs; where they cancel, one different code may change it much. A wrong formula changes the
+/// gradients of all scales of a kind, so the median is compared.
 fn kind(name: &str) -> &str {
     name.rsplit('.').next().unwrap()
 }
 
-/// Tolerance without quantization: both add the same numbers, in different orders.
+/// Tolerance without quantization: student and reference add the same numbers, in different orders.
 const ROUNDING: f64 = 1e-4;
-/// Tolerance with quantization: some values round to neighbouring codes in one of the two. If all of them did, gradients
-/// would differ by a few percent; a wrong formula makes them differ by more.
+/// Tolerance with quantization: some values round to different neighbouring codes in student and reference.
+/// If all of them did, gradients would differ by a few percent; a wrong formula makes them differ by more.
 const CODES: f64 = 2e-2;
 
 #[test]

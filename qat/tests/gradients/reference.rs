@@ -1,5 +1,5 @@
-//! The quantized network composed of candle's operations and differentiated by candle. Rounding passes gradients through,
-//! clipping stops them, and scales are ordinary tensors.
+//! The quantized network composed of candle's operations and differentiated by candle. Rounding passes
+//! gradients through, clipping stops them, and scales are ordinary tensors.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,8 @@ impl SiteScale {
         let s = self.tensor(values, x.device())?.unsqueeze(1)?;
         let scaled = x.detach().broadcast_mul(&s.detach().recip()?)?;
         let codes = rounded(&scaled.clamp(self.lowest, self.largest)?)?;
-        // A value at the end of the range counts as inside, with a tolerance for the rounding of the reciprocal.
+        // A value at the end of the range counts as inside, with a tolerance for the rounding of the
+        // reciprocal.
         let inside = |edge: f64| edge * (1.0 + 1e-6);
         let within = scaled.le(inside(self.largest))?.to_dtype(DType::F32)?;
         let within = (within * scaled.ge(inside(self.lowest))?.to_dtype(DType::F32)?)?;

@@ -1,4 +1,4 @@
-//! A training that goes wrong stops, says where, and leaves the last good checkpoint.
+//! A training that diverges stops, names the place, and leaves the last good checkpoint.
 
 use candle_core::Tensor;
 

@@ -49,7 +49,8 @@ fn a_learning_rate_of_zero_changes_no_bit() {
     }
 }
 
-/// With an `eps` of 1, AdamW's first update is about a multiple of the gradient, so that updates compare like gradients.
+/// With an `eps` of 1, AdamW's first update is about proportional to the gradient, so comparing updates
+/// compares gradients.
 #[test]
 fn two_batches_of_four_are_one_of_eight() {
     let keys = "optimizer: {lr: 1, eps: 1, clip_norm: 0, weight_decay: 0}\n";

@@ -19,7 +19,8 @@ use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
 
-/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, a moving average, a warmup.
+/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, a moving average, a
+/// warmup.
 pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
                         drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n";
 
@@ -32,8 +33,8 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// A job of `iterations` with batches of four images. `keys` are further lines of the job; `recipe` is the recipe of the
-    /// calibrated checkpoint, `None` for a float training.
+    /// A job of `iterations` with batches of four images. `keys` are further lines of the job; `recipe` is
+    /// the recipe of the calibrated checkpoint, `None` for a float training.
     pub(crate) fn new(recipe: Option<&str>, iterations: u64, keys: &str) -> Setup {
         let config = SwinConfig { depths: vec![2, 1], ..shifted() };
         let float = random(config, 5);

@@ -29,7 +29,8 @@ fn a_training_may_stop_after_every_iteration() {
     }
 }
 
-/// A training that is killed between two checkpoints repeats its last iterations; its log then has each iteration once.
+/// A training that is killed between two checkpoints repeats its last iterations; its log then has each
+/// iteration once.
 #[test]
 fn from_an_earlier_checkpoint() {
     let keys = format!("{FULL}checkpoint: {{every: 2}}\nlog: {{every: 1}}\n");

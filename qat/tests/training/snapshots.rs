@@ -43,7 +43,8 @@ fn a_truncated_checkpoint_is_skipped_for_the_previous_one() {
     resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(false), "after a truncated checkpoint");
 }
 
-/// A file with a flipped bit is skipped, or the bit has no meaning and the file reads as before.
+/// A file with a flipped bit is skipped, or the bit has no meaning and the file has the same content as
+/// before.
 #[test]
 fn a_flipped_bit_is_noticed() {
     let setup = Setup::new(None, 3, KEYS);

@@ -1,5 +1,5 @@
-//! The parts of window attention, for inference and calibration: each is a pass of its own, because a site may lie between
-//! two of them.
+//! The parts of window attention, for inference and calibration. Each part is a separate pass, because a site
+//! may lie between two parts.
 
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
@@ -44,8 +44,8 @@ pub(in crate::ops) fn merge_heads(x: &Tensor) -> Result<Tensor> {
     .on(&[x])
 }
 
-/// Calls `f(index, matrix, scratch)` for the matrix of every head, which are `size` values of `out`; the heads are spread
-/// over the cores.
+/// Calls `f(index, matrix, scratch)` for the matrix of every head, which are `size` values of `out`; the
+/// heads are spread over the cores.
 fn each_head(out: &mut [f32], size: usize, f: impl Fn(usize, &mut [f32], &mut [Vec<f32>; 2]) + Sync) {
     out.par_chunks_exact_mut(size)
         .enumerate()

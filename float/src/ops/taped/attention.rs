@@ -6,8 +6,8 @@
 //! | `composed` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |
 //! | `super::cuda::attention` | CUDA | kernels for supported sizes |
 //!
-//! No tensor of size `[n, n]` is kept for the backward pass, which computes them again, as FlashAttention does (Dao et
-//! al., "FlashAttention", NeurIPS 2022).
+//! No tensor of size `[n, n]` is kept for the backward pass, which computes them again, as FlashAttention
+//! does (Dao et al., "FlashAttention", NeurIPS 2022).
 
 mod composed;
 mod head;
@@ -73,7 +73,7 @@ struct AttentionGradients {
 }
 
 impl AttentionGradients {
-    /// Adds the gradients to those of the inputs and of the learned scales.
+    /// Adds the gradients to the gradients of the inputs and of the learned scales.
     fn add(self, inputs: &Inputs, sink: &mut Gradients) -> Result<()> {
         for (fake, scale) in inputs.sites.fakes().into_iter().zip(self.scales) {
             if let (Some(learned), Some(scale)) = (fake.and_then(|fake| fake.learned.as_ref()), &scale) {
@@ -109,7 +109,7 @@ impl Inputs {
         }
     }
 
-    /// Adds the gradients that follow from the gradient `grad` of the output.
+    /// Computes the gradients from the gradient `grad` of the output, and adds them to `sink`.
     fn backward(&self, implementation: Implementation, grad: &Tensor, sink: &mut Gradients) -> Result<()> {
         match implementation {
             Implementation::Host => host::backward(self, grad)?.add(self, sink),
@@ -126,8 +126,9 @@ impl Inputs {
     }
 }
 
-/// Attention inside every window, as [`swinq_kernels::reference::attention_window`] defines it: `qkv` `[windows * n,
-/// 3 * c]`, `bias` `[heads, n, n]` and `mask` `[windows of an image, n, n]` to `[windows * n, c]`.
+/// Attention inside every window, as [`swinq_kernels::reference::attention_window`] defines it: `qkv`
+/// `[windows * n, 3 * c]`, `bias` `[heads, n, n]` and `mask` `[windows of an image, n, n]` to
+/// `[windows * n, c]`.
 ///
 /// # Errors
 /// Shapes that do not fit.

@@ -1,9 +1,10 @@
 //! Fake quantization with straight-through gradients.
 //!
-//! The forward pass follows the number contract: `code * s` with `code = round_ties_even(clamp(x r, -Q - 1, Q))` and
-//! `r = 1 / s` in f32; weights clamp at `-Q`. In the backward pass rounding passes gradients through (Bengio et al., 2013)
-//! and clipping stops them: the gradient is that of `clamp`. A learned scale has LSQ's gradient (Esser et al., "Learned
-//! Step Size Quantization", ICLR 2020): `code - x r` inside the range, the end's code outside.
+//! The forward pass follows the number contract: `code * s` with
+//! `code = round_ties_even(clamp(x r, -Q - 1, Q))` and `r = 1 / s` in f32; weights clamp at `-Q`. In the
+//! backward pass rounding passes gradients through (Bengio et al., 2013) and clipping stops them: the
+//! gradient is that of `clamp`. A learned scale has LSQ's gradient (Esser et al., "Learned Step Size
+//! Quantization", ICLR 2020): `code - x r` inside the range, the code at the nearer end outside.
 
 use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
@@ -73,14 +74,14 @@ pub struct FakeWeight {
 /// Range of the signed codes of an activation.
 pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
-/// Tolerance at the ends of the range, as a factor. The value `amax` that defines the range gives `Q` up to three roundings
-/// when it is multiplied by the reciprocal of `amax / Q`. These roundings must not decide whether it gets a gradient.
+/// Tolerance at the ends of the range, as a factor. The value `amax` defines the range. Times the reciprocal
+/// of `amax / Q` it is `Q` up to three roundings, which must not decide whether `amax` gets a gradient.
 const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 
 /// Fake quantization of an activation of any shape.
 ///
 /// # Errors
-/// Those of candle.
+/// Errors of candle.
 pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
@@ -116,7 +117,7 @@ pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<T
 /// Fake quantization of a weight, whose first dimension is the output channels.
 ///
 /// # Errors
-/// Those of candle.
+/// Errors of candle.
 pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
     let range = (-fake.largest, fake.largest);
     let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
@@ -181,8 +182,8 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
     Tensor::from_vec(out, w.shape(), w.device())
 }
 
-/// The gradient of `x`, and, if `learned`, those of the scales. `x` has `recips.len()` equal parts, each with its own
-/// scale.
+/// The gradient of `x` and, if `learned`, the gradients of the scales. `x` has `recips.len()` equal parts,
+/// each with its own scale.
 fn on_host(
     x: &Tensor,
     grad: Gradient,
@@ -206,7 +207,8 @@ fn on_host(
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, dscales))
 }
 
-/// Converts gradients after a site to those before it, in place. Returns the gradient of the scale if `learned`, else 0.
+/// Converts gradients after a site to those before it, in place. Returns the gradient of the scale if
+/// `learned`, else 0.
 pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), learned: bool, grad: &mut [f32]) -> f32 {
     let mut sums = [0.0; 16];
     vectorised(
@@ -226,7 +228,7 @@ pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), learned: bool
     sums.iter().sum()
 }
 
-/// Whether gradients pass: a value within the range, its ends included ([`EDGE`]).
+/// Whether a gradient passes: whether the value is within the range, including its ends ([`EDGE`]).
 #[inline(always)]
 fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
     scaled.clamp(low * EDGE, high * EDGE) == scaled

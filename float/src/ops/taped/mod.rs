@@ -1,8 +1,9 @@
-//! Operations with hand-written backward passes, recorded on a [`Tape`]. On the host an operation is a single pass over
-//! f32, and on CUDA (feature `cuda`) a single kernel; on other devices it is the same formula in candle's operations.
+//! Operations with hand-written backward passes, recorded on a [`Tape`]. On the host an operation is a single
+//! pass over f32, and on CUDA (feature `cuda`) a single kernel; on other devices it is the same formula in
+//! candle's operations.
 //!
-//! Sums over rows (gradients of biases, norms, tables and scales) are taken in parts of fixed size and added in order, so
-//! that they do not depend on the number of threads.
+//! Sums over rows (gradients of biases, norms, tables and scales) are taken in parts of fixed size and added
+//! in order, so that they do not depend on the number of threads.
 
 mod attention;
 #[cfg(feature = "cuda")]
@@ -134,8 +135,8 @@ fn composed_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     grad * (cumulative + (x * density)?)?
 }
 
-/// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias` `[out]`. Results
-/// and gradients are f32, whatever the tape's type of operands.
+/// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias`
+/// `[out]`. Results and gradients are f32, whatever the tape's type of operands.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -182,8 +183,9 @@ fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     a.matmul(b)?.to_dtype(DType::F32)
 }
 
-/// Multiplies the rows of each image by the image's factor: `x` `[images * rows, c]`, `factors` `[images]`. For DropPath
-/// (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016) a factor is 0 or the reciprocal of the fraction kept.
+/// Multiplies the rows of each image by the image's factor: `x` `[images * rows, c]`, `factors` `[images]`.
+/// For DropPath (Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016) a factor is 0 or the
+/// reciprocal of the fraction kept.
 ///
 /// # Errors
 /// The number of rows is not a multiple of the number of images.
@@ -220,7 +222,8 @@ pub(crate) fn relative_bias(tape: &Tape, table: &Tensor, index: &Tensor, n: usiz
     Ok(out)
 }
 
-/// The mean squared difference of two tensors of one shape, and its gradient with respect to `x`; the feature loss.
+/// The mean squared difference of two tensors of one shape, and its gradient with respect to `x`; the feature
+/// loss.
 ///
 /// # Errors
 /// Shapes that differ.

@@ -1,4 +1,5 @@
-//! Gradients of the taped operations against candle's gradients of the composed ones, and against finite differences.
+//! Gradients of the taped operations against candle's gradients of the composed ones, and against finite
+//! differences.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -171,7 +172,8 @@ fn round_through(x: &Tensor) -> Result<Tensor> {
 
 /// Fake quantization with a learned scale, composed of candle's operations; `s` carries a gradient.
 fn lsq(x: &Tensor, s: &Tensor, (low, high): (f64, f64)) -> Result<Tensor> {
-    // The number contract multiplies by the rounded reciprocal; the gradient is that of a division.
+    // The number contract multiplies by the rounded reciprocal, but the gradient is the gradient of a
+    // division.
     let recip = s.detach().recip()?;
     let scaled = (x.broadcast_mul(&recip)? + (x.broadcast_div(s)? - x.broadcast_div(s)?.detach())?)?;
     let scaled = (&scaled - x.broadcast_mul(&recip)?)?.broadcast_add(&x.detach().broadcast_mul(&recip)?)?;

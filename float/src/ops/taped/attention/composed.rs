@@ -62,7 +62,7 @@ impl Forward {
         merge_heads(&probs_times_values(&self.probs, &self.faked[2])?)
     }
 
-    /// The gradients that follow from the contiguous gradient `grad` of the output.
+    /// The gradients of the inputs and scales, from the contiguous gradient `grad` of the output.
     pub fn backward(&self, inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradients> {
         let (Shape { n, heads, d, scale }, sites) = (inputs.shape, &inputs.sites);
         let mut scales = [const { None }; 5];

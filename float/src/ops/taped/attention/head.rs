@@ -114,7 +114,8 @@ impl<'a> Head<'a> {
         Head { shape, bias, mask, sites }
     }
 
-    /// Attention of head `h` of a window: reads `qkv` `[n, 3 c]` and writes the head's columns of `out` `[n, c]`.
+    /// Attention of head `h` of a window: reads `qkv` `[n, 3 c]` and writes the head's columns of `out`
+    /// `[n, c]`.
     pub fn forward(&self, window: usize, h: usize, qkv: &[f32], out: &mut [f32], s: &mut Scratch) {
         let Shape { n, d, .. } = self.shape;
         self.probabilities(window, h, qkv, s);
@@ -125,7 +126,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Computes everything before the product with the values: fills `s.probs`, `s.factors` and what they follow from.
+    /// Computes everything before the product with the values: fills `s.probs`, `s.factors` and the matrices
+    /// from which they are computed.
     pub(super) fn probabilities(&self, window: usize, h: usize, qkv: &[f32], s: &mut Scratch) {
         let Shape { n, d, heads, .. } = self.shape;
         let sites = [&self.sites.q, &self.sites.k, &self.sites.v];
@@ -172,8 +174,8 @@ impl<'a> Head<'a> {
         );
     }
 
-    /// Converts the exponentials in `s.exp`, whose row sums are in `s.factors`, to the operand of the product with the
-    /// values and its row factors.
+    /// Converts the exponentials in `s.exp`, whose row sums are in `s.factors`, to the operand of the product
+    /// with the values and its row factors.
     fn quantize_probabilities(&self, s: &mut Scratch) {
         let n = self.shape.n;
         s.probs.resize(n * n, 0.0);

@@ -6,8 +6,8 @@ use crate::ops::taped::fake_quant::{FakeActivation, FakeProbs, RANGE, clip};
 use crate::ops::taped::host::add_to;
 
 impl Head<'_> {
-    /// The gradients of head `h` of a window: writes the head's columns of `dqkv` `[n, 3 c]`, and adds to `dbias` `[n, n]`
-    /// and to `dscales`, which are in the order of `AttentionGradients::scales`.
+    /// The gradients of head `h` of a window: writes the head's columns of `dqkv` `[n, 3 c]`, and adds to
+    /// `dbias` `[n, n]` and to `dscales`, which are in the order of `AttentionGradients::scales`.
     #[expect(clippy::too_many_arguments, reason = "rows in, rows out, sums and scratch")]
     pub fn backward(
         &self,
@@ -77,8 +77,8 @@ impl Head<'_> {
         );
     }
 
-    /// Stores `s.product`, the gradient of queries (0), keys (1) or values (2) after their site: passes it through the site
-    /// and writes the head's columns of `dqkv`.
+    /// Stores `s.product`, the gradient of queries (0), keys (1) or values (2) after their site: passes it
+    /// through the site and writes the head's columns of `dqkv`.
     fn store(&self, which: usize, h: usize, dqkv: &mut [f32], dscales: &mut [f32], s: &mut Scratch) {
         let Shape { d, heads, .. } = self.shape;
         let site = [&self.sites.q, &self.sites.k, &self.sites.v][which];

@@ -7,8 +7,8 @@ use super::head::{Head, Scratch, Shape};
 use super::{AttentionGradients, Inputs};
 use crate::ops::taped::host::{slices, sum_in_order};
 
-/// Number of parts into which the windows are split where gradients are summed over them. It is fixed, so that the sums
-/// do not depend on the number of threads.
+/// Number of parts into which the windows are split where gradients are summed over them. It is fixed, so
+/// that the sums do not depend on the number of threads.
 const PARTS: usize = 32;
 
 pub(super) fn forward(inputs: &Inputs) -> Result<Tensor> {
@@ -27,7 +27,7 @@ pub(super) fn forward(inputs: &Inputs) -> Result<Tensor> {
     Tensor::from_vec(out, (rows, shape.c()), qkv.device())
 }
 
-/// The gradients that follow from the contiguous gradient `grad` of the output.
+/// The gradients of the inputs and scales, from the contiguous gradient `grad` of the output.
 pub(super) fn backward(inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradients> {
     let Inputs { shape, qkv, bias, mask, sites } = inputs;
     let Shape { n, heads, .. } = *shape;
@@ -36,7 +36,7 @@ pub(super) fn backward(inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradie
     let part = (rows / n).div_ceil(PARTS);
     let size = heads * n * n;
     let tensors: Vec<&Tensor> = [qkv, bias, grad].into_iter().chain(mask).collect();
-    // The bias's gradient, then those of the five scales.
+    // The gradient of the bias, then the gradients of the five scales.
     let sums = slices(&tensors, |values| {
         let head = Head::new(*shape, values[1], values.get(3).copied(), sites);
         let parts = dqkv

@@ -72,7 +72,7 @@ pub(in super::super) fn attention(
     Ok(tensor(out, &device, (qkv.dim(0)?, shape.c())))
 }
 
-/// The gradients of `qkv` and of the bias. Adds those of learned scales to `sink`.
+/// The gradients of `qkv` and of the bias. Adds the gradients of learned scales to `sink`.
 pub(in super::super) fn attention_gradient(
     shape: Shape,
     qkv: &Tensor,

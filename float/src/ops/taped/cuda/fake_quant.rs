@@ -30,7 +30,7 @@ pub(in super::super) fn fake_quantize_gradient(
     sink.add(x, dx)
 }
 
-/// The gradient of `x`. Adds that of the scales to the gradient of `ratio`.
+/// The gradient of `x`. Adds the gradient of the scales to the gradient of `ratio`.
 fn gradient(
     x: &Tensor,
     grad: &Tensor,

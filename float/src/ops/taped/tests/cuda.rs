@@ -1,5 +1,5 @@
-//! Every pass by its CUDA kernel against the pass on the host, and times of the passes on the GPU. Without a GPU the tests
-//! say SKIPPED, or fail if `REQUIRE_IMPL` names `candle_cuda`.
+//! Every pass by its CUDA kernel against the pass on the host, and times of the passes on the GPU. Without a
+//! GPU the tests say SKIPPED, or fail if `REQUIRE_IMPL` names `candle_cuda`.
 
 use std::time::Instant;
 
