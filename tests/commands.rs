@@ -1,4 +1,4 @@
-//! The commands a user runs, on the bundled sample.
+//! The user's commands, run on the bundled sample.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The CUDA backend on a GPU, against the CPU engine. Needs no file: models are random, images are noise. Without a GPU the
-//! tests say that they are skipped, and fail if `REQUIRE_IMPL` names `cuda`.
+//! The CUDA backend on a GPU, against the CPU engine. The tests need no file: models are random, and images
+//! are noise. Without a GPU they print that they are skipped, or fail if `REQUIRE_IMPL` names `cuda`.
 
 mod common;
 
@@ -103,14 +103,14 @@ fn float_values(values: &TracedValues) -> Vec<f32> {
     }
 }
 
-/// What the CPU engine left in the tensor when the launch of the same name (or the patch embedding) was done.
+/// The tensor that the CPU engine's launch of the same name (or the patch embedding) wrote.
 fn counterpart<'a>(cpu: &'a [Traced], launch: &Traced) -> &'a Traced {
     let embeds = |name: &str| name.starts_with("patch_embed") || name == "absolute_pos_embed";
     let same = |t: &&Traced| t.name == launch.name || (launch.name == "patch_embed" && embeds(&t.name));
     cpu.iter().rfind(|t| same(t) && t.tensor == launch.tensor).unwrap_or_else(|| panic!("{}", launch.name))
 }
 
-/// Asserts that every launch wrote what the CPU engine did, bit for bit; names the first that did not.
+/// Asserts that every launch wrote the same bits as the CPU engine; names the first launch that did not.
 #[track_caller]
 fn assert_same(cpu: &[Traced], gpu: &[Traced], what: &str) {
     for launch in gpu {
@@ -250,7 +250,8 @@ fn engines_share_a_device() {
     });
 }
 
-/// A value beyond f16 becomes infinite in the stream; quantized codes of the NaNs that follow would hide it.
+/// A value beyond the range of f16 becomes infinite in the stream. The NaNs that follow from it must not be
+/// hidden by their quantized codes.
 #[test]
 fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy() {
     if !gpu("an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy") {
@@ -268,7 +269,7 @@ fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remed
             Err(error) if marks => return eprintln!("SKIPPED the marks: {error}"),
             Err(error) => panic!("{error}"),
         };
-        // The flag is lowered by the error, and raised again by the next inference.
+        // The error clears the flag, and the next inference sets it again.
         for _ in 0..2 {
             let error = engine.infer_into(&pixels, &mut logits).unwrap_err().to_string();
             assert!(

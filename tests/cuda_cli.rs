@@ -1,4 +1,5 @@
-//! The CUDA backend from the command line. Needs no GPU: what is tested is what is said where there is none.
+//! The CUDA backend from the command line. The tests need no GPU: they check the messages on a machine
+//! without one.
 
 mod common;
 
@@ -14,7 +15,7 @@ fn bench(more: &[&str]) -> Command {
     command
 }
 
-/// Whether this machine can run the CUDA backend; then a test says that it is skipped.
+/// Whether this machine can run the CUDA backend. If so, prints that `test` is skipped.
 fn gpu(test: &str) -> bool {
     let found = library::present(Library::Driver) && Device::count().is_ok_and(|count| count > 0);
     if found {
@@ -93,7 +94,7 @@ fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
     assert!(!text.contains("does not say its version"), "{text}");
 }
 
-/// `swinq calibrate` and `swinq eval --simulate` of the sample, with arguments that say where.
+/// `swinq calibrate` and `swinq eval --simulate` of the sample, both with the float forward on `device`.
 fn float_forward(device: &str, output: &std::path::Path) -> [Command; 2] {
     let mut calibrate = swinq(["calibrate"]);
     calibrate.arg(common::sample_model()).arg("--cfg").arg(sample_cfg()).arg("-o").arg(output);

@@ -1,5 +1,6 @@
-//! The CUDA backend against the CPU engine on real images: 2,000 of the large validation set, or the bundled 1,000. Without a GPU the
-//! test says that it is skipped, and fails if `REQUIRE_IMPL` names `cuda`.
+//! The CUDA backend against the CPU engine on real images: a part of the large validation set, or the bundled
+//! validation images. Without a GPU the test prints that it is skipped, or fails if `REQUIRE_IMPL` names
+//! `cuda`.
 
 mod common;
 
@@ -15,10 +16,11 @@ use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Classifier, QuantizedModel, Recipe};
 
-/// Images compared.
+/// Number of images that are compared.
 const IMAGES: usize = 2000;
 
-/// The sample's model, calibrated on 320 training images of the large data set, or on the bundled ones.
+/// The sample's model, calibrated on training images of the large data set, or on the bundled training
+/// images.
 fn calibrated(model: &FloatModel) -> QuantizedModel {
     let large = large_data("cuda_images (320 training images; the bundled ones are used)")
         .map(|f| f.join("data/cifar10"));
@@ -32,7 +34,7 @@ fn calibrated(model: &FloatModel) -> QuantizedModel {
     calibrate(model, &Recipe::shipped("default").unwrap(), &mut loader, options).unwrap().model
 }
 
-/// Logits of a sample spread over the classes.
+/// Logits of a sample of images that is spread over the classes.
 fn run(classifier: &mut dyn Classifier, model: &QuantizedModel) -> Collected {
     let folder =
         large_data("cuda_images (2,000 images; the bundled 1,000 are used)").map(|f| f.join("data/cifar10"));

@@ -1,9 +1,8 @@
-//! The documents against the program. `docs/examples/engine.py` follows `docs/inference.md` in numpy, and gives every bit of the
-//! logits of `swinq predict`. `docs/examples/weights.py` follows `docs/calibration.md`, and gives every bit of the weights that
-//! `swinq calibrate` quantizes.
-//!
-//! Python is `SWINQ_PYTHON`, or `python3`, with numpy and safetensors. Without it the tests say SKIPPED, unless
-//! `REQUIRE_IMPL` names `numpy`.
+//! The documents against the program. `docs/examples/engine.py` implements `docs/inference.md` in numpy; its
+//! logits equal those of `swinq predict` bit for bit. `docs/examples/weights.py` implements
+//! `docs/calibration.md`; its quantized weights equal those of `swinq calibrate` bit for bit.
+//! The tests need Python (`SWINQ_PYTHON`, else `python3`) with numpy and safetensors. Without it they print
+//! SKIPPED, or fail if `REQUIRE_IMPL` names `numpy`.
 
 mod common;
 
@@ -23,7 +22,7 @@ use swinq_testing::model::{random, small};
 /// Images per comparison.
 const IMAGES: usize = 3;
 
-/// Python with numpy and safetensors; `None` after saying that `test` is skipped.
+/// Python with numpy and safetensors; `None` if there is none, after printing that `test` is skipped.
 fn python(test: &str) -> Option<PathBuf> {
     let python = PathBuf::from(std::env::var_os("SWINQ_PYTHON").unwrap_or_else(|| "python3".into()));
     let found = Command::new(&python).args(["-c", "import numpy, safetensors"]).output();
@@ -53,7 +52,7 @@ fn pixels(size: usize, images: usize, seed: usize) -> Vec<u8> {
     pixels
 }
 
-/// A source of such images.
+/// A source of the images that [`pixels`] makes.
 struct Noise(usize);
 
 impl BatchSource for Noise {
@@ -96,7 +95,8 @@ fn succeeded(output: Output) -> Output {
     output
 }
 
-/// Asserts that the numpy engine gives the bits of `swinq predict` on the quantized checkpoint `model` in `folder`.
+/// Asserts that the numpy engine and `swinq predict` give the same bits on the quantized checkpoint `model`
+/// in `folder`.
 fn compare(python: &Path, folder: &Path, model: &Path, size: usize, what: &str) {
     let [own, numpy, input] = ["own", "numpy", "input"].map(|n| folder.join(format!("{n}.safetensors")));
     let pixels = pixels(size, IMAGES, 0);
@@ -113,7 +113,7 @@ fn compare(python: &Path, folder: &Path, model: &Path, size: usize, what: &str) 
     assert_eq!(own, numpy, "{what}");
 }
 
-/// 4-bit weights, and sites of residual additions.
+/// A recipe with 4-bit weights and the sites of residual additions on.
 const W4_ADD: &str = "
   - {match: '**', enable: true, calibrator: {percentile: 99.99}}
   - {match: '**.weight', bits: 4, calibrator: mse}
@@ -121,14 +121,14 @@ const W4_ADD: &str = "
   - {match: '**.{scores,output}', enable: false}
 ";
 
-/// Every site on; probabilities of both kinds.
+/// A recipe with every site on, and probabilities of both kinds.
 const ALL: &str = "
   - {match: '**', enable: true, calibrator: entropy}
   - {match: '**.weight', calibrator: max, granularity: tensor}
   - {match: 'layers.0.**.probs', kind: s8, calibrator: max}
 ";
 
-/// Every combination of one operand of a product on and the other off.
+/// A recipe with every combination in which one operand of a product is on and the other is off.
 const MIXED: &str = "
   - {match: '**', enable: true, calibrator: mse}
   - {match: '**.weight', calibrator: max}
@@ -206,7 +206,7 @@ fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     }
 }
 
-/// Weights of every calibrator, granularity and number of bits.
+/// A recipe whose weights have every calibrator, granularity and number of bits.
 const WEIGHTS: &str = "
   - {match: '**.weight', enable: true, calibrator: max}
   - {match: '**.{fc1,qkv}.weight', calibrator: entropy, granularity: tensor}
@@ -257,7 +257,7 @@ fn the_example_that_reads_a_checkpoint_runs() {
     assert!(text.contains("layers.0.blocks.0.mlp.fc1.input {'percentile': 99.99}"), "{text}");
 }
 
-/// The table of GELU's coefficients is written twice: on the page and in the program.
+/// The table of GELU's coefficients is in two places: on the page and in the program.
 #[test]
 fn the_page_and_the_program_have_the_same_coefficients() {
     let read = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();

@@ -1,5 +1,5 @@
-//! The engine against the simulation (the float forward under fake quantization): bit for bit equal, for the shipped
-//! recipes and random ones, on every instruction set of this processor.
+//! The engine's logits equal those of the simulation (the float forward with fake quantization) bit for bit,
+//! for the shipped recipes and random recipes, on every instruction set of this processor.
 
 mod common;
 
@@ -86,7 +86,7 @@ fn batches_of_any_size_give_the_same_logits() {
     }
 }
 
-/// A rule for one site, drawn from what a recipe may say of it.
+/// A random rule for one site. `draw` selects one of the rules that are allowed for the site.
 fn rule(site: Site, draw: u32) -> Rule {
     let weight = site.is_weight();
     Rule {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 
-/// The example `name`, which `cargo test` has built beside the program.
+/// The example program `name`, which `cargo test` builds beside the program `swinq`.
 fn example(name: &str) -> Command {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_swinq"));
     let folder = program.parent().unwrap().join("examples");

@@ -1,6 +1,6 @@
-//! The float forward away from the CPU's own kernels: simulation in candle's operations on the CPU, and on a GPU
-//! calibration and simulation, all against the CPU's. The latter need a build with the feature `cuda` and a GPU; else the
-//! tests say that they are skipped, and fail if `REQUIRE_IMPL` names `candle_cuda`.
+//! The float forward in candle's operations against our own CPU kernels: simulation on the CPU, and
+//! calibration and simulation on a GPU. The tests on a GPU need a build with the feature `cuda` and a GPU.
+//! Without these they print that they are skipped, or fail if `REQUIRE_IMPL` names `candle_cuda`.
 
 mod common;
 
@@ -34,8 +34,8 @@ fn run(classifier: &mut dyn Classifier, model: &FloatModel) -> Collected {
     collect(classifier, &mut loader(model, Split::Val, 40), &mut progress).unwrap()
 }
 
-/// Recipes and the least signal to noise: the shipped ones, and ones whose attentions are quantized in part. (What is left
-/// of a rounding grows with the number of sites that it can flip a code of.)
+/// Recipes with the minimum signal-to-noise ratio of each: the shipped recipes, and recipes that quantize
+/// only a part of attention. A rounding difference flips codes, so its effect grows with the number of sites.
 fn recipes() -> Vec<(Recipe, f64)> {
     let mut recipes: Vec<(Recipe, f64)> =
         ["default", "mode1", "mode2"].map(|name| (Recipe::shipped(name).unwrap(), 45.0)).to_vec();
@@ -56,7 +56,7 @@ fn recipes() -> Vec<(Recipe, f64)> {
     recipes
 }
 
-/// A forward of candle's operations on the CPU.
+/// A classifier that runs the float forward in candle's operations on the CPU.
 struct Composed {
     swin: Swin,
     sites: FakeQuant,
@@ -106,7 +106,8 @@ fn a_simulation_in_candles_operations_is_the_simulation() {
     }
 }
 
-/// GPU 0 as candle's device; without one says that `test` is skipped, and fails if `REQUIRE_IMPL` names `candle_cuda`.
+/// GPU 0 as candle's device. Without one, prints that `test` is skipped, or fails if `REQUIRE_IMPL` names
+/// `candle_cuda`.
 fn candle_cuda(test: &str) -> Option<Device> {
     let opened = match cfg!(feature = "cuda") {
         true => Device::new_cuda(0).map_err(|error| error.to_string()),
@@ -141,7 +142,7 @@ fn a_gpu_finds_the_ranges_of_the_cpu() {
             let difference = (found_of.max() - expected_of.max()).abs() / expected_of.max();
             worst = worst.max(difference);
             assert!(difference <= 1e-5, "{site}: {} instead of {}", found_of.max(), expected_of.max());
-            // A calibrator may choose the bin beside.
+            // A calibrator may choose the neighbouring bin.
             let scale =
                 |model: &QuantizedModel| 127.0 * model.activation_scale(*site).unwrap().unwrap_or(0.0);
             let [a, b] = [scale(&expected.model), scale(&found.model)];

@@ -1,4 +1,4 @@
-//! `bench gemm`, `bench softmax` and `bench elementwise`: on the CPU, and what they write.
+//! `bench gemm`, `bench softmax` and `bench elementwise` on the CPU, and the files that they write.
 
 mod common;
 
@@ -7,7 +7,8 @@ use std::path::Path;
 use common::{files, refused, stdout, swinq};
 use serde_json::Value;
 
-/// `swinq bench` with `args`, of which the first is the ladder, on the CPU and as short as can be.
+/// `swinq bench` with `args`, the first of which names the ladder, on the CPU and with the shortest
+/// measurement.
 fn bench(args: &[&str]) -> assert_cmd::Command {
     let mut command = swinq(["bench", args[0], "--backend", "cpu", "--seconds", "0.001"]);
     command.args(&args[1..]);
@@ -159,7 +160,7 @@ fn outputs_are_checked_before_the_work() {
 fn models_are_still_timed() {
     refused(swinq(["bench"]).assert(), 2, &["MODEL"]);
     refused(swinq(["bench", "no-such-file"]).assert(), 1, &["no-such-file"]);
-    // After a model, the name of a ladder is a model, too.
+    // After a model, the word `gemm` is taken for another model.
     refused(swinq(["bench", "no-such-file", "gemm"]).assert(), 1, &["no-such-file"]);
     refused(swinq(["bench", "./gemm"]).assert(), 1, &["./gemm"]);
 }

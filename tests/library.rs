@@ -1,4 +1,4 @@
-//! The library as a program uses it, on the bundled sample.
+//! The library's public functions, used as a program would use them, on the bundled sample.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Bad input is refused: a message that names the file, key or site and the remedy, exit code 1 or 2, no file left.
+//! Bad input is refused with exit code 1 or 2 and a message that names the file, key or site and the remedy.
+//! No output file remains.
 
 mod common;
 
@@ -26,7 +27,7 @@ impl Folder {
         path
     }
 
-    /// Asserts that the folder holds nothing but what the test put there.
+    /// Asserts that the folder holds only the files that the test put there.
     #[track_caller]
     fn holds_only(&self, names: &[&str]) {
         assert_eq!(files(self.0.path()), names);
@@ -176,7 +177,7 @@ fn truncated_files() {
 #[test]
 fn a_pickle_that_tries_to_execute_something() {
     let folder = Folder::new();
-    // The pickle of `os.system("touch owned")`, in torch's legacy framing-free form.
+    // A pickle that calls `os.system("touch owned")`, without the frames of newer protocols.
     let bad = folder.write("evil.pth", b"\x80\x02cos\nsystem\nX\x0b\x00\x00\x00touch owned\x85R.");
     let mut command = swinq(["calibrate"]);
     command.current_dir(folder.0.path()).arg(&bad).arg("--cfg").arg(sample_cfg());

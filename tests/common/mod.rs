@@ -1,6 +1,6 @@
-//! What the end-to-end tests share.
+//! Functions that the end-to-end tests share.
 
-#![allow(dead_code)] // Each test binary uses its own part.
+#![allow(dead_code)] // Each test binary uses only a part of this module.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -12,7 +12,8 @@ use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
 
-/// The repository's root: where the tests were built, or, where they were carried elsewhere, the current folder.
+/// The repository's root: the folder where the tests were built or, if the test programs were copied to
+/// another machine, the current folder.
 pub fn root() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     if built.is_dir() { built } else { PathBuf::from(".") }
@@ -39,7 +40,7 @@ pub fn sample_data() -> PathBuf {
     root().join("samples/cifar10")
 }
 
-/// The folder of large data, or `None` after saying that the test is skipped.
+/// The folder of large data; `None` if it is not set, after printing that `test` is skipped.
 pub fn large_data(test: &str) -> Option<PathBuf> {
     let folder =
         std::env::var_os("SWINQ_DATA").map(PathBuf::from).filter(|p| p.join("data/cifar10").is_dir());
@@ -49,7 +50,8 @@ pub fn large_data(test: &str) -> Option<PathBuf> {
     folder
 }
 
-/// Whether there is a GPU; without one says that `test` is skipped, and fails if `REQUIRE_IMPL` names `cuda`.
+/// Whether there is a GPU. Without one, prints that `test` is skipped, or fails if `REQUIRE_IMPL` names
+/// `cuda`.
 pub fn gpu(test: &str) -> bool {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| match Device::open(0) {
@@ -67,31 +69,32 @@ pub fn gpu(test: &str) -> bool {
     found.is_ok()
 }
 
-/// `swinq` with `args`.
+/// The command `swinq` with `args`.
 pub fn swinq<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
     let mut command = Command::cargo_bin("swinq").expect("the binary is built");
     command.args(args);
     command
 }
 
-/// `swinq calibrate` of the sample with more arguments.
+/// Runs `swinq calibrate` on the sample with more arguments.
 pub fn calibrate(output: &Path, more: &[&str]) -> Assert {
     let mut command = swinq(["calibrate"]);
     command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
     command.arg("-o").arg(output).args(more).assert()
 }
 
-/// What a failed command said.
+/// The text that a command wrote to standard error.
 pub fn stderr(assert: &Assert) -> String {
     String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
 }
 
-/// What a command printed.
+/// The text that a command wrote to standard output.
 pub fn stdout(assert: &Assert) -> String {
     String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
 }
 
-/// Asserts that a command failed with `code`, that its message holds every one of `words`, and that no panic did it.
+/// Asserts that a command failed with the exit code `code` and a message that contains all of `words`, and
+/// that it did not panic.
 #[track_caller]
 pub fn refused(assert: Assert, code: i32, words: &[&str]) {
     let message = stderr(&assert);

@@ -1,4 +1,4 @@
-"""What the parity scripts share: redrawing every parameter, and Microsoft's names for timm's."""
+"""Functions that the parity scripts share: random parameters, and conversion of timm's names to Microsoft's."""
 
 import math
 import re
@@ -7,7 +7,9 @@ import torch
 
 
 def redraw(model: torch.nn.Module, seed: int) -> None:
-    """Draws every parameter anew: a library's own initialisation has zero biases, which hide mistakes.
+    """Replaces every parameter by random numbers.
+
+    A library's initialisation has zero biases, which would hide mistakes.
 
     Weights of products: N(0, 1 / fan-in). Weights of norms: N(1, 0.3). Biases and tables: N(0, 0.5).
     """
@@ -30,7 +32,7 @@ def images(count: int, size: int, seed: int) -> torch.Tensor:
 
 
 def microsoft_name(name: str) -> str:
-    """timm's name of a parameter in Microsoft's naming."""
+    """Microsoft's name of the parameter that timm calls `name`."""
     name = re.sub(r"^layers\.(\d+)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name)
     return name.replace("head.fc.", "head.")
 

@@ -2,8 +2,8 @@
 
     python tests/parity/full.py FOLDER [--only SUBSTRING]       (about 8 GB; needs torch, timm, transformers, torchvision)
 
-Every parameter is redrawn from a seed. Microsoft-named files hold timm's weights under Microsoft's names: the maths
-is the same. FOLDER/cases.json lists what to compare.
+Every parameter is drawn from a seed. Files in Microsoft's naming hold timm's weights under Microsoft's names, because
+both compute the same function. FOLDER/cases.json lists the models and their expected logits.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Writer:
 
 
 def timm_and_microsoft(out: Writer, name: str, cfg: str, model: SwinTransformer, size: int, seed: int) -> None:
-    """One model as timm and Microsoft-named files of both formats."""
+    """Writes one model in timm's and in Microsoft's naming, as .safetensors and as .pth."""
     if not out.wanted(name):
         return
     redraw(model.eval(), seed)
@@ -123,7 +123,7 @@ def timm_name(name: str) -> str:
 
 
 def odd(out: Writer) -> None:
-    """Small shapes: one that the windows divide, and sizes that they do not, where the dialect pads."""
+    """Small shapes: a size that the windows divide, and one that they do not divide, so that the dialect pads."""
     depths, heads, classes = [2, 2, 2], [2, 3, 6], 13
     for size, label in [(80, "even"), (100, "odd")]:
         shape = (size, 5, 24, depths, heads, classes)

@@ -2,9 +2,9 @@
 
     python tests/parity/make_fixtures.py        (needs torch, timm, transformers and safetensors)
 
-Each file holds a small odd Swin in Microsoft's naming, `input` (two images), `logits`, and under `rung.SITE` what
-PyTorch has at that site for the second image, for the ladder that shows where a forward first departs. Metadata:
-`config`, the architecture as JSON. The plain model runs in timm; the padded one in transformers.
+Each file holds a small Swin of unusual shape in Microsoft's naming, `input` (two images) and `logits`. `rung.SITE` holds
+PyTorch's tensor at that site for the second image, so that the test can name the first site where a forward differs.
+The metadata `config` is the architecture as JSON. The plain model runs in timm; the padded one in transformers.
 """
 
 import json

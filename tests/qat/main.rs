@@ -1,4 +1,5 @@
-//! `swinq qat` on the bundled sample: results that the other commands accept, kills, interrupts, refusals.
+//! `swinq qat` on the bundled sample: its results, which the other commands accept, killed and interrupted
+//! runs, and refusals.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,11 +14,11 @@ use std::time::Duration;
 use assert_cmd::assert::Assert;
 use common::{calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
 
-/// A folder with a job in it, whose output is `out`.
+/// A folder that contains a job. The job's output folder is `out`.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// A short quantized job; `more` are lines of it.
+    /// A short quantized job; `more` holds additional lines of it.
     fn new(more: &str) -> Folder {
         Folder::with(&format!("model: {}\n{more}", calibrated().display()))
     }
@@ -47,7 +48,7 @@ impl Folder {
         swinq(["qat"]).arg(self.path("job.yaml")).args(more).assert()
     }
 
-    /// Starts it, to be killed.
+    /// Starts the job as a process that the test can kill.
     fn start(&self, more: &[&str]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_swinq"));
         command.arg("qat").arg(self.path("job.yaml")).args(more);
@@ -55,7 +56,7 @@ impl Folder {
     }
 }
 
-/// The bundled images, few of them for validation.
+/// The lines of a job for the bundled images, with few validation images.
 fn data() -> String {
     format!("data: {{path: {}, val_limit: 20}}\n", sample_data().display())
 }
@@ -126,24 +127,24 @@ fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
     command.arg(&float).arg("--data-path").arg(sample_data()).args(["--batches", "1", "-o"]).arg(&int8);
     command.assert().success();
     assert!(eval(&int8).contains(" * Acc@1 "));
-    // And as what a quantized training starts from.
+    // A quantized training run also accepts it as its float checkpoint.
     let train = |float: &Path| {
         let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
         stderr(&next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success())
     };
     assert!(!train(&float).contains("was made of"));
-    // The result of another training is another file, of whose weights the ranges are not.
+    // The result of another training run is another file. The ranges were not calibrated on its weights.
     let other = Folder::with(&format!("quant: off\n{}steps: 1\nloss: {{kl: 0}}\n", data()));
     other.run(&[]).success();
     assert!(train(&other.out().join("float.safetensors")).contains("was made of"));
 }
 
-/// As much state as a training can have: trained scales, an average, DropPath, accumulation, augmentation.
+/// A job with all kinds of state: learned scales, a moving average, DropPath, accumulation, augmentation.
 const FULL: &str = "steps: 12\naccumulate: 2\ndrop_path: 0.2\noptimizer: {lr: 1e-3, lr_scales: 1e-3, ema: 0.9}\n\
                     quantization: {activation_scales: learned, weight_scales: learned}\naugment: {flip: 0.5}\n\
                     checkpoint: {every: 1, keep: 2}\n";
 
-/// Kills the training a moment after some iterations, unless it ends before.
+/// Kills the training run `moment` after some iterations, unless it ends before that.
 fn kill_after(mut child: Child, iterations: usize, moment: Duration) -> ExitStatus {
     let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     lines.filter(|line| line.contains(" iterations, loss ")).take(iterations).for_each(drop);
@@ -161,7 +162,7 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // Whatever its threads; at first without a checkpoint to go on from.
+        // The number of threads changes from run to run. The first run has no checkpoint to continue from.
         let child = killed.start(&["--resume", "--opts", "threads", ["1", "2"][kills % 2]]);
         let iterations = 1 + (random % 3) as usize;
         let status = kill_after(child, iterations, Duration::from_millis(random / 3 % 80));
@@ -176,7 +177,7 @@ fn killed_again_and_again_it_gives_the_same_bytes() {
         let [a, b] = [&whole, &killed].map(|folder| std::fs::read(folder.out().join(file)).unwrap());
         assert!(a == b, "{file} differs after {kills} kills");
     }
-    // A kill between a write and the removal of what it replaces leaves one more.
+    // A kill after a checkpoint is written and before the one it replaces is removed leaves one more.
     let kept = files(&killed.out().join("checkpoints")).len();
     assert!((2..=3).contains(&kept), "{kept} checkpoints");
 }

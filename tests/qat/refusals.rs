@@ -1,4 +1,5 @@
-//! Jobs that cannot be: a message that names the key or file, an exit code, and nothing written.
+//! Impossible jobs are refused with a message that names the key or file and an exit code, and nothing is
+//! written.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +37,7 @@ fn bad_jobs() {
     refused(swinq(["qat", "nosuch.yaml"]).assert(), 1, &["nosuch.yaml"]);
 }
 
-/// A float checkpoint of random weights, in our own format, which describes itself.
+/// A float checkpoint of random weights in our own format, which contains its configuration.
 fn float_file(folder: &Folder, name: &str, opts: &[(&str, &str)]) -> PathBuf {
     let opts: Vec<(String, String)> = opts.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
@@ -60,7 +61,7 @@ fn teachers_that_cannot_teach() {
     assert!(!folder.out().exists());
 }
 
-/// A checkpoint of another network, quantized by ranges out of the air.
+/// A checkpoint of another network, quantized with invented ranges.
 fn of_another_network(folder: &Folder) -> PathBuf {
     let opts = [("MODEL.SWIN.DEPTHS".to_owned(), "[2, 2]".to_owned())];
     let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
@@ -100,7 +101,7 @@ fn data_that_does_not_fit() {
     }
     folder.refuses("data.path", &other, 1, &["100 classes", "has 10"]);
     folder.refuses("data.val_path", &other, 1, &["100 classes", "has 10"]);
-    // Fewer classes, named one by one.
+    // Fewer classes than the model has, with one folder for each.
     let image = crate::common::root().join("tests/data/airplane.jpg");
     for (split, class) in [("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")] {
         std::fs::create_dir_all(folder.path("few").join(split).join(class)).unwrap();
@@ -127,7 +128,7 @@ fn outputs_that_cannot_be() {
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
 }
 
-/// A file system of 2 MB, which only this process's children see: no checkpoint fits.
+/// A small file system that only this process's children see. No checkpoint fits into it.
 #[cfg(target_os = "linux")]
 #[test]
 fn no_space_left_for_a_checkpoint() {

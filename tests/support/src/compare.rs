@@ -1,4 +1,4 @@
-//! Comparisons that say what differs.
+//! Comparisons whose failure messages name the difference.
 
 /// The largest absolute difference between elements of two slices.
 ///

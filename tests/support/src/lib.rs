@@ -1,5 +1,5 @@
-//! What the tests of several crates share: generators of random numbers, comparisons, and (feature `model`) small
-//! models and images.
+//! Code that the tests of several crates share: generators of random numbers, comparisons and, with the
+//! feature `model`, small models and images.
 //!
 //! Without the feature this crate depends on no crate of the workspace, so every crate can use it in its unit tests.
 

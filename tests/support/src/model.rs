@@ -58,7 +58,8 @@ pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
 }
 
-/// `batches` batches of two images of noise, without labels, the same in every epoch.
+/// A source of `batches` batches of two images of noise without labels. The batches are the same in every
+/// epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct NoiseImages {
     /// Width and height.
@@ -82,8 +83,8 @@ impl BatchSource for NoiseImages {
     }
 }
 
-/// Synthetic images with separable classes: each shows stripes in its class's colours under noise. Image `i` of an epoch
-/// does not depend on the batch size.
+/// Synthetic images with separable classes: each image shows stripes in the colours of its class, with added
+/// noise. Image `i` of an epoch does not depend on the batch size.
 #[derive(Clone, Copy, Debug)]
 pub struct StripedImages {
     /// Width and height.
