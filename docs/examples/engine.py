@@ -24,11 +24,11 @@ def fma(a, b, c):
     product = np.multiply(a, b, dtype=f64)  # exact: two f32 have 48 significant bits together
     c = np.asarray(c, dtype=f64)
     total = product + c
-    # Knuth's two-sum: `error` is what the rounding of `total` left out, exactly.
+    # Knuth's two-sum: `error` is exactly the rounding error of `total`.
     back = total - product
     error = (product - (total - back)) + (c - back)
-    # Round to odd: of the two f64 around the exact sum take the one whose last bit is 1. Rounding that to f32 gives the
-    # correctly rounded result, because f64 has more than two bits more than f32.
+    # Round to odd: of the two f64 around the exact sum, take the one whose last bit is 1. Rounding it to f32
+    # gives the correctly rounded result, because f64 has at least two more bits than f32.
     bits = total.view(np.int64)
     even = (error != 0) & (bits & 1 == 0)
     return np.where(even, bits + np.where((error > 0) == (total > 0), 1, -1), bits).view(f64).astype(f32)
@@ -117,7 +117,7 @@ class Quantizer:
         return code(x * self.reciprocal)
 
     def fake(self, x):
-        """What the code of `x` stands for."""
+        """The value that the code of `x` represents."""
         return self.code(x) * self.scale
 
 
@@ -146,7 +146,7 @@ class Engine:
         self.config = self.document["architecture"]
 
     def quantizer(self, site):
-        """The quantizer of an activation site; None where the site is off or of kind u8."""
+        """The quantizer of an activation site; None if the site is off or of kind u8."""
         scale = self.tensors.get(f"{site}.scale")
         return None if scale is None else Quantizer(scale)
 
@@ -210,7 +210,7 @@ class Engine:
         return np.moveaxis(y, 2, 3).reshape(images, windows, n, c)
 
     def probabilities(self, site, logits):
-        """The weights of the values, and either what divides their product or what multiplies it."""
+        """The weights of the values, and either the divisor of their product or its factor."""
         exps = exp(np.maximum(logits - logits.max(axis=-1, keepdims=True), f32(-60)))
         entry = self.document["sites"][site]
         if entry["enabled"] and entry["kind"] == "u8":

@@ -47,7 +47,8 @@ def mse(histogram, q):
         s = a / q
         return np.sum(n * (x - s * np.rint(np.minimum(x / s, q))) ** 2)
 
-    return min([histogram.m, *reversed(edges)], key=error)  # the first, which is the largest, of equal ones
+    # Of equal candidates `min` takes the first, which is the largest.
+    return min([histogram.m, *reversed(edges)], key=error)
 
 
 def entropy(histogram, q):
@@ -81,7 +82,7 @@ def amax(values, calibrator, q):
 
 
 def quantize(weight, entry):
-    """Codes and scales of a weight, as its entry of the site table says."""
+    """Codes and scales of a weight, with the settings in its entry of the site table."""
     q = 7 if entry["bits"] == 4 else 127
     channels = weight.reshape(len(weight), -1) if entry["granularity"] == "channel" else weight.reshape(1, -1)
     scales = np.array([f32(amax(channel, entry["calibrator"], q)) / f32(q) for channel in channels], f32)
