@@ -1,4 +1,5 @@
-//! A cache of decoded images. Where images are small, decoding them in every epoch would be most of a loader's work.
+//! A cache of decoded images. If images are small, decoding them again in every epoch would be most of a
+//! loader's work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +8,7 @@ use crate::dataset::Dataset;
 use crate::decode::RgbImage;
 use crate::error::DataError;
 
-/// A data set that caches its decoded images. Every image that is decoded is added until their pixels reach the
+/// A data set that caches its decoded images. Every decoded image is added until the cached pixels reach the
 /// limit; the other images are decoded on every read.
 ///
 /// Images are never evicted: an epoch reads every image once in random order, so that eviction would only lower

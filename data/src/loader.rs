@@ -21,7 +21,7 @@ pub struct LoaderOptions {
 }
 
 impl Default for LoaderOptions {
-    /// Batches of 8, one thread per core, two prefetched batches, no corrupt images.
+    /// Batches of 8, one thread per core, two prefetched batches; every corrupt image is an error.
     fn default() -> LoaderOptions {
         LoaderOptions { batch_size: 8, threads: 0, prefetch: 2, skip_corrupt: 0 }
     }

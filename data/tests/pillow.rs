@@ -41,8 +41,8 @@ fn sha(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The image with the pixels that Pillow decoded: of a PNG the file itself, of a JPEG the PNG of Pillow's pixels
-/// beside it.
+/// The image with the pixels that Pillow decoded. For a PNG it is the file itself, for a JPEG the PNG file
+/// beside it, which holds Pillow's pixels.
 fn pillows_pixels(folder: &Path, name: &str) -> RgbImage {
     let name = if name.ends_with(".jpg") { format!("{name}.png") } else { name.to_owned() };
     decode(&folder.join(name))

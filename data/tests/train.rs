@@ -1,4 +1,4 @@
-//! The training loader: what its batches depend on, and what they must not depend on.
+//! The training loader: its batches depend on the documented inputs and on nothing else.
 
 mod common;
 

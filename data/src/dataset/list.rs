@@ -86,7 +86,7 @@ fn split_line(text: &str) -> Result<(&str, Option<u32>), String> {
     }
 }
 
-/// Limit of class numbers. A larger number is a mistake, and buffers would be sized by it.
+/// Limit of class numbers. A larger number is a mistake, and buffers of that size would be allocated.
 const MAX_CLASSES: u32 = 1 << 24;
 
 fn looks_like_a_number(text: &str) -> bool {

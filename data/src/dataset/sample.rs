@@ -90,7 +90,7 @@ mod tests {
         let draw = |seed| stratified(&labels, labels.len(), 80, seed);
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
-        // The order is shuffled: a batch of the first eight is not of one class.
+        // The order is shuffled: the first eight images do not all have the same class.
         assert!(draw(1)[..8].iter().map(|&i| labels[i]).collect::<BTreeSet<_>>().len() > 2);
     }
 
