@@ -9,7 +9,7 @@ mod stage;
 
 pub use stage::Stage;
 
-/// What to do when the side of a stage's token grid is not a multiple of the window.
+/// The rule for a stage whose token grid is not a multiple of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowPolicy {
@@ -80,7 +80,7 @@ pub struct SwinConfig {
     pub patch_norm: bool,
     /// Epsilon of every LayerNorm.
     pub norm_eps: f64,
-    /// What to do when the grid is not a multiple of the window.
+    /// The rule for grids that are not a multiple of the window.
     pub window_policy: WindowPolicy,
 }
 

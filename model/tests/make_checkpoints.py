@@ -100,7 +100,7 @@ def write_json(path, value):
 
 
 def training_extras():
-    """What training scripts of Microsoft and others leave beside the weights."""
+    """The objects that training scripts of Microsoft and others save beside the weights."""
     module = types.ModuleType("yacs.config")
     exec("class CfgNode(dict):\n    def __init__(self, *a):\n        super().__init__(*a)\n        self.frozen = True", module.__dict__)
     module.CfgNode.__module__ = "yacs.config"
@@ -116,7 +116,7 @@ def training_extras():
 
 
 def views(state):
-    """The same weights as transposed, offset, shared and half-precision tensors. Returns what they round to, too."""
+    """The same weights as transposed, offset, shared and half-precision tensors. Also returns the rounded values."""
     out, rounded = dict(state), dict(state)
     flat = torch.cat([torch.zeros(7)] + [state[k].flatten() for k in ("head.weight", "head.bias")])
     size = state["head.weight"].numel()
@@ -152,7 +152,7 @@ def main():
     state = to_microsoft(timm_state)
     save_file(state, OUT / "expected.safetensors")
 
-    # Microsoft, in each format, and what training leaves beside it.
+    # Microsoft, in each format, and the other objects that training scripts save in the file.
     buffers = microsoft_buffers(k for k in state if k.endswith("table"))
     full = {**state, **buffers}
     torch.save({"model": full}, OUT / "ms.pth")

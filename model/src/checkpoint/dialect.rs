@@ -45,7 +45,7 @@ impl Dialect {
         }
     }
 
-    /// What the dialect's original code does when the grid is not a multiple of the window.
+    /// The rule of the dialect's original code for grids that are not a multiple of the window.
     pub fn window_policy(self) -> WindowPolicy {
         match self {
             Dialect::Microsoft | Dialect::FasterTransformer => WindowPolicy::Microsoft,

@@ -44,7 +44,7 @@ pub struct LoadOptions {
     pub dialect: Option<Dialect>,
 }
 
-/// What the files of a directory say about its model.
+/// The description of a model in the files of its directory.
 #[derive(Clone, Debug, PartialEq)]
 struct Description {
     config: SwinConfig,

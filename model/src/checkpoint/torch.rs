@@ -28,7 +28,7 @@ fn is_zip(bytes: &[u8]) -> bool {
 /// A prefix `module.` of every name is removed.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The error is a text that describes the fault of the file.
 pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
     let (pickle, storages) = if is_zip(bytes) { read_zip(bytes)? } else { read_legacy(bytes)? };
     let dict = state_dict(&pickle)?;
