@@ -14,8 +14,8 @@ type Row = [String; 4];
 /// Describes the changes from run `a` to run `b` as text.
 ///
 /// The text first lists differences of data and machine, and says which figures cannot be compared because of
-/// them. Then follow the models that both runs have (the same name, precision and backend), then the models of
-/// one run only.
+/// them. Then it lists the models that both runs have (the same name, precision and backend), then the models
+/// that only one run has.
 pub fn compare(a: &Results, b: &Results) -> String {
     let mut text = compare_conditions(a, b);
     let mut unmatched: Vec<&ModelResult> = b.models.iter().collect();
