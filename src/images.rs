@@ -96,7 +96,7 @@ impl Images {
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, for an image without pixels or whose pixels are not `width *
-    /// height * 3` bytes, and for a transform with size 0.
+    /// height * 3` bytes, and for a transform whose size is 0.
     pub fn from_rgb(
         images: impl IntoIterator<Item = RgbImage>,
         transform: &Transform,
@@ -235,7 +235,7 @@ impl Images {
     /// changed.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform with size 0, or images in
+    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform whose size is 0, or images in
     /// memory whose size is not the transform's.
     pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
         if options.batch_size == 0 {
