@@ -1,10 +1,11 @@
-//! Measures the tiles of linear layers on GPU 0 and writes the tables of the program, with this GPU's, to a file:
+//! Measures the tiles of linear layers on GPU 0, and writes the program's tables together with this GPU's
+//! table to a file:
 //!
 //! ```console
 //! $ cargo run --release -p swinq-int8-runtime --example measure_tiles -- int8-runtime/src/cuda/tiles.json
 //! ```
 //!
-//! It first starts itself once for each core to compile the kernels.
+//! It first compiles the kernels, in one process for each core.
 
 use std::error::Error;
 use std::process::{Child, Command};

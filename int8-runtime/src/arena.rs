@@ -1,9 +1,9 @@
-//! Where each tensor of a plan lives: slots shared by tensors that are never alive together.
+//! The memory slots of a plan's tensors. Tensors that are never alive together share a slot.
 
 use swinq_plan::{Outline, TensorId, TensorSpec};
 
-/// Slot of each tensor, and the bytes that each slot must hold. The image has no slot: it is read where
-/// the caller has it.
+/// Slot of each tensor, and the bytes that each slot must hold. The image has no slot: it is read from the
+/// caller's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) slot: Vec<Option<usize>>,
@@ -11,8 +11,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the tensors of `plan`: `bytes` says how many bytes a tensor has for one image, and `images` for how many
-    /// images it needs room.
+    /// Places the tensors of `plan`. `bytes` returns the bytes of a tensor for one image, and `images` the
+    /// number of images for which the tensor needs room.
     pub(crate) fn of_plan(
         plan: &Outline,
         bytes: impl Fn(&TensorSpec) -> usize,
@@ -24,8 +24,8 @@ impl Layout {
         Layout::new(&uses, &bytes)
     }
 
-    /// Places tensors of these many `bytes`, which steps read and write in turn, first come, first served: a tensor takes
-    /// the free slot that must grow least.
+    /// Places tensors with the sizes `bytes`. `uses` lists the tensors that each step reads and writes, in
+    /// order. At its first use a tensor takes the free slot that must grow least.
     pub(crate) fn new(uses: &[(TensorId, TensorId)], bytes: &[usize]) -> Layout {
         let last_use = last_uses(uses, bytes.len());
         let mut layout = Layout { slot: vec![None; bytes.len()], bytes: Vec::new() };
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn tensors_alive_together_never_share_a_slot() {
-        // 1 is a stream that lives from the first step to the last but one.
+        // Tensor 1 is a residual stream, which is alive from the first step to the last.
         let uses = [(0, 1), (1, 2), (2, 3), (3, 1), (1, 4), (4, 1), (1, 5)];
         let uses = uses.map(|(input, output)| (TensorId(input), TensorId(output)));
         let layout = Layout::new(&uses, &[36, 16, 32, 64, 8, 4]);

@@ -1,4 +1,4 @@
-//! What runs a model.
+//! The backends that run a model.
 
 use swinq_kernels::cuda::{CudaError, Device, Library, library};
 
@@ -12,7 +12,7 @@ pub const MAX_THREADS: usize = 1024;
 /// The most images that an engine may run at a time.
 pub const MAX_BATCH: usize = 1 << 16;
 
-/// What runs a model, and how.
+/// The backend that runs a model, with its options.
 #[derive(Clone, Copy, Debug)]
 pub enum Backend {
     /// The CPU.
@@ -39,7 +39,7 @@ impl Backend {
         }
     }
 
-    /// Images run at a time.
+    /// The most images that run at a time.
     pub fn max_batch(&self) -> usize {
         match self {
             Backend::Cpu(options) => options.max_batch,
@@ -64,8 +64,8 @@ impl Backend {
         Ok(())
     }
 
-    /// Whether weights packed for `self` suit `other`, too: the same CPU kernels, or the same GPU with the same
-    /// residual stream.
+    /// Whether weights packed for `self` also suit `other`: both have the same CPU kernels, or the same GPU
+    /// with the same type of the residual stream.
     pub(crate) fn packs_like(&self, other: &Backend) -> bool {
         match (self, other) {
             (Backend::Cpu(a), Backend::Cpu(b)) => a.cpu.name() == b.cpu.name(),
@@ -74,7 +74,7 @@ impl Backend {
         }
     }
 
-    /// What weights are packed for, in messages.
+    /// The target of packed weights, for messages.
     pub(crate) fn packing(&self) -> String {
         match self {
             Backend::Cpu(options) => format!("the CPU kernels {}", options.cpu),
@@ -83,8 +83,8 @@ impl Backend {
     }
 }
 
-/// GPU `ordinal`, if an engine can run on it: the driver shows it and NVRTC is there to compile kernels. (cuBLASLt may be
-/// missing; the engine then uses its own kernels.)
+/// GPU `ordinal`, if an engine can run on it: the driver lists it, and NVRTC is available to compile kernels.
+/// (cuBLASLt may be missing; the engine then uses its own kernels.)
 ///
 /// # Errors
 /// The library that is missing, or why the GPU cannot be opened.

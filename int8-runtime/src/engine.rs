@@ -16,10 +16,10 @@ use crate::packed::{Lowered, PackedModel};
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
-/// A model ready to run: shared packed weights, and an arena and threads of its own.
+/// A model that is ready to run: shared packed weights, and an arena and threads that belong to this engine.
 ///
-/// An engine may be called from many threads; the calls take turns. For calls that run at the same time, make an engine
-/// for each thread on the same weights ([`Engine::another`]).
+/// An engine may be called from many threads; the calls take turns. For calls that run at the same time, make
+/// an engine for each thread on the same weights ([`Engine::another`]).
 pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
@@ -27,7 +27,7 @@ pub struct Engine {
     runner: Mutex<Runner>,
 }
 
-/// What runs the launches.
+/// The part that runs the launches.
 enum Runner {
     Cpu(cpu::Runner),
     Cuda(Box<cuda::Runner>),
@@ -37,26 +37,27 @@ impl Engine {
     /// Loads a quantized checkpoint.
     ///
     /// # Errors
-    /// The file cannot be read, or as [`Engine::new`].
+    /// The file cannot be read, or an error of [`Engine::new`].
     pub fn load(path: &Path, backend: Backend) -> Result<Engine, RuntimeError> {
         backend.check()?;
         Engine::new(&QuantizedModel::load(path)?, backend)
     }
 
-    /// Prepares `model`: plans it, packs its weights, places its buffers. The engine keeps nothing of `model`.
+    /// Prepares `model`: plans it, packs its weights, places its buffers. The engine keeps nothing of
+    /// `model`.
     ///
     /// # Errors
-    /// As [`PackedModel::new`] and [`Engine::from_packed`].
+    /// The errors of [`PackedModel::new`] and [`Engine::from_packed`].
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<Engine, RuntimeError> {
         backend.check()?;
         Engine::from_packed(&Arc::new(PackedModel::new(model, backend)?), backend)
     }
 
-    /// An engine on weights that are packed already, with an arena and threads of its own.
+    /// An engine on weights that are already packed, with its own arena and threads.
     ///
     /// # Errors
-    /// The options of `backend` are out of bounds, `packed` was made for another backend, the system refuses memory or
-    /// threads, or the GPU fails.
+    /// The options of `backend` are out of bounds, `packed` was made for another backend, the system refuses
+    /// memory or threads, or the GPU fails.
     pub fn from_packed(packed: &Arc<PackedModel>, backend: Backend) -> Result<Engine, RuntimeError> {
         backend.check()?;
         packed.check_suits(&backend)?;
@@ -75,7 +76,7 @@ impl Engine {
         Ok(Engine { packed: Arc::clone(packed), backend, threads, runner: Mutex::new(runner) })
     }
 
-    /// A second engine on the same weights, with an arena and threads of its own.
+    /// A second engine on the same weights, with its own arena and threads.
     ///
     /// # Errors
     /// The system refuses memory or threads, or the GPU fails.
@@ -83,7 +84,7 @@ impl Engine {
         Engine::from_packed(&self.packed, self.backend)
     }
 
-    /// The weights, for more engines.
+    /// The packed weights, from which more engines can be made.
     pub fn packed(&self) -> &Arc<PackedModel> {
         &self.packed
     }
@@ -93,7 +94,7 @@ impl Engine {
         &self.packed.plan
     }
 
-    /// What runs the model, and how.
+    /// The backend that runs the model, with its options.
     pub fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -116,7 +117,7 @@ impl Engine {
         self.packed.image_size
     }
 
-    /// Images run at a time; larger batches are split.
+    /// The most images that run at a time; larger batches are split.
     pub fn max_batch(&self) -> usize {
         self.backend.max_batch()
     }
@@ -129,7 +130,7 @@ impl Engine {
     /// Scores of the images of `batch`.
     ///
     /// # Errors
-    /// Images of another size, pixels that are not the batch's images, or as [`Engine::infer_into`].
+    /// Images of another size, pixels that are not the batch's images, or an error of [`Engine::infer_into`].
     pub fn infer(&self, batch: &Batch) -> Result<Logits, RuntimeError> {
         let (size, classes) = (self.input_size(), self.classes());
         if batch.size != size {
@@ -142,13 +143,14 @@ impl Engine {
     }
 
     /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
-    /// `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU the copies of one
-    /// part of a batch that is split overlap with the work on another (not with [`CudaOptions::nvtx`]).
+    /// `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU, the
+    /// parts of a batch that is split overlap: while one part is computed, another is copied (except with
+    /// [`CudaOptions::nvtx`]).
     ///
     /// [`CudaOptions::nvtx`]: crate::CudaOptions::nvtx
     ///
     /// # Errors
-    /// `pixels` is not that many images, a score is not finite, or the GPU fails.
+    /// `pixels` holds another number of images, a score is not finite, or the GPU fails.
     pub fn infer_into(&self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
         let classes = self.classes();
         let images = logits.len() / classes;
@@ -170,8 +172,9 @@ impl Engine {
         check_finite(logits, classes)
     }
 
-    /// Prepares for batches of `images` images: on a GPU chooses kernels and records the graph of this batch size, which
-    /// otherwise the first inference of the size does. On a CPU, and for a size that is prepared, it does nothing.
+    /// Prepares for batches of `images` images. On a GPU this chooses kernels and records the graph of the
+    /// batch size; without it, the first inference of the size does so. On a CPU, or if the size is already
+    /// prepared, it does nothing.
     ///
     /// # Errors
     /// `images` is not in `1..=max_batch`, a kernel does not compile, or the driver fails.
@@ -183,8 +186,8 @@ impl Engine {
         }
     }
 
-    /// The time of each launch in a forward of the first (at most `max_batch`) images of `pixels`: on a CPU the mean of
-    /// `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    /// The time of each launch in a forward of the first (at most `max_batch`) images of `pixels`: on a CPU
+    /// the mean of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, or the GPU fails.
@@ -199,7 +202,8 @@ impl Engine {
         }
     }
 
-    /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects what each wrote.
+    /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects the
+    /// result of each launch.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
@@ -211,10 +215,11 @@ impl Engine {
         }
     }
 
-    /// What runs for batches of `images` images: a line for each launch, with the kernel chosen for it.
+    /// Describes the launches for batches of `images` images: a line for each launch, with the kernel chosen
+    /// for it.
     ///
     /// # Errors
-    /// As [`Engine::prepare`].
+    /// The errors of [`Engine::prepare`].
     pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.check_images(images)?;
         match &mut *self.lock() {
@@ -223,11 +228,11 @@ impl Engine {
         }
     }
 
-    /// On a GPU, the time of each of `runs` forwards of `images` images that are on the GPU already: no copies. `None` on
-    /// the CPU, where there are no copies to leave out.
+    /// On a GPU, the time of each of `runs` forwards of `images` images, without copies: the images are
+    /// already on the GPU. `None` on the CPU, which makes no copies.
     ///
     /// # Errors
-    /// As [`Engine::prepare`].
+    /// The errors of [`Engine::prepare`].
     pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
         self.check_images(images)?;
         match &mut *self.lock() {
@@ -236,8 +241,8 @@ impl Engine {
         }
     }
 
-    /// The runner, for one call. A panic in an earlier call leaves nothing behind that a later one reads: every tensor is
-    /// written before it is read.
+    /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before
+    /// it is read, so a later call reads nothing that the earlier call left.
     fn lock(&self) -> MutexGuard<'_, Runner> {
         self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -261,7 +266,7 @@ impl Engine {
         Err(RuntimeError::Images { images, max_batch })
     }
 
-    /// The first images of `pixels`, at most `max_batch`: how many, and their pixels.
+    /// The number and the pixels of the first images of `pixels`, at most `max_batch` images.
     fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
         let image_bytes = self.image_bytes();
         let images = pixels.len() / image_bytes;

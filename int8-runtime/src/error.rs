@@ -1,4 +1,4 @@
-//! What can go wrong between a model and its logits.
+//! The error type of the engine.
 
 use swinq_kernels::CpuError;
 use swinq_kernels::cuda::CudaError;
@@ -8,30 +8,30 @@ use swinq_model::ModelError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// The model cannot be run as it is.
+    /// The engine cannot run this model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The instruction set asked for is unknown or not available.
+    /// The requested instruction set is unknown or not available.
     #[error(transparent)]
     Isa(#[from] CpuError),
     /// More threads than an engine may have.
     #[error("{threads} threads: an engine has at most {max} (0 means one per core)", max = crate::MAX_THREADS)]
     Threads {
-        /// Threads asked for.
+        /// Requested number of threads.
         threads: usize,
     },
-    /// A `max_batch` that no engine may have.
+    /// A `max_batch` outside the permitted range.
     #[error("max_batch {max_batch} is outside 1..={max}; larger batches are split", max = crate::MAX_BATCH)]
     MaxBatch {
-        /// Images asked for.
+        /// Requested number of images.
         max_batch: usize,
     },
-    /// The system does not start a thread.
+    /// The system refused to start a thread.
     #[error("the system refuses to start {threads} threads ({source}); choose fewer threads")]
     StartThreads {
-        /// Threads asked for; 0 means one per core.
+        /// Requested number of threads; 0 means one per core.
         threads: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The system has too little memory for the engine's buffers.
@@ -41,10 +41,10 @@ pub enum RuntimeError {
     OutOfMemory {
         /// Bytes of the buffer that was refused.
         bytes: usize,
-        /// Images that it was for.
+        /// Number of images that it has to hold.
         images: usize,
     },
-    /// A number of images that the engine does not run at once.
+    /// A number of images that the engine cannot run at once.
     #[error("{images} images: this engine runs 1 to {max_batch} at a time (max_batch)")]
     Images {
         /// Images given.
@@ -57,9 +57,9 @@ pub enum RuntimeError {
         "the weights are packed for {packed}, and the engine is for {asked}; pack the model for that backend"
     )]
     OtherPacking {
-        /// What they are packed for.
+        /// The target for which the weights are packed.
         packed: String,
-        /// What was asked for.
+        /// The target of the engine.
         asked: String,
     },
     /// A batch of the wrong image size.
@@ -70,20 +70,20 @@ pub enum RuntimeError {
         /// Side of the model's input.
         expected: usize,
     },
-    /// Pixels that are not the images they are said to be.
+    /// The number of pixels does not match the number of images.
     #[error("{bytes} bytes of pixels for {images} images of {size} x {size} x 3")]
     PixelCount {
         /// Bytes given.
         bytes: usize,
-        /// Images claimed.
+        /// Number of images that the caller stated.
         images: usize,
         /// Side of the model's input.
         size: usize,
     },
-    /// Room for scores that is not a whole number of images.
+    /// The memory for scores does not hold a whole number of images.
     #[error("room for {values} scores is not a whole number of images of {classes} classes")]
     LogitCount {
-        /// Scores that there is room for.
+        /// Number of scores that the memory holds.
         values: usize,
         /// Classes of the model.
         classes: usize,
@@ -113,7 +113,7 @@ pub enum RuntimeError {
     /// A GPU or its driver failed, or there is none.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Something of the model that the GPU cannot run, or fails at.
+    /// A launch that the GPU cannot run, or at which it failed.
     #[error("{launch}: {source}")]
     OnDevice {
         /// Module path of the launch.

@@ -1,9 +1,9 @@
 //! The swinq engine: runs a quantized (or float) Swin classifier on a CPU or on an NVIDIA GPU.
 //!
-//! Loading resolves the model and its recipe to a device-independent [`Plan`]. A backend lowers the plan to its own
-//! launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena in which every
-//! buffer has its place. An inference then allocates nothing. This crate knows neither calibration nor training: the
-//! quantized model is its only input.
+//! Loading resolves the model and its recipe to a device-independent [`Plan`]. A backend lowers the plan to
+//! its own launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena, in
+//! which every buffer has a fixed place. An inference then allocates nothing. This crate depends on neither
+//! calibration nor training: the quantized model is its only input.
 
 mod arena;
 mod backend;

@@ -1,4 +1,4 @@
-//! A model lowered for a backend, which engines share.
+//! A model lowered for a backend; several engines can share it.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use crate::cpu;
 use crate::cuda;
 use crate::error::RuntimeError;
 
-/// A model lowered for a backend: its launches, with their weights packed for one instruction set or uploaded to one GPU.
+/// A model lowered for a backend: its launches, with their weights packed for one instruction set or uploaded
+/// to one GPU.
 ///
-/// It is made once and shared: any number of [`Engine`](crate::Engine)s run on one copy of the weights
-/// ([`Engine::from_packed`](crate::Engine::from_packed)). It holds all that an engine needs of the model.
+/// It is made once, and any number of [`Engine`](crate::Engine)s run on one copy of the weights
+/// ([`Engine::from_packed`](crate::Engine::from_packed)). An engine needs nothing else of the model.
 pub struct PackedModel {
     pub(crate) plan: Arc<Outline>,
     pub(crate) lowered: Lowered,
@@ -29,12 +30,12 @@ pub(crate) enum Lowered {
 }
 
 impl PackedModel {
-    /// Plans `model` and packs its weights. Of `backend` only what packing depends on matters: the instruction set, or the
-    /// GPU and the residual stream's type.
+    /// Plans `model` and packs its weights. Packing depends only on the instruction set of `backend`, or on
+    /// its GPU and the type of its residual stream.
     ///
     /// # Errors
-    /// The model does not pass [`QuantizedModel::validate`], or holds something that the backend cannot run; there is no
-    /// GPU, or too little memory on it.
+    /// The model does not pass [`QuantizedModel::validate`], the backend cannot run a part of the model,
+    /// there is no GPU, or the GPU has too little memory.
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
         let plan = Plan::new(model)?;
         let outline = Arc::new(plan.outline());

@@ -1,17 +1,17 @@
-//! What every launch of a forward wrote, for tests that look for the first launch that differs.
+//! The results of all launches of a forward, for tests that search for the first launch that differs.
 
 use swinq_kernels::code_stride;
 
 use swinq_plan::TensorId;
 
-/// What one launch wrote.
+/// The result of one launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traced {
     /// Module path of the launch.
     pub name: String,
-    /// The tensor of the plan that it wrote.
+    /// The tensor of the plan that the launch wrote.
     pub tensor: TensorId,
-    /// The whole tensor afterwards, `[images * rows, columns]`.
+    /// The whole tensor after the launch, `[images * rows, columns]`.
     pub values: TracedValues,
 }
 
@@ -20,12 +20,12 @@ pub struct Traced {
 pub enum TracedValues {
     /// INT8 codes.
     Codes(Vec<i8>),
-    /// f32, or f16 as f32.
+    /// f32 values, or f16 values converted to f32.
     Float(Vec<f32>),
 }
 
 impl TracedValues {
-    /// Codes as the CPU engine holds them: + 128, rows padded.
+    /// Converts codes from the form of the CPU engine: `code + 128`, in padded rows.
     pub(crate) fn cpu_codes(bytes: &[u8], columns: usize) -> TracedValues {
         let rows = bytes.chunks_exact(code_stride(columns));
         TracedValues::Codes(rows.flat_map(|row| &row[..columns]).map(|&b| (b ^ 0x80).cast_signed()).collect())

@@ -1,4 +1,5 @@
-//! The engine's promises to its callers: shared weights and shared engines give the same bits, and odd arguments are errors.
+//! The engine's promises to its callers: shared weights and shared engines give the same bits, and invalid
+//! arguments are errors.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Memory: weights are packed once however many engines there are, and an inference allocates nothing after the first.
+//! Weights are packed once for any number of engines, and inferences after the first allocate nothing.
 
 mod common;
 

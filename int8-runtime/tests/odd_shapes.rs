@@ -1,5 +1,6 @@
-//! Architectures that the sample is not: padded windows, odd grids, APE, no QKV bias, custom scales, odd widths. The engine's
-//! logits equal the simulation's bit for bit, and its float logits those of the float forward to rounding.
+//! Architectures that differ from the sample: padded windows, odd grids, APE, no QKV bias, custom scales, odd
+//! widths. The engine's logits equal the simulation's logits bit for bit. Without quantization they equal the
+//! float forward's logits up to rounding.
 
 use std::ops::ControlFlow;
 
@@ -148,7 +149,8 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
         for recipe in ["default", "mode1"] {
-            // A model of one stage has no reduction; no shipped rule is about reductions alone.
+            // These recipes also suit a model of one stage, which has no reduction: none of their rules
+            // matches reductions only.
             let quantized = quantized(&float, Some(recipe));
             let simulated = run(&mut FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
             assert!(simulated.logits != expected.logits, "{name}: {recipe} changed nothing");

@@ -1,4 +1,4 @@
-//! From a model and its recipe to a plan.
+//! Builds a plan from a model and its recipe.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl<'m> Plan<'m> {
     /// The plan of `model`.
     ///
     /// # Errors
-    /// The model does not pass [`QuantizedModel::validate`], or a scale cannot quantize.
+    /// The model does not pass [`QuantizedModel::validate`], or a scale is not usable for quantization.
     pub fn new(model: &'m QuantizedModel) -> Result<Plan<'m>, ModelError> {
         model.validate()?;
         let mut builder = Builder { model, plan: Plan { tensors: Vec::new(), steps: Vec::new() } };
@@ -25,11 +25,11 @@ impl<'m> Plan<'m> {
     }
 }
 
-/// What the blocks of one stage share.
+/// The data that the blocks of one stage share.
 struct Shared {
     stage: Stage,
     index: Arc<[usize]>,
-    /// Of the even blocks and of the odd ones.
+    /// The windows of the even blocks and of the odd blocks.
     windows: [Windows; 2],
 }
 

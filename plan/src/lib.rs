@@ -1,11 +1,12 @@
 //! The network as a list of ops, before any backend.
 //!
-//! [`Plan::new`] validates a [`QuantizedModel`](swinq_model::QuantizedModel) and resolves it once: each [`Step`] carries
-//! its parameters (weights, scales, quantizers, row orders), so that a backend, an exporter or a tuner reads the plan and
-//! never the model. The plan borrows the model and copies no weight. An [`Outline`] is what remains when the model is
-//! gone: names, shapes and element types.
+//! [`Plan::new`] validates a [`QuantizedModel`](swinq_model::QuantizedModel) and resolves it once: each
+//! [`Step`] carries its parameters (weights, scales, quantizers, row orders), so that a backend, an exporter
+//! or a tuner reads the plan and never the model. The plan borrows the model and copies no weight. An
+//! [`Outline`] is a plan without parameters, so it does not borrow the model: names, shapes and element
+//! types.
 //!
-//! The float forward (`swinq-float`) is the first description of a Swin, the plan is the second, and there is no third.
+//! Only two places describe the computations of a Swin: the float forward (`swinq-float`) and the plan.
 
 mod build;
 mod op;
@@ -20,10 +21,10 @@ pub use values::{RelativeBias, Values};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorId(pub usize);
 
-/// Elements of a tensor.
+/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// u8 pixels as given.
+    /// u8 pixels, as the caller gives them.
     Pixel,
     /// f32. A backend may hold it in another float type.
     F32,
@@ -49,7 +50,7 @@ pub struct TensorSpec {
     pub rows: usize,
     /// Columns.
     pub columns: usize,
-    /// Elements.
+    /// Type of the elements.
     pub element: Element,
 }
 
@@ -58,13 +59,13 @@ pub struct TensorSpec {
 pub struct Step<'m> {
     /// Module path in Microsoft's naming, for profiles, listings and errors.
     pub name: String,
-    /// What is done, with its parameters.
+    /// The op, with its parameters.
     pub op: Op<'m>,
-    /// What is done with the result.
+    /// How the result is stored.
     pub store: Store,
-    /// Tensor read.
+    /// The tensor that the op reads.
     pub input: TensorId,
-    /// Tensor written (for residual stores and in-place ops: the stream, read and written).
+    /// The tensor that the op writes. Residual stores and in-place ops read and write it: it is the stream.
     pub output: TensorId,
     /// Multiply-accumulates per image.
     pub macs: u64,

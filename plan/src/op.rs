@@ -7,7 +7,7 @@ use swinq_model::quantized::Int8Weight;
 
 use crate::values::{RelativeBias, Values};
 
-/// What an op does with the values it produces.
+/// How an op stores its result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Store {
     /// Writes f32.
@@ -25,7 +25,7 @@ pub enum Store {
     },
 }
 
-/// Order of an op's rows.
+/// The order of an op's rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
     /// Tokens, row by row of the grid.
@@ -39,7 +39,7 @@ pub enum Order {
     },
 }
 
-/// From pixels to the rows of the patch embedding's product.
+/// Cuts images into patches: the input rows of the patch embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patches {
     /// Side of the image in pixels.
@@ -50,7 +50,7 @@ pub struct Patches {
     pub lookup: Box<[[f32; 256]; 3]>,
 }
 
-/// The weight of a linear layer, `[n, k]`, and the arithmetic it is multiplied in.
+/// The weight of a linear layer, `[n, k]`, and the arithmetic of its product.
 #[derive(Clone, Debug)]
 pub enum Weight<'m> {
     /// The product runs in INT8: both operands are codes, and sums are exact in INT32.
@@ -59,7 +59,7 @@ pub enum Weight<'m> {
         codes: &'m Int8Weight,
         /// Quantizer of the input.
         input: Quantizer,
-        /// What an accumulator is multiplied by: `s_x * s_w[c]` for each of the `n` columns of the result.
+        /// The factor of an accumulator: `s_x * s_w[c]` for each of the `n` columns of the result.
         multiplier: Vec<f32>,
     },
     /// The product runs in float.
@@ -69,7 +69,7 @@ pub enum Weight<'m> {
 /// A linear layer: the product with a weight, its bias and its activation.
 #[derive(Clone, Debug)]
 pub struct Linear<'m> {
-    /// Which layer of the network it is. Its sites have this name.
+    /// The layer of the network. Its sites have this name.
     pub layer: swinq_model::Linear,
     /// Columns of the result.
     pub n: usize,
@@ -101,7 +101,7 @@ pub struct Norm<'m> {
     pub gamma: Values<'m>,
     /// Offset of each channel.
     pub beta: Values<'m>,
-    /// What is added to the variance.
+    /// Added to the variance.
     pub eps: f32,
 }
 
@@ -116,12 +116,12 @@ pub struct Attention<'m> {
     pub tokens: usize,
     /// Windows of an image.
     pub windows: usize,
-    /// What `QK^T` of each head is multiplied by, `[heads]`.
+    /// The factor of `QK^T` for each head, `[heads]`.
     pub scales: Vec<f32>,
     /// The relative position bias.
     pub bias: RelativeBias<'m>,
-    /// Region of each token, `[windows, tokens]`: tokens of different regions do not attend to each other. `None` where
-    /// nothing is masked.
+    /// Region of each token, `[windows, tokens]`: tokens of different regions do not attend to each other.
+    /// `None` if nothing is masked.
     pub regions: Option<Arc<[u8]>>,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
@@ -145,11 +145,11 @@ pub enum Op<'m> {
     Patches(Patches),
     /// A linear layer.
     Linear(Linear<'m>),
-    /// LayerNorm of the stream's tokens, written in an order. With a residual store (Swin V2) it reads rows in that order
-    /// and adds them to the tokens of the stream.
+    /// LayerNorm of the stream's tokens; the result is in the given order. With a residual store (Swin V2)
+    /// the input is in that order, and the result is added to the tokens of the stream.
     Norm(Norm<'m>, Order),
-    /// The stream's tokens as they are, written in an order: quantized, or in f32 where the site is off (Swin V2, where no
-    /// norm comes before a linear layer).
+    /// Gathers the stream's tokens in the given order, without a norm, and quantizes them; in f32 if the site
+    /// is off. Swin V2 needs this op, because no norm precedes its linear layers.
     Quantize(Order),
     /// LayerNorm of the stream in place.
     NormInPlace(Norm<'m>),
@@ -159,6 +159,6 @@ pub enum Op<'m> {
     Attention(Attention<'m>),
     /// Gathers 2 x 2 tokens and normalises them.
     Merge(Merge<'m>),
-    /// The last norm and the mean over tokens.
+    /// The last norm, and the mean over tokens.
     Pool(Norm<'m>),
 }

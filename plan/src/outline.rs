@@ -1,4 +1,4 @@
-//! A plan without its parameters: what an engine keeps, and what `inspect --plan` prints.
+//! A plan without its parameters. An engine keeps it, and `inspect --plan` prints it.
 
 use std::fmt;
 
@@ -20,13 +20,13 @@ pub struct Outline {
 pub struct StepOutline {
     /// Module path in Microsoft's naming.
     pub name: String,
-    /// What is done.
+    /// The op, in words.
     pub op: String,
-    /// What is done with the result.
+    /// How the result is stored, in words.
     pub store: String,
-    /// Tensor read.
+    /// The tensor that the op reads.
     pub input: TensorId,
-    /// Tensor written.
+    /// The tensor that the op writes.
     pub output: TensorId,
     /// Multiply-accumulates per image.
     pub macs: u64,

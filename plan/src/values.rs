@@ -10,8 +10,8 @@ use swinq_model::quantized::{Int8Weight, Param};
 pub enum Values<'m> {
     /// Stored in float.
     Float(&'m [f32]),
-    /// Stored as INT8 codes, which are dequantized when they are read. A plan would otherwise hold all such weights in
-    /// float at once.
+    /// Stored as INT8 codes, which are dequantized when they are read. If the plan held dequantized values,
+    /// it would hold all such weights in float at once.
     Codes(&'m Int8Weight),
 }
 
@@ -46,7 +46,7 @@ impl<'m> Values<'m> {
     }
 }
 
-/// The relative position bias of a block: a table, and the row of it for each pair of tokens.
+/// The relative position bias of a block: a table, and the index of the table's row for each pair of tokens.
 #[derive(Clone, Debug)]
 pub struct RelativeBias<'m> {
     /// The table, `[(2 window - 1)^2, heads]`.

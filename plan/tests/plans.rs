@@ -1,6 +1,7 @@
-//! Plans of small models under every shipped recipe: what they hold, where they got it, and their text.
+//! Plans of small models under every shipped recipe: their ops, the source of their parameters, and their
+//! text.
 //!
-//! `UPDATE_SNAPSHOTS=1` rewrites the texts in `tests/snapshots` instead of comparing with them.
+//! `UPDATE_SNAPSHOTS=1` rewrites the texts in `tests/snapshots`; without it the tests compare with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

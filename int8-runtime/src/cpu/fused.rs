@@ -1,4 +1,5 @@
-//! Which launches run as one fused block: those of a block of the network, or of one half of it.
+//! Selects the launches that run as one fused block: the launches of a block of the network, or of half a
+//! block.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use swinq_plan::TensorId;
 pub(super) struct Segment {
     pub(super) launches: Range<usize>,
     fused: Option<FusedBlock>,
-    /// Minimum rows of each thread in a fused block, because every thread reads all weights.
+    /// Minimum rows per thread for the fused block to run, because every thread reads all weights.
     min_rows: usize,
 }
 
@@ -22,7 +23,7 @@ impl Segment {
         Segment { launches: launch..launch + 1, fused: None, min_rows: 0 }
     }
 
-    /// The launches `range` of `launches`, which can run as one fused block over rows in the order of `map`.
+    /// The launches `range` of `launches`, prepared as one fused block over rows in the order of `map`.
     fn fused_block(launches: &[Launch], range: Range<usize>, map: &Arc<RowMap>, cpu: Cpu) -> Segment {
         let ops = launches[range.clone()].iter().map(Launch::block_op).collect();
         let columns = launches[range.start].output.spec.columns;
@@ -30,8 +31,8 @@ impl Segment {
         Segment { launches: range, fused: Some(fused), min_rows: cpu.min_rows_per_thread() }
     }
 
-    /// The fused block that runs instead of the launches over `images` images, if it is the faster way: it keeps all
-    /// `threads` threads busy, and each thread multiplies enough rows with the weights, all of which it reads.
+    /// The fused block that runs instead of the launches over `images` images, if it is faster: it must keep
+    /// all `threads` threads busy, and each thread must have enough rows, because it reads all weights.
     pub(super) fn fused(&self, images: usize, threads: usize) -> Option<&FusedBlock> {
         let block = self.fused.as_ref()?;
         let units = block.units(images);
@@ -45,7 +46,7 @@ impl Segment {
         (1..=images).rev().find(|&images| self.fused(images, threads).is_none()).unwrap_or(0)
     }
 
-    /// The tensors that the launches write for each other, which a fused block keeps out of the arena.
+    /// The tensors between the launches. A fused block does not keep them in the arena.
     pub(super) fn inner(&self, launches: &[Launch]) -> impl Iterator<Item = TensorId> {
         let launches = &launches[self.launches.clone()];
         let inner = launches.iter().filter(|launch| self.fused.is_some() && !launch.output.residual);
@@ -53,7 +54,8 @@ impl Segment {
     }
 }
 
-/// All `launches`, for `cpu`, in segments: one for each block or half of one, and one for each launch outside of blocks.
+/// Divides `launches`, for `cpu`, into segments: one for each block or half of a block, and one for each
+/// launch outside of blocks.
 pub(super) fn segments(launches: &[Launch], cpu: Cpu) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut next = 0;
@@ -72,8 +74,9 @@ fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
     for half in halves(launches) {
         let attends = launches[half.clone()].iter().any(|l| matches!(l.kernel, Kernel::Attention(_)));
         match found.last_mut() {
-            // The MLP takes rows in any order, so it continues in the order of the attention before it. Where that order
-            // has padding, the MLP is a block of its own: it would compute padding rows in vain.
+            // The MLP takes rows in any order, so it continues in the order of the attention before it. If
+            // that order has padding, the MLP is a separate block, because in that order it would compute
+            // rows of padding that nothing reads.
             Some((block, map)) if !attends && block.end == half.start && !map.rows().contains(&PAD) => {
                 block.end = half.end;
             }
@@ -86,7 +89,8 @@ fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
     found
 }
 
-/// From each launch that gathers rows of the stream to the launch that adds to the stream.
+/// The halves of blocks. Each half begins with a launch that gathers rows of the stream, and ends with the
+/// next launch that adds to the stream.
 fn halves(launches: &[Launch]) -> impl Iterator<Item = Range<usize>> {
     let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
     (0..launches.len()).filter(gathers).map(|first| {

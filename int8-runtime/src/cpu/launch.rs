@@ -26,13 +26,13 @@ pub(super) enum Kernel {
     Pool(PooledNorm),
 }
 
-/// One launch: a kernel, where it reads and where it writes.
+/// One launch: a kernel, its input and its output.
 pub(super) struct Launch {
     pub(super) name: String,
     pub(super) macs: u64,
     /// Bytes of weights and tables, read once.
     pub(super) weight_bytes: usize,
-    /// `None` reads the caller's pixels.
+    /// `None`: the launch reads the caller's pixels.
     pub(super) input: Option<Place>,
     pub(super) output: Place,
     pub(super) kernel: Kernel,
@@ -63,7 +63,8 @@ impl Launch {
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]
     }
 
-    /// Bytes that a run over `images` images must move, `pixels` among them if it reads those.
+    /// Bytes that a run over `images` images must move; `pixels` is the bytes of the images, for the launch
+    /// that reads them.
     pub(super) fn bytes(&self, images: usize, pixels: usize) -> u64 {
         let read = self.input.map_or(pixels, |input| input.bytes(images));
         let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };
@@ -120,7 +121,7 @@ impl Launch {
         }
     }
 
-    /// The rows that the launch gathers or scatters.
+    /// The map of the rows that the launch gathers or scatters.
     pub(super) fn map(&self) -> Option<&Arc<RowMap>> {
         match &self.kernel {
             Kernel::LinearI8(_, map) | Kernel::LinearF32(_, map) => Some(map),
@@ -151,7 +152,7 @@ impl Launch {
     /// The launch as an op of a fused block.
     ///
     /// # Panics
-    /// If it is no part of a block.
+    /// If the launch cannot be part of a fused block.
     pub(super) fn block_op(&self) -> BlockOp {
         match &self.kernel {
             Kernel::LinearI8(op, _) => BlockOp::LinearI8(Arc::clone(op)),

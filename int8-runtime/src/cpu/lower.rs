@@ -1,4 +1,4 @@
-//! From the plan to launches: packs weights, expands bias tables, makes row maps.
+//! Lowers a plan to launches: packs weights, expands bias tables, makes row maps.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Bytes of the weight or table of `op`, those of norms neglected.
+/// Bytes of the weight or table of `op`. The parameters of norms do not count, because they are small.
 fn weight_bytes(op: &Op<'_>) -> usize {
     match op {
         Op::Linear(op) if op.is_int8() => op.n * op.k,
@@ -128,7 +128,7 @@ fn weight_bytes(op: &Op<'_>) -> usize {
     }
 }
 
-/// The rows that `order` gathers or scatters, of `tokens` tokens.
+/// The map of the rows that `order` gathers from or scatters to `tokens` tokens.
 fn row_map(order: &Order, tokens: usize) -> Arc<RowMap> {
     match order {
         Order::Tokens => Arc::new(RowMap::identity(tokens)),

@@ -1,4 +1,5 @@
-//! The CPU backend: each step of the plan is one launch of a prepared kernel, or a block's launches run as one.
+//! The CPU backend. Each step of the plan is one launch of a prepared kernel; the launches of a block may run
+//! as one.
 
 mod fused;
 mod launch;
@@ -24,7 +25,7 @@ use lower::lower;
 pub use options::CpuOptions;
 use place::{Arena, tensor_bytes};
 
-/// The detail in a profile of launches that run as one fused block.
+/// The detail that a profile shows for launches that run as one fused block.
 const FUSED: &str = "fused";
 
 /// A model lowered for one kind of CPU: its launches with their packed weights.
@@ -32,19 +33,19 @@ pub(crate) struct Packed {
     plan: Arc<Outline>,
     /// One launch for each step of the plan.
     launches: Vec<Launch>,
-    /// All launches, in order.
+    /// All launches in order, divided into segments.
     segments: Vec<Segment>,
 }
 
 impl Packed {
-    /// `plan`, whose outline is `outline`, for the kernels of `cpu`.
+    /// Lowers `plan`, whose outline is `outline`, for the kernels of `cpu`.
     pub(crate) fn new(plan: &Plan<'_>, outline: &Arc<Outline>, cpu: Cpu) -> Packed {
         let launches = lower(plan, cpu);
         Packed { plan: Arc::clone(outline), segments: segments(&launches, cpu), launches }
     }
 
-    /// Memory for batches of up to `images` images on `threads` threads. What a fused block keeps to itself needs memory
-    /// only for the batches that run launch by launch.
+    /// Memory for batches of up to `images` images on `threads` threads. Tensors inside a fused block need
+    /// memory only for the batches that run launch by launch.
     fn arena(&self, images: usize, threads: usize) -> Result<Arena, RuntimeError> {
         let mut most = vec![images; self.plan.tensors.len()];
         for segment in &self.segments {
@@ -56,7 +57,7 @@ impl Packed {
     }
 }
 
-/// What runs a packed model: threads, and memory for the tensors of a batch.
+/// Runs a packed model on its own threads, with memory for the tensors of a batch.
 pub(crate) struct Runner {
     packed: Arc<Packed>,
     pool: Pool,
@@ -64,7 +65,7 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// Runs `packed` as `options` say.
+    /// A runner of `packed` with `options`.
     pub(crate) fn new(packed: &Arc<Packed>, options: &CpuOptions) -> Result<Runner, RuntimeError> {
         let threads = options.threads;
         let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
@@ -76,7 +77,7 @@ impl Runner {
         self.pool.threads()
     }
 
-    /// Scores of the `images` images `pixels`, at least one and at most `max_batch`.
+    /// Writes the scores of `images` images, from 1 to `max_batch`, to `logits`. `pixels` holds the images.
     pub(crate) fn infer(&mut self, images: usize, pixels: &[u8], logits: &mut [f32]) {
         let Runner { packed, pool, arena } = self;
         for segment in &packed.segments {
@@ -90,7 +91,7 @@ impl Runner {
         logits.copy_from_slice(output.f32(images, arena.buffer(output)));
     }
 
-    /// The mean time of each launch in `runs` forwards of `images` images, at least one.
+    /// The mean time of each launch in `runs` forwards (at least one) of `images` images.
     pub(crate) fn profile(&mut self, images: usize, pixels: &[u8], runs: u32) -> Vec<LaunchProfile> {
         let mut times = vec![Duration::ZERO; self.packed.launches.len()];
         for _ in 0..runs {
@@ -132,7 +133,7 @@ impl Runner {
         }
     }
 
-    /// Runs launch by launch, in memory of its own, and collects what each launch wrote.
+    /// Runs launch by launch, in a separate arena, and collects the result of each launch.
     pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let plan = &self.packed.plan;
         let mut arena = Arena::new(Layout::of_plan(plan, tensor_bytes, |_| images), images)?;

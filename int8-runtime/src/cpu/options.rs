@@ -1,22 +1,24 @@
-//! How an engine runs on the CPU.
+//! Options of an engine on the CPU.
 
 use swinq_kernels::Cpu;
 
 use crate::error::RuntimeError;
 
-/// How an engine runs on the CPU.
+/// Options of an engine on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
     /// Threads, at most [`MAX_THREADS`](crate::MAX_THREADS); 0 means one per core.
     pub threads: usize,
-    /// Images run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches are split. Memory grows with it.
+    /// The most images that run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches are
+    /// split. The engine's memory grows with this number.
     pub max_batch: usize,
-    /// Instruction set, by the token that proves that the processor has it.
+    /// Instruction set, as the token that proves that the processor has it.
     pub cpu: Cpu,
 }
 
 impl CpuOptions {
-    /// All cores, eight images at a time, and the fastest instruction set (or the one that `SWINQ_ISA` names).
+    /// All cores, eight images at a time, and the fastest instruction set (or the one that `SWINQ_ISA`
+    /// names).
     ///
     /// # Errors
     /// `SWINQ_ISA` names an instruction set that is unknown or not available.

@@ -1,4 +1,4 @@
-//! Where tensors are: their place in the arena, and how they are seen there.
+//! Tensors in the arena: their places, and typed views of their memory.
 
 use swinq_kernels::linear::LinearOut;
 use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
@@ -17,14 +17,14 @@ pub(super) fn tensor_bytes(spec: &TensorSpec) -> usize {
     }
 }
 
-/// The memory of all tensors but the image.
+/// The memory of all tensors except the image.
 pub(super) struct Arena {
     slot: Vec<Option<usize>>,
     buffers: Vec<AlignedBuf>,
 }
 
 impl Arena {
-    /// Memory for batches of `images` images, laid out as `layout` says, whose sizes are in bytes.
+    /// Memory for batches of `images` images, with the slots of `layout`, whose sizes are in bytes.
     pub(super) fn new(layout: Layout, images: usize) -> Result<Arena, RuntimeError> {
         let buffer = |bytes: usize| {
             AlignedBuf::try_new(bytes).map_err(|_| RuntimeError::OutOfMemory { bytes, images })

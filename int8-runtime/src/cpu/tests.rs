@@ -33,14 +33,15 @@ fn values(count: usize, step: f32) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + i / 5) % 23) as f32 * step - 0.4).collect()
 }
 
-/// What a hand-made plan borrows.
+/// The parameters that a hand-made plan borrows.
 struct Params {
     gamma: Vec<f32>,
     beta: Vec<f32>,
     weight: Vec<f32>,
 }
 
-/// Pixels -> stream; codes of the stream in windows; a linear layer in float; its norm, added to the stream.
+/// Four steps: pixels to the stream; codes of the stream in windows; a linear layer in float; the norm of its
+/// result, added to the stream.
 ///
 /// The linear layer reads f32, so the quantizer's result is stored dequantized.
 fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'m> {

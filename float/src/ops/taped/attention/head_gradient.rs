@@ -48,7 +48,7 @@ impl Head<'_> {
         self.store(1, h, dqkv, dscales, s);
     }
 
-    /// Converts the gradients of the probabilities in `s.dprobs` to those of the logits.
+    /// Converts the gradients of the probabilities in `s.dprobs` to the gradients of the logits.
     ///
     /// ```text
     /// float, s8:   dx = p (dp - sum(p dp))                          s8: after the site's clipping
