@@ -1,11 +1,12 @@
-//! Kernels compile, and their resources are read as the compiler states them. Needs NVRTC, and no GPU.
+//! Checks that kernels compile, and that their resources are read as the compiler's log states them. Needs
+//! NVRTC but no GPU.
 
 use swinq_kernels::cuda::{self, CudaError, Library, Program, Resources, compile_text, library, resources};
 
-/// Architectures that kernels are compiled for.
+/// Architectures to compile for.
 const ARCHS: [&str; 5] = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"];
 
-/// One kernel with shared memory and no local memory, and one whose array cannot be in registers.
+/// A kernel with shared memory and no local memory, and a kernel whose array does not fit in registers.
 const SOURCE: &str = r#"
 struct Params { const float* x; float* y; int n; };
 
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128) indexed(Params p) {
 }
 "#;
 
-/// Whether NVRTC is there. `REQUIRE_IMPL=nvrtc` makes its absence a failure.
+/// Whether NVRTC is available. With `REQUIRE_IMPL=nvrtc` its absence is a failure.
 fn nvrtc() -> bool {
     if library::present(Library::Nvrtc) {
         println!("NVRTC {:?}", library::nvrtc_version());
@@ -41,7 +42,7 @@ fn program() -> Program {
     Program::new("test.cu", "plain").define("SIZE", 100)
 }
 
-/// What the compiler's log says of `entry`: registers, bytes of stack, bytes of shared memory.
+/// Reads registers, stack bytes and shared-memory bytes of `entry` from the compiler's log.
 fn logged(log: &str, entry: &str) -> Resources {
     let start = log.find(&format!("entry function '{entry}'")).expect("the log has the kernel");
     let own = log[start + 1..].split("entry function").next().unwrap();

@@ -1,4 +1,5 @@
-//! Memory, streams, graphs and cuBLASLt on a GPU. Needs a GPU; `REQUIRE_IMPL=cuda` makes a missing GPU a failure.
+//! Tests memory, streams, graphs and cuBLASLt on a GPU. Without a GPU they are skipped; with
+//! `REQUIRE_IMPL=cuda` they fail.
 
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
@@ -83,7 +84,7 @@ fn a_graph_repeats_its_copies_and_keeps_its_memory() {
     let output = PinnedBuf::new(&device, 400).unwrap();
     let buf = DeviceBuf::zeroed(&device, 400).unwrap();
     let record = || {
-        // SAFETY: both pinned buffers outlive the graph, and are touched after `synchronize` only.
+        // SAFETY: both pinned buffers outlive the graph, and are accessed only after `synchronize`.
         unsafe {
             buf.all().copy_from_pinned(&stream, &input, 0..400)?;
             buf.slice(0, 40).fill_zero(&stream)?;
@@ -215,7 +216,7 @@ fn memory_is_filled_with_copies_of_a_pattern() {
     assert_eq!(bytes, [1, 2, 3, 1, 2, 3, 1, 0]);
 }
 
-/// A stream releases a kernel only when its work is done, because the code of a dropped kernel must stay loaded.
+/// A stream must keep a kernel loaded until its work is done, even if the kernel has been dropped.
 #[test]
 fn kernels_are_unloaded_when_their_work_is_done() {
     let Some(device) = device() else { return };

@@ -1,4 +1,5 @@
-//! Checks that launches cover their work exactly once and fit the GPUs that kernels are compiled for. No GPU is needed.
+//! Checks that launches cover their work exactly once and fit the GPUs for which kernels are compiled. No GPU
+//! is needed.
 
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
@@ -7,11 +8,11 @@ use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::{Arch, LaunchConfig};
 
-/// The most bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
+/// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
 const SHARED: [(&str, u32); 4] =
     [("sm_75", 64 << 10), ("sm_86", 99 << 10), ("sm_80", 163 << 10), ("sm_90", 227 << 10)];
 
-/// Columns of the streams of the official models, and some between.
+/// Widths of the streams of the official models, and some other widths.
 const COLUMNS: [usize; 14] = [8, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 6144];
 
 #[track_caller]
@@ -64,7 +65,8 @@ fn patch_embeddings() {
             for tokens in [1, 31, 32, 33, 3136, 36_864, 65_536, 65_537, 3136 * 128] {
                 let launch = config.launch(tokens);
                 let what = format!("{config:?}, {tokens} tokens");
-                // Wide embeddings are refused where they do not fit; the official models' fit everywhere.
+                // Wide embeddings are rejected on GPUs where they do not fit; those of the official models
+                // fit on every GPU.
                 check(launch, if columns <= 192 { SHARED[0].1 } else { SHARED[2].1 }, &what);
                 let of_block = match config.half() {
                     true if tokens > 65_536 => 4 * 64,
@@ -98,7 +100,7 @@ fn norms() {
     }
 }
 
-/// Configurations of attention: both kinds of elements, by tokens of a window and heads.
+/// Configurations of attention with both element types, by tokens per window and heads.
 fn attentions() -> impl Iterator<Item = AttentionConfig> {
     let of = |tokens| {
         [3, 6, 24, 48].into_iter().flat_map(move |heads| {

@@ -1,5 +1,5 @@
-//! Every way to cut a linear layer, on a GPU, against the scalar reference. Without a GPU the tests say that they are skipped, and
-//! fail if `REQUIRE_IMPL` names `cuda`.
+//! Compares every tile of a linear layer on a GPU with the scalar reference. Without a GPU the tests are
+//! skipped with a message, and fail if `REQUIRE_IMPL` contains `cuda`.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn device(test: &str) -> Option<Device> {
     }
 }
 
-/// What follows a linear layer.
+/// The epilogue and store of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
     Codes,
@@ -69,7 +69,7 @@ fn values(rng: &mut Rng, count: usize, scale: f32) -> Vec<f32> {
 impl Problem {
     fn new(m: usize, n: usize, k: usize, seed: u64) -> Problem {
         let mut rng = Rng(seed);
-        // Tokens in reverse, with padding in front.
+        // Tokens in reverse order, after a padding row.
         let rows: Vec<Option<usize>> = (0..m).map(|i| (i > 0 || m == 1).then(|| m - 1 - i)).collect();
         let tokens = rows.iter().flatten().count();
         Problem {
@@ -91,7 +91,7 @@ impl Problem {
     }
 }
 
-/// What is run of one case: the spec's varying parts.
+/// The store, the `.output` site and GELU of a case.
 fn parts(case: Case) -> (LinearStore, Option<Quantizer>, bool) {
     let q = Quantizer::new(0.02).unwrap();
     match case {
@@ -103,7 +103,7 @@ fn parts(case: Case) -> (LinearStore, Option<Quantizer>, bool) {
     }
 }
 
-/// What the reference stores, as f64: codes, values, or the stream afterwards.
+/// The reference's output as f64: codes, values, or the updated stream.
 fn expected(problem: &Problem, case: Case) -> Vec<f64> {
     let (store, output, gelu) = parts(case);
     if store == LinearStore::Residual {
@@ -156,7 +156,7 @@ impl OnDevice {
             output,
             gelu,
             store,
-            // An f32 stream: the bits of the reference.
+            // With an f32 stream, results are bit-exact to the reference.
             stream: StreamType::F32,
         };
         let mut rows = vec![0i8; m * row_stride(k, 1)];
@@ -175,7 +175,7 @@ impl OnDevice {
         }
     }
 
-    /// Poisons the output, or fills the stream.
+    /// Fills the output with a poison pattern, or restores the stream.
     fn reset(&self, on: &Stream, problem: &Problem) {
         if self.map.is_some() {
             self.output.all().copy_from(on, &problem.stream).unwrap();
@@ -217,7 +217,7 @@ fn assert_equal(got: &[f64], expected: &[f64], n: usize, what: &str) {
     }
 }
 
-/// One tile for each shape and number of stages: the least and the most.
+/// Two tiles for each shape and depth: those with the fewest and the most stages.
 fn tiles(linear: &DeviceLinear, m: usize) -> Vec<Tile> {
     let mut all = linear.tiles(m);
     all.sort();
@@ -236,7 +236,7 @@ fn tiles(linear: &DeviceLinear, m: usize) -> Vec<Tile> {
 fn every_tile_gives_the_bits_of_the_reference() {
     let Some(device) = device("every_tile_gives_the_bits_of_the_reference") else { return };
     let on = Stream::new(&device).unwrap();
-    // In the last one a block walks over several tiles.
+    // In the last shape a block processes several tiles.
     let shapes =
         [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040), (40_000, 8, 256)];
     let mut checked = Instruction::ALL.map(|_| 0);

@@ -1,4 +1,4 @@
-//! Programs of linear layers, and of the epilogues that follow the library's products.
+//! Programs of linear layers, and of the epilogues that follow a GEMM of cuBLASLt.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,22 @@ use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};
 
-/// The kind of a linear layer, as the lowering of a plan requests it.
+/// How the lowering of a plan uses a linear layer's output.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
-    /// To attention or to the next linear layer: INT8 codes.
+    /// INT8 codes for attention or for the next linear layer.
     Codes,
-    /// To a float op.
+    /// f16 for a float op.
     Half,
-    /// To a float linear layer whose site is on.
+    /// f16 for a float linear layer whose site is on.
     FakeHalf,
-    /// Scores, or a merged stream in f32.
+    /// f32: scores, or a merged stream.
     Float,
-    /// To the residual stream.
+    /// Addition to the residual stream.
     Residual(StreamType),
 }
 
-/// GELU's bits depend on the residual stream: `gelu` is the stream where there is a GELU.
+/// `gelu` is the residual stream of a layer with GELU, because the stream decides which GELU is compiled.
 fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> LinearKind {
     let weight = match integer {
         true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
@@ -44,7 +44,7 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
     LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
 }
 
-/// Every kind that a recipe can ask for.
+/// Every kind that a recipe can require.
 fn kinds() -> Vec<LinearKind> {
     let any = [Role::Codes, Role::Half, Role::FakeHalf];
     let mut kinds = Vec::new();
@@ -58,8 +58,8 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1 and residual additions for each stream, and FC1 in
-/// float.
+/// The kinds of the shipped recipes that use the most registers: FC1 and residual additions for each stream,
+/// and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 5] {
     [
         kind(true, false, Some(StreamType::F16), Role::Codes),
@@ -70,10 +70,10 @@ fn usual_kinds() -> [LinearKind; 5] {
     ]
 }
 
-/// Instruction, whether weights stay, block and warps.
+/// Instruction, whether weights stay in shared memory, block shape and warp shape.
 type Shape = (Instruction, bool, (u16, u16), (u16, u16));
 
-/// Every way to tile a linear layer on `arch`, by shape.
+/// All tiles of a linear layer on `arch`, by shape.
 fn tiles(arch: &Arch) -> BTreeMap<Shape, Vec<Tile>> {
     let gpu = Gpu { shared: arch.shared, multiprocessors: 132, wgmma: arch.name == "sm_90a" };
     let mut tiles: BTreeMap<Shape, Vec<Tile>> = BTreeMap::new();
@@ -93,7 +93,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tiles = tiles(arch);
     let (kinds, usual) = (kinds(), usual_kinds());
     let mut pairs: Vec<(LinearKind, Tile)> = Vec::new();
-    // Of the instructions that have shapes whose weights do not stay.
+    // The newest instruction that has shapes whose weights do not stay in shared memory.
     let newest = tiles.keys().filter(|shape| !shape.1).map(|shape| shape.0).max();
     for (shape, of_shape) in &tiles {
         let of_cut = match scope {
@@ -104,7 +104,8 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         };
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
     }
-    // The middle shape of each instruction: every epilogue with the newest, every depth and number of stages.
+    // For the middle shape of each instruction: all depths and numbers of stages, and, for the newest
+    // instruction, all epilogues.
     for instruction in Instruction::ALL {
         let shapes: Vec<_> = tiles.iter().filter(|(shape, _)| shape.0 == instruction && !shape.1).collect();
         let Some((_, of_shape)) = shapes.get(shapes.len() / 2) else { continue };
@@ -119,12 +120,12 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     pairs.iter().map(|(kind, tile)| kind.program(*tile)).chain(finishes.iter().flat_map(finish)).collect()
 }
 
-/// The tile with the most in flight.
+/// The tile with the most bytes in flight.
 fn deepest(tiles: &[Tile]) -> Tile {
     *tiles.iter().max_by_key(|tile| (tile.depth, tile.stages)).expect("a shape has tiles")
 }
 
-/// The epilogue launches that may follow the library's product.
+/// The programs of the epilogue launches that may follow cuBLASLt's GEMM.
 fn finish(kind: &LinearKind) -> Vec<Program> {
     let codes = kind.integer && kind.output;
     [false, true].into_iter().filter(|&c| codes || !c).map(|c| kind.finish_program(c)).collect()

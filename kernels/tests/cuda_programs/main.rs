@@ -1,10 +1,11 @@
 //! Checks that every program that an engine requests compiles without local memory. Needs NVRTC but no GPU;
-//! `REQUIRE_IMPL=nvrtc` makes a missing NVRTC a failure.
+//! with `REQUIRE_IMPL=nvrtc` a missing NVRTC is a failure.
 //!
-//! Everything is compiled for sm_75 and sm_90a, the oldest architecture and the one with the most instructions: every way to
-//! cut a linear layer into blocks and warps with the heaviest of the usual epilogues, every epilogue with one cut, all variants of
-//! the other ops. The architectures between take sm_75's or sm_80's paths and get a thinner set ([`Scope`]).
-//! `SWINQ_COMPILE=all` compiles every cut with every epilogue for every architecture, in about ten times as long.
+//! sm_75 and sm_90a, the oldest architecture and the one with the most instructions, get the large set of
+//! programs: every tile shape of a linear layer with the epilogues that use the most registers, every
+//! epilogue with one tile, and all variants of the other ops. The architectures in between use the same code
+//! paths as sm_75 or sm_80 and get a smaller set ([`Scope`]). `SWINQ_COMPILE=all` compiles every tile shape
+//! with every epilogue for every architecture, which takes much longer.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
@@ -17,21 +18,23 @@ use std::time::Instant;
 
 use swinq_kernels::cuda::{Library, Program, compile, library, resources};
 
-/// An architecture: its name, bytes of shared memory that a block can have, and what is compiled for it.
+/// An architecture: its name, the maximum bytes of shared memory of a block, and the set of programs to
+/// compile for it.
 pub struct Arch {
     name: &'static str,
     shared: u32,
     scope: Scope,
 }
 
-/// How much is compiled.
+/// A set of programs to compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// The programs of the shipped recipes, for the sizes of the official models.
     Few,
-    /// Every cut of a linear layer with usual epilogues, every epilogue with one cut; every variant of the other ops.
+    /// Every tile shape of a linear layer with usual epilogues, every epilogue with one tile, and every
+    /// variant of the other ops.
     Most,
-    /// Every cut of a linear layer with every epilogue as well.
+    /// As `Most`, and every tile shape of a linear layer with every epilogue.
     All,
 }
 
@@ -43,7 +46,7 @@ const ARCHS: [Arch; 5] = [
     Arch { name: "sm_90a", shared: 227 << 10, scope: Scope::Most },
 ];
 
-/// Names the share of a process that the test started: its number and the number of all.
+/// Names the share of a process that the test started: its index and the number of processes.
 const SHARE: &str = "SWINQ_COMPILE_SHARE";
 
 #[test]
@@ -73,15 +76,16 @@ fn every_program_compiles_without_local_memory() {
     assert!(wrong.is_empty(), "{} of {compiled} programs:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Compiles a share of the programs, in a process that the test above starts; does nothing by itself.
+/// Compiles a share of the programs, in a process that the test above starts. Without the variable it does
+/// nothing.
 #[test]
 fn one_share() {
     let Ok(share) = std::env::var(SHARE) else { return };
     let (share, processes) = share.split_once(' ').unwrap();
     let (share, processes): (usize, usize) = (share.parse().unwrap(), processes.parse().unwrap());
-    // Neighbouring programs are similar, so programs are dealt out one by one to give each share a mix.
+    // Neighbouring programs are similar, so they are distributed one by one, which gives each process a mix.
     for (program, arch) in work().iter().skip(share).step_by(processes) {
-        // A line's start may be in use by the harness.
+        // Start a new line, because the test harness may have written to the current one.
         println!("\ncompiled {program} {arch}");
         if let Some(what) = fault(program, arch) {
             println!("wrong {} {program} for {arch}: {what}", program.file);
@@ -89,7 +93,7 @@ fn one_share() {
     }
 }
 
-/// The problem of `program` on `arch`, if there is one.
+/// The reason why `program` fails on `arch`, if it does.
 fn fault(program: &Program, arch: &str) -> Option<String> {
     let compiled = match compile(program, arch) {
         Ok(compiled) => compiled,

@@ -20,7 +20,7 @@ pub fn quantizer() -> Quantizer {
     Quantizer::new(0.1).unwrap()
 }
 
-/// The output that ops store for a linear layer on tensor cores.
+/// The outputs that ops can store for a linear layer on the tensor cores.
 fn stores(scope: Scope) -> Vec<DeviceStore> {
     let mut stores = vec![DeviceStore::Codes(quantizer()), DeviceStore::Half];
     if scope > Scope::Few {
@@ -55,8 +55,8 @@ fn patches(scope: Scope) -> Vec<Program> {
     programs
 }
 
-/// Norms of the official models' rows; otherwise, to codes, of every number of lanes, and of chunks for each, that rows of up
-/// to 6144 columns have.
+/// Norms of the official models' rows. Scopes beyond `Few` add norms with INT8 output for all numbers of
+/// lanes and chunks that rows of up to 6144 columns need.
 fn norms(scope: Scope) -> Vec<Program> {
     let official = [96, 192, 384, 768, 1024, 1536, 2048, 3072];
     let mut programs = Vec::new();
@@ -90,7 +90,8 @@ fn attentions(scope: Scope) -> Vec<Program> {
     programs
 }
 
-/// The passes of training; attention in windows of the official models' sizes, with every kind of probabilities.
+/// The operations of training; attention has the window sizes of the official models and every kind of
+/// probabilities.
 fn training(scope: Scope) -> Vec<Program> {
     let mut programs: Vec<Program> = vec![column_sums_program(), table_program()];
     programs.extend(["gelu_forward", "gelu_backward", "adamw"].map(pointwise_program));

@@ -1,4 +1,5 @@
-//! `attention_i8.cu`, `attention_f16.cu` and, for windows of more tokens, `attention_tiled.cu`: attention within windows.
+//! Window attention: `attention_i8.cu` and `attention_f16.cu`, and `attention_tiled.cu` for windows with more
+//! tokens.
 
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM};
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
@@ -14,7 +15,7 @@ const SCALE: f32 = 0.176_776_7;
 /// Windows with their bias and regions.
 struct Case {
     heads: usize,
-    /// Tokens of a window.
+    /// Number of tokens of a window.
     n: usize,
     windows: usize,
     images: usize,
@@ -27,8 +28,9 @@ struct Case {
 }
 
 impl Case {
-    /// The first window of an image has small queries, so that its rows are nearly uniform; the last one's are extreme.
-    /// The first window has one region, the others have several. Some biases are as large as the mask.
+    /// The first window of an image has small queries, so that its probabilities are nearly uniform; the last
+    /// window's queries are extreme. The first window has one region, and the others have several. Some
+    /// biases are as large as the mask.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
         let mut rng = Rng((heads * n) as u64);
         let width = 3 * heads * HEAD_DIM;
@@ -61,7 +63,7 @@ impl Case {
         AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8, exact }
     }
 
-    /// The bias of head `head` with the mask of window `window`, `[n, n]`.
+    /// The bias of head `head` plus the mask of window `window`, `[n, n]`.
     fn masked_bias(&self, window: usize, head: usize) -> Vec<f32> {
         let n = self.n;
         let value = |i: usize| {
@@ -72,7 +74,8 @@ impl Case {
         (0..n * n).map(value).collect()
     }
 
-    /// Queries, keys and values of a window and head, `[n, HEAD_DIM]` each, of values like [`Case::codes`].
+    /// Queries, keys and values of a window and head, `[n, HEAD_DIM]` each. `values` has the layout of
+    /// [`Case::codes`].
     fn operands(&self, values: &[f32], window: usize, head: usize) -> [Vec<f32>; 3] {
         let width = 3 * self.channels();
         std::array::from_fn(|operand| {
@@ -84,7 +87,7 @@ impl Case {
         })
     }
 
-    /// `[windows * n, channels]` with the results of `attend` for every window and head.
+    /// Collects the results of `attend` for every window and head, `[windows * n, channels]`.
     fn gather<T: Copy + Default>(&self, attend: impl Fn(usize, usize) -> Vec<T>) -> Vec<T> {
         let mut out = vec![T::default(); self.total() * self.n * self.channels()];
         for (window, head) in (0..self.total()).flat_map(|w| (0..self.heads).map(move |h| (w, h))) {
@@ -96,9 +99,9 @@ impl Case {
         out
     }
 
-    /// `launch` without the factors: the parameters up to `windows_each`.
+    /// A launch with the parameters up to `windows_each`, without the factors.
     fn launch(&self, config: AttentionConfig, store: DeviceStore) -> Launch {
-        // One multiprocessor: blocks walk over several windows.
+        // With one multiprocessor, a block processes several windows.
         let (each, launch) = config.launch(self.total(), 1);
         let launch = Launch::new(&config.program(store), launch);
         let launch = match config.elements {
@@ -120,7 +123,7 @@ impl Case {
         rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
     }
 
-    /// `[heads, padded, padded]` in the unit of the logits; -inf for padded keys.
+    /// The bias `[heads, padded, padded]` in the unit of the logits; -inf for padding keys.
     fn padded_bias(&self, config: AttentionConfig) -> Vec<f32> {
         let (padded, unit) = (config.padded(), config.logit_unit());
         let value = |i: usize| {
@@ -142,13 +145,13 @@ impl Case {
         Some((windows.clone().flat_map(pad).collect(), windows.map(several).collect()))
     }
 
-    /// The float operands.
+    /// The operands as floats.
     fn values(&self) -> Vec<f32> {
         let values: Vec<f32> = self.codes.iter().map(|&c| f32::from(c) * 0.031).collect();
         half_floats(&crate::launch::bytes(&to_halves(&values)))
     }
 
-    /// Attention in f64 of the float operands.
+    /// Attention on the float operands, computed in f64.
     fn truth(&self, window: usize, head: usize) -> Vec<f64> {
         let [q, k, v] =
             self.operands(&self.values(), window, head).map(|x| x.into_iter().map(f64::from).collect());
@@ -170,8 +173,8 @@ impl Case {
     }
 }
 
-/// Windows of full and partial tiles, of one tile, one token and several tiles; one or several heads, with and without
-/// mask.
+/// Windows with full and partial tiles, with one tile, one token and several tiles; one or several heads;
+/// with and without a mask.
 fn cases() -> [Case; 7] {
     [
         Case::new(3, 49, 4, 2, true),
@@ -221,7 +224,7 @@ fn run_codes(
     (got.unwrap(), want)
 }
 
-/// Checks for the bits of the reference.
+/// Checks that the result is bit-exact to the reference.
 fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
     let Some(compiler) = Compiler::get() else { return };
     let (got, want) = run_codes(compiler, case, probs, store, true);
@@ -229,7 +232,7 @@ fn check_codes(case: &Case, probs: Probs, store: DeviceStore) {
     rows::check(&got, &want, case.channels(), store, &what);
 }
 
-/// With the exponential unit one element in a thousand may be off by one code.
+/// With the exponential unit, one element in a thousand may differ by one code.
 fn check_near_codes(case: &Case, probs: Probs, scale: f32) {
     let Some(compiler) = Compiler::get() else { return };
     let q = step(scale);
@@ -271,7 +274,7 @@ fn the_exponential_unit_is_near_the_reference() {
     }
 }
 
-/// Probabilities are rounded to f16 once, sums and softmax are in f32.
+/// Probabilities are rounded to f16 once; sums and softmax are f32.
 #[test]
 fn halves_err_by_the_rounding_of_the_probabilities() {
     let Some(compiler) = Compiler::get() else { return };

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use swinq_kernels::cuda::{Program, contract::contract_header};
 
-/// Each operation follows IEEE 754, and type punning is allowed, as on a GPU.
+/// As on a GPU, each operation follows IEEE 754 and type punning is permitted.
 const FLAGS: [&str; 7] = [
     "-g",
     "-std=c++17",
@@ -21,10 +21,10 @@ const FLAGS: [&str; 7] = [
     "-DSWINQ_HOST",
 ];
 
-/// The files of the program around a kernel.
+/// The source files of the program around a kernel.
 const RUNTIME: [&str; 4] = ["block.cpp", "copy.cpp", "runner.cpp", "warp.cpp"];
 
-/// How long an unused program is kept.
+/// Time after which an unused program is deleted.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// The C++ compiler of this machine, and its compiled programs.
@@ -39,10 +39,10 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler. Without one, prints that tests are skipped and returns `None`.
+    /// Returns the compiler. If there is none, prints that the tests are skipped and returns `None`.
     ///
     /// # Panics
-    /// If there is none and `REQUIRE_IMPL` asks for `host_kernels`.
+    /// If there is none and `REQUIRE_IMPL` contains `host_kernels`.
     pub fn get() -> Option<&'static Compiler> {
         static COMPILER: OnceLock<Option<Compiler>> = OnceLock::new();
         let found =
@@ -71,7 +71,7 @@ impl Compiler {
         compiler
     }
 
-    /// Removes old programs, writes the contract and compiles the common part of all programs.
+    /// Deletes old programs, writes `contract.cuh` and compiles the common part of all programs.
     fn prepare(&mut self) {
         fs::create_dir_all(&self.dir).unwrap();
         let old = SystemTime::now() - KEPT;
@@ -96,7 +96,7 @@ impl Compiler {
         self.dir.join(format!("include-{:016x}", self.base))
     }
 
-    /// The executable of a program, compiled if it is missing.
+    /// Returns the executable of a program; compiles it if it does not exist.
     pub fn program(&self, program: &Program) -> PathBuf {
         let mut hasher = DefaultHasher::new();
         (self.base, program, fs::read(source(program.file)).unwrap()).hash(&mut hasher);
@@ -108,7 +108,7 @@ impl Compiler {
     fn build(&self, program: &Program, key: u64) -> PathBuf {
         let executable = self.dir.join(format!("{}-{key:016x}", program.entry));
         let main = executable.with_extension("cpp");
-        // The defines apply to the kernel only; the primitives use other names.
+        // The defines apply only to the kernel; the primitives use other names.
         let define = |(name, value): &(&str, i64)| format!("#define {name} {value}\n");
         let defines: String = program.defines.iter().map(define).collect();
         let (file, entry) = (source(program.file), program.entry);
@@ -146,18 +146,18 @@ fn find() -> Option<(String, String)> {
     })
 }
 
-/// `kernels/cuda`.
+/// The folder `kernels/cuda`.
 fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
 }
 
-/// A kernel's file: of `kernels/cuda`, or one of this suite's own.
+/// Path of a kernel's source file: in `kernels/cuda`, or in this test suite.
 fn source(file: &str) -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host_kernels").join(file);
     if own.exists() { own } else { kernels().join(file) }
 }
 
-/// The files of a folder, by name.
+/// The files of a folder, sorted by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = entries.filter(|path| path.is_file()).collect();

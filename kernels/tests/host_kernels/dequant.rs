@@ -1,4 +1,4 @@
-//! `dequant.cu`: the epilogue of a linear layer that the library computes.
+//! `dequant.cu`: the epilogue of a linear layer whose GEMM cuBLASLt computes.
 
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::LinearStore;
@@ -9,11 +9,11 @@ use crate::launch::Launch;
 use crate::linear::{Case, Kind};
 use crate::support::step;
 
-/// Rows, columns, inputs.
+/// Rows, output columns and input columns.
 const SHAPES: [(usize, usize, usize); 5] =
     [(1, 16, 48), (43, 48, 96), (16, 128, 16), (7, 96, 64), (30, 288, 32)];
 
-/// The launch. `codes`: the sums are already codes of the `.output` site.
+/// The launch. `codes` says that the sums are codes of the `.output` site.
 fn launch(case: &Case, kind: &Kind, codes: bool) -> Launch {
     let (program, (m, n)) = (kind.kind().finish_program(codes), (case.m, case.n));
     let blocks = (m * n / 8).div_ceil(256) as u32;
@@ -50,7 +50,7 @@ fn codes_of_the_output_site() {
     check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
 }
 
-/// With an f16 stream GELU is on the exponential unit.
+/// With an f16 stream, GELU uses the exponential unit.
 #[test]
 fn the_fast_gelu() {
     let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };

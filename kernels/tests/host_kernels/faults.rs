@@ -4,7 +4,7 @@ use crate::compiler::Compiler;
 use crate::launch::Launch;
 use crate::primitives::{dependent, launch, program};
 
-/// A kernel of `primitives.cu` with mistake `fault`, and the expected message.
+/// Runs a kernel of `primitives.cu` with mistake `fault` and checks the error message.
 fn expect(entry: &'static str, fault: i64, threads: u32, said: &[&str]) {
     let Some(compiler) = Compiler::get() else { return };
     let message = build(entry, fault, threads).failure(compiler);
@@ -13,7 +13,7 @@ fn expect(entry: &'static str, fault: i64, threads: u32, said: &[&str]) {
     }
 }
 
-/// The output has a word for each of `mistake`'s threads; the shared memory has one more, except for fault 9.
+/// A launch whose output has one word per thread. The shared memory has one more word, except for fault 9.
 fn build(entry: &'static str, fault: i64, threads: u32) -> Launch {
     let program = program(entry, threads).define("FAULT", fault);
     let outputs = if entry == "mistake" { 4 * threads as usize } else { 32768 };

@@ -1,4 +1,4 @@
-//! Conversions and the functions of `prelude.cuh` against the reference.
+//! Compares conversions and the functions of `prelude.cuh` with the reference.
 
 use half::f16;
 use swinq_kernels::reference;
@@ -129,12 +129,13 @@ fn gelu_and_the_exponential_are_the_reference() {
     let (gelu, exp): (Vec<f32>, Vec<f32>) = got.as_chunks::<2>().0.iter().map(|&[g, e]| (g, e)).unzip();
     let want: Vec<f32> = x.iter().map(|&x| reference::gelu(x)).collect();
     assert_same(&gelu, &want, "GELU");
-    // A NaN becomes the floor, as in `below > FLOOR`.
+    // A NaN becomes the floor, as in the reference's comparison `below > FLOOR`.
     let want = x.iter().map(|&x| reference::exp((-x.abs()).max(-60.0)));
     assert_same(&exp, &want.collect::<Vec<f32>>(), "exponential");
 }
 
-/// Within its error of GELU in f64, everywhere; 2^x to two units in the last place, and the rounding.
+/// `gelu_fast` stays within its error bound of GELU in f64 for all values. 2^x stays within two units in the
+/// last place plus the rounding.
 #[test]
 fn the_exponential_unit_is_near_the_functions() {
     let Some(compiler) = Compiler::get() else { return };
@@ -150,7 +151,7 @@ fn the_exponential_unit_is_near_the_functions() {
             assert!(power.is_nan());
             continue;
         }
-        // Infinities and the like are their own GELU, or nothing.
+        // For infinities the result is the value itself, or zero.
         let want = if x.is_finite() { gelu(x) } else { f64::from(x.max(0.0)) };
         let error = (f64::from(fast) - want).abs();
         let allowed = FAST_GELU_ERROR + want.abs() * 2f64.powi(-24);

@@ -1,4 +1,4 @@
-//! `gemm.cu`: products on the tensor cores with their epilogues.
+//! `gemm.cu`: matrix products on the tensor cores with their epilogues.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use crate::linear::{Case, Kind};
 use crate::rows::to_halves;
 use crate::support::step;
 
-/// Columns and inputs, including partial tiles.
+/// Output columns and input columns, including partial tiles.
 const SHAPES: [(usize, usize); 8] =
     [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40)];
 
-/// A GPU without `wgmma`, which does not run here.
+/// A GPU without `wgmma`, because `wgmma` cannot run on the host.
 pub const GPU: Gpu = Gpu { shared: 232_448, multiprocessors: 132, wgmma: false };
 
 const SMALL: Tile = mma((32, 32), (16, 32), 64, 2);
@@ -46,14 +46,14 @@ fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     case.epilogue(launch.int(tile.columns_of_blocks(n)).int(tile.count(m, n)), kind)
 }
 
-/// `[rows, k]` with rows `stride` apart and `pad` between.
+/// Lays out `[rows, k]` with rows `stride` apart and `pad` in between.
 fn rows<T: Copy>(x: &[T], k: usize, stride: usize, pad: T) -> Vec<T> {
     x.chunks_exact(k)
         .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - k)))
         .collect()
 }
 
-/// Every shape, with 1 row, and with one row less than a block, exactly a block, and one row more.
+/// Checks every shape with 1 row, and with one row less than a block, exactly a block, and one row more.
 fn check(kind: Kind, tile: Tile) {
     let Some(compiler) = Compiler::get() else { return };
     let block = usize::from(tile.block.0);
@@ -77,7 +77,7 @@ fn codes_after_gelu() {
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(), MIDDLE);
 }
 
-/// With an f16 stream GELU is on the exponential unit.
+/// With an f16 stream, GELU uses the exponential unit.
 #[test]
 fn after_the_fast_gelu() {
     let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
@@ -117,7 +117,7 @@ fn products_of_halves() {
     check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
 }
 
-/// Every block and warp worth trying, with some depth and number of stages.
+/// Every block and warp shape to try, with some depth and number of stages.
 #[test]
 fn every_tile_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };

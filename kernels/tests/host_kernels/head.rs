@@ -1,4 +1,4 @@
-//! `head.cu`: the mean of normalised tokens, and the product in f32.
+//! `head.cu`: the mean of normalised tokens, and the linear layer in f32.
 
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -11,7 +11,7 @@ use crate::support::{Rng, assert_same, step};
 
 const EPSILON: f32 = 1e-5;
 
-/// The mean over the tokens of one image, `[tokens, columns]`, after their norms.
+/// LayerNorm of each token of one image, `[tokens, columns]`, then the mean over the tokens.
 fn pooled(stream: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
     let mut normed = vec![0.0; stream.len()];
     for (x, out) in stream.chunks_exact(gamma.len()).zip(normed.chunks_exact_mut(gamma.len())) {
@@ -33,8 +33,8 @@ fn pooling_gives_the_reference() {
         (StreamType::F16, DeviceStore::Float),
         (StreamType::F16, DeviceStore::Codes(step(0.015625))),
     ];
-    // Fewer tokens than a round of the block's quads, and more; full and partial groups of sixteen columns; enough
-    // images for one block to have all columns of an f16 stream.
+    // Fewer and more tokens than the block's groups of four lanes process at once; full and partial groups of
+    // sixteen columns; enough images for one block to have all columns of an f16 stream.
     for (images, tokens, columns) in [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 9, 768), (33, 5, 268)] {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
@@ -60,7 +60,7 @@ fn pooling_gives_the_reference() {
             let got = &got[got.len() - 2];
             match elements {
                 StreamType::F32 => rows::check(got, &want, columns, store, &what),
-                // Norms and sums in f32, in another order.
+                // Norms and sums are f32, in another order.
                 StreamType::F16 => {
                     let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
                     rows::check_near(got, &want, 5e-6, columns, store, &what);
@@ -90,7 +90,7 @@ fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
 #[test]
 fn the_product_in_f32_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    // Around the 16 rows, 32 columns and 64 inputs of a block.
+    // Sizes around a block's 16 rows, 32 columns and 64 inputs.
     let shapes =
         [(1, 10, 200), (15, 32, 64), (16, 33, 4), (17, 31, 96), (2, 100, 68), (33, 64, 320), (1, 1, 128)];
     for (m, n, k) in shapes {
@@ -123,7 +123,7 @@ fn the_product_in_f32_gives_the_reference() {
     }
 }
 
-/// A product that underflows to -0 and a bias of -0.
+/// A product that underflows to -0, and a bias of -0.
 #[test]
 fn a_zero_keeps_its_sign() {
     let Some(compiler) = Compiler::get() else { return };

@@ -1,4 +1,4 @@
-//! The kernels of the ladder (`ladder_*.cu`): products in f32, softmax, elementwise ops.
+//! The kernels of the ladder (`ladder_*.cu`): matrix products in f32, softmax, elementwise ops.
 
 use swinq_kernels::cuda::ladder::{ElementwiseOp, FloatRung, SoftmaxRung, from_half, half_sum, to_half};
 use swinq_kernels::reference::{attention_row_exp, attention_row_u8, code, gelu};
@@ -26,7 +26,7 @@ fn products() {
             assert_same(&floats(&got[2]), &want, &format!("{rung:?} {m} {n} {k}"));
         }
     }
-    // Three rows of tiles in groups of eight, and more than one group.
+    // Nine rows of tiles: one full group of eight, and a partial group.
     let (m, n, k) = (1100, 129, 3);
     let mut rng = Rng(9);
     let (a, w) = (values(&mut rng, m * k), values(&mut rng, n * k));

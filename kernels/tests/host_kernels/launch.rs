@@ -1,4 +1,4 @@
-//! Launches: parameters and buffers in, buffers out.
+//! Launches on the host: parameters and buffers in, buffers out.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -7,7 +7,7 @@ use swinq_kernels::cuda::{LaunchConfig, Program};
 
 use crate::compiler::Compiler;
 
-/// The launch of a kernel on this machine's processor. Parameters are added one by one, in the order of their struct.
+/// A kernel launch on this machine's CPU. Parameters are added one by one, in the order of their struct.
 #[derive(Clone)]
 pub struct Launch {
     program: Program,
@@ -16,7 +16,7 @@ pub struct Launch {
     buffers: Vec<Buffer>,
 }
 
-/// Device memory of exactly this size, and the position of its pointer in the parameters.
+/// Device memory of exactly this size, and the offset of its pointer in the parameters.
 #[derive(Clone)]
 struct Buffer {
     pointer: usize,
@@ -31,14 +31,14 @@ impl Launch {
         Launch { program: program.clone(), config, params: Vec::new(), buffers: Vec::new() }
     }
 
-    /// A pointer to device memory that holds `values`, which no other launch writes: a weight.
+    /// Adds a pointer to device memory that holds `values` and that no other launch writes, such as a weight.
     #[must_use]
     pub fn array<T: Number>(self, values: &[T]) -> Launch {
         self.buffer(values, false)
     }
 
-    /// A pointer to device memory that holds `values` and that earlier launches write or read: the kernel must have
-    /// waited for them before it touches it.
+    /// Adds a pointer to device memory that holds `values` and that earlier launches write or read. The
+    /// kernel must have waited for them before it accesses this memory.
     #[must_use]
     pub fn activation<T: Number>(self, values: &[T]) -> Launch {
         self.buffer(values, true)
@@ -51,14 +51,14 @@ impl Launch {
         self
     }
 
-    /// A null pointer.
+    /// Adds a null pointer.
     #[must_use]
     pub fn null(mut self) -> Launch {
         self.params.resize(self.params.len().next_multiple_of(8) + 8, 0);
         self
     }
 
-    /// [`Launch::array`], or a null pointer.
+    /// As [`Launch::array`], or a null pointer for `None`.
     #[must_use]
     pub fn optional<T: Number>(self, values: Option<&[T]>) -> Launch {
         match values {
@@ -67,21 +67,21 @@ impl Launch {
         }
     }
 
-    /// An `s32`.
+    /// Adds an `s32`.
     #[must_use]
     pub fn int(mut self, x: usize) -> Launch {
         self.params.extend((x as i32).to_le_bytes());
         self
     }
 
-    /// An `f32`.
+    /// Adds an `f32`.
     #[must_use]
     pub fn float(mut self, x: f32) -> Launch {
         self.params.extend(x.to_le_bytes());
         self
     }
 
-    /// The buffers after the run, in the order in which they were given.
+    /// Runs the kernel and returns the buffers, in the order in which they were added.
     ///
     /// # Panics
     /// With the program's message, if it detects a mistake in the kernel.
@@ -98,7 +98,7 @@ impl Launch {
         results.collect()
     }
 
-    /// The program's message about a kernel with a mistake.
+    /// Runs a kernel with a mistake and returns the program's message.
     ///
     /// # Panics
     /// If the program detects no mistake.
@@ -117,12 +117,13 @@ impl Launch {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // A program that stops before it has read all input reports the reason.
+        // A program may stop before it has read all input. It then reports the reason itself, so the error of
+        // this write is ignored.
         let _ = child.stdin.take().unwrap().write_all(&self.input());
         child.wait_with_output().unwrap()
     }
 
-    /// The input of `runner.cpp`.
+    /// The launch in the input format of `runner.cpp`.
     fn input(&self) -> Vec<u8> {
         let mut input = Vec::new();
         let mut push = |x: usize| input.extend((x as u64).to_le_bytes());
@@ -144,7 +145,7 @@ impl Launch {
     }
 }
 
-/// A type of number that buffers hold.
+/// A number type that buffers can hold.
 pub trait Number: Copy {
     /// Appends the number in little-endian order.
     fn push(self, bytes: &mut Vec<u8>);
@@ -162,24 +163,24 @@ macro_rules! number {
 
 number!(u8, i8, u16, u32, i32, f32);
 
-/// Numbers as the machine holds them.
+/// The bytes of numbers in memory.
 pub fn bytes<T: Number>(values: &[T]) -> Vec<u8> {
     let mut bytes = Vec::new();
     values.iter().for_each(|x| x.push(&mut bytes));
     bytes
 }
 
-/// The u32 in a buffer.
+/// Reads a buffer as u32.
 pub fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect()
 }
 
-/// The f32 in a buffer.
+/// Reads a buffer as f32.
 pub fn floats(bytes: &[u8]) -> Vec<f32> {
     words(bytes).into_iter().map(f32::from_bits).collect()
 }
 
-/// The halves in a buffer.
+/// Reads a buffer as bits of f16.
 pub fn halves(bytes: &[u8]) -> Vec<u16> {
     bytes.as_chunks().0.iter().map(|&half| u16::from_le_bytes(half)).collect()
 }

@@ -1,4 +1,5 @@
-//! The elements that the lanes of a product hold after the permutations of packed weights, and the places of rows.
+//! Checks which elements the lanes of a product hold after the permutation of packed weights, and in which
+//! banks rows lie.
 
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, packed_column};
 use swinq_kernels::cuda::ops::linear::{Instruction, Tile};
@@ -6,7 +7,7 @@ use swinq_kernels::cuda::ops::linear::{Instruction, Tile};
 use crate::gemm::GPU;
 use crate::support::Rng;
 
-/// Of tile `j`, a lane holds the sums of tile columns `2 (lane % 4)` and the next.
+/// In tile `j`, a lane holds the sums of tile columns `2 (lane % 4)` and `2 (lane % 4) + 1`.
 #[test]
 fn a_lane_holds_eight_consecutive_columns() {
     for lane in 0..32 {
@@ -16,7 +17,7 @@ fn a_lane_holds_eight_consecutive_columns() {
     }
 }
 
-/// Every code is found again where [`packed_column`] says, and everything else is zero.
+/// Every code is at the position that [`packed_column`] gives, and everything else is zero.
 #[test]
 fn packed_codes_are_all_there() {
     let mut rng = Rng(1);
@@ -33,7 +34,7 @@ fn packed_codes_are_all_there() {
     }
 }
 
-/// Eight rows of a matrix load, 16 bytes each, cover the 128 bytes of all banks once.
+/// The eight 16-byte rows of a matrix load cover the 128 bytes of all banks exactly once.
 #[test]
 fn rows_of_a_matrix_load_fall_into_different_banks() {
     for k_bytes in [32, 64, 96, 100, 128, 192, 768, 3072] {

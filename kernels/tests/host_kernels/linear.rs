@@ -1,4 +1,4 @@
-//! Linear layers with their epilogues: the cases that `gemm.cu` and `dequant.cu` share.
+//! Linear layers with their epilogues: the test cases that `gemm.cu` and `dequant.cu` share.
 
 use half::f16;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
@@ -10,7 +10,7 @@ use crate::launch::{Launch, bytes, floats};
 use crate::rows::{half_floats, to_halves};
 use crate::support::{Rng, assert_same, assert_varied, step};
 
-/// The error of `gelu_fast`, without the rounding of its result.
+/// Error bound of `gelu_fast`, without the rounding of its result.
 pub const FAST_GELU_ERROR: f64 = 1.2e-7;
 
 /// GELU in f64.
@@ -18,13 +18,13 @@ pub fn gelu(x: f32) -> f64 {
     0.5 * f64::from(x) * libm::erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2)
 }
 
-/// The specialisation of a linear layer.
+/// The variant of a linear layer.
 #[derive(Clone, Debug)]
 pub struct Kind {
     pub integer: bool,
     pub output: Option<Quantizer>,
     pub gelu: bool,
-    /// The reciprocals of `Codes` are the case's.
+    /// How results are stored. For `Codes`, the case provides the reciprocals.
     pub store: LinearStore,
     pub stream: StreamType,
     /// Whether a residual store reorders rows.
@@ -52,7 +52,7 @@ impl Kind {
         Kind { gelu: true, ..self }
     }
 
-    /// As the crate sees it.
+    /// The crate's type for this variant.
     pub fn kind(&self) -> LinearKind {
         let weight = match self.integer {
             true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
@@ -72,7 +72,7 @@ impl Kind {
         LinearKind::new(&spec)
     }
 
-    /// Bytes of an element stored.
+    /// Bytes per stored element.
     fn element_bytes(&self) -> usize {
         match &self.store {
             LinearStore::Plain(store) => store.element_bytes(),
@@ -100,7 +100,7 @@ impl Kind {
     }
 }
 
-/// A linear layer's operands and vectors.
+/// The operands and per-column arrays of a linear layer.
 pub struct Case {
     pub m: usize,
     pub n: usize,
@@ -116,9 +116,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// Most multipliers and all scales are powers of two, so that many values are ties. Sums of a few hundred codes
-    /// reach both clamps. With `integer`, codes use their full range; otherwise they are small, so that sums of f16
-    /// products are exact.
+    /// Most multipliers and all scales are powers of two, so that many values are ties. Sums of a few hundred
+    /// codes reach both clamps. With `integer`, codes use their full range. Without it they are small, so
+    /// that sums of f16 products are exact.
     pub fn new((m, n, k): (usize, usize, usize), integer: bool, seed: u64) -> Case {
         let mut rng = Rng(seed);
         let power = |rng: &mut Rng, low: i32| 2f32.powi(low + (rng.next() % 3) as i32);
@@ -161,12 +161,12 @@ impl Case {
         (0..self.m * self.n).map(|i| self.sum(i / self.n, i % self.n)).collect()
     }
 
-    /// All sums of the float product, whose weights are eighths.
+    /// All sums of the f16 product, whose weights are multiples of 1/8.
     pub fn float_sums(&self) -> Vec<f32> {
         self.sums().into_iter().map(|sum| sum as f32 / 8.0).collect()
     }
 
-    /// The codes of the `.output` site that the sums of integers become.
+    /// The codes of the `.output` site for the integer sums.
     pub fn output_codes(&self, kind: &Kind) -> Vec<i8> {
         let recip = kind.output.expect("an output site").recip();
         let code = |(i, sum)| reference::code(sum as f32 * (self.multiplier[i % self.n] * recip));
@@ -186,7 +186,7 @@ impl Case {
         self.sums().into_iter().enumerate().map(value).collect()
     }
 
-    /// Elements from row to row of the output.
+    /// Elements from one row of the output to the next.
     fn stride(&self, kind: &Kind) -> usize {
         let bytes = kind.element_bytes();
         if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n, bytes) }
@@ -205,7 +205,7 @@ impl Case {
         }
     }
 
-    /// `launch` with the fields of `Epilogue`.
+    /// Adds the fields of `Epilogue` to `launch`.
     pub fn epilogue(&self, launch: Launch, kind: &Kind) -> Launch {
         let recip = |q: Quantizer| q.recip();
         let scale = |&m: &f32| match (kind.integer, kind.output) {
@@ -265,7 +265,8 @@ impl Case {
         assert_same(&decode(got), &want, what);
     }
 
-    /// Panics unless `got` is as near to GELU in f64 as [`FAST_GELU_ERROR`] and what storing rounds allow.
+    /// Panics unless `got` differs from GELU in f64 by at most [`FAST_GELU_ERROR`] plus the rounding of the
+    /// store.
     fn check_near(&self, kind: &Kind, got: &[u8], what: &str) {
         let (stride, size) = (self.stride(kind), kind.element_bytes());
         let before_gelu = self.values(&Kind { gelu: false, ..kind.clone() });
@@ -308,7 +309,7 @@ impl Case {
         assert_varied(got, what);
     }
 
-    /// Row of the output that row `row` goes to.
+    /// The output row to which row `row` is written.
     fn destination(&self, kind: &Kind, row: usize) -> Option<usize> {
         if !kind.mapped {
             return Some(row);
@@ -319,7 +320,8 @@ impl Case {
     }
 }
 
-/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are: 2 if even.
+/// A map in scrambled order in which every eighth row is padding, and the number of images that `rows` rows
+/// form (2 if `rows` is even).
 pub fn window_map(rows: usize) -> (RowMap, usize) {
     let images = if rows.is_multiple_of(2) { 2 } else { 1 };
     let period = rows / images;

@@ -1,8 +1,9 @@
-//! The CUDA kernels on this machine's processor: their sources compiled with the primitives of `kernels/cuda/host`, under
-//! the address and undefined-behaviour sanitizers, and run in two orders of the threads that must agree.
+//! Runs the CUDA kernels on this machine's CPU. Their sources are compiled with the primitives of
+//! `kernels/cuda/host`, under the address and undefined-behaviour sanitizers. Each kernel runs with two
+//! orders of its threads, whose results must agree.
 //!
-//! Needs a C++ compiler (`$CXX`, `c++`, `g++` or `clang++`); without one every test says that it is skipped, unless
-//! `REQUIRE_IMPL` has `host_kernels`.
+//! A C++ compiler is needed (`$CXX`, `c++`, `g++` or `clang++`). Without one every test says that it is
+//! skipped, or fails if `REQUIRE_IMPL` contains `host_kernels`.
 
 mod attention;
 mod compiler;

@@ -12,13 +12,13 @@ use crate::support::{Rng, step};
 
 const EPSILON: f32 = 1e-5;
 
-/// The stream, its norm, and where rows come from.
+/// A stream, its norm, and the sources of the rows.
 struct Case {
     images: usize,
-    /// Rows and tokens of an image.
+    /// Number of rows and of tokens of an image.
     rows: usize,
     tokens: usize,
-    /// Columns of a row, of all pieces.
+    /// Number of columns of a row, over all pieces.
     columns: usize,
     pieces: usize,
     /// `[rows, pieces]`.
@@ -44,14 +44,15 @@ impl Case {
                 (Some((0..rows * pieces).map(token).collect()), tokens)
             }
         };
-        // Values far from zero, so that the rounding error of the mean matters; they are exact in f16.
+        // Values far from zero, so that the rounding error of the mean matters. They are exact in f16.
         let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
         let stream = half_floats(&crate::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
         Case { images, rows, tokens, columns, pieces, map, stream, gamma, beta }
     }
 
-    /// Row `row` of all images before the norm, and whether it is padding that becomes zeros after it.
+    /// Row `row` of all images before the norm, and whether it is padding, which becomes zeros after the
+    /// norm.
     fn row(&self, row: usize) -> (Vec<f32>, bool) {
         let width = self.columns / self.pieces;
         let Some(map) = &self.map else { return (self.stream[row * width..][..width].to_vec(), false) };
@@ -80,7 +81,7 @@ impl Case {
         rows::step_of(launch.int(self.columns).int(stride).float(EPSILON), store)
     }
 
-    /// The rows by the reference.
+    /// The rows computed by the reference.
     fn exact(&self) -> Vec<f32> {
         let row = |row| {
             let (x, padding) = self.row(row);
@@ -93,7 +94,7 @@ impl Case {
         (0..self.images * self.rows).flat_map(row).collect()
     }
 
-    /// The rows in f64, mean and variance in two passes.
+    /// The rows computed in f64, with mean and variance in two passes.
     fn truth(&self) -> Vec<f64> {
         let row = |row| {
             let (x, padding) = self.row(row);
@@ -110,8 +111,8 @@ impl Case {
     }
 }
 
-/// A stream whose sums depend on their order: small values among large ones that cancel; values so close to each other
-/// that their variance is mostly rounding error; rows of one value.
+/// A stream whose sums depend on their order: small values among large ones that cancel, values so close to
+/// each other that their variance is mostly rounding error, and rows with a single value.
 fn delicate() -> Case {
     let mut case = Case::new(1, 60, 96, 1, false);
     let mut rng = Rng(11);
@@ -172,7 +173,8 @@ fn an_f16_stream_is_normalised_as_well_as_f32_can() {
         for store in [DeviceStore::Codes(step(0.0625)), DeviceStore::Half, DeviceStore::Float] {
             let got = &case.launch(StreamType::F16, store).run(compiler);
             let what = format!("case {i}, {store:?}");
-            // The mean of about 30 is rounded to f32, and normalised by a deviation of about 2.
+            // The mean, about 30, is rounded to f32, and this error is divided by a standard deviation of
+            // about 2.
             assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
             rows::check_near(&got[got.len() - 2], &want, 1e-5, case.columns, store, &what);
         }
@@ -190,7 +192,7 @@ fn a_value_of_the_f16_stream_that_is_not_finite_raises_the_flag() {
             let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
             assert_eq!(words(&got[got.len() - 1]), [1], "{value}");
         }
-        // The largest half is a number.
+        // The largest finite half must not set the flag.
         case.stream.fill(65504.0);
         let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
         assert_eq!(words(&got[got.len() - 1]), [0]);

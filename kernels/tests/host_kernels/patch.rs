@@ -1,4 +1,4 @@
-//! `patch.cu` and, for an f16 stream, `patch_half.cu`: from pixels to the residual stream.
+//! Patch embedding from pixels to the residual stream: `patch.cu`, and `patch_half.cu` for an f16 stream.
 
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::pack::pack_half;
@@ -44,7 +44,7 @@ impl Case {
             true => rng.bytes(columns * 3 * patch * patch).into_iter().map(code).collect(),
             false => rng.floats(columns * 3 * patch * patch, 0.5),
         };
-        // Tensor cores use f16 values of so few bits that sums in any order are exact.
+        // For tensor cores, the f16 values have so few bits that sums are exact in any order.
         let rounded = |x: f32, parts: f32| if config.half() { (x * parts).round() / parts } else { x };
         let weight = weight.into_iter().map(|w| rounded(w, 64.0)).collect();
         let pixel = |byte| rounded(pixel(byte), 16.0);
@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    /// Tokens of all images.
+    /// Number of tokens of all images.
     fn tokens(&self) -> usize {
         self.images * (self.size / self.config.patch).pow(2)
     }
@@ -119,7 +119,7 @@ impl Case {
         rows
     }
 
-    /// The product's value of a patch and a column, after the bias.
+    /// The linear layer's output for a patch and a column, including the bias.
     fn value(&self, patch: &[f32], column: usize) -> f32 {
         let weight = &self.weight[column * self.k()..][..self.k()];
         if self.config.integer {
@@ -138,7 +138,7 @@ impl Case {
         reference::epilogue_f32(sum[0], self.bias[column], self.output, false)
     }
 
-    /// The stream by the reference.
+    /// The stream computed by the reference.
     fn want(&self) -> Vec<f32> {
         let (columns, mut stream) = (self.config.columns, Vec::new());
         for (token, patch) in self.patches().chunks_exact(self.k()).enumerate() {
@@ -157,7 +157,7 @@ impl Case {
     }
 }
 
-/// One patch, full and partial blocks of 32; patches of 1, 2 and 4 pixels.
+/// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
 #[test]
 fn the_stream_is_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -194,8 +194,8 @@ fn the_stream_is_the_reference() {
     }
 }
 
-/// Sums are exact; the norm is in f32, in two passes. Full and partial groups of 64 tokens; patches of 1, 2 and 4
-/// pixels; blocks that process several groups.
+/// Sums are exact; the norm is f32, in two passes. Covers full and partial groups of 64 tokens, patches of 1,
+/// 2 and 4 pixels, and blocks that process several groups.
 #[test]
 fn an_f16_stream_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };

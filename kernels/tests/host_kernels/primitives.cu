@@ -1,5 +1,6 @@
-// Kernels that try the primitives of the CPU shim, the functions of `prelude.cuh`, and mistakes that must be caught.
-// FAULT chooses a mistake, 0 is none; PRODUCT the product: 0 mma_s8, 1 mma_u8s8, 2 mma_f16.
+// Kernels that test the primitives of the CPU shim and the functions of `prelude.cuh`, and kernels with
+// mistakes that must be detected. FAULT selects a mistake; 0 is none. PRODUCT selects the product: 0 mma_s8,
+// 1 mma_u8s8, 2 mma_f16.
 #include "prelude.cuh"
 
 #if !defined(FAULT)
@@ -9,11 +10,12 @@
 struct Params {
     const void* in;
     void* out;
-    // Elements of `in`.
+    // Number of elements of `in`.
     u32 n;
 };
 
-// `out[k][thread]` is `in` of the lane across 1 << k, as u32, and the sum over the warp in f32 and in f64.
+// For k < 5, `out[k][thread]` is the value of `in` from the lane whose index differs in bit k. `out[5]` and
+// `out[6]` are sums over the warp, in f32 and in f64.
 KERNEL(shuffle)(const Params p) {
     u32 t = block_x() * THREADS + thread_index();
     u32 value = static_cast<const u32*>(p.in)[t];
@@ -29,7 +31,8 @@ KERNEL(shuffle)(const Params p) {
     out[6 * p.n + t] = static_cast<u32>(high);
 }
 
-// 32 rows of 16 bytes, each copied by the neighbour of the lane that addresses it, as matrix loads give them: `out[transposed][thread][4]`.
+// Matrix loads of 32 rows of 16 bytes: `out[transposed][thread][4]`. Each row is copied by the neighbour of
+// the lane that passes its address.
 KERNEL(matrix)(const Params p) {
     u8* shared = shared_memory();
     u32 t = thread_index();
@@ -56,7 +59,8 @@ typedef f32 Sum;
 #else
 typedef s32 Sum;
 #endif
-// `c += a b` of matrices in memory: a is 16 rows of 32 bytes, b 8 columns of 32 bytes, c (first in `out`) 16 x 8.
+// `c += a b` with matrices in memory: a is 16 rows of 32 bytes, b is 8 columns of 32 bytes, and c (the first
+// part of `out`) is 16 x 8.
 KERNEL(product)(const Params p) {
     u8* shared = shared_memory();
     u32 lane = thread_index();
@@ -86,7 +90,8 @@ KERNEL(product)(const Params p) {
     for (u32 i = 0; i < 4; i++) *at[i] = c[i];
 }
 
-// Copies `n` bytes in two stages, the ragged last 16 with zeros behind; every thread writes what its neighbour copied.
+// Copies `n` bytes in two stages; the last 16 bytes are partial and filled with zeros. Every thread writes
+// the bytes that its neighbour copied.
 KERNEL(copies)(const Params p) {
     u8* shared = shared_memory();
     u32 t = thread_index(), next = (t + 1) % THREADS;
@@ -112,7 +117,7 @@ KERNEL(copies)(const Params p) {
     }
 }
 
-// Mistakes, one each.
+// Kernels with one mistake each.
 KERNEL(mistake)(const Params p) {
     u8* shared = shared_memory();
     u32* words = reinterpret_cast<u32*>(shared);
@@ -121,35 +126,35 @@ KERNEL(mistake)(const Params p) {
     words[t] = t;
     block_sync();
 #if FAULT == 3
-    // Reads of another warp's word without a barrier.
+    // Reads another warp's word without a barrier.
     words[t] = 2 * t;
     out[t] = words[(t + 32) % THREADS];
 #elif FAULT == 4
-    // Reads of another lane's word without a `warp_sync`.
+    // Reads another lane's word without a `warp_sync`.
     words[t] = 2 * t;
     out[t] = words[t ^ 1];
 #elif FAULT == 5
-    // A lane that stays away from a collective.
+    // One lane does not take part in a collective.
     if (t != 37) out[t] = shuffle_xor(t, 1);
 #elif FAULT == 6
-    // A warp that returns before a barrier.
+    // A warp returns before a barrier.
     if (t >= 32) return;
     block_sync();
 #elif FAULT == 7
-    // Lanes at different collectives.
+    // Lanes of a warp are at different collectives.
     if (t % 32 < 16) {
         out[t] = shuffle_xor(t, 1);
     } else {
         out[t] = shuffle_xor(t, 2);
     }
 #elif FAULT == 8
-    // A word that nobody wrote.
+    // Reads a word that was never written.
     out[t] = words[THREADS];
 #elif FAULT == 9
-    // A word behind the shared memory.
+    // Reads a word beyond the shared memory.
     out[t] = words[THREADS + 1];
 #elif FAULT == 10
-    // A word behind a buffer.
+    // Writes a word beyond a buffer.
     out[t + 1] = t;
 #elif FAULT == 11
     copy_async_16(shared + 16, static_cast<const u8*>(p.in) + 4, 16);
@@ -158,10 +163,10 @@ KERNEL(mistake)(const Params p) {
 #elif FAULT == 13
     copy_async_16(shared + 4 * THREADS, p.in, 16);
 #elif FAULT == 14
-    // Blocks that write the same words.
+    // Several blocks write the same words.
     out[t] = block_x();
 #elif FAULT == 15
-    // A store to where a copy is under way.
+    // Writes to the destination of a copy in flight.
     copy_async_16(shared + 16 * t, p.in, 16);
     copy_commit();
     words[4 * t] = 1;
@@ -171,7 +176,7 @@ KERNEL(mistake)(const Params p) {
 #endif
 }
 
-// Copies words that an earlier launch writes. Mistakes: reading them before the wait; never waiting.
+// Copies words that an earlier launch writes. Mistakes: reads them before the wait; never waits.
 KERNEL(dependent)(const Params p) {
     u32 t = thread_index();
 #if FAULT == 0
@@ -181,8 +186,8 @@ KERNEL(dependent)(const Params p) {
     static_cast<u32*>(p.out)[t] = value;
 }
 
-// Conversions of `n` f32: the half's bits, that half as f32, the nearest integer, the code; six words each with minimum
-// and maximum of the value and the one after it.
+// Converts `n` f32 values. Six words each: the bits of the nearest half, that half as f32, the nearest
+// integer, the code, and the minimum and the maximum of the value and the next one.
 KERNEL(conversions)(const Params p) {
     const f32* in = static_cast<const f32*>(p.in);
     u32* out = static_cast<u32*>(p.out);
@@ -198,7 +203,8 @@ KERNEL(conversions)(const Params p) {
     }
 }
 
-// Codes of four f32 in a word, twice, and the same saturated to u8; `n` groups of four.
+// Packs `n` groups of four f32 values. Three words each: the codes by both functions, and the values
+// saturated to u8.
 KERNEL(packs)(const Params p) {
     const f32* in = static_cast<const f32*>(p.in);
     u32* out = static_cast<u32*>(p.out);
@@ -210,7 +216,7 @@ KERNEL(packs)(const Params p) {
     }
 }
 
-// Of `n` f32: `gelu_fast`, the power of two, and the sum of the bytes and `i`.
+// For each of `n` f32 values: `gelu_fast`, the power of two, and the sum of its four bytes and `i`.
 KERNEL(fast)(const Params p) {
     const f32* in = static_cast<const f32*>(p.in);
     f32* out = static_cast<f32*>(p.out);
@@ -221,14 +227,14 @@ KERNEL(fast)(const Params p) {
     }
 }
 
-// The place of each block in its grid, and the grid: x, y, of x, of y.
+// For each block, its index in x and y and the size of the grid in x and y.
 KERNEL(places)(const Params p) {
     u32* out = static_cast<u32*>(p.out) + 4 * (block_y() * blocks_x() + block_x());
     const u32 place[4] = {block_x(), block_y(), blocks_x(), blocks_y()};
     if (thread_index() < 4) out[thread_index()] = place[thread_index()];
 }
 
-// GELU of `n` f32, and the exponential of minus their magnitude, which is at most 60.
+// For each of `n` f32 values: GELU, and the exponential of minus its magnitude, which is limited to 60.
 KERNEL(functions)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
     load_tail(tail, THREADS);

@@ -1,4 +1,4 @@
-//! Collectives and copies against their definitions.
+//! Compares collectives and copies with their definitions.
 
 use swinq_kernels::cuda::{LaunchConfig, Program};
 
@@ -11,7 +11,7 @@ pub fn program(entry: &'static str, threads: u32) -> Program {
     Program::new("primitives.cu", entry).define("THREADS", i64::from(threads))
 }
 
-/// A launch of it: `in`, `n` and `out` of `primitives.cu`.
+/// A launch of such a program, with the parameters `in`, `n` and `out` of `primitives.cu`.
 pub fn launch(program: &Program, blocks: u32, n: usize, input: &[u8], output: &[u8]) -> Launch {
     let threads = program.defines.iter().find(|(name, _)| *name == "THREADS").unwrap().1;
     let config = LaunchConfig { shared: 4096, ..LaunchConfig::linear(blocks, threads as u32) };
@@ -26,7 +26,7 @@ pub fn dependent(fault: i64) -> Launch {
     launch.activation(&input).array(&[0_u32; 64]).int(64)
 }
 
-/// What it writes.
+/// The output of `launch`.
 fn output(compiler: &Compiler, launch: &Launch) -> Vec<u8> {
     launch.run(compiler).swap_remove(1)
 }
@@ -77,14 +77,14 @@ fn blocks_know_their_place() {
     assert_eq!(words(&output(compiler, &launch)), want.collect::<Vec<u32>>());
 }
 
-/// `c[row][column] += sum of a[row] * b[column]` over 32 bytes, for the two integer products.
+/// `c[row][column] += sum of a[row] * b[column]` over 32 bytes, for both integer products.
 #[test]
 fn integer_products_are_their_definition() {
     let Some(compiler) = Compiler::get() else { return };
     for unsigned in [false, true] {
         let program = program("product", 32).define("PRODUCT", i64::from(unsigned));
         let mut input = Rng(3).bytes(768);
-        // The extremes of both operands in one sum.
+        // Sums with the extreme values of both operands.
         input[..32].fill(if unsigned { 255 } else { 0x80 });
         input[512..544].fill(0x80);
         let start = Rng(4).bytes(512);
@@ -99,7 +99,7 @@ fn integer_products_are_their_definition() {
     }
 }
 
-/// Halves are small integers: every sum is exact.
+/// Halves are small integers, so every sum is exact.
 #[test]
 fn the_product_of_halves_is_its_definition() {
     let Some(compiler) = Compiler::get() else { return };

@@ -1,4 +1,4 @@
-//! Outputs of ops that store whole rows.
+//! Outputs of ops that store full rows.
 
 use half::f16;
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
@@ -7,7 +7,7 @@ use swinq_kernels::{Quantizer, reference};
 use crate::launch::{Launch, floats, halves};
 use crate::support::{assert_same, assert_varied};
 
-/// The bytes of an output before a launch, which must stay unchanged between its rows.
+/// The fill byte of an output before a launch; it must stay unchanged between rows.
 const UNTOUCHED: u8 = 77;
 
 /// The quantizer of a store.
@@ -18,19 +18,19 @@ pub fn quantizer(store: DeviceStore) -> Option<Quantizer> {
     }
 }
 
-/// `launch` with the output of `rows` rows.
+/// Adds the output of `rows` rows to `launch`.
 pub fn output(launch: Launch, rows: usize, columns: usize, store: DeviceStore) -> Launch {
     let stride = row_stride(columns, store.element_bytes());
     launch.activation(&vec![UNTOUCHED; rows * stride * store.element_bytes()])
 }
 
-/// `launch` with the reciprocal and the scale of `store`.
+/// Adds the reciprocal and the scale of `store` to `launch`.
 pub fn step_of(launch: Launch, store: DeviceStore) -> Launch {
     let q = quantizer(store);
     launch.float(q.map_or(1.0, Quantizer::recip)).float(q.map_or(1.0, Quantizer::scale))
 }
 
-/// Panics unless `got` holds `values`, `[rows, columns]`, stored as `store` says, and nothing else was written.
+/// Panics unless `got` holds `values`, `[rows, columns]`, stored as `store`, and nothing else was written.
 pub fn check(got: &[u8], values: &[f32], columns: usize, store: DeviceStore, what: &str) {
     let stride = row_stride(columns, store.element_bytes());
     assert_eq!(got.len(), values.len() / columns * stride * store.element_bytes(), "{what}");
@@ -51,7 +51,7 @@ pub fn check(got: &[u8], values: &[f32], columns: usize, store: DeviceStore, wha
     assert_same(&rows.collect::<Vec<f32>>(), &want, what);
 }
 
-/// Halves as f32.
+/// Reads a buffer of halves as f32.
 pub fn half_floats(bytes: &[u8]) -> Vec<f32> {
     halves(bytes).into_iter().map(|h| f16::from_bits(h).to_f32()).collect()
 }
@@ -61,7 +61,8 @@ pub fn to_halves(x: &[f32]) -> Vec<u16> {
     x.iter().map(|&x| f16::from_f32(x).to_bits()).collect()
 }
 
-/// Panics unless `got` holds numbers within `error` of `values`, plus the rounding of the store.
+/// Panics unless `got` holds numbers that differ from `values` by at most `error` plus the rounding of the
+/// store.
 pub fn check_near(got: &[u8], values: &[f64], error: f64, columns: usize, store: DeviceStore, what: &str) {
     let stride = row_stride(columns, store.element_bytes());
     let (got, unit): (Vec<f64>, f64) = match store {

@@ -1,4 +1,4 @@
-//! The kernels of training against scalar versions in f64, and against finite differences.
+//! Compares the training kernels with scalar versions in f64 and with finite differences.
 
 mod attention;
 
@@ -12,7 +12,7 @@ use crate::compiler::Compiler;
 use crate::launch::{Launch, floats};
 use crate::support::{Rng, assert_same, step};
 
-/// Asserts that `got` is `want` to `tolerance` of its largest value.
+/// Asserts that `got` differs from `want` by at most `tolerance` times the largest magnitude.
 #[track_caller]
 fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
@@ -24,7 +24,7 @@ fn close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     }
 }
 
-/// A fake-quantized value, and its derivatives by the value and by the scale.
+/// A fake-quantized value, and its derivatives with respect to the value and to the scale.
 fn faked(x: f32, q: Quantizer, (low, high): (f32, f32)) -> (f32, bool, f32) {
     let scaled = x * q.recip();
     let clamped = scaled.clamp(low, high);

@@ -1,4 +1,4 @@
-//! `train_attention_*.cu`.
+//! Window attention in training: `train_attention_*.cu`.
 
 use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::training::AttentionProgram;
@@ -8,7 +8,7 @@ use crate::compiler::Compiler;
 use crate::launch::{Launch, floats};
 use crate::support::{Rng, step};
 
-/// One attention: sizes, sites and operands.
+/// A test case of attention: sizes, sites and operands.
 struct Case {
     windows: usize,
     n: usize,
@@ -67,7 +67,7 @@ impl Case {
         [floats(&buffers[4]), sums(dbias, heads * n * n), sums(dsteps, 5)]
     }
 
-    /// The value of a site, its derivative, and the derivative by its scale.
+    /// The fake-quantized value of a site, its derivative, and its derivative with respect to the scale.
     fn site(&self, i: usize, x: f64) -> (f64, f64, f64) {
         let on = if i == 4 { self.program.probs == 2 } else { self.program.sites >> i & 1 == 1 };
         if !on {
@@ -98,16 +98,16 @@ struct Head<'a> {
     head: usize,
 }
 
-/// A query's row of pairs.
+/// A query with all keys.
 struct Pairs {
     scores: Vec<f64>,
-    /// The softmax; for unsigned codes, the derivative of a code over their sum.
+    /// The softmax; for unsigned codes, the derivative of a code divided by the sum of the codes.
     slope: Vec<f64>,
-    /// The factors of the values, before their site.
+    /// The weights of the values, before their site.
     weights: Vec<f64>,
 }
 
-/// The sum of products.
+/// The dot product.
 fn dot(a: &[f64; 32], b: &[f64; 32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
@@ -151,7 +151,8 @@ impl Head<'_> {
         Pairs { scores, slope, weights }
     }
 
-    /// Computes the result of a query, and adds its part to the gradients after the sites and to the sums.
+    /// Computes the result of a query. Adds its contributions to the gradients after the sites and to the
+    /// sums.
     fn query(&self, query: usize, after: &mut [[[f64; 32]; 3]], sums: &mut [Vec<f64>; 4]) {
         let n = self.case.n;
         let pairs = self.pairs(query);
