@@ -1,4 +1,4 @@
-//! A model ready to run on a GPU.
+//! An engine that runs a model on a GPU.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
-/// A model lowered for a GPU: its steps with their weights on the device. Engines share it.
+/// A model lowered for a GPU: its steps, with their weights on the device. Several engines can share it.
 pub(crate) struct Packed {
     device: Device,
     steps: Vec<DeviceStep>,
@@ -27,7 +27,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// `plan` for the GPU and the residual stream of `options`: packs its weights and uploads them.
+    /// Lowers `plan` for the GPU and the residual stream of `options`: packs and uploads its weights.
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
         let lowered = lower(&device, plan, options.residual)?;
@@ -39,7 +39,7 @@ impl Packed {
     }
 }
 
-/// What runs a packed model on its GPU: one arena, and one graph for each batch size that was seen.
+/// Runs a packed model on its GPU, with one arena, and one graph for each prepared batch size.
 pub(crate) struct Runner {
     packed: Arc<Packed>,
     memory: Memory,
@@ -48,15 +48,15 @@ pub(crate) struct Runner {
     prepared: BTreeMap<usize, Vec<Option<Choice>>>,
     sizes: Sizes,
     options: CudaOptions,
-    /// There if launches are marked.
+    /// Present if launches are marked for a profiler.
     nvtx: Option<Nvtx>,
-    /// Bytes of one image.
+    /// Bytes per image.
     image_bytes: usize,
     classes: usize,
 }
 
 impl Runner {
-    /// Places the buffers of `packed`, a model for images of `size` pixels and `classes` classes.
+    /// Allocates the buffers of `packed`, a model for images of `size` pixels and `classes` classes.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         options: CudaOptions,
@@ -84,7 +84,8 @@ impl Runner {
         })
     }
 
-    /// Chooses kernels for batches of `images`, at most `max_batch`, and records their graph, if that was not done yet.
+    /// Chooses kernels for batches of `images`, at most `max_batch`, and records their graph. No-op if
+    /// already prepared.
     pub(crate) fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
         if let Some(unused) = self.sizes.touch(images) {
             self.pipeline.forget(unused);
@@ -106,8 +107,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Scores of the `images` images `pixels`, at least one. Larger batches than the engine was made for are split; copies overlap with
-    /// work (not with [`CudaOptions::nvtx`]).
+    /// Writes the scores of the `images` images in `pixels`; there must be at least one. Batches larger than
+    /// `max_batch` are split. Copies overlap with computation, except with [`CudaOptions::nvtx`].
     pub(crate) fn infer(
         &mut self,
         images: usize,
@@ -135,7 +136,7 @@ impl Runner {
         self.check_stream()
     }
 
-    /// Nothing if no step has found a value in the f16 stream that is not finite.
+    /// Fails if a step has found a value in the f16 stream that is not finite.
     fn check_stream(&self) -> Result<(), RuntimeError> {
         let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(()) };
         let steps = &self.packed.steps;
@@ -144,13 +145,14 @@ impl Runner {
         Err(RuntimeError::StreamOverflow { launch })
     }
 
-    /// Forgets what was found in runs that are not inferences: repeated launches add to the stream without end.
+    /// Resets the flags after runs that are not inferences. Repeated launches add to the stream again and
+    /// again, so that it may overflow.
     fn lower_flags(&self) -> Result<(), RuntimeError> {
         self.memory.take_flag(self.pipeline.stream())?;
         Ok(())
     }
 
-    /// Compiles the kernels for batches of `images` that are known before anything is measured.
+    /// Compiles the kernels for batches of `images` that can be chosen without a measurement.
     fn compile(&self, images: usize) {
         let programs = self.packed.steps.iter().filter_map(|step| match &step.op {
             DeviceOp::Linear(linear, _) => Some(self.tuner.programs(linear, images * step.rows)),
@@ -159,7 +161,8 @@ impl Runner {
         self.packed.device.prefetch(&programs.flatten().collect::<Vec<_>>());
     }
 
-    /// Scores of a prepared number of images, launch by launch, with a range around each and one around all.
+    /// Computes the scores of a prepared number of images, launch by launch, with a profiler range around
+    /// each launch and one around all.
     fn infer_marked(
         &self,
         nvtx: Nvtx,
@@ -176,7 +179,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Time of each of `runs` forwards of `images` images that are on the GPU already: no copies.
+    /// Times each of `runs` forward passes of `images` images that are already on the GPU, without copies.
     pub(crate) fn compute_times(
         &mut self,
         images: usize,
@@ -189,7 +192,7 @@ impl Runner {
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
 
-    /// Times each launch of a forward of the `images` images `pixels` by itself.
+    /// Times each launch of a forward pass of the `images` images in `pixels` by itself.
     pub(crate) fn profile(
         &mut self,
         images: usize,
@@ -216,7 +219,8 @@ impl Runner {
         Ok(profiles)
     }
 
-    /// What runs for batches of `images`: a line for each launch, with the kernel chosen for it and why.
+    /// Describes the launches for batches of `images`: a line for each launch, with the chosen kernel and the
+    /// reason.
     pub(crate) fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.prepare(images)?;
         let line = |(step, choice): (&DeviceStep, &Option<Choice>)| {
@@ -229,7 +233,7 @@ impl Runner {
         Ok(self.packed.steps.iter().zip(&self.prepared[&images]).map(line).chain(notes).collect())
     }
 
-    /// Runs the steps one by one over the `images` images `pixels`, and collects what each wrote.
+    /// Runs the steps one by one on the `images` images in `pixels`, and collects the output of each.
     pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let size = self.sizes.padded(images, self.options.max_batch);
         self.prepare(size)?;
@@ -266,7 +270,7 @@ fn choose(
     choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
 }
 
-/// Puts every step on `on`, in a range of its name if there is `nvtx`.
+/// Puts every step on `on`, in a range with its name if `nvtx` is given.
 fn run_all(
     steps: &[DeviceStep],
     choices: &[Option<Choice>],

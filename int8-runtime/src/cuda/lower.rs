@@ -1,4 +1,5 @@
-//! From the plan to the steps of a device: one launch for patch embedding with its norm, and one for each other op.
+//! Lowers the plan to device steps: one launch for the patch embedding with its norm, and one for each other
+//! op.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use swinq_plan::{
 use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
 use crate::error::RuntimeError;
 
-/// The steps of a plan, and their tensors by the plan's numbers (those that no step touches are not in memory).
+/// The steps of a plan, and its tensors, indexed as in the plan. Tensors that no step uses get no memory.
 pub(crate) struct Lowered {
     pub(crate) steps: Vec<DeviceStep>,
     pub(crate) tensors: Vec<DeviceTensor>,
@@ -40,10 +41,10 @@ pub(crate) fn lower(device: &Device, plan: &Plan<'_>, stream: StreamType) -> Res
     Ok(Lowered { steps, tensors })
 }
 
-/// The steps of the patch embedding, which one launch runs.
+/// The plan's steps of the patch embedding, which one launch computes.
 struct Embedding<'a> {
     patches: &'a Patches,
-    /// What the patches are stored as.
+    /// How the patches are stored.
     store: &'a Store,
     /// The linear layer, and its step.
     linear: &'a Linear<'a>,
@@ -53,7 +54,7 @@ struct Embedding<'a> {
 }
 
 impl<'a> Embedding<'a> {
-    /// The patch embedding of `steps`, and the steps after it.
+    /// Splits `steps` into the patch embedding and the steps after it.
     fn split(steps: &'a [Step<'a>]) -> (Embedding<'a>, &'a [Step<'a>]) {
         let [first, step, rest @ ..] = steps else { unreachable!("a plan begins with the patch embedding") };
         let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else {
@@ -73,7 +74,7 @@ impl<'a> Embedding<'a> {
         (embedding, &rest[count..])
     }
 
-    /// What each byte of each channel becomes.
+    /// The value for each byte of each channel.
     fn lookup(&self) -> [[f32; 256]; 3] {
         match self.store {
             Store::Codes(q) => self.patches.lookup.map(|table| table.map(|x| f32::from(q[0].code(x)))),
@@ -87,14 +88,14 @@ struct Lowering<'a> {
     device: &'a Device,
     plan: &'a Plan<'a>,
     stream: StreamType,
-    /// The tensors that are residual streams.
+    /// The tensors that hold the residual stream.
     streams: Vec<TensorId>,
-    /// Window partitions that are on the device.
+    /// Row maps that are already on the device.
     maps: Vec<(Arc<RowMap>, DeviceMap)>,
 }
 
 impl Lowering<'_> {
-    /// The tensors of the plan as the device holds them.
+    /// The device layout of the plan's tensors.
     fn tensors(&self) -> Vec<DeviceTensor> {
         let pooled = self.plan.steps.last().expect("a plan has steps").input;
         let element = |id: TensorId, element: Element| match element {
@@ -156,7 +157,8 @@ impl Lowering<'_> {
         })
     }
 
-    /// Streams are read and written in eights.
+    /// Checks that rows of the stream consist of full groups of eight columns, which kernels read and write
+    /// at once.
     fn check_width(&self, columns: usize) -> Result<(), CudaError> {
         if columns.is_multiple_of(8) {
             return Ok(());
@@ -228,7 +230,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The head in f32.
+    /// Prepares the head in f32.
     fn float_head(&self, head: &Linear<'_>, weight: &Values<'_>) -> Result<(DeviceOp, u64), CudaError> {
         let bias = head.bias.map_or_else(|| vec![0.0; head.n].into(), |bias| bias.read());
         let weight = weight.read();
@@ -238,7 +240,7 @@ impl Lowering<'_> {
 
     fn linear(&mut self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
         let Linear { n, k, output, gelu, .. } = *linear;
-        // Only a residual addition leaves the order of its input.
+        // Only a residual addition may write rows in another order than it reads them.
         let residual = matches!(step.store, Store::Residual { .. });
         let map = if residual { self.map_of(&linear.order)? } else { None };
         let bias = linear.bias.map(|bias| bias.read());
@@ -315,7 +317,7 @@ impl Lowering<'_> {
     }
 }
 
-/// What an op stores for a linear layer on tensor cores.
+/// How an op stores its output for a linear layer on the tensor cores.
 fn half_store(store: &Store) -> DeviceStore {
     match store {
         Store::Codes(q) => DeviceStore::Codes(q[0]),

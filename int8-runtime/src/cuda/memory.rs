@@ -1,4 +1,4 @@
-//! The buffers of an engine: one arena, in which tensors that are never needed together share room.
+//! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
 use swinq_kernels::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 
@@ -7,23 +7,24 @@ use crate::arena::Layout;
 use crate::error::RuntimeError;
 use swinq_plan::TensorId;
 
-/// Where slots of the arena begin.
+/// Alignment of the tensors in the arena.
 const ALIGN: usize = 256;
 
-/// Every buffer of an engine.
+/// All buffers of an engine.
 pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
-    /// First byte of each tensor in the arena; none for the image.
+    /// Offset of each tensor in the arena; `None` for the image.
     offsets: Vec<Option<usize>>,
     arena: DeviceSlice,
-    /// A u32 for each step, which a step sets if its f16 stream holds a value that is not finite; then the scores.
+    /// One u32 flag per step, which a step sets if its f16 stream holds a value that is not finite; then the
+    /// scores.
     results: DeviceSlice,
     flag_bytes: usize,
     scores: TensorId,
 }
 
 impl Memory {
-    /// Room for `max_batch` images; `scores` is the tensor of the scores.
+    /// Allocates the buffers for `max_batch` images; `scores` is the tensor of the scores.
     pub(crate) fn new(
         device: &Device,
         steps: &[DeviceStep],
@@ -35,7 +36,7 @@ impl Memory {
         let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
         let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
         let mut bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
-        // They have room of their own.
+        // The scores have their own memory, outside the arena.
         bytes[scores.0] = 0;
         let layout = Layout::new(&uses, &bytes);
         let mut begins = Vec::with_capacity(layout.bytes.len());
@@ -54,7 +55,7 @@ impl Memory {
         })
     }
 
-    /// Bytes of the flags, which are in front of the scores.
+    /// Bytes of the flags, which precede the scores.
     pub(crate) fn flag_bytes(&self) -> usize {
         self.flag_bytes
     }
@@ -64,7 +65,7 @@ impl Memory {
         self.results.slice(0, self.flag_bytes + images * self.tensors[self.scores.0].bytes())
     }
 
-    /// The first step whose flag is set, if there is one; lowers all flags.
+    /// Returns the first step whose flag is set, if there is one, and resets all flags.
     pub(crate) fn take_flag(&self, on: &Stream) -> Result<Option<usize>, CudaError> {
         let flags = self.results.slice(0, self.flag_bytes);
         let mut words = vec![0_u32; self.flag_bytes / 4];
@@ -73,7 +74,7 @@ impl Memory {
         Ok(words.iter().position(|&word| word != 0))
     }
 
-    /// The tensor `id` of `images` images; `pixels` is the image.
+    /// The tensor `id` for `images` images; `pixels` holds the images.
     pub(crate) fn slice(&self, id: TensorId, images: usize, pixels: &DeviceSlice) -> DeviceSlice {
         let bytes = images * self.tensors[id.0].bytes();
         if id == self.scores {
@@ -85,7 +86,7 @@ impl Memory {
         }
     }
 
-    /// Puts step `index` on `on` for the `images` images of `pixels`.
+    /// Puts step `index` on `on`, for the `images` images in `pixels`.
     pub(crate) fn run(
         &self,
         (index, step): (usize, &DeviceStep),
@@ -100,7 +101,8 @@ impl Memory {
         step.run(on, images, &Operands { input: &input, output: &output, flag: &flag }, choice)
     }
 
-    /// Bytes that a step must move: its input and output once, its weights once.
+    /// Minimum number of bytes that a step must read and write: its input, its output and its weights, once
+    /// each.
     pub(crate) fn moved(&self, step: &DeviceStep, images: usize) -> u64 {
         let bytes = |id: TensorId| (images * self.tensors[id.0].bytes()) as u64;
         let residual = matches!(&step.op, DeviceOp::Linear(p, _) if p.kind().is_residual());

@@ -1,4 +1,5 @@
-//! The CUDA backend: the plan's steps as fused launches on one GPU, recorded as a graph for each batch size.
+//! The CUDA backend: runs the plan's steps as fused launches on one GPU, recorded as a graph for each batch
+//! size.
 
 mod engine;
 mod lower;

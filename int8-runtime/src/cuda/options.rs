@@ -1,28 +1,28 @@
-//! How an engine runs on a GPU.
+//! Options of an engine on a GPU.
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use swinq_kernels::cuda::ops::StreamType;
 
-/// Who computes the products.
+/// The library that computes the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gemm {
-    /// Our kernels, fused with what follows.
+    /// Our kernels, with the epilogue in the same launch.
     Own,
-    /// cuBLASLt, with a launch of ours after each linear layer. (Patch embedding, a head in f32, and products whose sizes are no
-    /// multiples of 16 stay ours.)
+    /// cuBLASLt, followed by one of our launches for the epilogue of each linear layer. Our kernels still
+    /// compute the patch embedding, a head in f32, and layers whose sizes are not multiples of 16.
     CublasLt,
-    /// Whichever is faster, layer by layer; ours where nothing is measured, and for INT8 layers.
+    /// The faster one for each layer. Our kernels compute layers that are not measured, and all INT8 layers.
     Auto,
 }
 
-/// How the kernel of a linear layer is chosen, the first time that a GPU runs its shape.
+/// How the kernel of a linear layer is chosen when a GPU runs its shape for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Autotune {
-    /// By the program's tables of tiles that were measured on this GPU; by a model of the GPU where they have none.
+    /// From the program's tables of tiles that were measured on this GPU. If they have no entry, as `Off`.
     Table,
-    /// By a model of the GPU.
+    /// By a cost model of the GPU.
     Off,
     /// By measuring the most promising candidates.
     Quick,
@@ -37,27 +37,28 @@ impl Autotune {
     }
 }
 
-/// How an engine runs on a GPU.
+/// Options of an engine on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
-    /// Ordinal of the GPU.
+    /// Index of the GPU.
     pub device: usize,
-    /// Images run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches are split. Memory grows with it.
+    /// Maximum number of images that run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches
+    /// are split. The engine's memory grows with it.
     pub max_batch: usize,
-    /// Elements of the residual stream.
+    /// Element type of the residual stream.
     pub residual: StreamType,
-    /// Who computes the products.
+    /// The library that computes the matrix products.
     pub gemm: Gemm,
     /// How kernels are chosen.
     pub autotune: Autotune,
-    /// Marks inferences and launches for a profiler, with NVTX ranges of their names. An inference then puts its launches
-    /// on the stream one by one instead of replaying a graph, in which a profiler could not tell them apart; it takes
-    /// longer, and gives the same scores.
+    /// Marks inferences and launches for a profiler, with NVTX ranges that have their names. A profiler
+    /// cannot tell the launches of a graph apart, so launches are then put on the stream one by one. This
+    /// takes longer but gives the same scores.
     pub nvtx: bool,
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, 32 images at a time, f16 residual stream, the kernels of the tables, no marks.
+    /// The first GPU, 32 images at a time, f16 residual stream, kernels from the tables, no profiler ranges.
     fn default() -> CudaOptions {
         CudaOptions {
             device: 0,

@@ -1,24 +1,25 @@
-//! Batch sizes that kernels are chosen and graphs recorded for. A batch of another size runs padded to one of them, so that
-//! no inference has to choose kernels for a size that comes once, such as the last batch of an evaluation.
+//! The batch sizes for which kernels are chosen and graphs are recorded. A batch of another size is padded to
+//! one of them. So no inference has to choose kernels for a size that occurs only once, such as the last
+//! batch of an evaluation.
 
-/// Batch sizes that are kept.
+/// Maximum number of prepared batch sizes.
 const MOST: usize = 16;
 
-/// The prepared batch sizes, the most recently used one last.
+/// The prepared batch sizes; the most recently used one is the last.
 #[derive(Default)]
 pub(crate) struct Sizes {
     used: Vec<usize>,
 }
 
 impl Sizes {
-    /// The size that a batch of `images` runs at: the smallest prepared size that holds it. Without one, the next power of
-    /// two, or `most` if that is less; the caller prepares it.
+    /// The size to which a batch of `images` is padded: the smallest prepared size that is large enough. If
+    /// there is none, the next power of two, at most `most`, which the caller then prepares.
     pub(crate) fn padded(&self, images: usize, most: usize) -> usize {
         let prepared = self.used.iter().copied().filter(|&size| size >= images).min();
         prepared.unwrap_or_else(|| images.next_power_of_two().min(most))
     }
 
-    /// Notes that `images` is in use. Returns the size to forget, if there are too many.
+    /// Marks `images` as the most recently used size. Returns the size to remove, if there are too many.
     pub(crate) fn touch(&mut self, images: usize) -> Option<usize> {
         self.used.retain(|&size| size != images);
         self.used.push(images);

@@ -1,4 +1,4 @@
-//! One launch of the CUDA backend: an op, where it reads and where it writes.
+//! One launch of the CUDA backend: an op with its input and its output.
 
 use std::fmt;
 
@@ -22,14 +22,14 @@ pub(crate) struct DeviceTensor {
     pub(crate) element: DeviceElement,
 }
 
-/// Elements of a tensor on the device.
+/// Element type and layout of a tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceElement {
-    /// u8 pixels as given.
+    /// u8 pixels, as passed by the caller.
     Pixel,
-    /// INT8 codes, rows padded to 16 bytes.
+    /// INT8 codes; rows are padded to multiples of 16 bytes.
     Code,
-    /// f16, rows padded to 16 bytes.
+    /// f16; rows are padded to multiples of 16 bytes.
     Half,
     /// f16 without padding: the residual stream.
     HalfStream,
@@ -62,7 +62,7 @@ impl DeviceTensor {
         self.rows * row
     }
 
-    /// The values of the tensor from its bytes.
+    /// Reads the values of the tensor from its bytes.
     pub(crate) fn traced(&self, raw: &[u8]) -> TracedValues {
         let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
         let columns = self.columns;
@@ -96,15 +96,15 @@ pub(crate) enum DeviceOp {
     Head(DeviceLinearF32),
 }
 
-/// What computes a linear layer at one batch size.
+/// The kernel chosen for a linear layer at one batch size.
 pub(crate) enum Choice {
     Own(OwnLinear),
-    /// With the memory that its results need between two launches.
+    /// cuBLASLt, with scratch memory for the GEMM's results.
     Library(LibraryLinear, DeviceSlice),
 }
 
 impl DeviceOp {
-    /// The op in a word or two.
+    /// Short name of the op.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             DeviceOp::PatchEmbed(_) => "patch embedding",
@@ -139,20 +139,20 @@ pub(crate) struct DeviceStep {
     /// Rows of the input per image.
     pub(crate) rows: usize,
     pub(crate) macs: u64,
-    /// Bytes of weights and tables read once for a launch.
+    /// Bytes of weights and tables that a launch must read.
     pub(crate) weight_bytes: u64,
 }
 
-/// Where a step finds its operands.
+/// Buffers of a step's operands.
 pub(crate) struct Operands<'a> {
     pub(crate) input: &'a DeviceSlice,
     pub(crate) output: &'a DeviceSlice,
-    /// The step's flag: a u32 that it sets if its f16 stream holds a value that is not finite.
+    /// The step's flag: a u32 that the step sets if its f16 stream holds a value that is not finite.
     pub(crate) flag: &'a DeviceSlice,
 }
 
 impl DeviceStep {
-    /// Puts the step on `on` for `images` images; `choice` is there for a linear layer.
+    /// Puts the step on `on` for `images` images; `choice` is required for a linear layer.
     pub(crate) fn run(
         &self,
         on: &Stream,

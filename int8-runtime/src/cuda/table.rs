@@ -1,5 +1,5 @@
-//! Tiles of linear layers that were measured once for a GPU and are part of the program: `tiles.json`, which
-//! `cargo run --release -p swinq-int8-runtime --example measure_tiles` writes on a machine with that GPU.
+//! Tables of tiles for linear layers, measured once per GPU model and embedded in the program (`tiles.json`).
+//! `cargo run --release -p swinq-int8-runtime --example measure_tiles` adds the tables of the GPU at hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ type GpuTable = BTreeMap<String, LayerTiles>;
 /// The tile of one layer ([`Tile::numbers`]), by the number of rows.
 type LayerTiles = BTreeMap<usize, (usize, [u16; 7])>;
 
-/// The tables of the program.
+/// The embedded tables.
 fn tables() -> &'static Tables {
     static TABLES: OnceLock<Tables> = OnceLock::new();
     TABLES.get_or_init(|| {
@@ -30,7 +30,8 @@ fn tables() -> &'static Tables {
     })
 }
 
-/// What a layer is called in the tables. The residual stream is left out: its type does not change which tile is fast.
+/// The name of a layer in the tables. It does not include the type of the residual stream, which does not
+/// affect the choice of the tile.
 fn layer_key(n: usize, k: usize, kind: LinearKind) -> String {
     format!("{n} x {k} {}", kind.with_stream(StreamType::F16))
 }
@@ -40,8 +41,8 @@ pub(crate) fn knows(name: &str) -> bool {
     tables().contains_key(name)
 }
 
-/// The tiles measured for layers of `n` x `k` and `kind` on the GPU called `name`, those for the nearest number of rows
-/// first.
+/// The tiles measured for layers of `n` x `k` and `kind` on the GPU called `name`, sorted by the distance of
+/// their number of rows from `m`.
 pub(crate) fn tiles(name: &str, m: usize, (n, k): (usize, usize), kind: LinearKind) -> Vec<Tile> {
     let Some(rows) = tables().get(name).and_then(|table| table.get(&layer_key(n, k, kind))) else {
         return Vec::new();
@@ -54,13 +55,13 @@ pub(crate) fn tiles(name: &str, m: usize, (n, k): (usize, usize), kind: LinearKi
 
 /// Channels of the first stage of the official models.
 const WIDTHS: [usize; 3] = [96, 128, 192];
-/// Batch sizes that are measured.
+/// Batch sizes to measure.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 
 /// A layer to measure.
 #[derive(Clone, Copy)]
 struct Layer {
-    /// Rows of an image.
+    /// Number of rows per image.
     rows: usize,
     n: usize,
     k: usize,
@@ -68,13 +69,13 @@ struct Layer {
     store: Role,
 }
 
-/// What a layer stores.
+/// How a layer stores its results.
 #[derive(Clone, Copy)]
 enum Role {
-    /// The operand of the next op: codes or f16.
+    /// As the operand of the next op: codes or f16.
     Operand,
     Residual,
-    /// The stream of the next stage.
+    /// As the stream of the next stage.
     Stream,
 }
 
@@ -100,7 +101,7 @@ fn layers(width: usize) -> Vec<Layer> {
 impl Layer {
     fn on(&self, device: &Device, integer: bool) -> Result<DeviceLinear, RuntimeError> {
         let Layer { n, k, gelu, .. } = *self;
-        // Any values that are not all alike: the time does not depend on which.
+        // Any values that differ from each other: the time does not depend on them.
         let codes: Vec<i8> = (0..n * k).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as i8).collect();
         let floats: Vec<f32> =
             if integer { Vec::new() } else { codes.iter().map(|&c| f32::from(c) / 128.0).collect() };
@@ -120,11 +121,12 @@ impl Layer {
     }
 }
 
-/// Compiles share `share.0` of `share.1` of the kernels that [`measure_tiles`] needs, into the cache of kernels. NVRTC
-/// compiles one program at a time in a process, so that several processes take a share each.
+/// Compiles share `share.0` of `share.1` of the kernels that [`measure_tiles`] needs, into the cache of
+/// kernels. NVRTC compiles one program at a time in a process, so the work is divided between several
+/// processes.
 ///
 /// # Errors
-/// There is no such GPU, or it fails.
+/// There is no such GPU, or a CUDA call fails.
 pub fn compile_tiles(ordinal: usize, autotune: Autotune, share: (usize, usize)) -> Result<(), RuntimeError> {
     let device = Device::open(ordinal)?;
     let tuner = Tuner::new(&device, Gemm::Own, autotune)?;
@@ -142,11 +144,12 @@ pub fn compile_tiles(ordinal: usize, autotune: Autotune, share: (usize, usize)) 
     Ok(())
 }
 
-/// Measures the layers of the official models in the usual batch sizes on GPU `ordinal`, and returns the tables of the
-/// program with this GPU's, as JSON. `progress` is told what has been measured, of how much.
+/// Measures the layers of the official models for the usual batch sizes on GPU `ordinal`. Returns the
+/// program's tables, with those of this GPU added, as JSON. `progress` receives the number of measured layers
+/// and the total.
 ///
 /// # Errors
-/// There is no such GPU, or it fails.
+/// There is no such GPU, or a CUDA call fails.
 pub fn measure_tiles(
     ordinal: usize,
     autotune: Autotune,
@@ -179,7 +182,7 @@ pub fn measure_tiles(
     Ok(to_json(&all))
 }
 
-/// The tables, a line for each layer.
+/// The tables as JSON, one line per layer.
 fn to_json(tables: &Tables) -> String {
     let layer = |(key, rows): (&String, &LayerTiles)| {
         format!("    {key:?}: {}", serde_json::to_string(rows).expect("numbers become JSON"))

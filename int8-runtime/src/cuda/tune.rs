@@ -1,5 +1,5 @@
-//! Which kernel computes a linear layer: as a table of measured tiles or a model of the GPU says, or measured here and
-//! remembered on disk.
+//! Chooses the kernel of each linear layer: from a table of measured tiles, by a cost model of the GPU, or by
+//! a measurement whose result is kept on disk.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,36 +17,36 @@ use super::options::{Autotune, Gemm};
 use super::step::Choice;
 use super::table;
 
-/// Own tiles that a quick search measures.
+/// Number of our tiles that a quick search measures.
 const QUICK_TILES: usize = 32;
-/// Algorithms of cuBLASLt that a quick search measures, of each type of result.
+/// Number of cuBLASLt's algorithms that a quick search measures, for each result type.
 const QUICK_ALGORITHMS: usize = 3;
-/// Launches timed together, and how many times.
+/// Number of launches that are timed together, and number of repetitions.
 const TOGETHER: usize = 10;
 const REPEATS: usize = 5;
-/// The fastest candidates are measured again in turns, this many times.
+/// Number of the fastest candidates that are measured again in turns, and number of turns.
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 3;
-/// Kernels that are tried, where none is measured, before the first error is reported.
+/// Number of kernels to try, if none is measured, before the first error is reported.
 const TRIES: usize = 3;
-/// Bytes of random codes.
+/// Size of the buffer of random codes in bytes.
 const NOISE: usize = 1 << 20;
-/// Work before the first measurement, for which the GPU's clock rises.
+/// Duration of the work before the first measurement, during which the GPU's clock rises.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// A choice as it is remembered.
+/// A choice as stored on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Remembered {
     /// [`Tile::numbers`].
     Own(usize, [u16; 7]),
-    /// Position in the library's list.
+    /// Index in cuBLASLt's list of algorithms.
     Library(usize),
 }
 
-/// A layer that a kernel is chosen for, at one number of rows.
+/// A layer with its number of rows, for which a kernel is to be chosen.
 pub(crate) struct Trial<'a> {
-    /// The launch, for messages.
+    /// Name of the launch, for messages.
     pub(crate) name: &'a str,
     pub(crate) linear: &'a DeviceLinear,
     pub(crate) m: usize,
@@ -63,21 +63,21 @@ pub(crate) struct Tuner {
     file: Option<PathBuf>,
     known: BTreeMap<String, Remembered>,
     changed: bool,
-    /// Random codes, once something has been measured.
+    /// Random codes; allocated by the first measurement.
     noise: Option<DeviceSlice>,
-    /// Memory for the library's results between two launches.
+    /// Memory for cuBLASLt's results between two launches.
     scratch: Option<DeviceSlice>,
     notes: Vec<String>,
 }
 
 impl Tuner {
-    /// A tuner with what the disk remembers.
+    /// Creates a tuner with the choices stored on disk.
     pub(crate) fn new(device: &Device, gemm: Gemm, effort: Autotune) -> Result<Tuner, CudaError> {
         let mut notes = Vec::new();
         let lt = match gemm {
             Gemm::Own => None,
             Gemm::CublasLt => Some(Arc::new(verified(device)?)),
-            // Only a measurement chooses the library.
+            // Without measurements, `auto` never chooses cuBLASLt.
             Gemm::Auto if !effort.measures() => None,
             Gemm::Auto => {
                 let note = |error| notes.push(format!("cuBLASLt is not used: {error}"));
@@ -107,12 +107,12 @@ impl Tuner {
         })
     }
 
-    /// What was not used for a choice, and why.
+    /// Messages about candidates, libraries and tables that were not used, with the reasons.
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The kernel for `trial`.
+    /// Chooses the kernel for `trial`.
     pub(crate) fn choose(&mut self, trial: &Trial<'_>, on: &Stream) -> Result<Choice, CudaError> {
         if !self.effort.measures() {
             return self.unmeasured(trial);
@@ -129,14 +129,14 @@ impl Tuner {
         Ok(choice)
     }
 
-    /// The programs that [`Tuner::choose`] will ask for if nothing is measured.
+    /// The programs that [`Tuner::choose`] will request if nothing is measured.
     pub(crate) fn programs(&self, linear: &DeviceLinear, m: usize) -> Vec<Program> {
         let own = !self.effort.measures() && self.gemm != Gemm::CublasLt;
         let tile = self.tiles(linear, m).into_iter().next().filter(|_| own);
         tile.map(|tile| linear.kind().program(tile)).into_iter().collect()
     }
 
-    /// Measures `trial` whatever the disk remembers, and returns the fastest tile.
+    /// Measures `trial`, even if a choice is stored on disk, and returns the fastest tile.
     pub(crate) fn fastest_tile(&mut self, trial: &Trial<'_>, on: &Stream) -> Result<Tile, CudaError> {
         match self.measured(trial, on)?.1 {
             Choice::Own(own) => Ok(own.tile()),
@@ -193,7 +193,7 @@ impl Tuner {
         match known {
             Remembered::Own(instruction, sizes) => {
                 let tile = Tile::from_numbers((instruction, sizes))?;
-                // A damaged file may hold anything.
+                // A damaged file may contain an invalid tile.
                 let known = trial.linear.tiles(trial.m).contains(&tile);
                 known.then(|| trial.linear.own(tile).ok().map(Choice::Own)).flatten()
             }
@@ -231,8 +231,9 @@ impl Tuner {
         }
     }
 
-    /// What may compute the layer, the most promising first. Sizes that cuBLASLt does not take are ours; so are INT8 layers
-    /// with `--gemm auto`, because our fused kernels are faster there.
+    /// The candidates for the layer, the most promising first. Only our kernels support sizes that cuBLASLt
+    /// does not. With `--gemm auto`, only our kernels are candidates for INT8 layers, because the fused
+    /// kernels are faster there.
     fn candidates(&mut self, trial: &Trial<'_>) -> Result<Vec<(Remembered, Choice)>, CudaError> {
         let library = self.library(trial);
         if self.gemm == Gemm::CublasLt {
@@ -247,7 +248,7 @@ impl Tuner {
         Ok(candidates)
     }
 
-    /// Our kernels; those that do not compile are left out.
+    /// Our kernels, without those that do not compile.
     fn own(&mut self, trial: &Trial<'_>) -> Vec<(Remembered, Choice)> {
         self.device.prefetch(&self.candidate_programs(trial.linear, trial.m));
         let mut kept = Vec::new();
@@ -261,13 +262,13 @@ impl Tuner {
         kept
     }
 
-    /// The tiles that are measured for `m` rows.
+    /// The tiles to measure for `m` rows.
     fn candidate_tiles(&self, linear: &DeviceLinear, m: usize) -> Vec<Tile> {
         let all = linear.tiles(m);
         if self.effort == Autotune::Full { all } else { Tile::promising(all, QUICK_TILES) }
     }
 
-    /// The programs of the tiles that are measured for `m` rows.
+    /// The programs of the tiles to measure for `m` rows.
     pub(crate) fn candidate_programs(&self, linear: &DeviceLinear, m: usize) -> Vec<Program> {
         self.candidate_tiles(linear, m).into_iter().map(|tile| linear.kind().program(tile)).collect()
     }
@@ -290,7 +291,7 @@ impl Tuner {
         Ok(kept)
     }
 
-    /// `library` with memory for its results. Layers run one after the other, so they share it.
+    /// Adds memory for its results to `library`. Layers run one after the other, so they share the memory.
     fn with_scratch(&mut self, trial: &Trial<'_>, library: LibraryLinear) -> Result<Choice, CudaError> {
         let bytes = library.scratch_bytes(trial.linear);
         let scratch = match self.scratch.take().filter(|scratch| scratch.bytes() >= bytes) {
@@ -301,7 +302,7 @@ impl Tuner {
         Ok(Choice::Library(library, scratch))
     }
 
-    /// Random codes. The first call also warms the GPU up.
+    /// Returns the random codes. The first call also warms up the GPU.
     fn noise(&mut self, on: &Stream, trial: &Trial<'_>) -> Result<DeviceSlice, CudaError> {
         if let Some(noise) = &self.noise {
             return Ok(noise.clone());
@@ -316,8 +317,8 @@ impl Tuner {
         Ok(noise)
     }
 
-    /// Lets go of what only measurements need, and writes what was measured beside what others have written meanwhile. A
-    /// cache that cannot be written is no error.
+    /// Releases the memory that only measurements need, and writes the new choices to disk. Choices that
+    /// other processes have written in the meantime are kept. A cache that cannot be written is not an error.
     pub(crate) fn finish(&mut self) {
         (self.noise, self.scratch) = (None, None);
         self.device.unload_unused();
@@ -331,8 +332,9 @@ impl Tuner {
     }
 }
 
-/// The fastest of `candidates`: all are timed once, then the best in turns, so that none has the clock of another moment.
-/// Those that fail are given to `skip`; none if all do.
+/// Returns the index of the fastest of `candidates`. All are timed once. Then the best are timed in turns, so
+/// that a change of the GPU's clock affects all of them. Candidates that fail are passed to `skip`; if all
+/// fail, the result is `None`.
 fn fastest<C>(
     candidates: &[C],
     time: impl Fn(&C) -> Result<f32, CudaError>,
@@ -355,19 +357,20 @@ fn fastest<C>(
     best.map(|(_, (_, index))| *index)
 }
 
-/// `count` bytes that are random codes, and as halves are numbers below 2.
+/// Returns `count` random bytes. They are valid as INT8 codes, and as f16 values they have magnitudes below
+/// 2.
 fn random_codes(count: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(count);
     while bytes.len() < count {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Bit 6 is the exponent's highest.
+        // Clear bit 6 of the second byte, the highest bit of the f16 exponent.
         bytes.extend([(state >> 56) as u8, (state >> 48) as u8 & 0xbf]);
     }
     bytes
 }
 
-/// Milliseconds of `launch`, from several recorded in one graph.
+/// Milliseconds per launch, measured over several launches recorded in one graph.
 pub(crate) fn time_together(
     device: &Device,
     on: &Stream,
@@ -388,14 +391,14 @@ pub(crate) fn time_together(
     Ok(times[REPEATS / 2] / TOGETHER as f32)
 }
 
-/// cuBLASLt on `device`, after it has multiplied a known product.
+/// Opens cuBLASLt on `device` and verifies it with a known product.
 fn verified(device: &Device) -> Result<Lt, CudaError> {
     let lt = Lt::new(device)?;
     lt.verify()?;
     Ok(lt)
 }
 
-/// What a measurement is valid for: GPU, driver, libraries, and the kernels' sources.
+/// Hash of everything that a measurement depends on: GPU, driver, libraries, and the kernels' sources.
 fn fingerprint(device: &Device) -> String {
     let mut hasher = DefaultHasher::new();
     (device.name(), device.arch().to_string(), library::driver_version()).hash(&mut hasher);
@@ -437,7 +440,7 @@ mod tests {
         assert_eq!(fastest(&[], time, |_, _| {}), None);
     }
 
-    /// A clock that rises during the first round favours whoever is measured last.
+    /// A clock that rises during the first round favours the candidates measured last.
     #[test]
     fn the_best_are_measured_again_in_turns() {
         let calls = std::cell::Cell::new(0_usize);
