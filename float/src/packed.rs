@@ -29,7 +29,7 @@ impl Workers {
 pub(super) struct Packing {
     /// The family of operations.
     pub ops: Ops,
-    /// The threads for packed layers; `None` if layers are not packed, which is only done for inference on
+    /// The threads for packed layers; `None` if layers are not packed: they are packed only for inference on
     /// the host.
     workers: Option<Workers>,
 }

@@ -2,9 +2,9 @@
 //!
 //! candle's gradient graph allocates a tensor of zeros for every argument of every operation and adds to it,
 //! which causes more memory traffic than the passes themselves. A [`Tape`] is the list of recorded
-//! operations. Its backward pass walks the list in reverse; it moves a gradient that has one source and adds
-//! gradients only where there are several. Sums follow the order of the tape, so gradients have the same bits
-//! in every run.
+//! operations. Its backward pass walks the list in reverse; it moves a gradient that has one source, and adds
+//! gradients only for a tensor that has several. Sums follow the order of the tape, so gradients have the
+//! same bits in every run.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -3,8 +3,8 @@
 /// The vector registers and instructions behind every op except INT8 products, from the simplest to the
 /// fastest.
 ///
-/// INT8 products have kernels of their own, one of which [`Cpu`](crate::Cpu) selects; each kernel names the
-/// `Isa` that the other ops use beside it.
+/// INT8 products have separate kernels, one of which [`Cpu`](crate::Cpu) selects. Each kernel names the `Isa`
+/// that the other ops use with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// No vector registers: every op runs the scalar reference.

@@ -57,7 +57,7 @@ impl QuantizeRows {
     /// As [`QuantizeRows::run`].
     ///
     /// # Safety
-    /// Nobody writes these rows of `x` meanwhile.
+    /// Nobody writes these rows of `x` during the call.
     pub(crate) unsafe fn run_on_this_thread(
         &self,
         rows: Range<usize>,

@@ -240,8 +240,8 @@ impl MapRows<'_> {
     /// The token of the row after `i` more rows, counted over all images; `None` for padding.
     #[inline(always)]
     pub(crate) fn token(&self, i: usize) -> Option<usize> {
-        // Most calls stay in one image. The division is avoided then, because it takes as long as a large
-        // part of a short row.
+        // Most calls stay in one image. The division is avoided then, because it takes as long as the work on
+        // a large part of a short row.
         let (row, period) = (self.row + i, self.map.rows().len());
         let (image, row) =
             if row < period { (self.image, row) } else { (self.image + row / period, row % period) };

@@ -30,8 +30,8 @@ pub struct Validation {
 
 /// The callbacks that a training needs.
 pub trait Hooks {
-    /// Validates the model on the engine, which is how it will be used: on all validation images at the `end`
-    /// of the run, else on as many as the job says.
+    /// Validates the model on the engine, which will run it after the training: on all validation images at
+    /// the `end` of the run, else on the number of images that the job sets.
     ///
     /// # Errors
     /// An error of the engine or of the images.

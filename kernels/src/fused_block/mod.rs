@@ -22,12 +22,12 @@ use crate::types::RowMap;
 
 /// Several ops that run as one over a residual stream.
 pub struct FusedBlock {
-    /// Each op with its result for the next op; `None` is added to the stream.
+    /// Each op with its result for the next op; `None` if the op adds its result to the stream.
     ops: Vec<(BlockOp, Option<Intermediate>)>,
     map: Arc<RowMap>,
     /// Columns of the stream.
     columns: usize,
-    /// Rows that must stay in one task: those of a window, or 1 without attention.
+    /// Number of rows that must stay in one task: the rows of a window, or 1 without attention.
     unit_rows: usize,
     /// The most units of a task.
     max_units: usize,
@@ -60,7 +60,7 @@ impl FusedBlock {
         FusedBlock { ops: checked, map, columns, unit_rows, max_units: (task_rows / unit_rows).max(1) }
     }
 
-    /// Rows that must stay in one task: those of a window, or 1 without attention.
+    /// Number of rows that must stay in one task: the rows of a window, or 1 without attention.
     pub fn unit_rows(&self) -> usize {
         self.unit_rows
     }
@@ -78,7 +78,7 @@ impl FusedBlock {
         self.run_tasks(pool, images, stream, None);
     }
 
-    /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, shared out in proportion to
+    /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, divided in proportion to
     /// the thread time that each op took.
     ///
     /// # Panics

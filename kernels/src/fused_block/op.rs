@@ -18,7 +18,7 @@ pub enum BlockOp {
     Norm(Arc<LayerNorm>),
     /// Reads the stream.
     Quantize(Arc<QuantizeRows>),
-    /// Reads the f32 that the op before it wrote, adds to the stream.
+    /// Reads the f32 that the op before it wrote, and adds to the stream.
     ResidualNorm(Arc<ResidualNorm>),
     /// Reads the result of the op before it.
     Attention(Arc<WindowAttention>),

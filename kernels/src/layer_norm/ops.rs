@@ -1,4 +1,4 @@
-//! The three ops: by window, by merged patch, and pooled.
+//! The three LayerNorm ops: rows in window order, merged patches, and the pooled mean.
 
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl LayerNorm {
     /// As [`LayerNorm::run`].
     ///
     /// # Safety
-    /// Nobody writes these rows of `x` meanwhile.
+    /// Nobody writes these rows of `x` during the call.
     pub(crate) unsafe fn run_on_this_thread(
         &self,
         rows: Range<usize>,

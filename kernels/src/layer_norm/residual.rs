@@ -65,7 +65,7 @@ impl ResidualNorm {
     /// As [`ResidualNorm::run`].
     ///
     /// # Safety
-    /// Nobody else reads or writes these rows of `stream` meanwhile.
+    /// Nobody else reads or writes these rows of `stream` during the call.
     pub(crate) unsafe fn run_on_this_thread(
         &self,
         rows: Range<usize>,
@@ -80,7 +80,7 @@ impl ResidualNorm {
     }
 
     /// # Safety
-    /// Nobody else reads or writes rows `rows` of `map`'s order in `stream` meanwhile.
+    /// Nobody else reads or writes rows `rows` of `map`'s order in `stream` during the call.
     unsafe fn scatter(
         &self,
         rows: Range<usize>,

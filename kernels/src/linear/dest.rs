@@ -68,7 +68,7 @@ impl<'a> Dest<'a> {
     /// The rows of `stream` from row `first` of `map`'s order over all images.
     ///
     /// # Safety
-    /// Nobody else reads or writes these rows of `stream` meanwhile.
+    /// Nobody else reads or writes these rows of `stream` while the result is alive.
     pub(crate) unsafe fn scatter(stream: Parts<'a, f32>, map: &'a RowMap, first: usize) -> Dest<'a> {
         Dest::Residual(stream, Scatter { map, first })
     }

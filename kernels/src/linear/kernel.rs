@@ -14,7 +14,7 @@ use crate::probe::Peak;
 pub(crate) struct Int8Kernel {
     /// Name, as `SWINQ_ISA` takes it.
     pub(crate) name: &'static str,
-    /// Vector registers that all other ops use beside this kernel.
+    /// Vector registers that all other ops use together with this kernel.
     pub(crate) isa: Isa,
     /// Whether the processor has the instructions that the kernel needs beyond `isa`, and the operating
     /// system permits their use.
@@ -40,7 +40,7 @@ pub(crate) struct Int8Kernel {
 
 /// Computes the results of a block from the initial accumulator of each column (padded to full panels; empty
 /// unless `unsigned_input`) and stores them through the epilogue. The last argument is the thread's scratch
-/// memory, which the kernel grows to what it needs.
+/// memory, which the kernel grows as needed.
 ///
 /// Calling it is sound if [`Int8Kernel::is_available`].
 pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest<'_>, &mut AlignedBuf);

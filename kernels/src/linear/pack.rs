@@ -22,7 +22,7 @@ impl Layout {
         n.div_ceil(self.columns)
     }
 
-    /// Groups of inputs of a column, with those of the padding.
+    /// Groups of inputs of a column, including the groups of the padding.
     pub(super) fn groups(self, k: usize) -> usize {
         k.next_multiple_of(self.k_block) / self.group
     }

@@ -71,8 +71,8 @@ pub struct AttentionQuant {
 /// A product whose two operands have their sites on is computed in integers over their codes. Any other
 /// product is computed in f32 over the values that the sites return, by fused multiply-adds in the order of
 /// the channels (`q . k`) or of the keys (`p . v`), starting from 0. The weights `p` are the codes of
-/// [`attention_row_u8`], the results of [`attention_row_exp`] with their sum `total`, or
-/// `code(exp * (1 / total))`.
+/// [`attention_row_u8`] for kind `u8`, the results of [`attention_row_exp`] with their sum `total` for kind
+/// float, and `code(exp * (1 / total))` for kind `s8`.
 ///
 /// ```text
 /// logit = fma(acc, (s_q * s_k) * scale, bias)             integers, `scores` off

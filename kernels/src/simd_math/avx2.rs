@@ -32,7 +32,7 @@ pub(crate) fn tail(x: __m256) -> (__m256, __m256) {
     (a, h)
 }
 
-/// One coefficient for each lane's interval: the low 4 bits of `column`.
+/// One coefficient for each lane, for the interval in the low 4 bits of `column`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn power(row: &[f32; 16], column: __m256i) -> __m256 {

@@ -128,7 +128,7 @@ impl Values<'_> {
     #[inline(always)]
     fn group<L: Lanes>(&self, lanes: L, group: usize) -> [L::I; 2] {
         let group = &self.at[group * 8 * L::N..][..8 * L::N];
-        // SAFETY: two registers of 4 N bytes.
+        // SAFETY: `group` holds two registers of 4 N bytes.
         unsafe { [lanes.read_i(group.as_ptr()), lanes.read_i(group.as_ptr().add(4 * L::N))] }
     }
 }

@@ -89,8 +89,8 @@ impl Columns {
             *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
         }
         let [upper, lower] = words;
-        // Dwords of four codes, ordered by four columns of each row and half in turn, become one row after
-        // the other.
+        // Each 128-bit lane holds a dword of four codes from each half of each row. The permutation puts one
+        // row after the other.
         let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         let bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(upper, lower));
         _mm512_xor_si512(bytes, _mm512_set1_epi8(-128))

@@ -120,9 +120,9 @@ struct At<'a> {
 /// Calls `tile` with each tile of a block, and with the addresses to prefetch while the tile is multiplied.
 /// The rows of the block are stored at `starts`.
 ///
-/// While a group of panels is multiplied, the next group is prefetched into the second-level cache, a slice
-/// of it with each row tile, because at small batches every weight is read only once, from outside of that
-/// cache.
+/// At small batches every weight is read only once, from outside of the second-level cache. While a group of
+/// panels is multiplied, the next group is therefore prefetched into that cache, a slice of it with each row
+/// tile.
 #[inline(always)]
 fn each_tile<'a, X, W>(
     block: &Block<'_, X, W>,

@@ -30,9 +30,8 @@ const HALF_PLACE: f64 = 1.0 / (1u64 << 24) as f64;
 /// w = c0 + z (c1 + z (c2 + z c3))               z = clamp(y - centre, +-limit)
 /// c = c[interval mod 32]                        interval = round(clamp(z, +-reach) * per_unit)
 /// ```
-/// At `limit` the code has reached its largest value. All arguments below the lowest one with a nonzero code
-/// share intervals with a constant `w`. Intervals end where `v` is 128, because the formula of `w` changes
-/// there.
+/// At `limit` the code has reached its largest value. In the intervals below the lowest argument with a
+/// nonzero code, `w` is constant. Intervals end where `v` is 128, because the formula of `w` changes there.
 #[derive(Debug)]
 pub(super) struct Fit {
     pub(super) table: Table,
