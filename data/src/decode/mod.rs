@@ -79,6 +79,7 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 /// - [`DecodeError::TooLarge`] if the header claims more than [`MAX_PIXELS`].
 /// - [`DecodeError::Truncated`] and [`DecodeError::Corrupt`] for damaged data. A JPEG without an end marker counts as
 ///   truncated even if all its pixels are there.
+///
 /// A JPEG whose scan is too short but that has an end marker is not detected, because detection would need a
 /// second entropy decoder. Its missing coefficients are zero, as in Pillow.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
