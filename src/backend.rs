@@ -86,7 +86,7 @@ impl EngineOptions {
     /// One line that describes the hardware. The options must be [resolved](EngineOptions::resolved).
     ///
     /// # Errors
-    /// The processor does not have the instruction set, or the GPU does not answer.
+    /// An error if the processor does not have the instruction set, or if the GPU does not answer.
     pub fn describe(&self) -> Result<String, Error> {
         if self.backend != BackendChoice::Cuda {
             let cpu = self.cpu_options()?.cpu;

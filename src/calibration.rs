@@ -39,6 +39,7 @@ pub struct Calibrated {
 }
 
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
+///
 /// `progress` is called after every batch with the number of images done and the number of all images;
 /// `Break` stops the calibration. The result depends only on the model, the recipe and the images in their
 /// order. The function takes the model by value, so that it copies no weights if `model` is the only handle.

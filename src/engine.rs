@@ -17,6 +17,7 @@ use crate::{EngineOptions, Error, Images, Model, ReadOptions};
 
 /// A model that is ready to run. The engine owns its buffers and threads; engines of one [`Model`] share the
 /// packed weights.
+///
 /// Several threads may call one engine, but their calls run one after another. For throughput, give every
 /// thread its own engine of the same model.
 ///
@@ -217,7 +218,7 @@ impl Engine {
     /// mean of `runs` inferences, on a GPU the median of a fixed number of inferences.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for pixels that are not whole images, at least one, and where the GPU fails.
+    /// [`Error::Runtime`] for pixels that are not one or more whole images, or if the GPU fails.
     pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, Error> {
         Ok(self.runtime.profile(pixels, runs)?)
     }
@@ -225,7 +226,7 @@ impl Engine {
     /// The tensor that every launch of an inference of `pixels` (u8 `[images, size, size, 3]`) writes.
     ///
     /// # Errors
-    /// [`Error::Runtime`] for pixels that are not whole images, at least one, and where the GPU fails.
+    /// [`Error::Runtime`] for pixels that are not one or more whole images, or if the GPU fails.
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, Error> {
         Ok(self.runtime.trace(pixels)?)
     }

@@ -126,7 +126,7 @@ impl Images {
         Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
     }
 
-    /// The first `count` images, or all where there are fewer.
+    /// The first `count` images, or all if there are fewer.
     pub fn first(&self, count: usize) -> Images {
         let source = match &self.source {
             Source::Sample(sample) => {

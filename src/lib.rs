@@ -9,15 +9,18 @@
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
 //! | `Training` | trains a quantized or float model (feature `float`) |
+//!
 //! [`Model`] and [`Engine`] are `Send + Sync`. The library never prints, reads the command line or ends the
 //! process.
 //!
 //! # Features
+//!
 //! - `cli` (default): the program `swinq`. A dependency that needs only the library sets `default-features =
 //!   false`.
 //! - `float` (default): calibration, simulation and training. They run the float forward with candle.
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
+//!
 //! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
 //! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
 

@@ -56,6 +56,7 @@ impl OpenOptions {
 }
 
 /// A Swin classifier, float or quantized. A clone is another handle of the same model.
+///
 /// All engines of one model share its packed weights.
 ///
 /// ```no_run
@@ -83,7 +84,7 @@ impl Model {
     /// checkpoint needs [`Model::open_with`].
     ///
     /// # Errors
-    /// As [`Model::open_with`].
+    /// The errors of [`Model::open_with`].
     pub fn open(path: impl AsRef<Path>) -> Result<Model, Error> {
         Model::open_with(path, &OpenOptions::default())
     }
@@ -110,7 +111,7 @@ impl Model {
     /// Opens a float model, to calibrate or to train it. Refuses a quantized checkpoint.
     ///
     /// # Errors
-    /// As [`Model::open_with`].
+    /// The errors of [`Model::open_with`].
     pub fn open_float(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
         Model::from_float(options.load_float(path.as_ref())?)
     }
@@ -127,7 +128,7 @@ impl Model {
     /// Wraps a float model; every site is off.
     ///
     /// # Errors
-    /// A parameter that does not fit the configuration or is not finite.
+    /// An error for a parameter that does not fit the configuration or is not finite.
     pub fn from_float(model: FloatModel) -> Result<Model, Error> {
         Ok(Model::checked(QuantizedModel::from_float(&model)?, false))
     }
@@ -135,7 +136,7 @@ impl Model {
     /// Wraps a model that was made in memory.
     ///
     /// # Errors
-    /// What [`QuantizedModel::validate`] refuses.
+    /// The errors of [`QuantizedModel::validate`].
     pub fn from_quantized(model: QuantizedModel) -> Result<Model, Error> {
         check_sites(&model)?;
         model.validate()?;
@@ -187,7 +188,7 @@ impl Model {
     /// The file is written completely or not at all.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// An error if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         Ok(self.inner.model.save(path.as_ref())?)
     }

@@ -1,6 +1,7 @@
 //! The documents against the program. `docs/examples/engine.py` implements `docs/inference.md` in numpy; its
 //! logits equal those of `swinq predict` bit for bit. `docs/examples/weights.py` implements
 //! `docs/calibration.md`; its quantized weights equal those of `swinq calibrate` bit for bit.
+//!
 //! The tests need Python (`SWINQ_PYTHON`, else `python3`) with numpy and safetensors. Without it they print
 //! SKIPPED, or fail if `REQUIRE_IMPL` names `numpy`.
 

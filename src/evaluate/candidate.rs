@@ -56,7 +56,7 @@ impl Candidate {
     /// `model` on its own engine. Only the engine stays in memory.
     ///
     /// # Errors
-    /// What [`Engine::new`] refuses.
+    /// The errors of [`Engine::new`].
     pub fn engine(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
         let engine = Engine::new(model, options)?;
         let quantized = model.as_quantized();
@@ -90,7 +90,7 @@ impl Candidate {
     /// `model` on the CPU engine with the scalar code that defines every operation.
     ///
     /// # Errors
-    /// What [`Engine::new`] refuses.
+    /// The errors of [`Engine::new`].
     pub fn reference(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
         let (backend, cpu) = (BackendChoice::Cpu, Some(Cpu::scalar()));
         let engine = Engine::new(model, &EngineOptions { backend, cpu, ..options.clone() })?;

@@ -105,7 +105,7 @@ pub fn evaluate(
 /// The description of this machine for results. `threads` is the engines' number of threads; 0 is one per core.
 ///
 /// # Errors
-/// The processor does not have the instruction set that `SWINQ_ISA` names.
+/// An error if the processor does not have the instruction set that `SWINQ_ISA` names.
 pub fn environment(threads: usize) -> Result<Environment, Error> {
     let options = EngineOptions { threads, ..EngineOptions::default() };
     let cpu = options.cpu_options()?.cpu;

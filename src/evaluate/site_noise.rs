@@ -12,7 +12,7 @@ use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 /// their product with the values, because their integer codes are normalised only there.
 ///
 /// # Errors
-/// The float forward fails.
+/// An error if the float forward fails.
 pub(super) fn measure(model: &QuantizedModel, batch: &Batch) -> Result<BTreeMap<Site, f64>, FloatError> {
     let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
     let swin = Swin::new(&model.config, &tensors, &Device::Cpu)?;

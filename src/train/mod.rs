@@ -22,6 +22,7 @@ use crate::{Error, FloatDevice, Images};
 const PREFETCH: usize = 4;
 
 /// A training run: the job with the models and images that it names.
+///
 /// [`Training::open`] loads and checks the models and images, [`Training::trainer`] prepares the model, and
 /// [`Training::run`] trains it.
 pub struct Training {

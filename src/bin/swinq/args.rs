@@ -71,7 +71,7 @@ pub struct FloatArgs {
     pub transform: Option<Family>,
 }
 
-/// Whose evaluation preprocessing.
+/// The family whose evaluation preprocessing is used.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Family {
     /// Microsoft: shorter side to int(256 / 224 * size), center crop (direct with TEST.CROP False).
@@ -251,7 +251,7 @@ pub struct BackendArgs {
     pub nvtx: bool,
 }
 
-/// What runs a model.
+/// The backend that runs a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// The fastest there is.

@@ -1,4 +1,4 @@
-//! The program `swinq`: arguments and printing. The work is done by the library of the same name.
+//! The program `swinq`: arguments and printing. The library of the same name does the work.
 
 mod args;
 mod backend_arg;

@@ -7,7 +7,7 @@ use swinq_ladder::roofline::{Arithmetic, Roofline};
 
 use crate::out::say;
 
-/// Runs per launch on a CPU.
+/// Number of inferences that are timed on a CPU.
 const RUNS: usize = 20;
 
 /// Prints the profile of `candidate` at one batch size.
@@ -86,7 +86,7 @@ fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
     table
 }
 
-/// The least seconds that `launch` can take.
+/// The roofline of `launch`: the shortest time in seconds that it can take.
 fn least_seconds(roofline: &Roofline, launch: &LaunchProfile) -> f64 {
     roofline.seconds(Arithmetic::Int8, 2.0 * launch.macs as f64, launch.bytes as f64)
 }

@@ -12,7 +12,7 @@ use crate::out::say;
 use crate::paths::check_outputs;
 use crate::{backend_arg, interrupt, model_arg};
 
-/// Images decoded and run at a time.
+/// Number of images that are decoded and run at a time.
 const BATCH: usize = 8;
 
 /// Runs the command.

@@ -12,7 +12,7 @@ use swinq::train::Validator;
 use crate::interrupt;
 use crate::out::say;
 
-/// Progress over iterations, validation on the engine, Ctrl-C.
+/// Hooks of a training run: they show progress, validate on the engine, and react to Ctrl-C.
 pub struct TrainHooks {
     validator: Validator,
     bar: Option<ProgressBar>,
