@@ -118,7 +118,7 @@ pub enum RuntimeError {
     OnDevice {
         /// Module path of the launch.
         launch: String,
-        /// What is wrong.
+        /// The error of the GPU or its driver.
         source: CudaError,
     },
 }

@@ -30,7 +30,7 @@ fn blocks_of_100_inferences(engine: &Engine) -> u64 {
     HeapStats::get().total_blocks - before
 }
 
-// One test: the allocator counts what all threads of the process allocate.
+// All checks are in one test, because the allocator counts the allocations of all threads of the process.
 #[test]
 fn engines_share_weights_and_inferences_allocate_nothing() {
     let models = RECIPES.map(|recipe| (recipe, model(recipe)));

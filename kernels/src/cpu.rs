@@ -30,7 +30,7 @@ pub enum CpuError {
 /// The INT8 kernel to use, and proof that this processor has the instructions of the kernel and of its
 /// [`Isa`].
 ///
-/// Only detection creates a `Cpu`, so holding one makes it sound to run those instructions.
+/// Only detection creates a `Cpu`, so code that holds a `Cpu` may run these instructions soundly.
 #[derive(Clone, Copy)]
 pub struct Cpu {
     kernel: &'static Int8Kernel,

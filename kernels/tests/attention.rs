@@ -309,7 +309,7 @@ fn extremes_are_the_references() {
     });
 }
 
-/// Nearly flat rows, for which normalising before rounding would lose the most.
+/// Nearly flat rows. On these, normalising before rounding would lose the most accuracy.
 #[test]
 fn flat_rows_keep_their_accuracy() {
     let mut case = Case::new(1, 32, 144, 1, 1);

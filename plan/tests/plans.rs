@@ -43,7 +43,7 @@ fn small() -> SwinConfig {
     }
 }
 
-/// `config` with random weights under `recipe`, each site with a range of its own.
+/// `config` with random weights under `recipe`; each site has a different range.
 fn model(config: SwinConfig, recipe: &str) -> QuantizedModel {
     let transform = Transform::microsoft(config.image_size, false);
     let float =

@@ -5,8 +5,8 @@
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
 //! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are
-//! those of a job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`: `fused` (the default), or
-//! `composed` of candle's operations. The last line is JSON with the median in milliseconds, for
+//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`, which is `fused` (the
+//! default) or `composed` (candle's operations). The last line is JSON with the median in milliseconds, for
 //! `benches/peers/qat_torch.py --swinq`.
 
 use std::ops::ControlFlow;
@@ -23,7 +23,7 @@ use swinq_qat::job::Job;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
 
-/// Number of iterations that are not timed, and of those that are.
+/// Number of iterations before the timing starts, and number of timed iterations.
 const WARMUP: usize = 3;
 const TIMED: usize = 12;
 

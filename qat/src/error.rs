@@ -41,7 +41,7 @@ pub enum QatError {
     Teacher {
         /// The teacher's checkpoint.
         teacher: String,
-        /// What differs.
+        /// The difference.
         problem: String,
     },
     /// The calibrated and the float checkpoint belong to different networks.
@@ -49,7 +49,7 @@ pub enum QatError {
     Mismatch {
         /// The file at fault.
         file: String,
-        /// What differs, and what to do.
+        /// The difference, and the remedy.
         problem: String,
     },
     /// A site cannot be trained as the job says.
@@ -57,7 +57,7 @@ pub enum QatError {
     Site {
         /// The site.
         site: Site,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// The loss or a gradient is not finite, or the loss exploded.
@@ -65,9 +65,9 @@ pub enum QatError {
     Diverged {
         /// The iteration, counted from 1.
         iteration: u64,
-        /// What was found first, and where.
+        /// The first problem found, and its place.
         problem: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// A file of the training cannot be read or written.
@@ -75,7 +75,7 @@ pub enum QatError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and the remedy.
         problem: String,
     },
 }

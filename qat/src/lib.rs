@@ -1,9 +1,9 @@
 //! Quantization-aware training: it recovers the accuracy that a calibrated checkpoint lost to quantization.
 //!
-//! A [`Job`] states what is trained and how. [`run()`] is a whole training with checkpoints, records and
-//! validation. One iteration is [`Trainer::iterate`]: the float forward ([`swinq_float`]) with
-//! [`sites::TrainSites`] at its sites, the backward pass over its tape, and AdamW. The caller provides the
-//! images and the engine for validation.
+//! A [`Job`] defines a training. [`run()`] is a whole training with checkpoints, records and validation. One
+//! iteration is [`Trainer::iterate`]: the float forward ([`swinq_float`]) with [`sites::TrainSites`] at its
+//! sites, the backward pass over its tape, and AdamW. The caller provides the images and the engine for
+//! validation.
 
 pub mod adamw;
 mod audit;

@@ -40,7 +40,7 @@ pub enum Group {
 pub struct Schedule {
     /// Iterations of the run.
     pub iterations: u64,
-    /// Iterations of the warmup; fewer than those of the run.
+    /// Iterations of the warmup; fewer than the iterations of the run.
     pub warmup: u64,
     /// The learning rate's curve after the warmup.
     pub kind: ScheduleKind,

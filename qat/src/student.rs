@@ -121,9 +121,9 @@ pub struct Student {
 }
 
 impl Student {
-    /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, what happens
-    /// to the scale; without it the training is in float. `half` is the type of the operands of matrix
-    /// products.
+    /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, the
+    /// treatment of the scale; without it the training is in float. `half` is the type of the operands of
+    /// matrix products.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized, and candle's errors.

@@ -1,4 +1,4 @@
-//! Fused operations against composed ones, and fake quantization against its definition.
+//! Fused operations against composed operations, and fake quantization against its definition.
 
 use candle_core::{Device, Result, Tensor};
 

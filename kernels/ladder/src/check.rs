@@ -1,4 +1,4 @@
-//! Comparison of a rung's results with the expected ones.
+//! Comparison of a rung's results with the expected results.
 
 /// The outcome of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! What can go wrong in a ladder.
+//! The error type of this crate.
 
 use swinq_eval::EvalError;
 use swinq_kernels::CpuError;

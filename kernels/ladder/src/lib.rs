@@ -40,7 +40,7 @@ use row::Row;
 /// Version of the JSON's fields.
 const SCHEMA: u32 = 1;
 
-/// What the calling program provides.
+/// The functions that the calling program provides.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
     /// Prints a line, or several lines with newlines between them.

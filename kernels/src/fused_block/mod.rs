@@ -1,12 +1,12 @@
 //! Several ops that run as one over a residual stream. Each thread takes a few rows through all ops before it
-//! takes the next rows, so that intermediate results and those rows of the stream stay in the thread's
+//! takes the next rows, so that intermediate results and the rows of the stream stay in the thread's
 //! second-level cache.
 //!
 //! ```text
 //! for each task's rows:  stream[rows] = ... last(... second(first(stream[rows])))
 //! ```
 //! The ops may only depend on the rows of their own task: norms and linears work row by row, attention window
-//! by window. The results equal those of running the ops one after the other, bit for bit.
+//! by window. The results are the same, bit for bit, as if each op ran over all rows before the next op.
 
 mod op;
 

@@ -42,7 +42,7 @@ struct Job {
     task: *const Task<'static>,
 }
 
-/// The unstarted tasks of one thread, on a cache line of its own.
+/// The unstarted tasks of one thread, on a separate cache line.
 #[repr(align(64))]
 struct Share {
     next: AtomicUsize,
@@ -59,8 +59,8 @@ struct Shared {
     sleeping: AtomicUsize,
     stop: AtomicBool,
     /// The most memory that any thread has needed for each part of its [`Scratch`]. Scheduling is
-    /// nondeterministic, so every thread reserves this much before it takes tasks; otherwise a thread could
-    /// allocate for the first time after many jobs.
+    /// nondeterministic, so every thread reserves this much before it takes tasks; without this, a thread
+    /// could allocate for the first time after many jobs.
     scratch: [AtomicUsize; 2],
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     lock: Mutex<()>,
@@ -197,7 +197,7 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        // If a thread cannot be started, dropping the pool stops those that were.
+        // If a thread cannot be started, dropping the pool stops the threads that were started.
         let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), scratch: Scratch::new() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);

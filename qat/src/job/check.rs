@@ -1,4 +1,4 @@
-//! Checks of a job's values. An error names the key, the value and what to give instead.
+//! Checks of a job's values. An error names the key, the value and the remedy.
 
 use super::error::JobError;
 use super::values::{Device, Precision};

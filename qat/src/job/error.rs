@@ -19,7 +19,7 @@ pub enum JobError {
     Yaml {
         /// The file or shipped name.
         job: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// An unknown key.
@@ -39,7 +39,7 @@ pub enum JobError {
         job: String,
         /// The key, as a dotted path.
         key: String,
-        /// The value, what is wrong with it, and what to do.
+        /// The value, its problem, and the remedy.
         problem: String,
     },
     /// A run is resumed with a job that gives another result.

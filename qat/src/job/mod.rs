@@ -56,7 +56,7 @@ pub struct Job {
     #[serde(with = "on_off")]
     pub quant: bool,
     /// The calibrated checkpoint, which decides the quantized sites and their scales. Required if `quant` is
-    /// on; not allowed otherwise.
+    /// on; not allowed if it is off.
     pub model: Option<PathBuf>,
     /// The float checkpoint to start from; it is also the teacher unless `teacher` names another. Required if
     /// `quant` is on. Without it, a float training starts from random weights of `cfg`.

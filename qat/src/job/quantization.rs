@@ -6,7 +6,7 @@ use swinq_model::{Site, SitePattern, nearest_sites};
 use super::error::JobError;
 use super::values::{ActivationScales, Scales, WeightScales};
 
-/// `quantization`: what happens to the scales during training. The calibrated checkpoint decides which sites
+/// `quantization`: the treatment of the scales during training. The calibrated checkpoint decides which sites
 /// are quantized.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -31,7 +31,7 @@ pub struct ScaleRule {
 }
 
 impl QuantizationKeys {
-    /// What happens to the scales of each of `sites`, in their order. All of `sites` have a scale.
+    /// The treatment of the scales of each of `sites`, in their order. All of `sites` have a scale.
     ///
     /// # Errors
     /// [`JobError::Key`], naming `job`, for a rule that matches no site (with the nearest sites), and for a
@@ -61,7 +61,7 @@ impl QuantizationKeys {
         if site.is_weight() { self.weight_scales.into() } else { self.activation_scales.into() }
     }
 
-    /// Checks what does not depend on the sites: the patterns.
+    /// Checks the patterns, which do not depend on the sites.
     pub(super) fn check(&self, job: &str) -> Result<(), JobError> {
         for (index, rule) in self.rules.iter().enumerate() {
             let empty = || "`match` is empty; `**` means every site".to_owned();

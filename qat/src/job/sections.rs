@@ -94,8 +94,8 @@ impl Default for OptimizerKeys {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleKeys {
-    /// Iterations of the warmup from `warmup_lr` to the highest rate; fewer than those of the run. Default 0:
-    /// no warmup.
+    /// Iterations of the warmup from `warmup_lr` to the highest rate; fewer than the iterations of the run.
+    /// Default 0: no warmup.
     pub warmup_steps: u64,
     /// Learning rate of the weights at the first iteration of the warmup, 0 to `optimizer.lr`. Default 0.
     pub warmup_lr: f64,

@@ -89,7 +89,7 @@ pub enum ScheduleKind {
     Constant,
 }
 
-/// What happens to the scales of activations.
+/// The treatment of the scales of activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationScales {
@@ -100,7 +100,7 @@ pub enum ActivationScales {
     Learned,
 }
 
-/// What happens to the scales of weights.
+/// The treatment of the scales of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightScales {
@@ -111,7 +111,7 @@ pub enum WeightScales {
     Learned,
 }
 
-/// What happens to the scales of a site during training.
+/// The treatment of the scales of a site during training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scales {

@@ -1,6 +1,6 @@
 //! Window attention in training: one taped operation between the qkv layer and the projection.
 //!
-//! | implementation | where | what it needs |
+//! | implementation | where | how |
 //! | --- | --- | --- |
 //! | `host`, with `head` and `head_gradient` | host memory | one pass per head of a window, in scratch memory that fits the caches |
 //! | `composed` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |

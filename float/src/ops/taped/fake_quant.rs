@@ -207,8 +207,8 @@ fn on_host(
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, dscales))
 }
 
-/// Converts gradients after a site to those before it, in place. Returns the gradient of the scale if
-/// `learned`, else 0.
+/// Converts gradients after a site to gradients before the site, in place. Returns the gradient of the scale
+/// if `learned`, else 0.
 pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), learned: bool, grad: &mut [f32]) -> f32 {
     let mut sums = [0.0; 16];
     vectorised(

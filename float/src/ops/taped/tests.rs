@@ -1,5 +1,5 @@
-//! Gradients of the taped operations against candle's gradients of the composed ones, and against finite
-//! differences.
+//! Gradients of the taped operations against candle's gradients of the composed operations, and against
+//! finite differences.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -70,7 +70,7 @@ fn agree(
     plain: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) {
     let (want, wanted) = by_candle(inputs, plain);
-    // The passes on the host, then those of other devices.
+    // The passes on the host, then the passes of other devices.
     for (tape, passes) in [(Tape::default(), "fused"), (composed_tape(), "composed")] {
         let (out, gradients) = on_this_tape(tape, inputs, &taped);
         close(&format!("{what}, {passes}"), &out, &want, 2e-6);

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-/// What to prefetch while one tile is multiplied: weights of later panels into the second-level cache, and
-/// the destination of the next tile's results into the first. A part is prefetched with each group of inputs,
-/// because prefetching everything at once between two tiles would stall the multiplication for longer than it
-/// saves.
+/// The memory to prefetch while one tile is multiplied: weights of later panels into the second-level cache,
+/// and the destination of the next tile's results into the first. A part is prefetched with each group of
+/// inputs, because prefetching everything at once between two tiles would stall the multiplication for longer
+/// than it saves.
 ///
 /// Pass by reference: the fields were just stored one by one, so copying them with wide loads would stall on
 /// store forwarding.

@@ -102,7 +102,8 @@ fn transpose(x: &[f32], n: usize, out: &mut Vec<f32>) {
     }
 }
 
-/// Converts gradients after a site to those before it, in place; returns the gradient of the site's scale.
+/// Converts gradients after a site to gradients before the site, in place; returns the gradient of the site's
+/// scale.
 fn clip_site(x: &[f32], site: &FakeActivation, grad: &mut [f32]) -> f32 {
     clip(x, site.quantizer.recip(), RANGE, site.learned.is_some(), grad)
 }
