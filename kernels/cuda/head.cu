@@ -41,7 +41,7 @@ INLINE f32x4 values4(const Stream* x) {
 
 #if STREAM_F32
 
-// Computes mean and deviation of every token of an image; four lanes share a token.
+// Computes the LayerNorm statistics of every token of an image; four lanes share a token.
 INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
     s32 lane = thread_index() % 4, rounds = (p.tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
@@ -64,7 +64,7 @@ INLINE f32 warp_sum(f32 x) {
     return x;
 }
 
-// Computes mean and deviation of every token of an image in f32; each warp takes one token at a time.
+// Computes the LayerNorm statistics of every token in f32; a warp processes one token at a time.
 INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
     s32 lane = thread_index() % WARP;
     for (s32 token = thread_index() / WARP; token < p.tokens; token += THREADS / WARP) {
@@ -109,9 +109,9 @@ INLINE void store_mean(const Params& p, s32 column, f32 sum) {
 #endif
 }
 
-// Computes the norm of every token of an image (block x), then the mean of each column. With an f32 stream, a
-// block has all columns and sums them in the order of the tokens. With an f16 stream, block y has COLUMNS
-// columns.
+// Computes the LayerNorm statistics of every token of an image (block x), then the mean of each column. With
+// an f32 stream, a block has all columns and sums them in the order of the tokens. With an f16 stream, block
+// y has COLUMNS columns.
 KERNEL(pool)(const Params p) {
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
     wait_for_previous();

@@ -34,7 +34,7 @@ struct Moments {
         }
     }
 
-    // Returns the norm of a row of `count` elements to each of the four lanes.
+    // Returns the statistics of a row of `count` elements to each of the four lanes.
     INLINE RowNorm norm(s32 count, f32 epsilon) {
         f64 total = fold(sum), squares = fold(square);
         f64 n = static_cast<f64>(count);

@@ -6,8 +6,8 @@
 // stream, keeps the row in registers and computes its mean and variance in f32, in two passes.
 //
 // Defines: THREADS, PIECES (source tokens of a row: 1 or 4), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT),
-// FAKE; for `norm_half` also LANES (lanes per row, a power of two up to 32) and CHUNKS (chunks of 8 elements
-// per lane).
+// FAKE (quantize and dequantize before a float store); for `norm_half` also LANES (lanes per row, a power of
+// two up to 32) and CHUNKS (chunks of 8 elements per lane).
 #include "moments.cuh"
 
 #define STORE_CODES 0

@@ -2,11 +2,11 @@
 // LayerNorm and position embedding. The product is summed in f32 in the order of k. For INT8 operands the f32
 // sums are exact too, because they stay below 2^24.
 //
-// A block processes TOKENS consecutive tokens; a thread computes one column.
+// A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
-// Defines: THREADS (at least the number of columns), TOKENS (a multiple of 4), PATCH (side of a patch),
-// INTEGER, OUTPUT, NORM, POSITION, STREAM_F32. The lookup table and the weights (`[3 * PATCH * PATCH,
-// columns]`, k in (channel, y, x) order) are f32.
+// Defines: THREADS, TOKENS (a multiple of 4), PATCH (side of a patch); INTEGER, OUTPUT and STREAM_F32 as in
+// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table and
+// the weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
 #include "patch.cuh"

@@ -4,8 +4,9 @@
 //
 // A warp computes every column of 16 tokens. Weights are packed as in `gemm.cu`.
 //
-// Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32), INTEGER, OUTPUT, NORM, POSITION. The
-// lookup table and the weights (`[COLUMNS, ROW]`, packed) are halves.
+// Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as in
+// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table
+// and the weights (`[COLUMNS, ROW]`, packed) are halves.
 #define OPERAND u16
 #include "patch.cuh"
 

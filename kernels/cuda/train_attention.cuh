@@ -2,7 +2,7 @@
 // thread computes tiles of 4 x 4 values in f32. CHUNK queries at a time are processed against all keys.
 //
 // Defines: THREADS; N, tokens of a window; CHUNK, a multiple of 4; SITES, a bit mask of the enabled sites
-// among queries, keys, values and scores; PROBS.
+// among queries, keys, values and scores; PROBS, one of the PROBS_ constants.
 #pragma once
 
 #include "train.cuh"

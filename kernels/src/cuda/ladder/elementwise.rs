@@ -108,7 +108,7 @@ struct ElementwiseParams {
     scale: f32,
 }
 
-// SAFETY: the fields of `Params` in ladder_elementwise.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in ladder_elementwise.cu in the same order.
 unsafe impl Params for ElementwiseParams {}
 
 /// An op, compiled.

@@ -89,7 +89,7 @@ struct GemmParams {
     k: i32,
 }
 
-// SAFETY: the fields of `Params` in ladder_gemm.cu and in ladder_tiled.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in ladder_gemm.cu and in ladder_tiled.cu in the same order.
 unsafe impl Params for GemmParams {}
 
 /// A rung, compiled.

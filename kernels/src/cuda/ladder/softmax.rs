@@ -63,7 +63,7 @@ struct SoftmaxParams {
     columns: i32,
 }
 
-// SAFETY: the fields of `Params` in ladder_softmax.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in ladder_softmax.cu in the same order.
 unsafe impl Params for SoftmaxParams {}
 
 /// A rung, compiled.

@@ -36,7 +36,7 @@ struct AttentionParams {
     scale: f32,
 }
 
-// SAFETY: the fields of `Params` in attention.cuh, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in attention.cuh in the same order.
 unsafe impl Params for AttentionParams {}
 
 /// Element type of queries, keys and values.
@@ -124,8 +124,8 @@ impl AttentionConfig {
     }
 
     /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
-    /// with `multiprocessors`. There are several blocks per multiprocessor, but each block should process
-    /// several windows, because it loads the bias once for all of them.
+    /// with `multiprocessors`. A block loads the bias once for all its windows, so it processes several
+    /// windows if enough blocks remain for every multiprocessor.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
         let (each, grid) = if self.whole() {
             let blocks = multiprocessors * 8;

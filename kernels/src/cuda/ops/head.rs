@@ -32,7 +32,7 @@ struct PoolParams {
     scale: f32,
 }
 
-// SAFETY: the fields of `Params` in head.cu with POOL defined, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in head.cu with POOL defined in the same order.
 unsafe impl Params for PoolParams {}
 
 #[repr(C)]
@@ -50,7 +50,7 @@ struct LinearParams {
     stride: i32,
 }
 
-// SAFETY: the fields of `Params` in head.cu without POOL, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in head.cu without POOL in the same order.
 unsafe impl Params for LinearParams {}
 
 /// LayerNorm of every token, then the mean over the tokens of each image.

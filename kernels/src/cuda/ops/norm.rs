@@ -29,7 +29,7 @@ struct NormParams {
     scale: f32,
 }
 
-// SAFETY: the fields of `Params` in norm.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in norm.cu in the same order.
 unsafe impl Params for NormParams {}
 
 /// The sources of the rows.

@@ -35,7 +35,7 @@ struct PatchParams {
     epsilon: f32,
 }
 
-// SAFETY: the fields of `Params` in patch.cuh, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in patch.cuh in the same order.
 unsafe impl Params for PatchParams {}
 
 /// Description of a patch embedding: matrix product over normalised pixels, LayerNorm, position embedding.

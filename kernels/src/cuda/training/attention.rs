@@ -38,7 +38,7 @@ struct AttentionParams {
     steps: [Step; 5],
 }
 
-// SAFETY: the fields of `Params` in train_attention.cuh, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in train_attention.cuh in the same order.
 unsafe impl Params for AttentionParams {}
 
 /// Fake quantization of the probabilities; see [`Probs`](crate::Probs).

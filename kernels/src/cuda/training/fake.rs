@@ -30,7 +30,7 @@ struct FakeParams {
     factor: f32,
 }
 
-// SAFETY: the fields of `Params` in train_fake.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in train_fake.cu in the same order.
 unsafe impl Params for FakeParams {}
 
 /// The scales of fake quantization.

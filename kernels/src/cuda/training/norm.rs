@@ -26,7 +26,7 @@ struct NormParams {
     epsilon: f32,
 }
 
-// SAFETY: the fields of `Params` in train_norm.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in train_norm.cu in the same order.
 unsafe impl Params for NormParams {}
 
 /// Constants for which a LayerNorm in training is compiled.

@@ -23,7 +23,7 @@ struct PointwiseParams {
     step: AdamWStep,
 }
 
-// SAFETY: the fields of `Params` in train_pointwise.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in train_pointwise.cu in the same order.
 unsafe impl Params for PointwiseParams {}
 
 /// The constants of an update by AdamW:

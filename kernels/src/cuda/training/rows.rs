@@ -25,7 +25,8 @@ struct GatherParams {
     total: u32,
 }
 
-// SAFETY: the fields of `Params` of `gather` and `add_bias` in train_rows.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` of `gather` and `add_bias` in train_rows.cu in the same
+// order.
 unsafe impl Params for GatherParams {}
 
 #[repr(C)]
@@ -38,7 +39,7 @@ struct SumParams {
     rows_of_part: u32,
 }
 
-// SAFETY: the fields of `Params` of `column_sums` in train_rows.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` of `column_sums` in train_rows.cu in the same order.
 unsafe impl Params for SumParams {}
 
 #[repr(C)]
@@ -51,7 +52,7 @@ struct TableParams {
     heads: u32,
 }
 
-// SAFETY: the fields of `Params` in train_table.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in train_table.cu in the same order.
 unsafe impl Params for TableParams {}
 
 /// Threads per block of the table's gradient; a block sums one value.

@@ -36,7 +36,7 @@ pub(super) struct GemmParams {
     pub(super) epilogue: EpilogueParams,
 }
 
-// SAFETY: the fields of `Params` in gemm.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in gemm.cu in the same order.
 unsafe impl Params for GemmParams {}
 
 /// `Params` of dequant.cu.
@@ -49,5 +49,5 @@ pub(super) struct DequantParams {
     pub(super) epilogue: EpilogueParams,
 }
 
-// SAFETY: the fields of `Params` in dequant.cu, in their order.
+// SAFETY: `repr(C)`, with the fields of `Params` in dequant.cu in the same order.
 unsafe impl Params for DequantParams {}
