@@ -1,7 +1,8 @@
 //! The float forward pass of Swin, in candle, with a hook at every site.
 //!
 //! An implementation of [`Sites`] decides what happens to the tensors that may be quantized: [`Float`] leaves
-//! them unchanged, [`FakeQuant`] rounds them with fixed scales; calibration and training have their own.
+//! them unchanged, [`FakeQuant`] rounds them with fixed scales; calibration and training have their own
+//! implementations.
 
 mod attention;
 mod block;
@@ -28,8 +29,8 @@ use swinq_model::site::{BlockId, Site};
 
 /// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site
 /// once, in the order of [`all_sites`](swinq_model::site::all_sites), except the sites inside
-/// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these. Tensors are f32; `x` and
-/// `logits` may be views of larger tensors.
+/// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these functions. Tensors are f32;
+/// `x` and `logits` may be views of larger tensors.
 pub trait Sites {
     /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
     /// padding. Returns the tensor to continue with, of the same shape.

@@ -87,7 +87,7 @@ impl Backend {
 /// (cuBLASLt may be missing; the engine then uses its own kernels.)
 ///
 /// # Errors
-/// The library that is missing, or why the GPU cannot be opened.
+/// The missing library, or the reason why the GPU cannot be opened.
 pub fn usable_gpu(ordinal: usize) -> Result<Device, CudaError> {
     let device = Device::open(ordinal)?;
     library::require(Library::Nvrtc)?;

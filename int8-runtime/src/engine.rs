@@ -1,4 +1,4 @@
-//! The engine: a model, ready to run.
+//! The engine: a model that is ready to run.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -3,8 +3,7 @@
 //! [`Plan::new`] validates a [`QuantizedModel`](swinq_model::QuantizedModel) and resolves it once: each
 //! [`Step`] carries its parameters (weights, scales, quantizers, row orders), so that a backend, an exporter
 //! or a tuner reads the plan and never the model. The plan borrows the model and copies no weight. An
-//! [`Outline`] is a plan without parameters, so it does not borrow the model: names, shapes and element
-//! types.
+//! [`Outline`] holds only names, shapes and element types, so it does not borrow the model.
 //!
 //! Only two places describe the computations of a Swin: the float forward (`swinq-float`) and the plan.
 

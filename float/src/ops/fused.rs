@@ -104,8 +104,8 @@ impl<F: Fn(&[&[f32]], &mut [f32])> CustomOp3 for Pass<F> {
 }
 
 /// Runs `f` once, compiled for the best instruction set of this processor. `f` and the functions it calls
-/// must be `#[inline(always)]`; others keep the default instruction set. `f` is not an `FnOnce`, because the
-/// compiler calls a borrowing `FnOnce` through a shim that is not inlined.
+/// must be `#[inline(always)]`; a function that is not inlined keeps the default instruction set. `f` is not
+/// an `FnOnce`, because the compiler calls a borrowing `FnOnce` through a shim that is not inlined.
 #[inline]
 pub(super) fn vectorised<R>(mut f: impl FnMut() -> R) -> R {
     struct Run<'a, F>(&'a mut F);
@@ -145,8 +145,8 @@ pub(super) fn cpu() -> Cpu {
     *FASTEST.get_or_init(|| *Cpu::available().last().expect("the scalar reference is always there"))
 }
 
-/// Calls `f(range, values)` for parts of `out`, spread over the cores. A part is a number of rows of `width`;
-/// `range` is its position in `out`.
+/// Calls `f(range, values)` for parts of `out`, spread over the cores. A part is a whole number of rows of
+/// `width` values; `range` is its position in `out`.
 fn each_part(out: &mut [f32], width: usize, f: impl Fn(Range<usize>, &mut [f32]) + Sync) {
     let size = GRAIN.div_ceil(width) * width;
     let parts = out.par_chunks_mut(size).enumerate();

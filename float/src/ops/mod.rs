@@ -6,8 +6,8 @@
 //!   with it.
 //! - `taped`: hand-written forward and backward passes, for training.
 //!
-//! [`Ops`] selects the family. Attention has one implementation for each purpose, because each needs other
-//! intermediate results:
+//! [`Ops`] selects the family. Attention has one implementation for each purpose, because each purpose needs
+//! different intermediate results:
 //!
 //! | implementation | used by | what differs |
 //! | --- | --- | --- |

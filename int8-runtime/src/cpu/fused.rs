@@ -18,7 +18,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// One launch that is part of no fused block.
+    /// One launch that is not part of a fused block.
     fn single(launch: usize) -> Segment {
         Segment { launches: launch..launch + 1, fused: None, min_rows: 0 }
     }

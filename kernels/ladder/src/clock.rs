@@ -1,4 +1,4 @@
-//! How long a rung takes.
+//! Measures the time of a rung.
 
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ impl Clock {
         if (self.stop)() { Err(LadderError::Interrupted) } else { Ok(()) }
     }
 
-    /// Times `step`, which has run before.
+    /// Times `step`, which must have run before.
     pub fn on_cpu(self, mut step: impl FnMut()) -> Result<Latency, LadderError> {
         let mut samples = Vec::new();
         let mut total = 0.0;

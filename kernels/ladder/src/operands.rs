@@ -39,7 +39,7 @@ pub struct Operands {
     pub w: Vec<f32>,
     /// Codes of activations `[m, k]`, uniform in -127..=127.
     pub a_codes: Vec<i8>,
-    /// The weight `[n, k]`, distributed like the activations.
+    /// Codes of the weight `[n, k]`, uniform in -127..=127.
     pub w_codes: Vec<i8>,
 }
 

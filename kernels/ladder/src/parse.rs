@@ -3,7 +3,7 @@
 /// Parses a whole number of at least 1.
 ///
 /// # Errors
-/// `text` is no such number.
+/// `text` is not such a number.
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n >= 1 => Ok(n),
@@ -14,7 +14,7 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 /// Parses a positive number.
 ///
 /// # Errors
-/// `text` is no such number.
+/// `text` is not such a number.
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x > 0.0 && f64::is_finite(x) => Ok(x),

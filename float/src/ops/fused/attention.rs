@@ -100,7 +100,7 @@ pub(in crate::ops) fn logits(
     }
 }
 
-/// Multiplies each row of `width` by the reciprocal of its total.
+/// Multiplies each row of `width` values by the reciprocal of its total.
 fn scale_rows(out: &mut [f32], width: usize, totals: &[f32]) {
     vectorised(
         #[inline(always)]

@@ -6,8 +6,8 @@
 //! | `composed` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |
 //! | `super::cuda::attention` | CUDA | kernels for supported sizes |
 //!
-//! No tensor of size `[n, n]` is kept for the backward pass, which computes them again, as FlashAttention
-//! does (Dao et al., "FlashAttention", NeurIPS 2022).
+//! The backward pass computes tensors of size `[n, n]` again, so that no such tensor is kept, as
+//! FlashAttention does (Dao et al., "FlashAttention", NeurIPS 2022).
 
 mod composed;
 mod head;

@@ -29,7 +29,7 @@ pub struct LearnedScale {
 }
 
 impl LearnedScale {
-    /// Adds the gradient of the ratios, which follows from the gradients of the scales, `[scales]`.
+    /// Adds the gradient of the ratios, computed from the gradients `dscales` of the scales, `[scales]`.
     pub(super) fn add(&self, sink: &mut Gradients, dscales: &Tensor) -> Result<()> {
         let factors: Vec<f32> = self.base.iter().map(|base| base * self.gradient_scale).collect();
         let gradient = match factors.as_slice() {
