@@ -22,7 +22,8 @@
 //!
 //! where exact zeros are not counted, because every scale represents them exactly. The candidates are `m` and
 //! those `a_i` with `1 <= i < B` for which `i` has at most 8 significant bits. From `i = 128` on, neighbouring
-//! candidates thus differ by at most 1/128. Of equal minimums the largest range wins.
+//! candidates thus differ by at most 1/128. If several candidates have the least error, the largest range is
+//! chosen.
 //!
 //! **entropy** minimises the Kullback-Leibler divergence
 //!
@@ -36,10 +37,11 @@
 //!
 //! - `P_i` has the counts of the first `i` bins; the sum of the counts of all other bins is added to its last bin.
 //! - `R_i` has the same counts without that addition. Its bins form `Q + 1` groups, with bin `j` in group
-//!   `floor(j (Q + 1) / i)`. The sum of a group is distributed evenly over those of its bins that are not empty.
+//!   `floor(j (Q + 1) / i)`. The sum of a group is distributed evenly over its non-empty bins.
 //!
-//! Of equal minimums the largest range wins. The method compares single counts, so it needs many more values than
-//! bins. With fewer, as in the channels of most weights, it tends to choose `m`.
+//! If several candidates have the least divergence, the largest range is chosen. The method compares single
+//! counts, so it needs many more values than bins. With fewer values, as in the channels of most weights, it
+//! tends to choose `m`.
 //!
 //! The entropy method is Migacz's ("8-bit inference with TensorRT", GTC 2017) in the variant of NVIDIA's
 //! pytorch-quantization: 128 groups, candidates from bin 128 on, the first count replaced by the second, the last

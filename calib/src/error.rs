@@ -66,7 +66,7 @@ pub enum CalibError {
         shape: Vec<usize>,
         /// Output channel at fault; 0 if the whole tensor has one scale.
         channel: usize,
-        /// What is wrong with it, and the next step.
+        /// The problem, and the next step.
         problem: String,
     },
     /// The weight of a site cannot be quantized.
@@ -74,7 +74,7 @@ pub enum CalibError {
     WeightSite {
         /// The site.
         site: Site,
-        /// What is wrong with its weight.
+        /// The problem of its weight.
         source: Box<CalibError>,
     },
     /// The source has no image.
