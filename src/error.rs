@@ -54,7 +54,7 @@ pub enum Error {
     /// The labels of the images are not the classes of the model.
     #[error("{problem}")]
     Labels {
-        /// What was found and what to do.
+        /// The problem, and the next step.
         problem: String,
     },
     /// A batch of images cannot be made.
@@ -77,7 +77,7 @@ pub enum Error {
     /// Models cannot be compared.
     #[error("{problem}")]
     Comparison {
-        /// The difference and what to do.
+        /// The difference, and the next step.
         problem: String,
     },
     /// The caller asked to stop.

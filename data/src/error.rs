@@ -51,7 +51,7 @@ pub enum DataError {
     Layout {
         /// The path that was opened.
         path: PathBuf,
-        /// What was looked for and what was found instead.
+        /// The layouts that were looked for, and the content that was found instead.
         problem: String,
     },
     /// The data set has the other split but not the requested one.
@@ -71,7 +71,7 @@ pub enum DataError {
         path: PathBuf,
         /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with the line, and the next step.
+        /// The problem of the line, and the next step.
         problem: String,
     },
     /// A list or map names images that do not exist.
@@ -98,7 +98,7 @@ pub enum DataError {
     Archive {
         /// The archive.
         path: PathBuf,
-        /// What is wrong with it, and the next step.
+        /// The problem, and the next step.
         problem: String,
     },
     /// A member of an archive cannot be unpacked.
@@ -110,7 +110,7 @@ pub enum DataError {
         member: String,
         /// Byte offset of the member's local header in the archive.
         offset: u64,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// An image cannot be decoded.

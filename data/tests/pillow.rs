@@ -8,9 +8,10 @@ use sha2::{Digest, Sha256};
 use swinq_data::{RgbImage, decode_image, preprocess, presets};
 use swinq_model::{Filter, Resize, Transform};
 
-/// Bound of the maximum difference between the samples of zune-jpeg and of Pillow's libjpeg-turbo for one JPEG.
+/// Limit of the maximum difference between the samples of zune-jpeg and of Pillow's libjpeg-turbo for one
+/// JPEG.
 const JPEG_MAX: u8 = 12;
-/// Bound of the mean difference.
+/// Limit of the mean difference.
 const JPEG_MEAN: f64 = 1.0;
 
 fn folders() -> Vec<PathBuf> {

@@ -111,7 +111,7 @@ pub enum EvalError {
     /// Latency samples or the options to measure them are invalid.
     #[error("latency samples: {problem}")]
     Samples {
-        /// What is wrong with them.
+        /// The problem.
         problem: String,
     },
     /// A result is impossible, such as a count above its total or a NaN.
@@ -119,7 +119,7 @@ pub enum EvalError {
     Results {
         /// The field, as a JSON path.
         field: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A results file cannot be read.
@@ -127,7 +127,7 @@ pub enum EvalError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and the next step.
+        /// The problem, and the next step.
         problem: String,
     },
     /// A file could not be opened, read or written.

@@ -12,7 +12,7 @@ pub enum ModelError {
     Config {
         /// The field, in Microsoft's naming where it has one.
         field: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A recipe is malformed, or one of its rules matches no site.
@@ -20,7 +20,7 @@ pub enum ModelError {
     Recipe {
         /// The recipe's name or file.
         recipe: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A file could not be opened, read or written.
@@ -36,7 +36,7 @@ pub enum ModelError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and the next step.
         problem: String,
     },
     /// A tensor is missing, unexpected, of the wrong shape or type, or holds an impossible value.
@@ -44,7 +44,7 @@ pub enum ModelError {
     Tensor {
         /// The tensor's name.
         tensor: String,
-        /// What is wrong, and what to do.
+        /// The problem, and the next step.
         problem: String,
     },
     /// A site has no usable state.
@@ -52,7 +52,7 @@ pub enum ModelError {
     Site {
         /// The site's name.
         site: String,
-        /// What is wrong, and what to do.
+        /// The problem, and the next step.
         problem: String,
     },
 }

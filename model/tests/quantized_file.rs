@@ -1,4 +1,5 @@
-//! The quantized-checkpoint file: reading returns what was written, and every inconsistent state is refused by name.
+//! The quantized-checkpoint file: reading returns what was written, and every inconsistent state is refused
+//! with an error that names it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

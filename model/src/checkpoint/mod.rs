@@ -109,7 +109,7 @@ fn load_own(path: &Path) -> Result<FloatModel, ModelError> {
     Ok(FloatModel { source, ..model })
 }
 
-/// The description of a file that has none of its own: `options.cfg`.
+/// The description of a file that does not contain one: `options.cfg`.
 fn describe_bare_file(
     path: &Path,
     options: &LoadOptions,

@@ -14,7 +14,7 @@ use crate::params::parameters;
 use source::Settings;
 use value::Value;
 
-/// Most parameters that a configuration may have; ten times those of Swin-L.
+/// The largest number of parameters that a configuration may have; ten times the number of Swin-L.
 const MAX_PARAMETERS: u128 = 1 << 31;
 
 /// A configuration with every field resolved, and its origin.

@@ -1,4 +1,4 @@
-//! The calls in a pickle that this reader understands: those that rebuild tensors and dictionaries.
+//! The calls in a pickle that this reader understands: they rebuild tensors and dictionaries.
 
 use std::sync::Arc;
 
