@@ -85,8 +85,8 @@ INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lan
 }
 
 // Transposes 64 tokens of INT8 values that lie `raw_row` bytes apart. Each of 128 threads transposes a block
-// of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) + {0, 1, 8, 9}. Row 8 j
-// + c holds channel 8 (c / 2) + 2 j + c % 2, so that each lane gets the sums of consecutive channels.
+// of 4 tokens and 4 channels. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) + {0, 1, 8, 9}.
+// Row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that each lane gets the sums of consecutive channels.
 template <u32 raw_row>
 INLINE void transpose_values(const u8* raw, u8* transposed) {
     u32 channel = thread_index() % 8 * 4, word = thread_index() / 8;

@@ -91,8 +91,8 @@ INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, int t, u32 lan
 #endif
 }
 
-// Computes the logits of a tile of keys: element [t][2 half + b] belongs to row lane / 4 + 8 half and key 8 t
-// + 2 (lane % 4) + b of the tile.
+// Computes the logits of a tile of keys: element [t][2 half + b] belongs to row lane / 4 + 8 half
+// and key 8 t + 2 (lane % 4) + b of the tile.
 INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const u8* keys, u32 first, f32 (&x)[8][4],
                       u32 lane) {
 #pragma unroll

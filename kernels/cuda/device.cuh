@@ -1,6 +1,6 @@
 // The GPU primitives that kernels use; only this header and those for sm_90a contain inline PTX.
-// `host/host.cuh` defines the same names for a CPU, so that kernels also run there. Self-contained: NVRTC
-// needs no toolkit headers.
+// `host/host.cuh` defines the same names for a CPU, so that kernels also run there. It includes no
+// toolkit header, so that NVRTC works without the toolkit.
 #pragma once
 
 typedef signed char s8;
@@ -50,7 +50,7 @@ INLINE u32 blocks_y() { return gridDim.y; }
 INLINE void block_sync() { __syncthreads(); }
 INLINE void warp_sync() { __syncwarp(); }
 
-// Read a value from another lane of the warp; every lane must take part.
+// Returns the value of the lane whose index is this lane's index ^ mask; every lane of the warp must take part.
 INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
@@ -219,8 +219,8 @@ INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 INLINE void raise_flag(u32* flag) { *static_cast<volatile u32*>(flag) = 1; }
 
 // Programmatic dependent launch: `launch_dependents` lets the next kernel of the stream start, and
-// `wait_for_previous` waits for the end of the previous kernel. Without effect if the launch did not ask for
-// overlap.
+// `wait_for_previous` waits for the end of the previous kernel. Both have no effect if the launch did not ask
+// for overlap.
 INLINE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -16,7 +16,8 @@ struct Params {
 
 constexpr s32 WARPS = THREADS / WARP;
 
-// e^(x - largest), where differences below the floor of -60 give e^-60.
+// e^(x - largest), where differences below the floor of -60 give e^-60. -inf - -inf is a NaN, for which
+// `max_f32` returns the floor; in `softmax_online` the sum that is then multiplied by e^-60 is 0.
 INLINE f32 exp_of(f32 x, f32 largest) { return exp_below(max_f32(x - largest, from_bits(FLOOR_BITS))); }
 
 INLINE f32 warp_max(f32 x) {

@@ -209,7 +209,8 @@ KERNEL(norm_half)(const Params p) {
     f32 variance = div_f32(row_sum(square), to_f32(p.columns));
     f32 inverse = rsqrt_f32(variance + p.epsilon);
     if (!real) return;
-    // A value that is not finite makes the variance of its row not finite; finite halves never do.
+    // A value that is not finite makes the variance of its row not finite. Sums of finite halves are always
+    // finite.
     if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     bool padding = PIECES == 1 && from[0] == PAD;
 #pragma unroll

@@ -5,8 +5,8 @@
 // A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
 // Defines: THREADS, TOKENS (a multiple of 4), PATCH (side of a patch); INTEGER, OUTPUT and STREAM_F32 as in
-// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table and
-// the weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
+// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table
+// and the weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
 #include "patch.cuh"
