@@ -44,8 +44,9 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     (parts.total, all)
 }
 
-/// Distances of an iteration on the GPU from one on the CPU: of the loss, and of the farthest gradient with
-/// its name. Gradients of single values are excluded, because most terms of their sums cancel.
+/// Distances of an iteration on the GPU from the same iteration on the CPU: the distance of the loss, and the
+/// largest distance of a gradient with the gradient's name. Gradients of single values are excluded, because
+/// most terms of their sums cancel.
 fn distances(case: &Case, passes: Passes, device: &Device, want: &(f64, Gradients)) -> (f64, f64, String) {
     let (loss, gradients) = iteration(case, device, passes);
     let several = want.1.iter().filter(|(_, want)| want.len() > 1);

@@ -125,8 +125,8 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
 }
 
 /// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of
-/// both signs; where they cancel, one different code may change it much. A wrong formula changes the
-/// gradients of all scales of a kind, so the median is compared.
+/// both signs; where the terms cancel, one different code may change the sum a lot. A wrong formula changes
+/// the gradients of all scales of a kind, so the median is compared.
 fn kind(name: &str) -> &str {
     name.rsplit('.').next().unwrap()
 }

@@ -12,7 +12,7 @@ use swinq_qat::student::TeacherOutput;
 
 use crate::{Case, copies};
 
-/// The reference network: variables for all parameters, and the scales that follow from them.
+/// The reference network: variables for all parameters, and the scales computed from them.
 pub struct Reference {
     variables: BTreeMap<String, Var>,
     scales: BTreeMap<Site, SiteScale>,
