@@ -29,7 +29,7 @@ const BATCHES: usize = 5;
 /// Largest effect of 8-bit rounding noise on a gradient.
 const NOISE: f64 = 0.2;
 
-/// Loss and gradients on the host.
+/// Loss and gradients of an iteration on `device`; the gradients are copied to the host.
 fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     let mut student = case.student_on(device);
     student.set_passes(passes);

@@ -79,7 +79,7 @@ impl Intervals {
         let bends = bends(recip);
         let end = root(0.0..200.0, |y| gelu(y) * recip - 127.3);
         let width = width(&bends, end);
-        // The middle of the interval that is closest to the middle of the used range.
+        // The centre is the middle of an interval close to the middle of the used range.
         let used = (end - bends.start).min(USED * width);
         let centre = bends.start + ((used / 2.0 / width - 0.5).floor() + 0.5) * width;
         let centre = centre as f32;
