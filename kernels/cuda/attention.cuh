@@ -3,7 +3,7 @@
 //
 // Defines: KEY_TILES (number of tiles of 8 keys; the keys of a window are padded to full tiles), STORE
 // (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS, EXACT (1:
-// bit-exact to the reference; 0: exponentials are computed by the GPU's exponential unit).
+// exponentials are bit-exact to the reference; 0: the GPU's exponential unit computes them).
 #pragma once
 
 #include "prelude.cuh"

@@ -50,7 +50,7 @@ INLINE u32 blocks_y() { return gridDim.y; }
 INLINE void block_sync() { __syncthreads(); }
 INLINE void warp_sync() { __syncwarp(); }
 
-// Returns the value of the lane whose index is this lane's index ^ mask; every lane of the warp must take part.
+// Returns the value of the lane whose index is this lane's index ^ mask. Every lane must take part.
 INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }

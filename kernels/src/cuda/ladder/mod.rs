@@ -18,7 +18,7 @@ pub use timer::Timer;
 
 use super::ops::{expect, int};
 
-/// Converts a number of blocks.
+/// Converts a number of blocks to the type of a grid size.
 ///
 /// # Panics
 /// If it is 2^31 or more.

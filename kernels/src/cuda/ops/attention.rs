@@ -59,7 +59,7 @@ pub struct AttentionConfig {
     pub heads: usize,
     /// Whether probabilities are of kind `s8`.
     pub probs_s8: bool,
-    /// Whether results are bit-exact to the reference; if not, the kernel uses the GPU's exponential unit.
+    /// Whether exponentials are bit-exact to the reference; if not, the GPU's exponential unit computes them.
     pub exact: bool,
 }
 
@@ -74,7 +74,7 @@ impl AttentionConfig {
         self.tokens.next_multiple_of(TOKENS)
     }
 
-    /// Factor that the logits' scale and bias are multiplied by: 1 if bit-exact, else log2(e), because the
+    /// Factor that the logits' scale and bias are multiplied by: 1 if `exact`, else log2(e), because the
     /// exponential unit computes powers of two.
     pub fn logit_unit(&self) -> f32 {
         if self.exact { 1.0 } else { std::f32::consts::LOG2_E }
@@ -159,7 +159,7 @@ struct Scales {
 
 impl DeviceAttention {
     /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual
-    /// stream, results are bit-exact to the reference.
+    /// stream, INT8 attention is bit-exact to the reference.
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels, if only some of the sites of

@@ -1,5 +1,6 @@
-//! The operations of a training run on a GPU: fake quantization, LayerNorm, gathers, GELU, window attention
-//! and AdamW, forward and backward, in f32. Memory and streams belong to the caller, through `cudarc`.
+//! The operations of quantization-aware training on a GPU: fake quantization, LayerNorm, gathers, GELU,
+//! window attention and AdamW, forward and backward, in f32. Memory and streams belong to the caller, through
+//! `cudarc`.
 //!
 //! Every function checks the lengths of its arguments, allocates its results and puts its kernels on the
 //! stream; none waits. The order of sums depends only on sizes.

@@ -6,8 +6,8 @@ use half::f16;
 pub const GROUP: usize = 32;
 
 /// The column of a group that packed row `row` holds; `row` is column `row % 8` of n-tile `row / 8`. A lane
-/// of the tensor cores' result has columns 2 q and 2 q + 1 of every n-tile. In this order they are columns 8
-/// q to 8 q + 7 of the group.
+/// of the tensor cores' result has columns 2 q and 2 q + 1 of every n-tile. In this order they are
+/// columns 8 q to 8 q + 7 of the group.
 pub fn packed_column(row: usize) -> usize {
     let (tile, column) = (row / 8, row % 8);
     8 * (column / 2) + 2 * tile + column % 2

@@ -257,8 +257,8 @@ impl Tile {
         tiles
     }
 
-    /// Selects `count` of `candidates`, which are sorted by promise. Different shapes come first, because the
-    /// cost model predicts the best number of stages better than the best shape.
+    /// Selects `count` of `candidates`, which are sorted by the cost model. Different shapes come first,
+    /// because the cost model predicts the best number of stages better than the best shape.
     pub fn promising(candidates: Vec<Tile>, count: usize) -> Vec<Tile> {
         let shape = |t: &Tile| (t.instruction, t.block, t.warp, t.resident > 0);
         let (mut first, mut others): (Vec<Tile>, Vec<Tile>) = (Vec::new(), Vec::new());
