@@ -132,11 +132,11 @@ fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
         let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
         stderr(&next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success())
     };
-    assert!(!train(&float).contains("was made of"));
+    assert!(!train(&float).contains("was made from"));
     // The result of another training run is another file. The ranges were not calibrated on its weights.
     let other = Folder::with(&format!("quant: off\n{}steps: 1\nloss: {{kl: 0}}\n", data()));
     other.run(&[]).success();
-    assert!(train(&other.out().join("float.safetensors")).contains("was made of"));
+    assert!(train(&other.out().join("float.safetensors")).contains("was made from"));
 }
 
 /// A job with all kinds of state: learned scales, a moving average, DropPath, accumulation, augmentation.
