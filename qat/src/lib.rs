@@ -14,6 +14,7 @@ pub mod init;
 pub mod job;
 pub mod log;
 pub mod loss;
+mod progress;
 pub mod run;
 pub mod scales;
 pub mod schedule;

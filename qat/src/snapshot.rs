@@ -19,29 +19,12 @@ use swinq_model::atomic::write_atomic;
 use crate::adamw::{AdamW, Moments, set};
 use crate::error::QatError;
 use crate::job::Identity;
+pub use crate::progress::Progress;
 
 /// Metadata key of the JSON document.
 const METADATA_KEY: &str = "swinq_training";
 /// Version of the format.
 const VERSION: u64 = 1;
-
-/// The state of a run without its tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Progress {
-    /// Iterations done.
-    #[serde(rename = "step")]
-    pub iteration: u64,
-    /// Updates of the optimizer; fewer than the iterations if half precision overflowed.
-    pub updates: u64,
-    /// Moving average of the loss, which detects an explosion; absent before the first iteration.
-    pub usual_loss: Option<f64>,
-    /// Factor of the loss in the backward pass, for half precision.
-    pub loss_scale: f64,
-    /// Iterations since that factor last changed.
-    #[serde(rename = "steady_steps")]
-    pub steady_iterations: u64,
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -13,23 +13,11 @@ use crate::error::QatError;
 use crate::export;
 use crate::job::{Job, Precision};
 use crate::loss::LossParts;
+use crate::progress::Progress;
 use crate::scales::{LIMIT, sites_with_scales};
 use crate::schedule::{Group, Schedule};
-use crate::snapshot::{Progress, State};
+use crate::snapshot::State;
 use crate::student::{Student, Teacher, decays, is_scale};
-
-/// Initial and largest factor of the loss in half precision.
-const MAX_LOSS_SCALE: f64 = 65536.0;
-/// Iterations without overflow after which the factor of the loss is doubled.
-const ITERATIONS_BEFORE_DOUBLING: u64 = 2000;
-/// `(factor, offset)`: the loss explodes if it exceeds `factor * average + offset`.
-const EXPLOSION: (f64, f64) = (10.0, 5.0);
-/// [`EXPLOSION`] during the first iterations, when the average is not reliable yet.
-const EARLY_EXPLOSION: (f64, f64) = (1000.0, 1000.0);
-/// Decay of the loss's moving average.
-const LOSS_AVERAGE_DECAY: f64 = 0.98;
-/// Iterations until the loss's moving average is reliable.
-const LOSS_AVERAGE_WARMUP: u64 = 20;
 
 /// The inputs of a training.
 pub struct Start<'a> {
@@ -96,7 +84,6 @@ impl Trainer {
         let teacher =
             start.teacher.map(|model| Teacher::new(model, features, &start.device, half)).transpose()?;
         let average = (job.optimizer.ema > 0.0).then(|| copies(student.parameters())).transpose()?;
-        let loss_scale = if job.precision == Precision::F16 { MAX_LOSS_SCALE } else { 1.0 };
         Ok(Trainer {
             job: (*job).clone(),
             start: (*float).clone(),
@@ -106,13 +93,7 @@ impl Trainer {
             average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
             schedule,
-            progress: Progress {
-                iteration: 0,
-                updates: 0,
-                usual_loss: None,
-                loss_scale,
-                steady_iterations: 0,
-            },
+            progress: Progress::new(job.precision),
             student,
         })
     }
@@ -180,11 +161,8 @@ impl Trainer {
             let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
         }
-        let (factor, beyond) =
-            if self.progress.iteration >= LOSS_AVERAGE_WARMUP { EXPLOSION } else { EARLY_EXPLOSION };
-        if let Some(usual) = self.progress.usual_loss
-            && loss.total * self.job.accumulate as f64 > factor * usual + beyond
-        {
+        // `loss` is the batch's share of the iteration's loss.
+        if let Some(usual) = self.progress.exploded_from(loss.total * self.job.accumulate as f64) {
             return Err(self.diverged(format!("the loss explodes: {:.4} after {usual:.4}", loss.total)));
         }
         Ok((loss, gradients))
@@ -219,8 +197,7 @@ impl Trainer {
         }
         if !length.is_finite() {
             if self.job.precision == Precision::F16 && scale > 1.0 {
-                (self.progress.loss_scale, self.progress.steady_iterations) = (scale / 2.0, 0);
-                self.progress.iteration += 1;
+                self.progress.record_overflow();
                 report.skipped = true;
                 return Ok(report);
             }
@@ -239,27 +216,8 @@ impl Trainer {
             }
         }
         self.update_average()?;
-        self.record_update(loss.total);
+        self.progress.record_update(loss.total, self.optimizer.updates, self.job.precision);
         Ok(report)
-    }
-
-    /// Records an iteration with an update, whose loss was `loss`.
-    fn record_update(&mut self, loss: f64) {
-        let progress = &mut self.progress;
-        progress.iteration += 1;
-        progress.updates = self.optimizer.updates;
-        progress.usual_loss = Some(
-            progress
-                .usual_loss
-                .map_or(loss, |usual| LOSS_AVERAGE_DECAY * usual + (1.0 - LOSS_AVERAGE_DECAY) * loss),
-        );
-        if self.job.precision == Precision::F16 {
-            progress.steady_iterations += 1;
-            if progress.steady_iterations == ITERATIONS_BEFORE_DOUBLING {
-                progress.loss_scale = (2.0 * progress.loss_scale).min(MAX_LOSS_SCALE);
-                progress.steady_iterations = 0;
-            }
-        }
     }
 
     fn update_average(&mut self) -> Result<(), QatError> {

@@ -1,0 +1,74 @@
+//! The progress of a training: its iterations, the loss scale of half precision, and the detection of an exploding loss.
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::Precision;
+
+/// Initial and largest factor of the loss in half precision.
+const MAX_LOSS_SCALE: f64 = 65536.0;
+/// Iterations without overflow after which the factor of the loss is doubled.
+const ITERATIONS_BEFORE_DOUBLING: u64 = 2000;
+/// `(factor, offset)`: the loss explodes if it exceeds `factor * average + offset`.
+const EXPLOSION: (f64, f64) = (10.0, 5.0);
+/// [`EXPLOSION`] during the first iterations, when the average is not reliable yet.
+const EARLY_EXPLOSION: (f64, f64) = (1000.0, 1000.0);
+/// Decay of the loss's moving average.
+const LOSS_AVERAGE_DECAY: f64 = 0.98;
+/// Iterations until the loss's moving average is reliable.
+const LOSS_AVERAGE_WARMUP: u64 = 20;
+
+/// The state of a run without its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Iterations done.
+    #[serde(rename = "step")]
+    pub iteration: u64,
+    /// Updates of the optimizer; fewer than the iterations if half precision overflowed.
+    pub updates: u64,
+    /// Moving average of the loss, which detects an explosion; absent before the first iteration.
+    pub usual_loss: Option<f64>,
+    /// Factor of the loss in the backward pass, for half precision.
+    pub loss_scale: f64,
+    /// Iterations since that factor last changed.
+    #[serde(rename = "steady_steps")]
+    pub steady_iterations: u64,
+}
+
+impl Progress {
+    /// The progress of a training before its first iteration.
+    pub(crate) fn new(precision: Precision) -> Progress {
+        let loss_scale = if precision == Precision::F16 { MAX_LOSS_SCALE } else { 1.0 };
+        Progress { iteration: 0, updates: 0, usual_loss: None, loss_scale, steady_iterations: 0 }
+    }
+
+    /// The usual loss, if `loss` is so far above it that the training diverges.
+    pub(crate) fn exploded_from(&self, loss: f64) -> Option<f64> {
+        let (factor, offset) =
+            if self.iteration >= LOSS_AVERAGE_WARMUP { EXPLOSION } else { EARLY_EXPLOSION };
+        self.usual_loss.filter(|usual| loss > factor * usual + offset)
+    }
+
+    /// Records an iteration with an update of the optimizer; `updates` is their number and `loss` the iteration's loss.
+    pub(crate) fn record_update(&mut self, loss: f64, updates: u64, precision: Precision) {
+        self.iteration += 1;
+        self.updates = updates;
+        self.usual_loss = Some(
+            self.usual_loss
+                .map_or(loss, |usual| LOSS_AVERAGE_DECAY * usual + (1.0 - LOSS_AVERAGE_DECAY) * loss),
+        );
+        if precision == Precision::F16 {
+            self.steady_iterations += 1;
+            if self.steady_iterations == ITERATIONS_BEFORE_DOUBLING {
+                self.loss_scale = (2.0 * self.loss_scale).min(MAX_LOSS_SCALE);
+                self.steady_iterations = 0;
+            }
+        }
+    }
+
+    /// Records an iteration whose update is skipped because half precision overflowed, and halves the loss scale.
+    pub(crate) fn record_overflow(&mut self) {
+        (self.loss_scale, self.steady_iterations) = (self.loss_scale / 2.0, 0);
+        self.iteration += 1;
+    }
+}
