@@ -262,7 +262,7 @@ impl Images {
 
 fn check_transform(transform: &Transform) -> Result<(), Error> {
     if transform.size == 0 || transform.resize == Resize::ShorterSide(0) {
-        return Err(Error::argument("transform", format!("{transform}: makes images of no pixel")));
+        return Err(Error::argument("transform", format!("{transform}: the image size is 0")));
     }
     Ok(())
 }
@@ -294,8 +294,8 @@ fn check_labels(dataset: &Dataset, config: &SwinConfig) -> Result<(), String> {
     }
     if dataset.layout() == Layout::ImageFolder && classes < config.num_classes {
         return Err(format!(
-            "{data}, one folder each, but {} has {} classes, so folder order would not be class order; use a list file \
-             with class numbers for a part of the classes",
+            "{data} in class folders, but {} has {} classes, so the folders' numbers are not the model's class \
+             numbers; use a list file with class numbers for a part of the classes",
             config.name, config.num_classes
         ));
     }

@@ -45,7 +45,8 @@ fn torchvision(config: &SwinConfig) -> Result<Transform, Error> {
         _ => "",
     };
     presets::torchvision(name).ok_or_else(|| {
-        let problem = format!("torchvision has Swin-T, S and B at 224, and {} is none of them", config.name);
+        let problem =
+            format!("torchvision has transforms for Swin-T, S and B at 224 only, not for {}", config.name);
         Error::argument("--transform torchvision", problem)
     })
 }

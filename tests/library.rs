@@ -187,9 +187,9 @@ fn odd_numbers_are_errors() {
     for resize in [Resize::Direct, Resize::ShorterSide(0)] {
         let size = if resize == Resize::Direct { 0 } else { 56 };
         let transform = Transform { size, resize, ..model.transform().clone() };
-        refused(images(4).batches(&transform, &read(1)).map(|_| ()), "no pixel");
+        refused(images(4).batches(&transform, &read(1)).map(|_| ()), "the image size is 0");
         let image = RgbImage::new(1, 1, vec![0; 3]);
-        refused(Images::from_rgb([image], &transform), "no pixel");
+        refused(Images::from_rgb([image], &transform), "the image size is 0");
     }
 }
 

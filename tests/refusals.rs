@@ -353,7 +353,7 @@ fn arguments_that_would_have_no_effect() {
     refused(
         command.arg(&good).args(["--transform", "timm"]).assert(),
         2,
-        &["--transform", "describes itself"],
+        &["--transform", "every model given is quantized"],
     );
     refused(calibrate(&folder.path("out"), &["--disable", "**"]), 1, &["quantizes no site"]);
     folder.holds_only(&["q.safetensors"]);

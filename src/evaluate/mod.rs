@@ -121,7 +121,7 @@ fn check_classes(candidates: &[Candidate]) -> Result<(), Error> {
         return Ok(());
     };
     let problem = format!(
-        "{} has {} classes and {} has {classes}; only models of the same classes can be compared",
+        "{} has {} classes and {} has {classes}; compare models with the same number of classes",
         other.result.name,
         other.runner.classes(),
         first.result.name

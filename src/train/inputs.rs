@@ -146,8 +146,8 @@ fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> 
     let shape = |config: &SwinConfig| SwinConfig { name: String::new(), ..config.clone() };
     if shape(&model.config) != shape(&float.config) {
         return mismatch(format!(
-            "is of the network {} with {} classes, and float of {} with {}, or their sizes differ; name the checkpoint \
-             that was calibrated from `float`",
+            "has the architecture {} with {} classes, but float has {} with {}, or their sizes differ; name the \
+             checkpoint that was calibrated from `float`",
             model.config.name, model.config.num_classes, float.config.name, float.config.num_classes
         ));
     }
@@ -181,18 +181,19 @@ fn teacher(job: &Job, path: &Path, student: &FloatModel) -> Result<FloatModel, E
         |problem: String| Err(QatError::Teacher { teacher: path.display().to_string(), problem }.into());
     let (its, ours) = (&model.config, &student.config);
     if its.num_classes != ours.num_classes {
-        return refuse(format!("it has {} classes, and the model {}", its.num_classes, ours.num_classes));
+        return refuse(format!("it has {} classes, but the model has {}", its.num_classes, ours.num_classes));
     }
     if its.image_size != ours.image_size {
         return refuse(format!(
-            "it takes images of {} pixels, and the model of {}",
+            "its input size is {} pixels, but the model's is {}",
             its.image_size, ours.image_size
         ));
     }
     let blocks = |config: &SwinConfig| (config.depths.clone(), config.embed_dim, config.patch_size);
     if job.loss.features > 0.0 && blocks(its) != blocks(ours) {
         return refuse(
-            "its blocks have other sizes, so loss.features cannot compare them; set it to 0".to_owned(),
+            "its blocks' sizes differ from the model's, so loss.features cannot compare them; set it to 0"
+                .to_owned(),
         );
     }
     Ok(model)

@@ -207,7 +207,7 @@ fn signals_save_and_end() {
         let said = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{signal}: {said}");
         assert!(
-            said.contains("stopped; --resume goes on from ") && said.contains("step-0"),
+            said.contains("stopped; use --resume to continue from ") && said.contains("step-0"),
             "{signal}: {said}"
         );
         assert_eq!(said.contains("continues after iteration "), !more.is_empty(), "{said}");

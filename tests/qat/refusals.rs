@@ -52,9 +52,9 @@ fn teachers_that_cannot_teach() {
     folder.refuses("teacher", folder.path("nosuch.safetensors"), 1, &["teacher", "nosuch.safetensors"]);
     folder.refuses("teacher", calibrated(), 1, &["teacher", "q.safetensors", "float one is needed"]);
     let other = float_file(&folder, "classes.safetensors", &[("MODEL.NUM_CLASSES", "20")]);
-    folder.refuses("teacher", other, 1, &["classes.safetensors", "20 classes", "the model 10"]);
+    folder.refuses("teacher", other, 1, &["classes.safetensors", "20 classes", "the model has 10"]);
     let other = float_file(&folder, "size.safetensors", &[("DATA.IMG_SIZE", "112")]);
-    folder.refuses("teacher", other, 1, &["size.safetensors", "112 pixels", "the model of 56"]);
+    folder.refuses("teacher", other, 1, &["size.safetensors", "112 pixels", "the model's is 56"]);
     let other = float_file(&folder, "wide.safetensors", &[("MODEL.SWIN.EMBED_DIM", "32")]);
     let opts = ["--opts", "teacher", other.to_str().unwrap(), "--opts", "loss.features", "1"];
     refused(folder.run(&opts), 1, &["wide.safetensors", "loss.features"]);

@@ -23,19 +23,19 @@ pub struct Cli {
 pub enum Command {
     /// Find activation ranges on real images and write an INT8 checkpoint.
     Calibrate(CalibrateArgs),
-    /// Train a calibrated checkpoint until it is as good as the float model; or train in float.
+    /// Train a calibrated checkpoint to regain the float model's accuracy, or train in float.
     Qat(QatArgs),
-    /// Accuracy and speed of one or more models on labelled images; the first is the baseline.
+    /// Measure accuracy and speed of one or more models on labelled images; the first is the baseline.
     Eval(EvalArgs),
-    /// Latency and throughput of one or more models, interleaved in one run.
+    /// Measure latency and throughput of one or more models, in turn in one run.
     Bench(BenchArgs),
     /// Classify images.
     Predict(PredictArgs),
-    /// Which site of a model has what precision, with its scale, and why.
+    /// Show the precision and scale of each site, and the rule that decided it.
     Inspect(InspectArgs),
-    /// The differences between two runs' JSON files.
+    /// Show the differences between the JSON files of two runs.
     Compare(CompareArgs),
-    /// What this machine has and what swinq will use of it.
+    /// Show the processor features, CUDA libraries and GPUs, and which of them swinq will use.
     Doctor,
     /// Calibrate and evaluate the bundled sample, from start to report.
     Quickstart(QuickstartArgs),
@@ -53,7 +53,7 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// How a float checkpoint is to be read.
+/// Arguments for reading a float checkpoint.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FloatArgs {
     /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
@@ -63,10 +63,10 @@ pub struct FloatArgs {
     /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
     pub opts: Vec<String>,
-    /// Naming convention of the tensors, where it should not be detected.
+    /// Naming convention of the tensors (default: detected).
     #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft")]
     pub dialect: Option<Dialect>,
-    /// Preprocessing, where the configuration's or directory's own should not be used.
+    /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum)]
     pub transform: Option<Family>,
 }
@@ -91,21 +91,21 @@ impl FloatArgs {
         let given =
             self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
         if given && !any_float {
-            let text = "--cfg, --opts, --dialect and --transform are about float checkpoints; a quantized checkpoint \
-                        describes itself, and no other was given";
+            let text = "--cfg, --opts, --dialect and --transform apply to float checkpoints only, and every model \
+                        given is quantized; leave these options out";
             return Err(Usage(text.to_owned()));
         }
         Ok(())
     }
 }
 
-/// Which images.
+/// Arguments that select the images.
 #[derive(Clone, Debug, Args)]
 pub struct DataArgs {
     /// ImageFolder root, Swin zip layout root, list file, or folder of images.
     #[arg(long, value_name = "PATH")]
     pub data_path: PathBuf,
-    /// Corrupt images to leave out before giving up.
+    /// Number of corrupt images to leave out; one more is an error.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip_corrupt: usize,
 }
@@ -133,10 +133,10 @@ pub struct CalibrateArgs {
     /// FasterTransformer's INT8 mode; short for --recipe mode1 or mode2.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "recipe")]
     pub int8_mode: Option<u8>,
-    /// Calibrator of every activation, over the recipe's: max, percentile, percentile:P, mse or entropy.
+    /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
-    /// Sites to leave unquantized, over the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
+    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
     #[arg(long, value_name = "PATTERN")]
     pub disable: Vec<String>,
     /// Take ranges from a FasterTransformer `*_calib.pth` instead of calibrating.
@@ -151,13 +151,13 @@ pub struct CalibrateArgs {
     /// Seed of the sample of images.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Corrupt images to leave out before giving up.
+    /// Number of corrupt images to leave out; one more is an error.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip_corrupt: usize,
     /// Threads of the decoder (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
-    /// Where the float forward runs; cuda in a build with candle's CUDA (`--features cuda`).
+    /// Device of the float forward; cuda needs a build with candle's CUDA (`--features cuda`).
     #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]
     pub device: FloatDevice,
     /// Quantized checkpoint to write.
@@ -173,10 +173,10 @@ pub struct QatArgs {
     /// Overrides of the job, as `KEY VALUE` pairs (optimizer.lr 1e-4).
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
     pub opts: Vec<String>,
-    /// Go on from the latest checkpoint in the job's output folder.
+    /// Continue from the latest checkpoint in the job's output folder.
     #[arg(long)]
     pub resume: bool,
-    /// Check everything, print the effective job and schedule, and stop before the first step.
+    /// Check everything, print the effective job and schedule, and stop before the first iteration.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -199,7 +199,7 @@ pub struct EvalArgs {
     /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
     pub simulate: Option<Simulate>,
-    /// Where the fake quantization runs; cuda in a build with candle's CUDA (`--features cuda`).
+    /// Device of the fake quantization; cuda needs a build with candle's CUDA (`--features cuda`).
     #[arg(long, value_name = "cpu|cuda[:N]", requires = "simulate")]
     pub simulate_device: Option<FloatDevice>,
     /// Evaluate a seeded sample of this many images, spread over the classes.
@@ -228,25 +228,26 @@ pub struct EvalArgs {
     pub report: Option<PathBuf>,
 }
 
-/// What runs models.
+/// Arguments that select the backend and its options.
 #[derive(Clone, Debug, Args)]
 pub struct BackendArgs {
-    /// What runs the models: the GPU if there is one, the CPU engine, or the CUDA engine.
+    /// Backend of the models: the GPU if there is one, the CPU engine, or the CUDA engine.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
     /// CUDA: ordinal of the GPU.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
-    /// CUDA: elements of the residual stream; f32 gives the CPU engine's bits for INT8 products.
+    /// CUDA: type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
     #[arg(long, value_enum, default_value_t = Residual::F16)]
     pub residual: Residual,
-    /// CUDA: who computes the products (own, cublaslt, or the faster of both); several give a row each.
+    /// CUDA: implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
     #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
     pub gemm: Vec<Gemm>,
-    /// CUDA: how kernels are chosen: by the program's tables, by a model of the GPU, or by measuring a few or all.
+    /// CUDA: how kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
+    /// few or all candidates.
     #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
     pub autotune: Autotune,
-    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches then go one by one and take longer.
+    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
     #[arg(long)]
     pub nvtx: bool,
 }
@@ -254,7 +255,7 @@ pub struct BackendArgs {
 /// The backend that runs a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
-    /// The fastest there is.
+    /// The GPU if one can be used, else the CPU.
     Auto,
     /// The CPU engine.
     Cpu,
@@ -288,7 +289,7 @@ pub enum Simulate {
     disable_help_subcommand = true
 )]
 pub struct BenchArgs {
-    /// What is timed instead of models.
+    /// Time one op instead of models.
     #[command(subcommand)]
     pub ladder: Option<LadderCommand>,
     /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
@@ -310,7 +311,7 @@ pub struct BenchArgs {
     /// Seconds of measurement for each model and batch size.
     #[arg(long, default_value_t = 3.0, value_parser = positive)]
     pub seconds: f64,
-    /// Time of each launch, too.
+    /// Also print the time of each launch.
     #[arg(long)]
     pub profile: bool,
     /// Write the results as JSON.
@@ -334,7 +335,7 @@ pub struct PredictArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Write the raw scores, f32 `[images, classes]`, under the key `logits`.
+    /// Write the logits, f32 `[images, classes]`, under the key `logits`.
     #[arg(long, value_name = "FILE.safetensors")]
     pub logits: Option<PathBuf>,
     #[command(flatten)]
@@ -351,7 +352,7 @@ pub struct InspectArgs {
     pub model: PathBuf,
     #[command(flatten)]
     pub float: FloatArgs,
-    /// List what the engine will launch.
+    /// List the launches of the engine.
     #[arg(long)]
     pub plan: bool,
     #[command(flatten)]
@@ -359,7 +360,7 @@ pub struct InspectArgs {
     /// CUDA: the batch size whose plan is listed.
     #[arg(long, default_value_t = 32, value_parser = at_least_one)]
     pub batch_size: usize,
-    /// List every site, one a line, as the recipe resolves it.
+    /// List every site, one per line, as the recipe resolves it.
     #[arg(long)]
     pub sites: bool,
 }

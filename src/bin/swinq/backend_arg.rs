@@ -29,8 +29,7 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
     if all[0].backend == BackendChoice::Cpu {
         all.truncate(1);
         if args.nvtx {
-            let text =
-                "--nvtx marks launches on a GPU, and the CPU runs the models here (`swinq doctor` says why)";
+            let text = "--nvtx needs a GPU, but the CPU runs the models; see `swinq doctor`";
             return Err(Usage(text.to_owned()).into());
         }
     }

@@ -6,7 +6,7 @@ use swinq::FloatDevice;
 use crate::args::Usage;
 
 /// How to make a build with candle's CUDA.
-pub const REBUILD: &str = "`cargo build --release --features cuda`, which takes the CUDA toolkit";
+pub const REBUILD: &str = "`cargo build --release --features cuda`, which needs the CUDA toolkit";
 
 /// Refuses a `device` that cannot be used, before any work. `option` is the option that names the device.
 ///

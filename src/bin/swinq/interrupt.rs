@@ -17,7 +17,7 @@ pub fn install() {
     let handler = move || {
         let first: &Instant = first.get_or_init(Instant::now);
         if !STOP.swap(true, Ordering::SeqCst) {
-            eprintln!("\nstopping (once more to end at once)");
+            eprintln!("\nstopping; press Ctrl-C again to end at once");
         } else if first.elapsed() > TWICE {
             std::process::exit(1);
         }

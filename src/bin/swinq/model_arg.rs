@@ -38,7 +38,7 @@ pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
 fn usage(error: Error) -> anyhow::Error {
     match error {
         Error::OverridesWithoutConfig => {
-            Usage("--opts changes what --cfg names; give --cfg too".to_owned()).into()
+            Usage("--opts overrides keys of the configuration in --cfg; give --cfg too".to_owned()).into()
         }
         error => error.into(),
     }

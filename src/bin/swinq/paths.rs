@@ -25,7 +25,7 @@ pub fn check_outputs<'a>(
             );
         }
         if seen.contains(&resolved) {
-            bail!("{}: two outputs have this name; name two files", output.display());
+            bail!("{}: two outputs have this path; give each its own", output.display());
         }
         seen.push(resolved);
     }

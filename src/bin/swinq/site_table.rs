@@ -77,7 +77,7 @@ pub fn sites(model: &QuantizedModel) -> String {
 pub fn summary(model: &QuantizedModel) -> String {
     let enabled = model.sites.values().filter(|s| s.spec.enabled).count();
     format!(
-        "recipe {}: {enabled} of {} sites quantized, {:.1} % of the weighted products' work in INT8, {:.1} MB",
+        "recipe {}: {enabled} of {} sites quantized, {:.1} % of the linear layers' MACs in INT8, {:.1} MB",
         model.recipe.name,
         model.sites.len(),
         100.0 * model.int8_share(),

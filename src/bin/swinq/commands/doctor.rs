@@ -18,7 +18,7 @@ pub fn run() -> anyhow::Result<()> {
     let available: Vec<String> = Cpu::available().iter().map(ToString::to_string).collect();
     say!("kernels    {}", available.join(", "));
     match Cpu::detect() {
-        Ok(cpu) => say!("in use     {} (SWINQ_ISA chooses another)", cpu),
+        Ok(cpu) => say!("in use     {} (set SWINQ_ISA to choose another)", cpu),
         Err(error) => say!("in use     none: {error}"),
     }
     say!("\nGPU");
@@ -54,7 +54,7 @@ fn libraries() {
 /// The message for a missing library: its purpose, and the package that contains it.
 fn missing(which: Library) -> String {
     let purpose = match which {
-        Library::CublasLt => "; --gemm own and auto do without",
+        Library::CublasLt => "; not needed by --gemm own and auto",
         Library::Nvtx => "; only --nvtx needs it",
         _ => "",
     };
@@ -69,7 +69,7 @@ fn devices() {
         Err(error) => return say!("  GPUs            none: {error}"),
     };
     if count == 0 {
-        say!("  GPUs            none that the driver shows (CUDA_VISIBLE_DEVICES hides them)");
+        say!("  GPUs            the driver reports none (CUDA_VISIBLE_DEVICES may hide them)");
         return compiles("sm_80");
     }
     for ordinal in 0..count {
@@ -84,7 +84,7 @@ fn devices() {
 fn compiles(arch: &str) {
     if library::present(Library::Nvrtc) {
         match compile(&DeviceLinearF32::program(false), arch) {
-            Ok(_) => say!("  kernels         one compiles for {arch}"),
+            Ok(_) => say!("  kernels         a test kernel compiles for {arch}"),
             Err(error) => say!("  kernels         {error}"),
         }
     }
@@ -101,7 +101,7 @@ fn describe(ordinal: usize, device: &Device) {
     // The cache is not used, so the program is compiled here and then loaded.
     let program = DeviceLinearF32::program(false);
     match compile(&program, &arch.target()).and_then(|_| device.kernel(&program)) {
-        Ok(_) => say!("    kernels       one compiles and loads"),
+        Ok(_) => say!("    kernels       a test kernel compiles and loads"),
         Err(error) => say!("    kernels       {error}"),
     }
     match Lt::new(device).and_then(|lt| lt.verify()) {
@@ -115,10 +115,10 @@ fn cache() {
     match cache::cache_dir() {
         Some(dir) => {
             let count = std::fs::read_dir(&dir).map_or(0, |entries| entries.flatten().count());
-            say!("  kernel cache    {}, {count} files (SWINQ_CACHE chooses another)", dir.display());
+            say!("  kernel cache    {}, {count} files (set SWINQ_CACHE to choose another)", dir.display());
         }
         None => {
-            say!("  kernel cache    none: kernels are compiled anew by each process; set SWINQ_CACHE or HOME")
+            say!("  kernel cache    none: each process compiles the kernels again; set SWINQ_CACHE or HOME")
         }
     }
 }
@@ -126,7 +126,9 @@ fn cache() {
 /// Prints the backend that `--backend auto` selects.
 fn in_use() {
     match swinq::usable_gpu(0) {
-        Ok(device) => say!("  --backend auto  uses GPU 0, {} (--device chooses another)", device.name()),
+        Ok(device) => {
+            say!("  --backend auto  uses GPU 0, {} (set --device to choose another)", device.name())
+        }
         Err(CudaError::MissingLibrary { library, .. }) => {
             say!("  --backend auto  uses the CPU: {library} is missing");
         }
@@ -141,7 +143,9 @@ fn float_forward() {
             say!("  float forward   runs on GPUs too: calibrate --device cuda, eval --simulate-device cuda")
         }
         false => {
-            say!("  float forward   runs on the CPU only: this build is without candle's CUDA ({REBUILD})")
+            say!(
+                "  float forward   runs on the CPU only: this build does not contain candle's CUDA ({REBUILD})"
+            )
         }
     }
 }

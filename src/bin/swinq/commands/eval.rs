@@ -100,7 +100,7 @@ fn candidates(args: &EvalArgs) -> anyhow::Result<Vec<Candidate>> {
     let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
     let engines = backend_arg::engines(&args.backend, args.threads, largest.unwrap_or(1))?;
     if args.simulate == Some(Simulate::Exact) && args.simulate_device.is_some() {
-        let text = "--simulate-device is about fake quantization; --simulate=exact runs on the CPU";
+        let text = "--simulate-device applies to fake quantization only; --simulate=exact runs on the CPU";
         return Err(Usage(text.to_owned()).into());
     }
     let device = args.simulate_device.unwrap_or_default();

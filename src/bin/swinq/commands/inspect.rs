@@ -28,7 +28,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     if args.plan {
         let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
         if options.backend == BackendChoice::Cpu {
-            writeln!(out, "\nwhat the CPU engine launches, per image:\n{}", Plan::new(model)?)?;
+            writeln!(out, "\nlaunches of the CPU engine, per image:\n{}", Plan::new(model)?)?;
         } else {
             write_launches(&opened, &options, &mut out)?;
         }
@@ -42,7 +42,7 @@ fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) 
     let Some(device) = engine.device() else { return Ok(()) };
     let (name, images) = (device.name(), options.max_batch);
     let (gemm, autotune) = (options.cuda.gemm, options.cuda.autotune);
-    writeln!(out, "\nwhat {name} launches for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
+    writeln!(out, "\nlaunches of {name} for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
     for launch in engine.launches(images)? {
         writeln!(out, "{launch}")?;
     }

@@ -39,7 +39,7 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
             let [model, job] = training.save(&trainer)?;
             say!("wrote {} and {}", model.display(), job.display());
         }
-        Outcome::Stopped(path) => say!("stopped; --resume goes on from {}", path.display()),
+        Outcome::Stopped(path) => say!("stopped; use --resume to continue from {}", path.display()),
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
         say!("peak memory {:.0} MB", bytes as f64 / 1e6);

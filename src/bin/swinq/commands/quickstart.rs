@@ -56,7 +56,9 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         "--report",
         &report,
     ])?;
-    say!("\nOpen {report} in a browser; `swinq inspect {int8}` lists what is INT8 and why.");
+    say!(
+        "\nOpen {report} in a browser; `swinq inspect {int8}` lists the INT8 layers and the rules that decided them."
+    );
     Ok(())
 }
 
