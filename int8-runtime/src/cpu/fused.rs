@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use swinq_kernels::{Cpu, FusedBlock, PAD, RowMap};
+use swinq_plan::TensorId;
 
 use super::launch::{Kernel, Launch};
-use swinq_plan::TensorId;
 
 /// Consecutive launches, which run one by one or as one fused block.
 pub(super) struct Segment {

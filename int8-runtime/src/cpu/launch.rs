@@ -7,9 +7,9 @@ use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
 use swinq_kernels::{AlignedBuf, BlockOp, Pool, QuantizeRows, RowMap};
+use swinq_plan::Element;
 
 use super::place::{Arena, Place};
-use swinq_plan::Element;
 
 /// A prepared kernel.
 pub(super) enum Kernel {

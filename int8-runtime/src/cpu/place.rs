@@ -2,11 +2,11 @@
 
 use swinq_kernels::linear::LinearOut;
 use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
+use swinq_plan::{Element, TensorId, TensorSpec};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
 use crate::trace::TracedValues;
-use swinq_plan::{Element, TensorId, TensorSpec};
 
 /// Bytes per image of a tensor as the CPU kernels hold it: rows of codes are padded.
 pub(super) fn tensor_bytes(spec: &TensorSpec) -> usize {

@@ -1,11 +1,11 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
 use swinq_kernels::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
+use swinq_plan::TensorId;
 
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
 use crate::arena::Layout;
 use crate::error::RuntimeError;
-use swinq_plan::TensorId;
 
 /// Alignment of the tensors in the arena.
 const ALIGN: usize = 256;

@@ -9,9 +9,9 @@ use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
 use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
 use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
+use swinq_plan::TensorId;
 
 use crate::trace::TracedValues;
-use swinq_plan::TensorId;
 
 /// A tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
