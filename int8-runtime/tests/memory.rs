@@ -23,11 +23,16 @@ fn blocks_of_100_inferences(engine: &Engine) -> u64 {
     for _ in 0..3 {
         engine.infer_into(&pixels, &mut logits).unwrap();
     }
-    let before = HeapStats::get().total_blocks;
-    for _ in 0..100 {
-        engine.infer_into(&pixels, &mut logits).unwrap();
-    }
-    HeapStats::get().total_blocks - before
+    // The allocator counts every thread, also the test harness's own, which allocates now and then. An inference that
+    // allocates does so in every round.
+    let mut round = || {
+        let before = HeapStats::get().total_blocks;
+        for _ in 0..100 {
+            engine.infer_into(&pixels, &mut logits).unwrap();
+        }
+        HeapStats::get().total_blocks - before
+    };
+    (0..5).map(|_| round()).min().unwrap()
 }
 
 // All checks are in one test, because the allocator counts the allocations of all threads of the process.
@@ -54,5 +59,5 @@ fn engines_share_weights_and_inferences_allocate_nothing() {
     }
     let before = HeapStats::get().total_blocks;
     drop(std::hint::black_box(Box::new(1u8)));
-    assert_eq!(HeapStats::get().total_blocks - before, 1, "the allocator does not count");
+    assert!(HeapStats::get().total_blocks > before, "the allocator does not count");
 }
