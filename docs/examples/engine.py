@@ -108,17 +108,24 @@ def layer_norm(x, gamma, beta, eps):
 
 
 class Quantizer:
-    """A scale and its reciprocal, both f32."""
+    """The scale `step` of a site; its channels may have factors of it and zero points. All are f32."""
 
-    def __init__(self, scale):
-        self.scale, self.reciprocal = f32(scale), f32(1) / f32(scale)
+    def __init__(self, step, factors=f32(1), zero_point=None):
+        self.step = f32(step)
+        self.scale = self.step * factors
+        self.reciprocal = f32(1) / self.scale
+        self.zero_point = f32(0) if zero_point is None else zero_point.astype(f32)
 
     def code(self, x):
-        return code(x * self.reciprocal)
+        return code(fma(x, self.reciprocal, self.zero_point) if self.zero_point.any() else x * self.reciprocal)
+
+    def steps(self, x):
+        """The codes of `x` minus their zero points."""
+        return self.code(x) - self.zero_point
 
     def fake(self, x):
         """The value that the code of `x` represents."""
-        return self.code(x) * self.scale
+        return self.steps(x) * self.scale
 
 
 def fake(quantizer, x):
@@ -148,7 +155,8 @@ class Engine:
     def quantizer(self, site):
         """The quantizer of an activation site; None if the site is off or of kind u8."""
         scale = self.tensors.get(f"{site}.scale")
-        return None if scale is None else Quantizer(scale)
+        factors = self.tensors.get(f"{site}.channel_factor", f32(1))
+        return None if scale is None else Quantizer(scale, factors, self.tensors.get(f"{site}.zero_point"))
 
     def parameter(self, name):
         return self.tensors[name].astype(f32)
@@ -164,8 +172,8 @@ class Engine:
         bias = self.parameter(f"{name}.bias") if f"{name}.bias" in self.tensors else np.zeros(len(weight), f32)
         rows = x.reshape(-1, x.shape[-1])
         if source and scales is not None:
-            total = code_product(source.code(rows), weight)
-            multiplier = source.scale * scales
+            total = code_product(source.steps(rows), weight)
+            multiplier = source.step * scales
             if output:
                 y = fma(code(total * (multiplier * output.reciprocal)), output.scale, bias)
             else:

@@ -25,6 +25,6 @@ pub use draws::Draws;
 pub use error::ModelError;
 pub use pattern::{SitePattern, nearest_sites};
 pub use quantized::QuantizedModel;
-pub use recipe::{Calibrator, Granularity, Kind, Recipe, Rule, SiteSpec};
+pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};
 pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};
 pub use tensor::{HostTensor, StateDict};

@@ -96,6 +96,48 @@ pub enum Kind {
     U8,
 }
 
+/// How a layer's numbers are found once its ranges are observed; stated at the layer's weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ptq {
+    /// The calibrators choose the ranges, and weights are rounded to the nearest code.
+    #[default]
+    Basic,
+    /// The layer is rewritten and its ranges are searched so that the error of its output falls.
+    Refined,
+    /// [`Ptq::Refined`], and the rounding of each weight is chosen by the error of the layer's output.
+    Reconstruct,
+}
+
+impl Ptq {
+    /// Every value, from the fastest to the slowest.
+    pub const ALL: [Ptq; 3] = [Ptq::Basic, Ptq::Refined, Ptq::Reconstruct];
+
+    /// Whether it is the default, which files do not state.
+    pub(crate) fn is_basic(&self) -> bool {
+        *self == Ptq::Basic
+    }
+}
+
+impl std::fmt::Display for Ptq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Ptq::Basic => "basic",
+            Ptq::Refined => "refined",
+            Ptq::Reconstruct => "reconstruct",
+        })
+    }
+}
+
+impl std::str::FromStr for Ptq {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Ptq, String> {
+        let found = Ptq::ALL.into_iter().find(|ptq| ptq.to_string() == text);
+        found.ok_or_else(|| format!("`{text}` is none of basic, refined, reconstruct"))
+    }
+}
+
 /// One rule of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -121,6 +163,9 @@ pub struct Rule {
     /// Signed or unsigned codes; only `probs` sites accept `u8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Kind>,
+    /// How the numbers of a layer are found; only weights accept it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ptq: Option<Ptq>,
 }
 
 /// An ordered list of rules.
@@ -144,7 +189,7 @@ pub struct SiteSpec {
     pub enabled: bool,
     /// Bits of a code.
     pub bits: u8,
-    /// Granularity of the scales; has no effect on activations, which have one scale.
+    /// Granularity of the scales; has no effect on activations.
     pub granularity: Granularity,
     /// How the range is chosen.
     pub calibrator: Calibrator,
@@ -153,6 +198,9 @@ pub struct SiteSpec {
     pub amax: Option<f32>,
     /// Signed or unsigned codes.
     pub kind: Kind,
+    /// How the numbers of the layer are found; `basic` for activations.
+    #[serde(default, skip_serializing_if = "Ptq::is_basic")]
+    pub ptq: Ptq,
 }
 
 impl SiteSpec {
@@ -191,6 +239,12 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// The recipe as YAML, which [`Recipe::from_yaml`] reads back.
+    pub fn to_yaml(&self) -> String {
+        let options = serde_saphyr::ser_options! { yaml_12: true, no_lang_directive: true };
+        serde_saphyr::to_string_with_options(self, options).expect("a recipe holds texts and numbers only")
+    }
+
     /// Appends a rule.
     pub fn with_rule(mut self, rule: Rule) -> Recipe {
         self.rules.push(rule);
@@ -201,7 +255,7 @@ impl Recipe {
     ///
     /// # Errors
     /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites; for 4-bit activations, `u8`
-    /// outside `probs`, and a fixed range of a weight.
+    /// outside `probs`, a fixed range of a weight, and `ptq` of an activation.
     pub fn resolve(&self, config: &SwinConfig) -> Result<Vec<(Site, SiteSpec)>, ModelError> {
         let sites = all_sites(config);
         let mut table: Vec<(Site, SiteSpec)> = sites.iter().map(|&site| (site, default_spec(site))).collect();
@@ -245,6 +299,7 @@ fn default_spec(site: Site) -> SiteSpec {
         calibrator: Calibrator::Max,
         amax: None,
         kind: if matches!(site, Site::Probs(_)) { Kind::U8 } else { Kind::S8 },
+        ptq: Ptq::Basic,
     }
 }
 
@@ -273,10 +328,14 @@ impl Rule {
         if self.amax.is_some() && site.is_weight() {
             return Err("a weight's range comes from its values; `amax` is for activations only".to_owned());
         }
+        if self.ptq.is_some() && !site.is_weight() {
+            return Err("`ptq` is stated at a layer's weight; match `**.weight`".to_owned());
+        }
         spec.enabled = self.enable.unwrap_or(spec.enabled);
         spec.bits = self.bits.unwrap_or(spec.bits);
         spec.granularity = self.granularity.unwrap_or(spec.granularity);
         spec.kind = self.kind.unwrap_or(spec.kind);
+        spec.ptq = self.ptq.unwrap_or(spec.ptq);
         if let Some(calibrator) = self.calibrator {
             (spec.calibrator, spec.amax) = (calibrator, None);
         }

@@ -8,12 +8,13 @@ use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use swinq_model::params::parameters;
-use swinq_model::quantized::{Int8Weight, Param, Provenance, SiteState};
+use swinq_model::quantized::{ChannelCodes, Int8Weight, Param, Provenance, SiteState};
 use swinq_model::{
     HostTensor, QuantizedModel, Recipe, Site, SwinConfig, Transform, WindowPolicy, all_linears,
 };
 
 const FC1: &str = "layers.0.blocks.0.mlp.fc1";
+const HIDDEN: &str = "layers.0.blocks.0.mlp.fc2.input";
 
 fn config() -> SwinConfig {
     SwinConfig {
@@ -37,7 +38,7 @@ fn model(recipe: &str) -> QuantizedModel {
     let table = recipe.resolve(&config).unwrap();
     let ranges = table.iter().enumerate().map(|(i, (site, spec))| {
         let amax = spec.needs_scale(*site).then(|| 0.1 + i as f32 / 3.0);
-        (*site, SiteState { spec: spec.clone(), amax })
+        (*site, SiteState::new(spec.clone(), amax))
     });
     let sites: BTreeMap<Site, SiteState> = ranges.collect();
     let params = parameters(&config).into_iter().map(|(name, shape)| {
@@ -97,7 +98,11 @@ struct Parts {
 
 impl Parts {
     fn new(recipe: &str) -> Parts {
-        let bytes = saved(recipe);
+        Parts::of(&model(recipe))
+    }
+
+    fn of(model: &QuantizedModel) -> Parts {
+        let bytes = saved(model);
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
         let own = |view: &TensorView| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
@@ -121,10 +126,10 @@ impl Parts {
     }
 }
 
-fn saved(recipe: &str) -> Vec<u8> {
+fn saved(model: &QuantizedModel) -> Vec<u8> {
     let folder = folder();
     let path: PathBuf = folder.path().join("q.safetensors");
-    model(recipe).save(&path).unwrap();
+    model.save(&path).unwrap();
     std::fs::read(path).unwrap()
 }
 
@@ -135,9 +140,23 @@ fn load_bytes(bytes: &[u8]) -> Result<QuantizedModel, String> {
     QuantizedModel::load(&path).map_err(|e| e.to_string())
 }
 
+/// A model in which one site has scales and zero points of its channels.
+fn with_channels() -> QuantizedModel {
+    let mut model = model("default");
+    let factors = vec![0.5, 1.0, 2.0, 1.5, 0.75, 3.0, 1e-3, 40.0];
+    let zero_points = vec![-128, -120, -1, 0, 1, 2, 100, 127];
+    let site = HIDDEN.parse().unwrap();
+    model.sites.get_mut(&site).unwrap().channels = Some(ChannelCodes { factors, zero_points });
+    model
+}
+
 /// Asserts that a changed file is refused with a message that contains all of `words`.
 fn refused(words: &[&str], change: impl Fn(&mut Parts)) {
-    let mut parts = Parts::new("default");
+    refused_from(&model("default"), words, change);
+}
+
+fn refused_from(model: &QuantizedModel, words: &[&str], change: impl Fn(&mut Parts)) {
+    let mut parts = Parts::of(model);
     assert!(parts.load(true).is_ok());
     change(&mut parts);
     assert_message(parts.load(true), words);
@@ -153,7 +172,7 @@ fn assert_message(outcome: Result<QuantizedModel, String>, words: &[&str]) {
 #[test]
 fn other_files_are_refused() {
     assert_message(load_bytes(b"PK\x03\x04 not this"), &["not a safetensors file", "q.safetensors"]);
-    let bytes = saved("default");
+    let bytes = saved(&model("default"));
     assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["truncated"]);
     assert_message(load_bytes(&[]), &["not a safetensors file"]);
     let words = ["this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float"];
@@ -212,6 +231,10 @@ fn metadata_that_contradicts_is_refused() {
     refused(&[&input, "contradicts the stored recipe"], |p| {
         p.document["sites"][&input]["enabled"] = json!(false)
     });
+    let weight = format!("{FC1}.weight");
+    refused(&[&weight, "contradicts the stored recipe"], |p| {
+        p.document["sites"][&weight]["ptq"] = json!("refined")
+    });
     refused(&["unexpected head.bias"], |p| {
         p.document["sites"]["head.bias"] = p.document["sites"]["head.input"].clone()
     });
@@ -223,6 +246,72 @@ fn metadata_that_contradicts_is_refused() {
     refused(&["transform.size", "32"], |p| p.document["transform"]["size"] = json!(32));
     refused(&["transform.std"], |p| p.document["transform"]["std"] = json!([1.0, 0.0, 1.0]));
     refused(&["NUM_HEADS"], |p| p.document["architecture"]["num_heads"] = json!([0, 2]));
+}
+
+#[test]
+fn scales_and_zero_points_of_channels_are_kept_and_need_version_2_of_the_numbers() {
+    let model = with_channels();
+    let mut parts = Parts::of(&model);
+    assert_eq!(parts.document["numbers"], json!(2));
+    assert_eq!(parts.load(true).unwrap(), model);
+    let names: Vec<&String> = parts.tensors.keys().filter(|name| name.starts_with(HIDDEN)).collect();
+    let expected = ["channel_factor", "scale", "zero_point"].map(|n| format!("{HIDDEN}.{n}"));
+    assert_eq!(names, expected.iter().collect::<Vec<_>>());
+    assert_eq!(model.size_bytes(), self::model("default").size_bytes() + 8 * 5);
+
+    // A file without channels' scales does not name a version, and may name either.
+    parts = Parts::new("default");
+    assert_eq!(parts.document.get("numbers"), None);
+    for numbers in [1, 2] {
+        parts.document["numbers"] = json!(numbers);
+        assert_eq!(parts.load(true).unwrap(), self::model("default"));
+    }
+    for unknown in [json!(0), json!(3), json!("2")] {
+        refused(&["version", "number contract", "1 to 2"], |p| p.document["numbers"] = unknown.clone());
+    }
+}
+
+#[test]
+fn scales_and_zero_points_of_channels_that_do_not_fit_are_refused() {
+    let refused = |words: &[&str], change: &dyn Fn(&mut Parts)| refused_from(&with_channels(), words, change);
+    let [factor, zero_point] = ["channel_factor", "zero_point"].map(|name| format!("{HIDDEN}.{name}"));
+    refused(&[HIDDEN, "`numbers: 2`"], &|p| p.document["numbers"] = json!(1));
+    refused(&["missing", &factor], &|p| drop(p.tensors.remove(&factor)));
+    refused(&["missing", &zero_point], &|p| drop(p.tensors.remove(&zero_point)));
+    refused(&[&factor, "shape [7]", "[8]"], &|p| p.set_f32(&factor, &[7], &[1.0; 7]));
+    refused(&[&zero_point, "F32", "must be I8"], &|p| p.set_f32(&zero_point, &[8], &[1.0; 8]));
+    for bad in [-0.5, 0.0, f32::NAN, f32::INFINITY, 1e-45] {
+        let mut factors = [1.0; 8];
+        factors[5] = bad;
+        refused(&[&factor, "index 5", "cannot be a scale"], &|p| p.set_f32(&factor, &[8], &factors));
+    }
+    // Usable alone, but the reciprocal of its product with the scale is infinite.
+    refused(&[HIDDEN, "channel 0", "scale"], &|p| p.set_f32(&factor, &[8], &[1e-38; 8]));
+    let name = format!("{FC1}.input.zero_point");
+    refused(&["unexpected", &name], &|p| {
+        p.tensors.insert(name.clone(), (Dtype::I8, vec![4], vec![0; 4]));
+    });
+}
+
+#[test]
+fn float_values_of_a_weight_do_not_include_the_factors() {
+    let (plain, model) = (model("default"), with_channels());
+    let name = "layers.0.blocks.0.mlp.fc2.weight";
+    let (codes, own) = (&plain.float_tensors()[name].data, &model.float_tensors()[name].data);
+    let factors = &model.site(HIDDEN.parse().unwrap()).channels.as_ref().unwrap().factors;
+    for (i, (code, own)) in codes.iter().zip(own).enumerate() {
+        assert_eq!(*own, code / factors[i % 8]);
+    }
+    assert_eq!(plain.float_tensors().len(), plain.params.len());
+}
+
+#[test]
+fn sums_that_could_overflow_are_refused() {
+    let site: Site = HIDDEN.parse().unwrap();
+    let channels = |n: usize| ChannelCodes { factors: vec![1.0; n], zero_points: vec![-128; n] };
+    assert_eq!(channels(65_793).quantizers(site, 0.1, 65_793).unwrap().len(), 65_793);
+    let message = channels(65_794).quantizers(site, 0.1, 65_794).unwrap_err().to_string();
+    assert!(message.contains(HIDDEN) && message.contains("INT32"), "{message}");
 }
 
 #[test]
@@ -253,6 +342,20 @@ fn inconsistent_models_are_not_written() {
     refuse(&|m| m.sites.get_mut(&input).unwrap().amax = None, "never calibrated");
     refuse(&|m| m.sites.get_mut(&head).unwrap().amax = Some(1.0), "is off");
     refuse(&|m| drop(m.params.remove("norm.bias")), "norm.bias");
+    let channels = |n| Some(ChannelCodes { factors: vec![1.0; n], zero_points: vec![3; n] });
+    refuse(&|m| m.sites.get_mut(&input).unwrap().channels = channels(4), "not an input of mlp.fc2");
+    let hidden: Site = HIDDEN.parse().unwrap();
+    refuse(
+        &|m| m.sites.get_mut(&hidden).unwrap().channels = channels(7),
+        "7 factors and 7 zero points for 8",
+    );
+    refuse(
+        &|m| {
+            m.sites.get_mut(&hidden).unwrap().channels =
+                Some(ChannelCodes { factors: vec![0.0; 8], zero_points: vec![0; 8] })
+        },
+        "channel 0",
+    );
 }
 
 proptest! {
@@ -265,7 +368,7 @@ proptest! {
         truncate in any::<bool>(),
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..8),
     ) {
-        thread_local! { static BYTES: Vec<u8> = saved("mode1"); }
+        thread_local! { static BYTES: Vec<u8> = saved(&with_channels()); }
         let mut bytes = BYTES.with(Clone::clone);
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         for (index, value, in_header) in edits {

@@ -88,7 +88,7 @@ impl<'m> Builder<'m> {
         let lookup = Box::new(self.model.transform.lookup());
         let op = Op::Patches(Patches { image: config.image_size, patch: config.patch_size, lookup });
         let store = self.input_store(Layer::PatchEmbed)?;
-        let patches = self.stored("patch_embed.patches", op, store, image, (tokens, k));
+        let patches = self.stored("patch_embed.patches", op, store, image, (tokens, k), 0);
         let stream = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens)?;
         if config.patch_norm {
             let name = "patch_embed.norm";
@@ -110,7 +110,7 @@ impl<'m> Builder<'m> {
         let name = format!("{id}.norm1");
         let store = self.input_store(Layer::Qkv(id))?;
         let norm = Op::Norm(self.norm(&name), order.clone());
-        let x = self.stored(&name, norm, store, stream, (rows, stage.dim));
+        let x = self.stored(&name, norm, store, stream, (rows, stage.dim), 0);
 
         let quant = self.attention_quant(id)?;
         let store = match (quant.q, quant.k, quant.v) {
@@ -132,8 +132,7 @@ impl<'m> Builder<'m> {
         });
         let store = self.input_store(Layer::Proj(id))?;
         let macs = (2 * rows * stage.window_tokens() * stage.dim) as u64;
-        let y = self.stored(&format!("{id}.attn"), op, store, qkv, (rows, stage.dim));
-        self.plan.steps.last_mut().expect("just pushed").macs = macs;
+        let y = self.stored(&format!("{id}.attn"), op, store, qkv, (rows, stage.dim), macs);
         self.residual(Layer::Proj(id), (id, Half::Attn), y, stream, order.clone())
     }
 
@@ -142,7 +141,7 @@ impl<'m> Builder<'m> {
         let name = format!("{id}.norm2");
         let store = self.input_store(Layer::Fc1(id))?;
         let norm = Op::Norm(self.norm(&name), Order::Tokens);
-        let x = self.stored(&name, norm, store, stream, (stage.tokens(), stage.dim));
+        let x = self.stored(&name, norm, store, stream, (stage.tokens(), stage.dim), 0);
         let store = self.input_store(Layer::Fc2(id))?;
         let hidden = self.linear(Layer::Fc1(id), x, store, Order::Tokens)?;
         self.residual(Layer::Fc2(id), (id, Half::Mlp), hidden, stream, Order::Tokens)
@@ -155,20 +154,24 @@ impl<'m> Builder<'m> {
         let op = Op::Merge(Merge { norm: self.norm(&name), sources, tokens });
         let shape = (stage.merged_grid().pow(2), 4 * stage.dim);
         let store = self.input_store(layer)?;
-        let x = self.stored(&name, op, store, stream, shape);
+        let x = self.stored(&name, op, store, stream, shape, 0);
         self.linear(layer, x, Store::F32, Order::Tokens)
     }
 
     fn head(&mut self, stream: TensorId) -> Result<(), ModelError> {
         let store = self.input_store(Layer::Head)?;
         let op = Op::Pool(self.norm("norm"));
-        let pooled = self.stored("norm", op, store, stream, (1, self.model.config.features()));
+        let pooled = self.stored("norm", op, store, stream, (1, self.model.config.features()), 0);
         self.linear(Layer::Head, pooled, Store::F32, Order::Tokens)?;
         Ok(())
     }
 
     /// How the op that produces the input of `layer` stores it.
     fn input_store(&self, layer: Layer) -> Result<Store, ModelError> {
+        if let Some(columns) = self.model.column_quantizers(Site::Input(layer))? {
+            let int8 = self.model.is_int8(layer);
+            return Ok(if int8 { Store::ChannelCodes(columns) } else { Store::ChannelFake(columns) });
+        }
         Ok(match self.quantizer(Site::Input(layer))? {
             None => Store::F32,
             Some(q) if self.model.is_int8(layer) => Store::Codes(vec![q]),
@@ -229,9 +232,7 @@ impl<'m> Builder<'m> {
         let linear = self.layer(layer, order)?;
         let macs = self.linear_macs(&linear, input);
         let shape = (self.plan.tensor(input).rows, linear.n);
-        let output = self.stored(&layer.to_string(), Op::Linear(linear), store, input, shape);
-        self.plan.steps.last_mut().expect("just pushed").macs = macs;
-        Ok(output)
+        Ok(self.stored(&layer.to_string(), Op::Linear(linear), store, input, shape, macs))
     }
 
     /// The parameters of `layer`.
@@ -244,7 +245,9 @@ impl<'m> Builder<'m> {
         let weight = match (param, self.quantizer(Site::Input(layer))?) {
             (Param::Int8(codes), Some(input)) => {
                 let multiplier = (0..n).map(|row| input.scale() * codes.scale(row)).collect();
-                Weight::Int8 { codes, input, multiplier }
+                let channels = self.model.site(Site::Input(layer)).channels.as_ref();
+                let zero_points = channels.map_or(&[][..], |channels| &channels.zero_points);
+                Weight::Int8 { codes, input, multiplier, zero_points }
             }
             _ => Weight::Float(Values::of(param)),
         };
@@ -280,10 +283,12 @@ impl<'m> Builder<'m> {
         store: Store,
         input: TensorId,
         (rows, columns): (usize, usize),
+        macs: u64,
     ) -> TensorId {
-        let element = if matches!(store, Store::Codes(_)) { Element::Code } else { Element::F32 };
+        let codes = matches!(store, Store::Codes(_) | Store::ChannelCodes(_));
+        let element = if codes { Element::Code } else { Element::F32 };
         let output = self.tensor(rows, columns, element);
-        self.in_place(name, op, store, input, output, 0);
+        self.in_place(name, op, store, input, output, macs);
         output
     }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::{AttentionQuant, Quantizer, RowMap};
+use swinq_kernels::attention::AttentionSpec;
+use swinq_kernels::{AttentionQuant, ColumnQuantizers, Quantizer, RowMap, RowStore};
 use swinq_model::quantized::Int8Weight;
 
 use crate::values::{RelativeBias, Values};
@@ -16,6 +17,10 @@ pub enum Store {
     Fake(Quantizer),
     /// Writes INT8 codes; one quantizer, or one for each equal part of the columns (q, k, v).
     Codes(Vec<Quantizer>),
+    /// [`Store::Fake`] with a scale and a zero point for each column.
+    ChannelFake(ColumnQuantizers),
+    /// [`Store::Codes`] with a scale and a zero point for each column.
+    ChannelCodes(ColumnQuantizers),
     /// Adds to the residual stream, each operand through its site.
     Residual {
         /// Site of the branch.
@@ -61,6 +66,9 @@ pub enum Weight<'m> {
         input: Quantizer,
         /// The factor of an accumulator: `s_x * s_w[c]` for each of the `n` columns of the result.
         multiplier: Vec<f32>,
+        /// The zero points of the `k` inputs, or none: an input code `q` stands for `q - zero_points[k]`. The
+        /// factors of per-channel codes are part of the weight.
+        zero_points: &'m [i8],
     },
     /// The product runs in float.
     Float(Values<'m>),
@@ -125,6 +133,24 @@ pub struct Attention<'m> {
     pub regions: Option<Arc<[u8]>>,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
+}
+
+impl Attention<'_> {
+    /// The description of the op for a backend that stores its results as `store`. `bias` is the expanded
+    /// [`Attention::bias`].
+    pub fn spec<'a>(&'a self, bias: &'a [f32], store: RowStore) -> AttentionSpec<'a> {
+        AttentionSpec {
+            heads: self.heads,
+            head_dim: self.head_dim,
+            tokens: self.tokens,
+            windows: self.windows,
+            scales: &self.scales,
+            bias,
+            regions: self.regions.as_deref(),
+            quant: self.quant,
+            store,
+        }
+    }
 }
 
 /// The gathering of 2 x 2 tokens at the end of a stage.

@@ -79,6 +79,8 @@ fn store(store: &Store) -> String {
             let scales: Vec<String> = q.iter().map(|q| format!("{:.4e}", q.scale())).collect();
             format!("INT8 (scale {})", scales.join(", "))
         }
+        Store::ChannelFake(_) => "f32 on the INT8 grid (scale and zero point per channel)".to_owned(),
+        Store::ChannelCodes(_) => "INT8 (scale and zero point per channel)".to_owned(),
         Store::Residual { branch: None, shortcut: None } => "f32 stream +=".to_owned(),
         Store::Residual { .. } => "f32 stream += (operands on the INT8 grid)".to_owned(),
     }
@@ -99,8 +101,10 @@ fn describe(step: &Step<'_>) -> String {
         Op::Merge(_) => "2x2 merge + LayerNorm".to_owned(),
         Op::Pool(_) => "LayerNorm + mean over tokens".to_owned(),
     };
-    let quantize = matches!(step.store, Store::Codes(_) | Store::Fake(_));
-    if quantize { text + " + quantize" } else { text }
+    match step.store {
+        Store::F32 | Store::Residual { .. } => text,
+        _ => text + " + quantize",
+    }
 }
 
 fn describe_linear(linear: &Linear<'_>, store: &Store) -> String {
@@ -134,5 +138,7 @@ fn describe_attention(attention: &Attention<'_>) -> String {
     let name = |int8: bool| if int8 { "INT8" } else { "f32" };
     let scores = name(quant.q.is_some() && quant.k.is_some());
     let values = name(quant.v.is_some() && quant.probs != Probs::Float);
-    format!("window attention, QK^T {scores}, PV {values}")
+    let signed = if matches!(quant.probs, Probs::S8(_)) { " (s8 probabilities)" } else { "" };
+    let rounded = if quant.scores.is_some() { " -> INT8 out" } else { "" };
+    format!("window attention, QK^T {scores}{rounded}, PV {values}{signed}")
 }

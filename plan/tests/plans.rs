@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use swinq_calib::quantize;
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::Param;
 use swinq_model::site::all_sites;
-use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, Transform, WindowPolicy};
+use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, WindowPolicy};
 use swinq_plan::{Norm, Op, Order, Plan, Store, TensorId, Values, Weight};
+use swinq_testing::model::{random, small};
 
 const RECIPES: [&str; 4] = ["float", "default", "mode1", "mode2"];
 
@@ -29,25 +28,9 @@ fn padded() -> SwinConfig {
     }
 }
 
-/// Two stages of two blocks.
-fn small() -> SwinConfig {
-    SwinConfig {
-        name: "small".to_owned(),
-        image_size: 32,
-        num_classes: 7,
-        embed_dim: 24,
-        depths: vec![2, 2],
-        num_heads: vec![2, 3],
-        window_size: 4,
-        ..SwinConfig::default()
-    }
-}
-
 /// `config` with random weights under `recipe`; each site has a different range.
 fn model(config: SwinConfig, recipe: &str) -> QuantizedModel {
-    let transform = Transform::microsoft(config.image_size, false);
-    let float =
-        random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 5);
+    let float = random(config, 5);
     if recipe == "float" {
         return QuantizedModel::from_float(&float).unwrap();
     }
@@ -187,7 +170,7 @@ fn scales_and_multipliers_are_those_of_the_sites() {
     let mut int8 = 0;
     for step in &plan.steps {
         let Op::Linear(linear) = &step.op else { continue };
-        let Weight::Int8 { codes, input, multiplier } = &linear.weight else { continue };
+        let Weight::Int8 { codes, input, multiplier, .. } = &linear.weight else { continue };
         let amax = model.site(Site::Input(linear.layer)).amax.unwrap();
         assert_eq!(input.scale(), amax / 127.0, "{}", step.name);
         for (row, multiplier) in multiplier.iter().enumerate() {

@@ -5,13 +5,16 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use super::file::{Document, FORMAT_VERSION, METADATA_KEY, SiteEntry, scale_name};
-use super::{Int8Weight, Param, QuantizedModel, SiteState, scale_of};
+use super::file::{
+    Document, FORMAT_VERSION, METADATA_KEY, NUMBERS_VERSION, SiteEntry, factor_name, scale_name,
+    zero_point_name,
+};
+use super::{ChannelCodes, Int8Weight, Param, QuantizedModel, SiteState, channel_codes_allowed_at, scale_of};
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
 use crate::params::{name_list, parameters};
 use crate::recipe::SiteSpec;
-use crate::site::{Site, all_linears};
+use crate::site::{Linear, Site, all_linears};
 use crate::tensor::HostTensor;
 
 /// Reads the model in `bytes`; errors name the file `path`.
@@ -26,9 +29,10 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelE
     let specs: BTreeMap<Site, SiteSpec> =
         document.recipe.resolve(&document.architecture)?.into_iter().collect();
     check_site_table(path, &specs, &document.sites)?;
-    check_names(path, &document.architecture, &specs, &file)?;
+    let channels = channel_sites(path, document.numbers, &specs, &file)?;
+    check_names(path, &document.architecture, &specs, &channels, &file)?;
     let params = read_params(&document.architecture, &specs, &file)?;
-    let sites = read_sites(specs, &document.sites, &file)?;
+    let sites = read_sites(&document.architecture, specs, &channels, &document.sites, &file)?;
     let model = QuantizedModel {
         config: document.architecture,
         transform: document.transform,
@@ -54,7 +58,10 @@ fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
     })?;
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
     match value.get("format_version").and_then(serde_json::Value::as_u64) {
-        Some(FORMAT_VERSION) => serde_json::from_value(value).map_err(|e| damaged(e.to_string())),
+        Some(FORMAT_VERSION) => {
+            check_numbers(path, &value)?;
+            serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
+        }
         Some(other) => Err(ModelError::file(
             path,
             format!(
@@ -63,6 +70,44 @@ fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
             ),
         )),
         None => Err(damaged("it has no format_version".to_owned())),
+    }
+}
+
+/// Refuses a version of the number contract that this program does not know.
+fn check_numbers(path: &Path, document: &serde_json::Value) -> Result<(), ModelError> {
+    let Some(numbers) = document.get("numbers") else { return Ok(()) };
+    if numbers.as_u64().is_some_and(|version| (1..=NUMBERS_VERSION).contains(&version)) {
+        return Ok(());
+    }
+    let problem = format!(
+        "needs version {numbers} of the number contract, but this swinq computes versions 1 to {NUMBERS_VERSION}; use \
+         the swinq that wrote it, or calibrate again"
+    );
+    Err(ModelError::file(path, problem))
+}
+
+/// The sites for which the file has factors or zero points of channels.
+fn channel_sites(
+    path: &Path,
+    numbers: u64,
+    specs: &BTreeMap<Site, SiteSpec>,
+    file: &SafeTensors,
+) -> Result<BTreeSet<Site>, ModelError> {
+    let stored: BTreeSet<&str> = file.names().into_iter().collect();
+    let has = |site: &Site| {
+        [factor_name(*site), zero_point_name(*site)].iter().any(|n| stored.contains(n.as_str()))
+    };
+    let allowed =
+        specs.iter().filter(|(site, spec)| channel_codes_allowed_at(**site) && spec.needs_scale(**site));
+    let sites: BTreeSet<Site> = allowed.map(|(site, _)| *site).filter(has).collect();
+    match sites.first() {
+        Some(site) if numbers < 2 => {
+            let problem = format!(
+                "has scales of the channels of {site}, which need `numbers: 2` in its metadata; calibrate again"
+            );
+            Err(ModelError::file(path, problem))
+        }
+        _ => Ok(sites),
     }
 }
 
@@ -103,8 +148,8 @@ fn check_site_table(
     }
     for (&site, spec) in specs {
         let entry = &entries[&site.to_string()];
-        let stored = (entry.enabled, entry.bits, entry.granularity, entry.calibrator, entry.kind);
-        if stored != (spec.enabled, spec.bits, spec.granularity, spec.calibrator, spec.kind) {
+        let stored = (entry.enabled, entry.bits, entry.granularity, entry.calibrator, entry.kind, entry.ptq);
+        if stored != (spec.enabled, spec.bits, spec.granularity, spec.calibrator, spec.kind, spec.ptq) {
             let problem = "the stored site table contradicts the stored recipe; calibrate again";
             return Err(ModelError::site(site, problem));
         }
@@ -117,6 +162,7 @@ fn check_names(
     path: &Path,
     config: &SwinConfig,
     specs: &BTreeMap<Site, SiteSpec>,
+    channels: &BTreeSet<Site>,
     file: &SafeTensors,
 ) -> Result<(), ModelError> {
     let stored: BTreeSet<&str> = file.names().into_iter().collect();
@@ -134,6 +180,7 @@ fn check_names(
     }
     let mut expected: BTreeSet<String> = parameters(config).into_iter().map(|(name, _)| name).collect();
     expected.extend(scales);
+    expected.extend(channels.iter().flat_map(|&site| [factor_name(site), zero_point_name(site)]));
     let missing: Vec<&str> = expected.iter().map(String::as_str).filter(|n| !stored.contains(n)).collect();
     let extra: Vec<&str> = stored.iter().copied().filter(|n| !expected.contains(*n)).collect();
     if missing.is_empty() && extra.is_empty() {
@@ -166,7 +213,9 @@ fn read_params(
 }
 
 fn read_sites(
+    config: &SwinConfig,
     specs: BTreeMap<Site, SiteSpec>,
+    channels: &BTreeSet<Site>,
     entries: &BTreeMap<String, SiteEntry>,
     file: &SafeTensors,
 ) -> Result<BTreeMap<Site, SiteState>, ModelError> {
@@ -179,7 +228,16 @@ fn read_sites(
             let problem = "has an amax in the stored site table, but is off or needs none; calibrate again";
             return Err(ModelError::site(site, problem));
         }
-        sites.insert(site, SiteState { spec, amax });
+        let channels = match site {
+            Site::Input(Linear::Fc2(block)) if channels.contains(&site) => {
+                let hidden = config.stages()[block.stage].hidden;
+                let factors = read_scales(&factor_name(site), &[hidden], file)?;
+                let zero_points = read_codes(&zero_point_name(site), &[hidden], file)?;
+                Some(ChannelCodes { factors, zero_points })
+            }
+            _ => None,
+        };
+        sites.insert(site, SiteState { spec, amax, channels });
     }
     Ok(sites)
 }
@@ -205,15 +263,7 @@ fn read_int8(
     spec: &SiteSpec,
     file: &SafeTensors,
 ) -> Result<Int8Weight, ModelError> {
-    let view = view(name, &shape, file)?;
-    if view.dtype() != Dtype::I8 {
-        let problem = format!(
-            "is stored as {:?}, but its site is quantized, so it must be I8; calibrate again",
-            view.dtype()
-        );
-        return Err(ModelError::tensor(name, problem));
-    }
-    let codes: Vec<i8> = bytemuck::cast_slice(view.data()).to_vec();
+    let codes = read_codes(name, &shape, file)?;
     let limit = if spec.bits == 4 { 7 } else { 127 };
     if let Some(code) = codes.iter().find(|c| c.unsigned_abs() > limit) {
         let problem = format!("holds the code {code}; {}-bit weights use [-{limit}, {limit}]", spec.bits);
@@ -225,6 +275,19 @@ fn read_int8(
     };
     let scales = read_scales(&scale_name(name), &[channels], file)?;
     Ok(Int8Weight { shape, codes, scales })
+}
+
+/// Reads integers: I8.
+fn read_codes(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<i8>, ModelError> {
+    let view = view(name, shape, file)?;
+    if view.dtype() != Dtype::I8 {
+        let problem = format!(
+            "is stored as {:?}, but its site is quantized, so it must be I8; calibrate again",
+            view.dtype()
+        );
+        return Err(ModelError::tensor(name, problem));
+    }
+    Ok(bytemuck::cast_slice(view.data()).to_vec())
 }
 
 /// Reads scales: F32, positive and finite, with finite reciprocals.

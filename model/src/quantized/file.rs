@@ -10,16 +10,19 @@ use std::path::Path;
 use safetensors::{Dtype, View};
 use serde::{Deserialize, Serialize};
 
-use super::{Param, Provenance, QuantizedModel, SiteState, decode};
+use super::{ChannelCodes, Param, Provenance, QuantizedModel, SiteState, decode};
 use crate::arch::SwinConfig;
 use crate::atomic::write_atomic;
 use crate::batch::Transform;
 use crate::error::ModelError;
-use crate::recipe::{Calibrator, Granularity, Kind, Recipe};
+use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
 
 /// Version of the format that this crate writes and reads.
 pub const FORMAT_VERSION: u64 = 1;
+/// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
+/// with their own scales and zero points.
+pub const NUMBERS_VERSION: u64 = 2;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
@@ -28,6 +31,9 @@ pub const METADATA_KEY: &str = "swinq";
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
     pub format_version: u64,
+    /// The oldest version of the number contract by which the model can run.
+    #[serde(default = "first", skip_serializing_if = "is_first")]
+    pub numbers: u64,
     pub architecture: SwinConfig,
     pub transform: Transform,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,6 +41,14 @@ pub(super) struct Document {
     pub recipe: Recipe,
     pub sites: BTreeMap<String, SiteEntry>,
     pub provenance: Provenance,
+}
+
+fn first() -> u64 {
+    1
+}
+
+fn is_first(numbers: &u64) -> bool {
+    *numbers == 1
 }
 
 /// One row of the document's site table. `amax` is the range in use, calibrated or fixed.
@@ -48,6 +62,8 @@ pub(super) struct SiteEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amax: Option<f32>,
     pub kind: Kind,
+    #[serde(default, skip_serializing_if = "Ptq::is_basic")]
+    pub ptq: Ptq,
 }
 
 impl SiteEntry {
@@ -60,6 +76,7 @@ impl SiteEntry {
             calibrator: spec.calibrator,
             amax: state.amax,
             kind: spec.kind,
+            ptq: spec.ptq,
         }
     }
 }
@@ -67,6 +84,16 @@ impl SiteEntry {
 /// Name of the tensor that holds the scale of an activation site, or the scales of a weight.
 pub(super) fn scale_name(name: impl std::fmt::Display) -> String {
     format!("{name}.scale")
+}
+
+/// Name of the tensor of the factors of an activation site's channels.
+pub(super) fn factor_name(site: Site) -> String {
+    format!("{site}.channel_factor")
+}
+
+/// Name of the tensor of the zero points of an activation site's channels.
+pub(super) fn zero_point_name(site: Site) -> String {
+    format!("{site}.zero_point")
 }
 
 impl QuantizedModel {
@@ -112,6 +139,10 @@ impl QuantizedModel {
             if let Some(scale) = stored_scale(site, state)? {
                 tensors.insert(scale_name(site), Stored::f32(vec![], &[scale]));
             }
+            if let Some(ChannelCodes { factors, zero_points }) = &state.channels {
+                tensors.insert(factor_name(site), Stored::f32(vec![factors.len()], factors));
+                tensors.insert(zero_point_name(site), Stored::i8(vec![zero_points.len()], zero_points));
+            }
         }
         let metadata = [(METADATA_KEY.to_owned(), self.document()?)].into();
         safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
@@ -122,6 +153,7 @@ impl QuantizedModel {
     fn document(&self) -> Result<String, ModelError> {
         let document = Document {
             format_version: FORMAT_VERSION,
+            numbers: if self.sites.values().any(|state| state.channels.is_some()) { 2 } else { 1 },
             architecture: self.config.clone(),
             transform: self.transform.clone(),
             labels: self.labels.clone(),

@@ -4,6 +4,7 @@
 //! engine. A float model is a quantized model whose sites are all off ([`QuantizedModel::from_float`]), so that the
 //! engine has one kind of input.
 
+mod channels;
 mod decode;
 pub mod file;
 mod param;
@@ -11,6 +12,7 @@ mod provenance;
 
 use std::collections::BTreeMap;
 
+pub use channels::{ChannelCodes, allowed_at as channel_codes_allowed_at};
 pub use param::{Int8Weight, Param};
 pub use provenance::{CalibrationRecord, Provenance, Source};
 
@@ -19,8 +21,9 @@ use crate::batch::Transform;
 use crate::error::ModelError;
 use crate::params::check_parameters;
 use crate::recipe::{Recipe, SiteSpec};
-use crate::site::{Linear, Site, all_linears};
+use crate::site::{Linear, Site, all_linears, all_sites};
 use crate::tensor::StateDict;
+use swinq_kernels::ColumnQuantizers;
 
 /// A trained float Swin in Microsoft's naming, checked against its configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,11 +45,19 @@ pub struct FloatModel {
 pub struct SiteState {
     /// The recipe's setting.
     pub spec: SiteSpec,
-    /// The range: the calibrated or fixed amax of an enabled `s8` activation, `None` for every other site.
+    /// The range: the calibrated or fixed amax of an enabled `s8` activation, `None` for every other site. With
+    /// `channels` it only defines the scale.
     pub amax: Option<f32>,
+    /// The scales and zero points of the channels, if they have their own.
+    pub channels: Option<ChannelCodes>,
 }
 
 impl SiteState {
+    /// The state of a site whose channels share one scale, with the zero point 0.
+    pub fn new(spec: SiteSpec, amax: Option<f32>) -> SiteState {
+        SiteState { spec, amax, channels: None }
+    }
+
     /// The scale `amax / 127`, if the site has a range.
     pub fn scale(&self) -> Option<f32> {
         self.amax.map(scale_of)
@@ -86,7 +97,7 @@ impl QuantizedModel {
             transform: model.transform.clone(),
             labels: model.labels.clone(),
             recipe,
-            sites: table.into_iter().map(|(site, spec)| (site, SiteState { spec, amax: None })).collect(),
+            sites: table.into_iter().map(|(site, spec)| (site, SiteState::new(spec, None))).collect(),
             params: model.tensors.iter().map(|(n, t)| (n.clone(), Param::Float(t.clone()))).collect(),
             provenance: Provenance {
                 tool_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -134,6 +145,41 @@ impl QuantizedModel {
         Ok(Some(scale_of(amax)))
     }
 
+    /// The quantizers of the channels of an activation site that has [`ChannelCodes`]; `None` for other sites.
+    ///
+    /// # Errors
+    /// [`ModelError::Site`] if the site may not have them, is off, has no usable range, or if they do not fit.
+    pub fn column_quantizers(&self, site: Site) -> Result<Option<ColumnQuantizers>, ModelError> {
+        let Some(channels) = &self.site(site).channels else { return Ok(None) };
+        let (Site::Input(Linear::Fc2(block)), Some(step)) = (site, self.activation_scale(site)?) else {
+            let problem =
+                "has factors and zero points of channels, but it is off, or not an input of mlp.fc2";
+            return Err(ModelError::site(site, problem));
+        };
+        let hidden = self.config.stages()[block.stage].hidden;
+        channels.quantizers(site, step, hidden).map(Some)
+    }
+
+    /// The float values of every parameter. INT8 weights are dequantized; the factors of [`ChannelCodes`], which
+    /// their codes include, are divided out.
+    pub fn float_tensors(&self) -> StateDict {
+        let mut tensors: StateDict =
+            self.params.iter().map(|(name, param)| (name.clone(), param.to_float())).collect();
+        for linear in all_linears(&self.config) {
+            let Some(factors) = self.weight_factors(linear) else { continue };
+            let weight = tensors.get_mut(&linear.weight_name()).expect("a quantized weight is a parameter");
+            let rows = weight.data.chunks_exact_mut(factors.len());
+            rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, f)| *w /= f));
+        }
+        tensors
+    }
+
+    /// The factors of the input channels that the INT8 weight of `linear` includes, if any.
+    pub fn weight_factors(&self, linear: Linear) -> Option<&[f32]> {
+        let channels = self.site(Site::Input(linear)).channels.as_ref()?;
+        self.is_int8(linear).then_some(&channels.factors)
+    }
+
     /// Whether the linear layer runs in INT8: true if the sites of its input and of its weight are both on.
     pub fn is_int8(&self, linear: Linear) -> bool {
         self.site(Site::Input(linear)).spec.enabled && self.site(Site::Weight(linear)).spec.enabled
@@ -146,6 +192,9 @@ impl QuantizedModel {
     /// The error names the tensor or site, and the next step.
     pub fn validate(&self) -> Result<(), ModelError> {
         self.config.validate()?;
+        if let Some(site) = all_sites(&self.config).into_iter().find(|site| !self.sites.contains_key(site)) {
+            return Err(ModelError::site(site, "is missing from the model's table of sites"));
+        }
         for linear in all_linears(&self.config) {
             self.validate_weight(linear)?;
         }
@@ -155,13 +204,13 @@ impl QuantizedModel {
             return Err(ModelError::config("labels", problem));
         }
         for (site, spec) in self.recipe.resolve(&self.config)? {
-            let state = self.sites.get(&site);
-            if state.is_none_or(|state| state.spec != spec) {
+            if self.site(site).spec != spec {
                 return Err(ModelError::site(site, "the stored site table contradicts the stored recipe"));
             }
             if spec.needs_scale(site) {
                 self.activation_scale(site)?;
             }
+            self.column_quantizers(site)?;
         }
         Ok(())
     }
@@ -190,7 +239,9 @@ impl QuantizedModel {
             Param::Int8(w) => w.codes.len() + 4 * w.scales.len(),
         };
         let ranges = self.sites.values().filter(|s| s.amax.is_some()).count();
-        (self.params.values().map(param).sum::<usize>() + 4 * ranges) as u64
+        let channels = self.sites.values().filter_map(|s| s.channels.as_ref());
+        let channels: usize = channels.map(|c| 4 * c.factors.len() + c.zero_points.len()).sum();
+        (self.params.values().map(param).sum::<usize>() + 4 * ranges + channels) as u64
     }
 
     /// Fraction of the linear layers' multiply-accumulates that run in INT8, in 0..=1.

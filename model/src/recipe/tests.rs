@@ -34,6 +34,24 @@ fn one_star_stays_within_a_part() {
     assert!(!spec_of(&recipe, "patch_embed.proj.input").enabled);
 }
 
+#[test]
+fn ptq_is_resolved_for_each_layer() {
+    let recipe = recipe(
+        "  - {match: '**.weight', ptq: refined}\n  - {match: '**.fc2.weight', ptq: reconstruct}\n  \
+         - {match: 'head.weight', ptq: basic}\n",
+    )
+    .unwrap();
+    let ptq = |layer: &str| spec_of(&recipe, &format!("{layer}.weight")).ptq;
+    assert_eq!(ptq("layers.0.blocks.0.mlp.fc1"), Ptq::Refined);
+    assert_eq!(ptq("layers.0.blocks.0.mlp.fc2"), Ptq::Reconstruct);
+    assert_eq!(ptq("head"), Ptq::Basic);
+    assert_eq!(spec_of(&recipe, "head.input").ptq, Ptq::Basic);
+    for ptq in Ptq::ALL {
+        assert_eq!(ptq.to_string().parse(), Ok(ptq));
+    }
+    assert!("Refined".parse::<Ptq>().unwrap_err().contains("refined"));
+}
+
 fn recipe_of_one(pattern: &str) -> Recipe {
     recipe(&format!("  - {{match: '{pattern}', enable: false}}\n")).unwrap()
 }
@@ -53,6 +71,7 @@ fn impossible_rules_are_refused() {
         ("  - {match: '**', bits: 4}\n", "4 bits"),
         ("  - {match: '**.input', kind: u8}\n", "kind u8"),
         ("  - {match: '**.weight', amax: 1.0}\n", "amax"),
+        ("  - {match: '**', ptq: basic}\n", "match `**.weight`"),
     ] {
         let message = recipe(rules).unwrap().resolve(&tiny()).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
@@ -62,6 +81,7 @@ fn impossible_rules_are_refused() {
         ("  - {match: '**', amax: -1}\n", "amax"),
         ("  - {match: '**', calibrator: {percentile: 0}}\n", "percentile"),
         ("  - {match: '**', enabled: true}\n", "enabled"),
+        ("  - {match: '**.weight', ptq: best}\n", "best"),
     ] {
         let message = recipe(rules).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
@@ -90,5 +110,19 @@ fn shipped_recipes_keep_what_they_promise() {
         let probs = spec_of(&recipe, "layers.0.blocks.0.attn.probs");
         assert_eq!((probs.kind, probs.calibrator), (Kind::S8, Calibrator::Percentile(99.99)));
         assert!(!spec_of(&recipe, "layers.0.blocks.0.attn.add.branch").enabled);
+    }
+}
+
+#[test]
+fn yaml_round_trips() {
+    for name in ["default", "mode1", "mode2"] {
+        let recipe = Recipe::shipped(name).unwrap().with_rule(Rule {
+            pattern: r"re:head\.(input|weight)".to_owned(),
+            bits: Some(8),
+            amax: None,
+            calibrator: Some(Calibrator::Percentile(99.999)),
+            ..Rule::default()
+        });
+        assert_eq!(Recipe::from_yaml("copy", &recipe.to_yaml()).unwrap(), recipe);
     }
 }
