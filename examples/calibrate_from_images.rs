@@ -8,7 +8,7 @@
 
 use std::ops::ControlFlow;
 
-use swinq::{CalibrateOptions, Images, Model, OpenOptions, RgbImage, calibrate, decode_image};
+use swinq::{CalibrateOptions, Images, Model, OpenOptions, Progress, RgbImage, calibrate, decode_image};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let decoded: Vec<RgbImage> = files.iter().map(decode).collect::<Result<_, _>>()?;
     let images = Images::from_rgb(decoded, model.transform())?;
-    let mut progress = |done, total| {
-        eprintln!("{done} of {total} images");
+    let mut progress = |step: Progress| {
+        eprintln!("{:?}: {} of {}", step.phase, step.done, step.total);
         ControlFlow::Continue(())
     };
     let calibrated = calibrate(model, &CalibrateOptions::default(), &images, &mut progress)?;

@@ -1,7 +1,7 @@
 //! Calibration: runs the float model over images, chooses ranges from the observed activations, and quantizes the
 //! model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use candle_core::Device;
@@ -9,13 +9,14 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use swinq_float::{FloatError, Swin};
 use swinq_model::quantized::{FloatModel, check_range};
-use swinq_model::{Batch, BatchSource, Calibrator, QuantizedModel, Recipe, Site, SiteSpec};
+use swinq_model::{Batch, BatchSource, Calibrator, ModelError, Ptq, QuantizedModel, Recipe, Site, SiteSpec};
 
 use crate::calibrator::amax;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
 use crate::observe::Observe;
-use crate::quantize::quantize;
+use crate::quantize::assemble;
+use crate::refine::{Refined, Refiner, Sampler, Trial, refined_layers};
 
 /// Options of a calibration.
 pub struct CalibrateOptions<'a> {
@@ -24,9 +25,28 @@ pub struct CalibrateOptions<'a> {
     pub imported: Option<&'a BTreeMap<Site, f32>>,
     /// The device that runs the float model. Activations are counted in host memory on every device.
     pub device: &'a Device,
-    /// Called after every batch with the number of images observed so far and the number of all images. `Break`
-    /// stops the calibration.
-    pub progress: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    /// Called after every batch of images and every refined layer. `Break` stops the calibration.
+    pub progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
+}
+
+/// What a calibration is doing, and how much of it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The phase. Phases follow each other in the order of [`Phase`]; a phase without work is left out.
+    pub phase: Phase,
+    /// Images or layers done.
+    pub done: usize,
+    /// All images or layers of the phase.
+    pub total: usize,
+}
+
+/// A phase of a calibration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// The float model runs on the images, and its activations are observed.
+    Observe,
+    /// Layers are rewritten, and their ranges are searched. The work is counted in layers.
+    Refine,
 }
 
 /// The result of a calibration.
@@ -43,6 +63,8 @@ pub struct Calibrated {
     /// Positions of the images in the data set's full list, in the order in which they were read. Empty if no
     /// site had to be observed.
     pub ids: Vec<usize>,
+    /// The transforms that were tried at layers whose `ptq` is not `basic`, in the order of the trials.
+    pub trials: Vec<Trial>,
 }
 
 /// Images per forward on the CPU. The number is small so that tensors stay in the cache.
@@ -61,7 +83,7 @@ const IMAGES_PER_GPU_FORWARD: usize = 16;
 /// - [`CalibError::Interrupted`] if `options.progress` returns `Break`.
 /// - [`CalibError::Range`] for an unusable range, [`CalibError::Unseen`] for a site without values, and
 ///   [`CalibError::Float`] for a NaN or infinity in an observed activation. The error names the site.
-/// - The errors of [`quantize`].
+/// - The errors of [`quantize`](crate::quantize()).
 pub fn calibrate(
     model: &FloatModel,
     recipe: &Recipe,
@@ -69,21 +91,42 @@ pub fn calibrate(
     options: CalibrateOptions,
 ) -> Result<Calibrated, CalibError> {
     let mut ranges = options.imported.cloned().unwrap_or_default();
-    let table = recipe.resolve(&model.config)?;
-    let needs_observation = |(site, spec): &&(Site, SiteSpec)| {
-        spec.needs_scale(*site) && spec.amax.is_none() && !ranges.contains_key(site)
-    };
+    let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&model.config)?.into_iter().collect();
+    let fixed: BTreeSet<Site> = specs
+        .iter()
+        .filter(|(site, s)| s.amax.is_some() || ranges.contains_key(site))
+        .map(|(s, _)| *s)
+        .collect();
+    ranges.extend(specs.iter().filter_map(|(site, spec)| Some((*site, spec.amax?))));
+    let needs_observation =
+        |(site, spec): &(&Site, &SiteSpec)| spec.needs_scale(**site) && !fixed.contains(site);
     let observed: Vec<(Site, Calibrator)> =
-        table.iter().filter(needs_observation).map(|(site, spec)| (*site, spec.calibrator)).collect();
+        specs.iter().filter(needs_observation).map(|(site, spec)| (*site, spec.calibrator)).collect();
+    if let Some((site, _)) = specs.iter().find(|(_, spec)| spec.enabled && spec.ptq == Ptq::Reconstruct) {
+        let problem = "has ptq reconstruct, which this version does not have; use refined";
+        return Err(ModelError::site(*site, problem).into());
+    }
+    let layers = refined_layers(&specs);
+    let blocks = layers.iter().filter_map(|layer| layer.block()).collect();
     let observe = Observe::new(observed.iter().map(|(site, _)| *site));
-    let mut run = Run { observe, hash: Sha256::new(), ids: Vec::new() };
-    if !observed.is_empty() {
+    let sampler = Sampler::new(observe, layers.clone(), blocks, source.images());
+    let mut run = Run { sampler, hash: Sha256::new(), ids: Vec::new() };
+    if !(observed.is_empty() && layers.is_empty()) {
         run.all_batches(model, options.device, source, options.progress)?;
     }
-    let histograms = run.observe.into_histograms();
+    let (samples, observe) = run.sampler.into_samples();
+    let histograms = observe.into_histograms();
     ranges.extend(choose_ranges(&observed, &histograms)?);
+    let refiner = Refiner { specs: &specs, fixed: &fixed, samples, refined: Refined::new(model, ranges) };
+    let total = layers.len();
+    let refined = refiner.run(layers, &mut |done| {
+        let step = Progress { phase: Phase::Refine, done, total };
+        if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
+    })?;
+    let trials = refined.trials.clone();
     Ok(Calibrated {
-        model: quantize(model, recipe, &ranges)?,
+        model: assemble(recipe, refined)?,
+        trials,
         histograms,
         pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
         ids: run.ids,
@@ -92,7 +135,7 @@ pub fn calibrate(
 
 /// A run of the float model over the images.
 struct Run {
-    observe: Observe,
+    sampler: Sampler,
     hash: Sha256,
     ids: Vec<usize>,
 }
@@ -103,14 +146,15 @@ impl Run {
         model: &FloatModel,
         device: &Device,
         source: &mut dyn BatchSource,
-        progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<(), CalibError> {
         let swin = Swin::new(&model.config, &model.tensors, device)?;
         let total = source.images();
         for index in 0..source.batches() {
             let batch = source.batch(0, index).map_err(|source| CalibError::Batch { index, source })?;
             self.one_batch(model, &swin, &batch)?;
-            if progress(self.ids.len(), total).is_break() {
+            let step = Progress { phase: Phase::Observe, done: self.ids.len(), total };
+            if progress(step).is_break() {
                 return Err(CalibError::Interrupted { images: self.ids.len() });
             }
         }
@@ -126,9 +170,10 @@ impl Run {
         let cpu = images.device().is_cpu();
         let per_forward = if cpu { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD };
         for first in (0..batch.len()).step_by(per_forward) {
-            let images =
-                images.narrow(0, first, per_forward.min(batch.len() - first)).map_err(FloatError::from)?;
-            swin.forward(&images, &mut self.observe)?;
+            let last = batch.len().min(first + per_forward);
+            let images = images.narrow(0, first, last - first).map_err(FloatError::from)?;
+            self.sampler.next_images(&batch.ids[first..last]);
+            swin.forward(&images, &mut self.sampler)?;
         }
         self.hash.update(&batch.pixels);
         self.ids.extend(&batch.ids);
@@ -142,20 +187,27 @@ fn choose_ranges(
     histograms: &BTreeMap<Site, Histogram>,
 ) -> Result<BTreeMap<Site, f32>, CalibError> {
     let choose = |&(site, calibrator): &(Site, Calibrator)| {
-        let histogram = &histograms[&site];
-        if histogram.is_empty() {
-            return Err(CalibError::Unseen { site });
-        }
-        let amax = amax(histogram, calibrator)?;
-        check_range(site, amax).map_err(|_| CalibError::Range {
-            site,
-            calibrator,
-            amax,
-            max: histogram.max(),
-            zeros: histogram.zeros(),
-            count: histogram.count(),
-        })?;
-        Ok((site, amax))
+        Ok((site, choose_range(site, calibrator, &histograms[&site])?))
     };
     observed.par_iter().map(choose).collect()
+}
+
+/// The range that `calibrator` chooses for the activation `site` from its values.
+///
+/// # Errors
+/// [`CalibError::Unseen`] for a histogram without values, [`CalibError::Range`] for an unusable range.
+pub fn choose_range(site: Site, calibrator: Calibrator, histogram: &Histogram) -> Result<f32, CalibError> {
+    if histogram.is_empty() {
+        return Err(CalibError::Unseen { site });
+    }
+    let amax = amax(histogram, calibrator)?;
+    check_range(site, amax).map_err(|_| CalibError::Range {
+        site,
+        calibrator,
+        amax,
+        max: histogram.max(),
+        zeros: histogram.zeros(),
+        count: histogram.count(),
+    })?;
+    Ok(amax)
 }

@@ -94,10 +94,19 @@ pub enum CalibError {
         /// Number of images observed before.
         images: usize,
     },
+    /// The progress callback stopped the refinement.
+    #[error("interrupted; nothing was written")]
+    Stopped,
     /// An error of the model or of its recipe.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The float forward failed.
     #[error(transparent)]
     Float(#[from] FloatError),
+}
+
+impl From<candle_core::Error> for CalibError {
+    fn from(error: candle_core::Error) -> CalibError {
+        CalibError::Float(error.into())
+    }
 }

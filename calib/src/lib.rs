@@ -5,16 +5,21 @@
 
 mod calibrate;
 pub mod calibrator;
+mod channels;
 mod error;
 pub mod histogram;
 mod observe;
 mod quantize;
+mod refine;
+pub mod rounding;
 pub mod weight;
 
-pub use calibrate::{CalibrateOptions, Calibrated, calibrate};
+pub use calibrate::{CalibrateOptions, Calibrated, Phase, Progress, calibrate, choose_range};
 pub use calibrator::{amax, amax_for_codes};
+pub use channels::{fold_factors, set_channel_codes};
 pub use error::CalibError;
 pub use histogram::Histogram;
 pub use observe::Observe;
 pub use quantize::quantize;
+pub use refine::{Refinement, Trial};
 pub use weight::{largest_code, quantize_by_scales, quantize_weight, weight_scales};

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use swinq_model::quantized::{FloatModel, Param, SiteState, check_range};
-use swinq_model::{ModelError, QuantizedModel, Recipe, Site, SiteSpec, all_linears};
+use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Site, SiteSpec, all_linears};
 
+use crate::channels::set_channel_codes;
 use crate::error::CalibError;
+use crate::refine::Refined;
 use crate::weight::quantize_weight;
 
 /// Applies `recipe` to `model`.
@@ -15,7 +17,8 @@ use crate::weight::quantize_weight;
 /// ignored. The result is validated. Its provenance has no calibration record.
 ///
 /// # Errors
-/// - [`CalibError::Model`] if the recipe or the parameters do not fit the model, or a range is missing or unusable.
+/// - [`CalibError::Model`] if the recipe or the parameters do not fit the model, a range is missing or unusable, or a
+///   layer's `ptq` is not `basic`.
 /// - [`CalibError::UnknownSite`] for a range of a site that the model does not have.
 /// - [`CalibError::WeightSite`] for a weight that cannot be quantized with the settings of its site.
 pub fn quantize(
@@ -23,8 +26,19 @@ pub fn quantize(
     recipe: &Recipe,
     ranges: &BTreeMap<Site, f32>,
 ) -> Result<QuantizedModel, CalibError> {
-    let mut quantized = QuantizedModel::from_float(model)?;
-    quantized.sites = site_states(model, recipe, ranges)?;
+    for (site, spec) in recipe.resolve(&model.config)? {
+        if spec.enabled {
+            refuse_ptq(site, spec.ptq)?;
+        }
+    }
+    assemble(recipe, Refined::new(model, ranges.clone()))
+}
+
+/// Applies `recipe` to a refined model, and rounds its weights as [`quantize`] does it.
+pub(crate) fn assemble(recipe: &Recipe, refined: Refined<'_>) -> Result<QuantizedModel, CalibError> {
+    let Refined { model, ranges, channels, biases, .. } = refined;
+    let mut quantized = QuantizedModel::from_float(&model)?;
+    quantized.sites = site_states(&model, recipe, &ranges)?;
     quantized.recipe = recipe.clone();
     for linear in all_linears(&model.config) {
         let site = Site::Weight(linear);
@@ -36,8 +50,25 @@ pub fn quantize(
             quantized.params.insert(name, Param::Int8(weight));
         }
     }
+    for (block, codes) in channels {
+        let amax = ranges[&Site::Input(Linear::Fc2(block))];
+        set_channel_codes(&mut quantized, &model, block, amax, codes)?;
+    }
+    for (linear, bias) in biases {
+        let bias = HostTensor::new([bias.len()], bias);
+        quantized.params.insert(linear.bias_name(), Param::Float(bias));
+    }
     quantized.validate()?;
     Ok(quantized)
+}
+
+/// Refuses a layer whose numbers ranges alone do not give.
+fn refuse_ptq(site: Site, ptq: Ptq) -> Result<(), ModelError> {
+    if ptq == Ptq::Basic {
+        return Ok(());
+    }
+    let problem = format!("has ptq {ptq}, which needs images; calibrate on images, or state `ptq: basic`");
+    Err(ModelError::site(site, problem))
 }
 
 /// The state of every site: its settings and, if it needs a scale, its range.
@@ -53,7 +84,7 @@ fn site_states(
     let state = |(site, spec): (Site, SiteSpec)| {
         let given = spec.amax.or(ranges.get(&site).copied());
         let amax = if spec.needs_scale(site) { Some(check_given(site, given)?) } else { None };
-        Ok((site, SiteState { spec, amax }))
+        Ok((site, SiteState::new(spec, amax)))
     };
     table.into_iter().map(state).collect()
 }

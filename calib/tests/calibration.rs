@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use candle_core::{Device, Tensor};
-use swinq_calib::{CalibError, CalibrateOptions, Calibrated, Observe, amax, calibrate, quantize};
+use swinq_calib::{CalibError, CalibrateOptions, Calibrated, Observe, Progress, amax, calibrate, quantize};
 use swinq_float::{FakeQuant, Float, FloatError, Sites, Swin, ops};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
@@ -74,7 +74,7 @@ fn run(model: &FloatModel, recipe: &Recipe, images: usize) -> Result<Calibrated,
     let options = CalibrateOptions {
         imported: None,
         device: &Device::Cpu,
-        progress: &mut |_, _| ControlFlow::Continue(()),
+        progress: &mut |_| ControlFlow::Continue(()),
     };
     calibrate(model, recipe, &mut Images(images), options)
 }
@@ -187,7 +187,7 @@ fn fixed_ranges_precede_imported_ranges_which_precede_calibrated_ranges() {
     let options = CalibrateOptions {
         imported: Some(&given),
         device: &Device::Cpu,
-        progress: &mut |_, _| ControlFlow::Continue(()),
+        progress: &mut |_| ControlFlow::Continue(()),
     };
     let calibrated = calibrate(&model, &recipe, &mut Images(3), options).unwrap();
     assert_eq!(calibrated.model.site(fixed).amax, Some(2.5));
@@ -208,7 +208,7 @@ fn no_image_is_read_if_every_range_is_given() {
     let options = CalibrateOptions {
         imported: Some(&ranges),
         device: &Device::Cpu,
-        progress: &mut |_, _| panic!("an image was read"),
+        progress: &mut |_| panic!("an image was read"),
     };
     let again = calibrate(&model, &shipped("default"), &mut Images(3), options).unwrap();
     assert_eq!(again.model, first.model);
@@ -218,7 +218,7 @@ fn no_image_is_read_if_every_range_is_given() {
 #[test]
 fn progress_is_reported_and_can_stop_the_calibration() {
     let (model, mut seen) = (model(), Vec::new());
-    let mut progress = |done, total| {
+    let mut progress = |Progress { done, total, .. }| {
         seen.push((done, total));
         if done < 6 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };

@@ -3,10 +3,10 @@
 mod common;
 
 use swinq_calib::{CalibError, quantize_weight, weight_scales};
-use swinq_model::{Calibrator, Granularity, HostTensor, Kind, SiteSpec};
+use swinq_model::{Calibrator, Granularity, HostTensor, Kind, Ptq, SiteSpec};
 
 fn spec(bits: u8, granularity: Granularity, calibrator: Calibrator) -> SiteSpec {
-    SiteSpec { enabled: true, bits, granularity, calibrator, amax: None, kind: Kind::S8 }
+    SiteSpec { enabled: true, bits, granularity, calibrator, amax: None, kind: Kind::S8, ptq: Ptq::Basic }
 }
 
 /// Channels of very different ranges, one of zeros and one of subnormal values.
