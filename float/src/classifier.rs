@@ -7,7 +7,6 @@ use crate::{FakeQuant, Float, Sites, Swin};
 use swinq_model::ModelError;
 use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
-use swinq_model::tensor::StateDict;
 
 /// A classifier that runs the float forward: of a float model, or of a quantized model in simulation.
 pub struct FloatClassifier {
@@ -35,9 +34,8 @@ impl FloatClassifier {
     /// The errors of [`FakeQuant::new`] and [`Swin::new`].
     pub fn simulate(model: &QuantizedModel, device: &Device) -> Result<FloatClassifier, FloatError> {
         let sites = FakeQuant::new(model, device)?;
-        let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
         Ok(FloatClassifier {
-            swin: Swin::new(&model.config, &tensors, device)?,
+            swin: Swin::new(&model.config, &model.float_tensors(), device)?,
             transform: model.transform.clone(),
             sites: Box::new(sites),
         })

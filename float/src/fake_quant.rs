@@ -8,19 +8,23 @@ mod host;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use swinq_kernels::{AttentionQuant, Probs, Quantizer};
+use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use crate::error::FloatError;
-use crate::ops::fake_quantize;
+use crate::ops::{fake_quantize, fake_quantize_columns};
 use crate::packed::{PackedLinear, Workers};
 use crate::{Attention, Float, LinearWeights, Sites};
-use swinq_model::ModelError;
 use swinq_model::quantized::{Int8Weight, Param, QuantizedModel};
 use swinq_model::recipe::Kind;
 use swinq_model::site::{BlockId, Linear, Site, all_linears};
+use swinq_model::{HostTensor, ModelError};
 
 /// Longest sum of products of codes that f32 arithmetic computes exactly: `1024 * 128 * 127 < 2^24`.
 const EXACT: usize = 1024;
+
+/// [`EXACT`] for products with a factor of magnitude up to 255, such as a code minus its zero point:
+/// `512 * 255 * 128 < 2^24`.
+const EXACT_WIDE: usize = 512;
 
 /// The sites of a [`QuantizedModel`]: activations and weights are replaced with their dequantized codes. A
 /// linear layer whose two operands are quantized sums products of codes, exactly. A site that is off leaves
@@ -31,6 +35,8 @@ const EXACT: usize = 1024;
 /// are candle's, and a multiplication followed by an addition rounds twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
+    /// The quantizers of sites whose channels have their own; `quantizers` has the common scale.
+    channels: BTreeMap<Site, ColumnQuantizers>,
     probs: BTreeMap<BlockId, Probs>,
     weights: BTreeMap<Linear, Weight>,
     arithmetic: Arithmetic,
@@ -50,6 +56,21 @@ struct Weight {
     float: Tensor,
     /// The linear layer on codes, if its input is quantized too.
     quantized: Option<QuantizedLinear>,
+}
+
+/// The quantization of the input of a linear layer on codes.
+struct LinearInput {
+    /// The site's scale.
+    step: Quantizer,
+    /// The quantizers of the channels, if they have their own.
+    channels: Option<ColumnQuantizers>,
+}
+
+impl LinearInput {
+    /// The longest sum of products of codes, without zero points, that f32 arithmetic computes exactly.
+    fn exact(&self) -> usize {
+        if self.channels.is_some() { EXACT_WIDE } else { EXACT }
+    }
 }
 
 /// A linear layer on codes: a quantized weight and the quantizer of its input.
@@ -103,23 +124,38 @@ impl FakeQuant {
                 }
             }
         }
-        let mut found = FakeQuant { quantizers, probs, weights: BTreeMap::new(), arithmetic };
+        let mut channels = BTreeMap::new();
+        for &site in model.sites.keys() {
+            channels.extend(model.column_quantizers(site)?.map(|columns| (site, columns)));
+        }
+        let mut found = FakeQuant { quantizers, channels, probs, weights: BTreeMap::new(), arithmetic };
+        let mut floats = model.float_tensors();
         for linear in all_linears(&model.config) {
             if let Some(Param::Int8(weight)) = model.params.get(&linear.weight_name()) {
-                let weight = found.prepare(linear, weight, device)?;
+                let float = floats.remove(&linear.weight_name()).expect("every parameter has float values");
+                let weight = found.prepare(linear, weight, float, device)?;
                 found.weights.insert(linear, weight);
             }
         }
         Ok(found)
     }
 
-    fn prepare(&self, linear: Linear, weight: &Int8Weight, device: &Device) -> candle_core::Result<Weight> {
-        let float = weight.dequantize();
-        let quantized = |input| match self.arithmetic {
-            Arithmetic::Host(_) => host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host),
-            Arithmetic::Composed => {
-                let output = self.quantizer(Site::Output(linear));
-                composed::QuantizedLinear::new(weight, input, output, device).map(QuantizedLinear::Composed)
+    fn prepare(
+        &self,
+        linear: Linear,
+        weight: &Int8Weight,
+        float: HostTensor,
+        device: &Device,
+    ) -> candle_core::Result<Weight> {
+        let quantized = |step| {
+            let input = LinearInput { step, channels: self.channels.get(&Site::Input(linear)).cloned() };
+            match self.arithmetic {
+                Arithmetic::Host(_) => host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host),
+                Arithmetic::Composed => {
+                    let output = self.quantizer(Site::Output(linear));
+                    composed::QuantizedLinear::new(weight, input, output, device)
+                        .map(QuantizedLinear::Composed)
+                }
             }
         };
         Ok(Weight {
@@ -145,16 +181,18 @@ fn matrix_of_codes(weight: &Int8Weight) -> candle_core::Result<Tensor> {
 }
 
 /// The factor of a sum of products of codes, one per output channel: `s_x * s_w[c]`.
-fn multipliers(weight: &Int8Weight, input: Quantizer) -> Vec<f32> {
-    (0..weight.matrix().0).map(|row| input.scale() * weight.scale(row)).collect()
+fn multipliers(weight: &Int8Weight, input: &LinearInput) -> Vec<f32> {
+    (0..weight.matrix().0).map(|row| input.step.scale() * weight.scale(row)).collect()
 }
 
 impl Sites for FakeQuant {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        match (self.quantizer(site), &self.arithmetic) {
-            (None, _) => Ok(x),
-            (Some(q), Arithmetic::Host(_)) => Ok(fake_quantize(&x, q)?),
-            (Some(q), Arithmetic::Composed) => Ok(composed::fake(&x, q)?),
+        match (self.channels.get(&site), self.quantizer(site), &self.arithmetic) {
+            (None, None, _) => Ok(x),
+            (Some(columns), _, Arithmetic::Host(_)) => Ok(fake_quantize_columns(&x, columns)?),
+            (Some(columns), _, Arithmetic::Composed) => Ok(composed::fake_columns(&x, columns)?),
+            (None, Some(q), Arithmetic::Host(_)) => Ok(fake_quantize(&x, q)?),
+            (None, Some(q), Arithmetic::Composed) => Ok(composed::fake(&x, q)?),
         }
     }
 

@@ -96,7 +96,7 @@ fn models(calibrated: &str, float: &str, cfg: &str, batch: usize) -> (FloatModel
     }
     let recipe = Recipe::shipped("default").expect("it is shipped");
     let mut images = Fixed(noise(float.config.image_size, batch.min(4), float.config.num_classes));
-    let mut progress = |_, _| ControlFlow::Continue(());
+    let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let found = calibrate(&float, &recipe, &mut images, options).expect("a calibration");
     (float, found.model)

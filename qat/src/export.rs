@@ -1,9 +1,10 @@
 //! Converts the parameters of a training to a model.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_calib::{quantize_by_scales, quantize_weight};
+use swinq_calib::{fold_factors, quantize_by_scales, quantize_weight};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::{HostTensor, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
@@ -51,9 +52,14 @@ pub fn quantized(
         if !spec.enabled {
             continue;
         }
+        // The codes include the factors of the input's channels.
+        let tensor = match template.weight_factors(linear) {
+            Some(factors) => Cow::Owned(fold_factors(&tensors[&name], factors)),
+            None => Cow::Borrowed(&tensors[&name]),
+        };
         let weight = match scales.trained_weight_scales(linear, values)? {
-            Some((scales, largest)) => quantize_by_scales(&tensors[&name], scales, largest),
-            None => quantize_weight(&tensors[&name], spec)?,
+            Some((scales, largest)) => quantize_by_scales(&tensor, scales, largest),
+            None => quantize_weight(&tensor, spec)?,
         };
         model.params.insert(name, Param::Int8(weight));
     }

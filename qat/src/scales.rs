@@ -4,12 +4,13 @@
 //! initial value.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, largest_code, weight_scales};
-use swinq_float::ops::taped::{FakeActivation, FakeWeight, LearnedScale};
-use swinq_kernels::Quantizer;
-use swinq_model::quantized::{SiteState, scale_of};
+use swinq_float::ops::taped::{FakeActivation, FakeChannels, FakeWeight, LearnedScale};
+use swinq_kernels::{ColumnQuantizers, Quantizer};
+use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
 
 use crate::error::QatError;
@@ -30,12 +31,28 @@ struct ActivationScale {
     ratio: Option<Tensor>,
     /// The quantizer of the current scale.
     now: Quantizer,
+    /// The quantizers of the channels for this scale, if they have their own, and the constants behind them.
+    channels: Option<(ChannelCodes, Arc<ColumnQuantizers>)>,
+}
+
+impl ActivationScale {
+    /// Sets the current scale to `amax / 127`; `false` if it cannot quantize.
+    fn set(&mut self, amax: f32) -> bool {
+        let Some(now) = Quantizer::new(scale_of(amax)) else { return false };
+        self.now = now;
+        self.channels.as_mut().is_none_or(|(codes, columns)| {
+            let found = ColumnQuantizers::channels(now.scale(), &codes.factors, &codes.zero_points);
+            found.map(|found| *columns = Arc::new(found)).is_some()
+        })
+    }
 }
 
 /// The scales of a weight.
 #[derive(Debug)]
 struct WeightScale {
     spec: SiteSpec,
+    /// The factors of the input's channels, `[in]`, if they have their own: the codes include them.
+    factors: Option<Tensor>,
     /// The initial scales: one, or one per output channel.
     base: Vec<f32>,
     /// The trained ratios to the initial scales, if the scales are learned.
@@ -54,7 +71,12 @@ impl WeightScale {
         if self.spec.calibrator != Calibrator::Max || weight.device().is_cpu() {
             return Ok(None);
         }
-        Ok(Some(weight.reshape((self.base.len(), ()))?.abs()?.max(1)?))
+        Ok(Some(self.folded(weight)?.reshape((self.base.len(), ()))?.abs()?.max(1)?))
+    }
+
+    /// The weight that the codes represent.
+    fn folded(&self, weight: &Tensor) -> candle_core::Result<Tensor> {
+        self.factors.as_ref().map_or_else(|| Ok(weight.clone()), |factors| weight.broadcast_mul(factors))
     }
 
     /// Computes the scales from the values of [`WeightScale::source`].
@@ -94,8 +116,11 @@ impl ScaleTable {
             let ratio = |n: usize| learned.then(|| Tensor::ones(n, DType::F32, device)).transpose();
             if let Site::Weight(linear) = site {
                 let spec = model.site(site).spec.clone();
-                let base = recomputed(linear, &tensors[&linear.weight_name()], &spec)?;
-                let scale = WeightScale { spec, ratio: ratio(base.len())?, now: base.clone(), base };
+                let factors = model.weight_factors(linear).map(|f| Tensor::new(f, device)).transpose()?;
+                let mut scale = WeightScale { spec, factors, ratio: None, now: Vec::new(), base: Vec::new() };
+                scale.base =
+                    recomputed(linear, &scale.folded(&tensors[&linear.weight_name()])?, &scale.spec)?;
+                (scale.ratio, scale.now) = (ratio(scale.base.len())?, scale.base.clone());
                 table.weights.insert(linear, scale);
             } else {
                 let unusable =
@@ -106,7 +131,9 @@ impl ScaleTable {
                     return Err(QatError::Site { site, problem });
                 }
                 let now = Quantizer::new(scale_of(amax)).ok_or_else(unusable)?;
-                table.activations.insert(site, ActivationScale { amax, ratio: ratio(1)?, now });
+                let columns = model.column_quantizers(site).map_err(QatError::from)?.map(Arc::new);
+                let channels = model.site(site).channels.clone().zip(columns);
+                table.activations.insert(site, ActivationScale { amax, ratio: ratio(1)?, now, channels });
             }
         }
         Ok(table)
@@ -134,8 +161,9 @@ impl ScaleTable {
         let mut ratios = read_together(ratios)?.into_iter().map(|ratio| ratio[0]);
         for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
             let amax = scale.amax * ratios.next().expect("one ratio for each learned scale");
-            let problem = || QatError::Site { site, problem: format!("its range became {amax}") };
-            scale.now = Quantizer::new(scale_of(amax)).ok_or_else(problem)?;
+            if !scale.set(amax) {
+                return Err(QatError::Site { site, problem: format!("its range became {amax}") });
+            }
         }
         let mut sources = Vec::new();
         for (linear, scale) in &self.weights {
@@ -144,11 +172,24 @@ impl ScaleTable {
         let mut values = read_together(sources.iter().flatten().cloned().collect())?.into_iter();
         for ((&linear, scale), source) in self.weights.iter_mut().zip(&sources) {
             scale.now = match source {
-                None => recomputed(linear, &tensors[&linear.weight_name()], &scale.spec)?,
+                None => recomputed(linear, &scale.folded(&tensors[&linear.weight_name()])?, &scale.spec)?,
                 Some(_) => scale.scales(values.next().expect("one vector for each source")),
             };
         }
         Ok(())
+    }
+
+    /// As [`ScaleTable::fake`], of a site whose channels have their own scales and zero points; `None` for every
+    /// other site.
+    pub fn fake_channels(&self, site: Site, values: usize) -> Option<FakeChannels> {
+        let (_, columns) = self.activations.get(&site)?.channels.as_ref()?;
+        let FakeActivation { quantizer: step, learned } = self.fake(site, values)?;
+        Some(FakeChannels { step, columns: Arc::clone(columns), learned })
+    }
+
+    /// The factors of the input's channels that the codes of a weight include.
+    pub fn weight_factors(&self, linear: Linear) -> Option<&Tensor> {
+        self.weights.get(&linear)?.factors.as_ref()
     }
 
     /// The fake quantization of an activation; `None` if the site is off. `values` is the number of values

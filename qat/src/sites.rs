@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_float::ops::taped::{self, AttentionSites, FakeProbs};
+use swinq_float::ops::taped::{self, AttentionSites, FakeProbs, FakeWeight};
 use swinq_float::tape::Tape;
 use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::quantized::SiteState;
@@ -51,10 +51,25 @@ impl TrainSites {
     }
 
     fn fake(&self, site: Site, x: &Tensor) -> candle_core::Result<Tensor> {
-        match self.scales.fake(site, x.elem_count() / self.images) {
+        let values = x.elem_count() / self.images;
+        if let Some(fake) = self.scales.fake_channels(site, values) {
+            return taped::fake_quantize_channels(&self.tape, x, &fake);
+        }
+        match self.scales.fake(site, values) {
             Some(fake) => taped::fake_quantize(&self.tape, x, &fake),
             None => Ok(x.clone()),
         }
+    }
+
+    /// The fake quantization of a weight. Factors of the input's channels are multiplied before and divided out
+    /// after it, because activations keep their own scales.
+    fn fake_weight(&self, linear: Linear, w: &Tensor, fake: &FakeWeight) -> candle_core::Result<Tensor> {
+        let Some(factors) = self.scales.weight_factors(linear) else {
+            return taped::fake_quantize_weight(&self.tape, w, fake);
+        };
+        let folded = taped::scale_columns(&self.tape, w, factors)?;
+        let rounded = taped::fake_quantize_weight(&self.tape, &folded, fake)?;
+        taped::scale_columns(&self.tape, &rounded, &factors.recip()?)
     }
 
     fn audit(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
@@ -88,7 +103,7 @@ impl Sites for TrainSites {
     fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         let Site::Weight(linear) = site else { return Ok(w.clone()) };
         match self.scales.fake_weight(linear, w.elem_count()) {
-            Some(fake) => Ok(taped::fake_quantize_weight(&self.tape, w, &fake)?),
+            Some(fake) => Ok(self.fake_weight(linear, w, &fake)?),
             None => Ok(w.clone()),
         }
     }

@@ -4,15 +4,12 @@
 //! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use swinq_kernels::{AttentionQuant, Probs, Quantizer};
+use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
-use super::{EXACT, matrix_of_codes, multipliers};
+use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
 use crate::Attention;
 use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
-
-/// [`EXACT`] for products with an unsigned factor: `512 * 255 * 128 < 2^24`.
-const EXACT_UNSIGNED: usize = 512;
 
 /// Logits are clamped to this difference from the largest logit, as in the reference.
 const FLOOR: f32 = -60.0;
@@ -37,6 +34,19 @@ pub(super) fn fake(x: &Tensor, q: Quantizer) -> Result<Tensor> {
     times(&codes(x, q)?, q.scale())
 }
 
+/// Fake quantization of `x` `[rows, columns]` with the quantizer of each column. The product with the reciprocal
+/// is rounded before the zero point is added.
+pub(super) fn fake_columns(x: &Tensor, columns: &ColumnQuantizers) -> Result<Tensor> {
+    let zero_points = vector(columns.zero_points(), x)?;
+    let scaled = x.broadcast_mul(&vector(columns.recips(), x)?)?.broadcast_add(&zero_points)?;
+    round_and_clamp(&scaled)?.broadcast_sub(&zero_points)?.broadcast_mul(&vector(columns.scales(), x)?)
+}
+
+/// `values` on the device of `x`.
+fn vector(values: &[f32], x: &Tensor) -> Result<Tensor> {
+    Tensor::new(values, x.device())
+}
+
 fn times(x: &Tensor, factor: f32) -> Result<Tensor> {
     x.affine(f64::from(factor), 0.0)
 }
@@ -55,9 +65,10 @@ fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tenso
 
 /// A linear layer on codes, up to its output site.
 pub(super) struct QuantizedLinear {
-    /// The weight's codes, transposed and split along its inputs: f32 `[up to EXACT, out]` each.
+    /// The weight's codes, transposed and split along its inputs: f32 `[up to the input's exact length, out]`
+    /// each.
     parts: Vec<Tensor>,
-    input: Quantizer,
+    input: LinearInput,
     /// Factors of the sums, `[out]`. They include the reciprocal of the output's scale if the output is
     /// quantized.
     multipliers: Tensor,
@@ -67,18 +78,18 @@ pub(super) struct QuantizedLinear {
 impl QuantizedLinear {
     pub fn new(
         weight: &Int8Weight,
-        input: Quantizer,
+        input: LinearInput,
         output: Option<Quantizer>,
         device: &Device,
     ) -> Result<QuantizedLinear> {
         let matrix = matrix_of_codes(weight)?;
         let part = |(start, len)| matrix.narrow(1, start, len)?.t()?.contiguous()?.to_device(device);
-        let mut multipliers = multipliers(weight, input);
+        let mut multipliers = multipliers(weight, &input);
         if let Some(output) = output {
             multipliers.iter_mut().for_each(|m| *m *= output.recip());
         }
         Ok(QuantizedLinear {
-            parts: parts(matrix.dim(1)?, EXACT).map(part).collect::<Result<_>>()?,
+            parts: parts(matrix.dim(1)?, input.exact()).map(part).collect::<Result<_>>()?,
             input,
             multipliers: Tensor::new(multipliers, device)?,
             output,
@@ -88,7 +99,12 @@ impl QuantizedLinear {
     /// Runs the layer up to its output site: `[rows, in]` to `[rows, out]`. `x` is the result of the input
     /// site.
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
-        let scaled = self.sums(&codes(x, self.input)?)?.broadcast_mul(&self.multipliers)?;
+        let codes = match &self.input.channels {
+            None => codes(x, self.input.step)?,
+            // The codes minus their zero points: a value is a scale times such a number.
+            Some(columns) => round(&x.broadcast_mul(&vector(columns.recips(), x)?)?)?,
+        };
+        let scaled = self.sums(&codes)?.broadcast_mul(&self.multipliers)?;
         match self.output {
             Some(output) => times(&round_and_clamp(&scaled)?, output.scale()),
             None => Ok(scaled),
@@ -98,7 +114,7 @@ impl QuantizedLinear {
     fn sums(&self, codes: &Tensor) -> Result<Tensor> {
         let width = codes.dim(1)?;
         let part = |((start, len), weight)| codes.narrow(1, start, len)?.contiguous()?.matmul(weight);
-        sum_of_parts(parts(width, EXACT).zip(&self.parts).map(part))
+        sum_of_parts(parts(width, self.input.exact()).zip(&self.parts).map(part))
     }
 }
 
@@ -150,7 +166,7 @@ fn softmax_times_values(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> 
             match site {
                 Some(s_v) => {
                     let factor = (total.affine(0.0, f64::from(s_v.scale()))? / &total)?;
-                    sum_of_codes(&weights, &codes(v, s_v)?, EXACT_UNSIGNED)?.broadcast_mul(&factor)
+                    sum_of_codes(&weights, &codes(v, s_v)?, EXACT_WIDE)?.broadcast_mul(&factor)
                 }
                 None => probs_times_values(&weights, v)?.broadcast_div(&total),
             }
@@ -224,15 +240,22 @@ mod tests {
 
     #[test]
     fn sums_beyond_the_range_of_exact_f32_are_rounded_once() {
-        let input = quantizer(0.25);
-        for width in [1, 7, EXACT, EXACT + 1, 3072, 6144] {
-            for (x, channels) in [(127i8, [127i8, -127, 1]), (-128, [127, -127, 3])] {
+        // Codes minus their zero points reach 255.
+        for (x, channels, zero_point) in [
+            (127, [127i8, -127, 1], None),
+            (-128, [127, -127, 3], None),
+            (255, [127, -127, 1], Some(-128)),
+            (-255, [127, -127, 3], Some(127)),
+        ] {
+            for width in [1, 7, EXACT, EXACT + 1, 3072, 6144] {
+                let columns = |z| ColumnQuantizers::channels(0.25, &vec![1.0; width], &vec![z; width]);
+                let input = || LinearInput { step: quantizer(0.25), channels: zero_point.and_then(columns) };
                 let weight = weight(width, &channels, 126);
-                let acts = Tensor::full(f32::from(x) * 0.25, (2, width), &Device::Cpu).unwrap();
-                let sum = |code: i8| i32::from(x) * (i32::from(code) * (width as i32 - 1) + 126);
+                let acts = Tensor::full(x as f32 * 0.25, (2, width), &Device::Cpu).unwrap();
+                let sum = |code: i8| x * (i32::from(code) * (width as i32 - 1) + 126);
                 let sums = channels.map(sum);
                 for output in [None, Some(quantizer(37.0))] {
-                    let prepared = QuantizedLinear::new(&weight, input, output, &Device::Cpu).unwrap();
+                    let prepared = QuantizedLinear::new(&weight, input(), output, &Device::Cpu).unwrap();
                     let one = |(i, &sum): (usize, &i32)| {
                         let multiplier = 0.25 * weight.scale(i);
                         match output {
@@ -249,10 +272,10 @@ mod tests {
 
     #[test]
     fn products_of_weights_and_values_are_exact_in_parts() {
-        let n = 2 * EXACT_UNSIGNED + 3;
+        let n = 2 * EXACT_WIDE + 3;
         let weights = Tensor::full(255f32, (1, 1, 1, n), &Device::Cpu).unwrap();
         let values_of = Tensor::full(-127f32, (1, 1, n, 2), &Device::Cpu).unwrap();
-        let found = values(&sum_of_codes(&weights, &values_of, EXACT_UNSIGNED).unwrap());
+        let found = values(&sum_of_codes(&weights, &values_of, EXACT_WIDE).unwrap());
         assert_eq!(found, [(-127 * 255 * n as i32) as f32; 2]);
     }
 }

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use swinq_kernels::reference::{attention_window, code, epilogue_i8};
 use swinq_kernels::{AttentionQuant, Quantizer};
 
-use super::{EXACT, matrix_of_codes, multipliers};
+use super::{LinearInput, matrix_of_codes, multipliers};
 use crate::error::FloatError;
 use crate::ops::with_values;
 use crate::{Attention, LinearWeights};
@@ -15,16 +15,16 @@ use swinq_model::quantized::Int8Weight;
 pub(super) struct QuantizedLinear {
     /// The weight's codes as f32, `[out, in]`.
     codes: Tensor,
-    input: Quantizer,
+    input: LinearInput,
     multipliers: Vec<f32>,
 }
 
 impl QuantizedLinear {
-    pub fn new(weight: &Int8Weight, input: Quantizer) -> candle_core::Result<QuantizedLinear> {
+    pub fn new(weight: &Int8Weight, input: LinearInput) -> candle_core::Result<QuantizedLinear> {
         Ok(QuantizedLinear {
             codes: matrix_of_codes(weight)?,
+            multipliers: multipliers(weight, &input),
             input,
-            multipliers: multipliers(weight, input),
         })
     }
 
@@ -37,7 +37,7 @@ impl QuantizedLinear {
         output: Option<Quantizer>,
     ) -> Result<Tensor, FloatError> {
         let (rows, columns) = (x.dim(0)?, self.multipliers.len());
-        let sums = exact_product(&codes_of(x, self.input)?, &self.codes)?;
+        let sums = exact_product(&codes_of(x, &self.input)?, &self.codes, self.input.exact())?;
         let bias = match &layer.bias {
             Some(bias) => bias.to_vec1::<f32>()?,
             None => vec![0.0; columns],
@@ -54,20 +54,27 @@ impl QuantizedLinear {
     }
 }
 
-/// The codes of values that are multiples of the scale, as f32.
-fn codes_of(x: &Tensor, quantizer: Quantizer) -> Result<Tensor, FloatError> {
-    let recip = quantizer.recip();
-    let codes = |x: &[f32]| x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>();
+/// The codes, minus their zero points, of values that the site `input` has rounded: whole numbers, as f32.
+fn codes_of(x: &Tensor, input: &LinearInput) -> Result<Tensor, FloatError> {
+    let recip = input.step.recip();
+    let codes = |x: &[f32]| match &input.channels {
+        None => x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>(),
+        // A value is a scale times a whole number of magnitude up to 255, which rounding finds again.
+        Some(columns) => {
+            let recips = columns.recips();
+            x.par_iter().enumerate().map(|(i, &x)| (x * recips[i % recips.len()]).round_ties_even()).collect()
+        }
+    };
     Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
 }
 
-/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to [`EXACT`] products are
+/// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to `exact` products are
 /// exact in f32, and are added as integers.
-fn exact_product(codes: &Tensor, weight: &Tensor) -> Result<Vec<i32>, FloatError> {
+fn exact_product(codes: &Tensor, weight: &Tensor, exact: usize) -> Result<Vec<i32>, FloatError> {
     let width = codes.dim(1)?;
     let mut sums = vec![0; codes.dim(0)? * weight.dim(0)?];
-    for start in (0..width).step_by(EXACT) {
-        let len = EXACT.min(width - start);
+    for start in (0..width).step_by(exact) {
+        let len = exact.min(width - start);
         let [codes, weight] = [codes.narrow(1, start, len)?, weight.narrow(1, start, len)?];
         let part = codes.contiguous()?.matmul(&weight.t()?.contiguous()?)?;
         with_values(&part, |part| sums.iter_mut().zip(part).for_each(|(sum, &part)| *sum += part as i32))?;
@@ -112,6 +119,7 @@ pub(super) fn attention(
 mod tests {
     use candle_core::Device;
 
+    use super::super::{EXACT, EXACT_WIDE};
     use super::*;
 
     #[test]
@@ -120,7 +128,9 @@ mod tests {
         let mut odd = vec![127.0f32; 3072];
         odd[3071] = 126.0;
         let odd = Tensor::from_vec(odd, (1, 3072), &Device::Cpu).unwrap();
-        assert_eq!(exact_product(&wide(2, 127.0), &odd).unwrap(), [3072 * 127 * 127 - 127; 2]);
-        assert_eq!(exact_product(&wide(1, -128.0), &wide(1, 127.0)).unwrap(), [-3072 * 128 * 127]);
+        assert_eq!(exact_product(&wide(2, 127.0), &odd, EXACT).unwrap(), [3072 * 127 * 127 - 127; 2]);
+        assert_eq!(exact_product(&wide(1, -128.0), &wide(1, 127.0), EXACT).unwrap(), [-3072 * 128 * 127]);
+        let product = exact_product(&wide(1, 255.0), &odd, EXACT_WIDE).unwrap();
+        assert_eq!(product, [3072 * 255 * 127 - 255]);
     }
 }

@@ -28,8 +28,8 @@ use candle_core::{Device, Result, Tensor, bail};
 
 use super::tape::Tape;
 
-pub use fused::fake_quantize;
 pub(super) use fused::with_values;
+pub use fused::{fake_quantize, fake_quantize_columns};
 
 /// The family of operations that a forward pass uses.
 #[derive(Clone, Debug)]

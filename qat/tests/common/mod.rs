@@ -9,7 +9,7 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{QuantizedModel, Recipe};
 #[allow(unused_imports)] // Each test binary uses its own part.
-pub use swinq_testing::model::{StripedImages as Images, odd, padded, random, shifted};
+pub use swinq_testing::model::{StripedImages as Images, odd, padded, random, random_channels, shifted};
 
 /// `float`, calibrated on images of `source`.
 pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> QuantizedModel {
@@ -17,7 +17,7 @@ pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> Quan
         Some(recipe) => recipe,
         None => Recipe::from_yaml("test", recipe).unwrap(),
     };
-    let mut progress = |_, _| ControlFlow::Continue(());
+    let mut progress = |_| ControlFlow::Continue(());
     calibrate(
         float,
         &recipe,

@@ -1,10 +1,10 @@
 //! Fake quantization with a fixed scale.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
-use swinq_kernels::Quantizer;
+use swinq_kernels::{ColumnQuantizers, Quantizer};
 
-use super::{GRAIN, Pass, vectorised};
+use super::{GRAIN, Pass, each_row, row, vectorised};
 
 /// The fake-quantized value of `x`, `code(x) * scale`, computed without a branch.
 #[inline(always)]
@@ -35,4 +35,36 @@ pub fn fake_quantize(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
         });
     })
     .on(&[x])
+}
+
+/// Fake quantization of rows: every column of `x` `[rows, columns]` with its own quantizer. The code of a NaN
+/// is 0.
+///
+/// # Errors
+/// The tensor is not in host memory, or has another number of columns.
+pub fn fake_quantize_columns(x: &Tensor, columns: &ColumnQuantizers) -> Result<Tensor> {
+    let (_, width) = x.dims2()?;
+    if width != columns.len() {
+        bail!("fake_quantize_columns: {} quantizers for {width} columns", columns.len());
+    }
+    Pass::new("fake_quantize_columns", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(
+            out,
+            width,
+            #[inline(always)]
+            |i, out| fake_row(row(arguments[0], width, i), columns, out),
+        );
+    })
+    .on(&[x])
+}
+
+/// `out[c] = columns.fake(c, x[c])`, computed without a branch.
+#[inline(always)]
+fn fake_row(x: &[f32], columns: &ColumnQuantizers, out: &mut [f32]) {
+    let quantizers = columns.recips().iter().zip(columns.zero_points()).zip(columns.scales());
+    for ((out, &x), ((&recip, &zero_point), &scale)) in out.iter_mut().zip(x).zip(quantizers) {
+        let code = x.mul_add(recip, zero_point).clamp(-128.0, 127.0).round_ties_even();
+        let code = if code.is_nan() { 0.0 } else { code };
+        *out = (code - zero_point) * scale;
+    }
 }

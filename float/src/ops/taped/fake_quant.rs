@@ -76,7 +76,7 @@ pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
 /// Tolerance at the ends of the range, as a factor. The value `amax` defines the range. Times the reciprocal
 /// of `amax / Q` it is `Q` up to three roundings, which must not decide whether `amax` gets a gradient.
-const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
+pub(super) const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 
 /// Fake quantization of an activation of any shape.
 ///
@@ -230,7 +230,7 @@ pub(super) fn clip(x: &[f32], recip: f32, (low, high): (f32, f32), learned: bool
 
 /// Whether a gradient passes: whether the value is within the range, including its ends ([`EDGE`]).
 #[inline(always)]
-fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
+pub(super) fn is_inside(scaled: f32, low: f32, high: f32) -> bool {
     scaled.clamp(low * EDGE, high * EDGE) == scaled
 }
 

@@ -6,6 +6,7 @@
 //! in order, so that they do not depend on the number of threads.
 
 mod attention;
+mod channels;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fake_quant;
@@ -19,6 +20,7 @@ use crate::packed::PackedLinear;
 use crate::tape::{Implementation, Tape};
 
 pub use attention::{AttentionSites, attention};
+pub use channels::{FakeChannels, fake_quantize_channels, scale_columns};
 pub use fake_quant::{
     FakeActivation, FakeProbs, FakeWeight, LearnedScale, fake_quantize, fake_quantize_weight,
 };

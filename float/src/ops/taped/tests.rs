@@ -4,8 +4,10 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use std::sync::Arc;
+
 use candle_core::{Device, Result, Tensor, Var};
-use swinq_kernels::Quantizer;
+use swinq_kernels::{ColumnQuantizers, Quantizer};
 
 use super::*;
 use crate::ops::{Norm, Ops, tests::noise};
@@ -206,6 +208,38 @@ fn fake_quantization() {
         let codes = values(&inputs[0]).into_iter().map(|x| quantizer.fake(x));
         assert!(values(&out).into_iter().zip(codes).all(|(a, b)| a == b));
     }
+}
+
+#[test]
+fn fake_quantization_of_channels() {
+    let inputs = [noise(&[90, 5], 4), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
+    let (step, factors, zero_points) = (0.01f32, [0.5f32, 1.0, 2.0, 1.3, 0.7], [0i8, -100, 127, -128, 3]);
+    let columns = ColumnQuantizers::channels(step, &factors, &zero_points).unwrap();
+    let vector = |values: Vec<f32>| Tensor::new(values, &Device::Cpu);
+    let plain = |x: &[Tensor]| {
+        let scales =
+            (scale_gradient(&x[1], 0.25)? * f64::from(step))?.broadcast_mul(&vector(factors.to_vec())?)?;
+        let z = vector(zero_points.map(f32::from).to_vec())?;
+        // Rounding and clamping of `x / s + z`, minus `z`.
+        let scaled = x[0].broadcast_div(&scales)?.broadcast_add(&z)?;
+        round_through(&scaled.clamp(-128f64, 127f64)?)?.broadcast_sub(&z)?.broadcast_mul(&scales)
+    };
+    let quantizer = Quantizer::new(step).unwrap();
+    let fake = |learned| FakeChannels { step: quantizer, columns: Arc::new(columns.clone()), learned };
+    let taped =
+        |t: &Tape, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(Some(learned(&x[1], &[step]))));
+    agree("fake_quantize_channels", &inputs, taped, plain);
+    let (out, _) = on_tape(&inputs[..1], |t, x| fake_quantize_channels(t, &x[0], &fake(None)));
+    let codes = values(&inputs[0]).into_iter().enumerate().map(|(i, x)| columns.fake(i % 5, x));
+    assert!(values(&out).into_iter().zip(codes).all(|(a, b)| a == b));
+}
+
+#[test]
+fn columns_times_constants() {
+    let factors = noise(&[7], 3);
+    let inputs = [noise(&[12, 7], 4)];
+    let plain = |x: &[Tensor]| x[0].broadcast_mul(&factors);
+    agree("scale_columns", &inputs, |t, x| scale_columns(t, &x[0], &factors), plain);
 }
 
 #[test]

@@ -1,0 +1,133 @@
+//! Fake quantization of activations whose channels have their own scales and zero points, with
+//! straight-through gradients, and the product of a weight's columns with constants.
+//!
+//! The forward pass follows the number contract: `(code - z) s_j` with `code = round(clamp(fma(x, 1 / s_j, z)))`
+//! and `s_j = s f_j`. The factors `f_j` and the zero points are constants. Gradients are those of
+//! [`fake_quantize`](super::fake_quantize): with `u = x / s_j + z`, the gradient of a learned `s` is
+//! `f_j (code - u)` inside the range and `f_j (code - z)` outside.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Result, Tensor};
+use rayon::prelude::*;
+use swinq_kernels::{ColumnQuantizers, Quantizer};
+
+use super::fake_quant::{EDGE, LearnedScale, RANGE, codes, is_inside};
+use super::host::{GRAIN, slices};
+use crate::ops::fused::{fake_quantize_columns, vectorised};
+use crate::tape::{Implementation, Tape};
+
+/// The fake quantization of an activation whose channels have their own scales and zero points.
+#[derive(Clone, Debug)]
+pub struct FakeChannels {
+    /// The current common scale.
+    pub step: Quantizer,
+    /// The quantizer of each channel for this scale.
+    pub columns: Arc<ColumnQuantizers>,
+    /// The trained parameter behind the common scale, if it is learned.
+    pub learned: Option<LearnedScale>,
+}
+
+/// Fake quantization of `x` `[rows, channels]`.
+///
+/// # Errors
+/// Another number of channels, and errors of candle.
+pub fn fake_quantize_channels(tape: &Tape, x: &Tensor, fake: &FakeChannels) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let host = tape.implementation(&x) == Implementation::Host;
+    let out = if host { fake_quantize_columns(&x, &fake.columns)? } else { composed(&x, fake)?.value };
+    let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
+    let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
+    let fake = fake.clone();
+    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let grad = grad.tensor().reshape(x.shape())?.contiguous()?;
+        let (dx, dscale) = if host {
+            on_host(&x, &grad, &fake)?
+        } else {
+            let Composed { inside, slope, .. } = composed(&x, &fake)?;
+            ((&grad * inside)?, (&grad * slope)?.sum_all()?.reshape(1)?)
+        };
+        if let Some(learned) = &fake.learned {
+            learned.add(sink, &dscale)?;
+        }
+        sink.add(&x, dx)
+    });
+    Ok(out)
+}
+
+/// The passes in candle's operations.
+struct Composed {
+    value: Tensor,
+    /// 1 where a gradient passes, else 0.
+    inside: Tensor,
+    /// The derivative of the value with respect to the common scale.
+    slope: Tensor,
+}
+
+fn composed(x: &Tensor, fake: &FakeChannels) -> Result<Composed> {
+    let vector = |values: &[f32]| Tensor::new(values, x.device());
+    let [recips, zero_points, scales] =
+        [fake.columns.recips(), fake.columns.zero_points(), fake.columns.scales()].map(vector);
+    let (zero_points, scales) = (zero_points?, scales?);
+    let scaled = x.broadcast_mul(&recips?)?.broadcast_add(&zero_points)?;
+    let steps = codes(&scaled, RANGE)?.broadcast_sub(&zero_points)?;
+    let (low, high) = RANGE;
+    let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
+    let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
+    let unrounded = (scaled.broadcast_sub(&zero_points)? * &inside)?;
+    let factors = (&scales / f64::from(fake.step.scale()))?;
+    let slope = (&steps - unrounded)?.broadcast_mul(&factors)?;
+    Ok(Composed { value: steps.broadcast_mul(&scales)?, inside, slope })
+}
+
+/// The gradients of `x` and of the common scale, `[1]`.
+fn on_host(x: &Tensor, grad: &Tensor, fake: &FakeChannels) -> Result<(Tensor, Tensor)> {
+    let (columns, width) = (&*fake.columns, fake.columns.len());
+    let (part, step) = (GRAIN.div_ceil(width) * width, fake.step.scale());
+    let mut dx = vec![0.0; x.elem_count()];
+    let sums: Vec<f32> = slices(&[x, grad], |values| {
+        let parts = dx.par_chunks_mut(part).zip(values[0].par_chunks(part)).zip(values[1].par_chunks(part));
+        parts.map(|((dx, x), grad)| rows_gradient(x, grad, columns, step, dx)).collect()
+    })?;
+    let dscale = sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32;
+    Ok((Tensor::from_vec(dx, x.shape(), x.device())?, Tensor::new(&[dscale], x.device())?))
+}
+
+/// Writes the gradient of whole rows; returns their part of the gradient of the common scale.
+fn rows_gradient(x: &[f32], grad: &[f32], columns: &ColumnQuantizers, step: f32, dx: &mut [f32]) -> f32 {
+    let (low, high) = RANGE;
+    let mut sum = 0.0;
+    vectorised(
+        #[inline(always)]
+        || {
+            let width = columns.len();
+            let rows = x.chunks_exact(width).zip(grad.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+            for ((x, grad), dx) in rows {
+                let quantizers = columns.recips().iter().zip(columns.zero_points()).zip(columns.scales());
+                for (((&x, &grad), dx), ((&recip, &zero_point), &scale)) in
+                    x.iter().zip(grad).zip(dx).zip(quantizers)
+                {
+                    let scaled = x.mul_add(recip, zero_point);
+                    let inside = if is_inside(scaled, low, high) { 1.0 } else { 0.0 };
+                    let code = scaled.clamp(low, high).round_ties_even();
+                    *dx = grad * inside;
+                    sum += grad * (scale / step) * (code - zero_point - inside * (scaled - zero_point));
+                }
+            }
+        },
+    );
+    sum
+}
+
+/// Multiplies the columns of `x` `[rows, columns]` by constants, `[columns]`.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn scale_columns(tape: &Tape, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
+    let out = x.broadcast_mul(factors)?;
+    let (x, factors) = (x.clone(), factors.clone());
+    tape.record(&[&x.clone()], &out, move |grad, sink| {
+        sink.add(&x, grad.tensor().reshape(x.shape())?.broadcast_mul(&factors)?)
+    });
+    Ok(out)
+}
