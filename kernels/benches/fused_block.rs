@@ -14,8 +14,8 @@ use support::{STAGES, Stage, aligned, step, values};
 use swinq_kernels::attention::{AttentionIn, AttentionSpec, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{
-    AlignedBuf, AttentionQuant, BlockOp, Cpu, FusedBlock, LayerNorm, Pool, Probs, RowMap, RowOut, RowStore,
-    code_stride, probe,
+    AlignedBuf, AttentionQuant, BlockOp, ColumnQuantizers, Cpu, FusedBlock, LayerNorm, Pool, Probs, RowMap,
+    RowOut, RowStore, code_stride, probe,
 };
 
 /// Tokens of a window, and of one of its sides.
@@ -85,7 +85,7 @@ fn partition(tokens: usize) -> RowMap {
 impl Block {
     fn new(cpu: Cpu, stage: Stage) -> Block {
         let c = stage.channels;
-        let codes = |n: usize| Store::Codes(vec![30.0; n]);
+        let codes = |n: usize| Store::Codes(ColumnQuantizers::symmetric(n, &[step(0.03)]));
         let residual = || Store::Residual { branch: None, shortcut: None };
         let ops = vec![
             norm(cpu, c),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{AlignedBuf, Cpu, Pool, RowMap, code_stride, probe};
+use swinq_kernels::{AlignedBuf, ColumnQuantizers, Cpu, Pool, Quantizer, RowMap, code_stride, probe};
 
 /// The epilogue of a linear.
 #[derive(Clone, Copy, PartialEq)]
@@ -89,7 +89,9 @@ impl Results {
 fn spec(n: usize, k: usize, bias: &[f32], then: Then) -> LinearSpec<'_> {
     let store = match then {
         Then::F32 => Store::F32,
-        Then::Codes | Then::GeluCodes => Store::Codes(vec![30.0; n]),
+        Then::Codes | Then::GeluCodes => {
+            Store::Codes(ColumnQuantizers::symmetric(n, &[Quantizer::new(0.03).expect("a scale")]))
+        }
         Then::Residual => Store::Residual { branch: None, shortcut: None },
     };
     LinearSpec { n, k, bias: Some(bias), output: None, gelu: then == Then::GeluCodes, store }

@@ -1,23 +1,14 @@
-// Code that the attention kernels share: parameters, bias and mask, softmax weights, and stores. The head
-// dimension is 32.
+// Code that the attention kernels share: parameters, bias and mask, and stores. The head dimension is 32.
 //
-// Defines: KEY_TILES (number of tiles of 8 keys; the keys of a window are padded to full tiles), STORE
-// (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS, EXACT (1:
-// exponentials are bit-exact to the reference; 0: the GPU's exponential unit computes them).
+// Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
+// and those of `softmax.cuh`.
 #pragma once
 
-#include "prelude.cuh"
+#include "softmax.cuh"
 
 #define STORE_CODES 0
 #define STORE_HALF 1
 
-// Added to a logit if its query and its key lie in different regions. Without EXACT, logits are in units of
-// ln(2): the host multiplies their scale and their bias by log2(e).
-#if EXACT
-constexpr f32 MASKED = -100.0f;
-#else
-constexpr f32 MASKED = -144.26950408889634f;
-#endif
 constexpr u32 HEAD_DIM = 32;
 
 struct Params {
@@ -53,9 +44,7 @@ constexpr u32 TOKENS = 64;
 // bank conflicts.
 constexpr u32 VALUE_ROW = 80;
 
-// Logits of a warp's 16 queries and all keys: element [tile][2 half + b] belongs to row lane / 4 + 8 half and
-// key 8 tile + 2 (lane % 4) + b.
-typedef f32 Logits[KEY_TILES][4];
+// Bias of the same elements.
 typedef f32 Bias[KEY_TILES][4];
 
 // Loads the bias of the warp's queries, for windows of up to 64 tokens.
@@ -119,36 +108,4 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 #else
     store8(static_cast<u16*>(p.out) + at, y);
 #endif
-}
-
-// e^(logit - largest).
-INLINE f32 weight_of(f32 logit, f32 largest) {
-#if EXACT
-    return exp_below(max_f32(logit - largest, from_bits(FLOOR_BITS)));
-#else
-    return exp2_approx(logit - largest);
-#endif
-}
-
-// 255 e^(logit - largest), rounded to an integer, in the low byte.
-INLINE u32 code_of(f32 logit, f32 largest) {
-#if EXACT
-    return bits(255.0f * weight_of(logit, largest) + ROUNDER);
-#else
-    return bits(fma_f32(255.0f, weight_of(logit, largest), ROUNDER));
-#endif
-}
-
-// The maximum and the sum over the four lanes that share a row.
-INLINE f32 quad_max(f32 x) {
-    x = max_f32(x, shuffle_xor(x, 1));
-    return max_f32(x, shuffle_xor(x, 2));
-}
-INLINE u32 quad_sum(u32 x) {
-    x = x + shuffle_xor(x, 1);
-    return x + shuffle_xor(x, 2);
-}
-INLINE f32 quad_sum(f32 x) {
-    x = x + shuffle_xor(x, 1);
-    return x + shuffle_xor(x, 2);
 }

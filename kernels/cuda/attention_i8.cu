@@ -7,6 +7,12 @@
 // values are transposed to match this order.
 //
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
+
+// With six blocks, more windows are in flight on a multiprocessor; elsewhere the limit on registers would
+// spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8
+#define MIN_BLOCKS 6
+#endif
 #include "attention.cuh"
 
 // Bytes from one token to the next in `raw`: an odd number of 16-byte chunks, which avoids bank conflicts.
@@ -65,20 +71,14 @@ INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& 
     }
 }
 
-// Words of probabilities, `[step][register]`, in the layout that the product with the values reads.
-typedef u32 Probabilities[2][4];
-
 #if PROBS_S8
 
 INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
 
 // Computes the softmax of row lane / 4 + 8 `half` and writes its codes; returns the factor of the product
 // with the values.
-INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32 lane) {
-    f32 largest = x[0][2 * half];
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
-    largest = quad_max(largest);
+INLINE f32 probabilities(const Params& p, const Logits& x, int half, ProbabilityCodes& words, u32 lane) {
+    f32 largest = row_max(x, half);
     // Partial sums by the key index mod 16, that is, by the parity of the tile and the column.
     f32 e[KEY_TILES][2], sums[2][2] = {};
 #pragma unroll
@@ -113,31 +113,14 @@ INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 
 // Writes the codes 255 e^(x - largest) of row lane / 4 + 8 `half`; returns the factor of the product with the
 // values.
-INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probabilities& words, u32) {
-    f32 largest = x[0][2 * half];
-#pragma unroll
-    for (int t = 0; t < KEY_TILES; t++) largest = max_f32(largest, max_f32(x[t][2 * half], x[t][2 * half + 1]));
-    largest = quad_max(largest);
-    u32 total = 0;
-#pragma unroll
-    for (int pair = 0; pair < 4; pair++) {
-        u32 code[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int t = 2 * pair + i / 2;
-            code[i] = t < KEY_TILES ? code_of(x[t < KEY_TILES ? t : 0][2 * half + i % 2], largest) : 0;
-        }
-        u32 word = low_bytes(code[0], code[1], code[2], code[3]);
-        total = add_bytes(word, total);
-        words[pair / 2][pair % 2 * 2 + half] = word;
-    }
-    return div_f32(p.value_scale, to_f32(static_cast<s32>(quad_sum(total))));
+INLINE f32 probabilities(const Params& p, const Logits& x, int half, ProbabilityCodes& words, u32) {
+    return div_f32(p.value_scale, to_f32(probabilities_u8(x, half, words)));
 }
 
 #endif
 
 // Multiplies the probabilities with the values and stores the result.
-INLINE void weighted_values(const Params& p, const u8* transposed, const Probabilities& words, const f32 (&factor)[2],
+INLINE void weighted_values(const Params& p, const u8* transposed, const ProbabilityCodes& words, const f32 (&factor)[2],
                             u32 window, u32 head, u32 lane, u32 warp) {
     s32 sums[4][4] = {};
 #pragma unroll
@@ -189,7 +172,7 @@ KERNEL(attention_i8)(const Params p) {
         } else {
             logits_of(p, now, bias, x, lane, warp);
         }
-        Probabilities words;
+        ProbabilityCodes words;
         const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};
         block_sync();
         weighted_values(p, transposed, words, factor, window, head, lane, warp);

@@ -32,6 +32,7 @@ KERNEL(dequant)(const Params p) {
     u64 at = static_cast<u64>(row) * p.ld + column;
     f32 y[8];
 #if CODES_IN
+    static_assert(!CORRECTED, "codes of the `.output` site can no longer be corrected");
     u32x2 codes = *reinterpret_cast<const u32x2*>(static_cast<const s8*>(p.sums) + at);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -44,7 +45,7 @@ KERNEL(dequant)(const Params p) {
 #if INTEGER
     const s32* sums = static_cast<const s32*>(p.sums) + at;
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i]);
+    for (int i = 0; i < 8; i++) y[i] = to_f32(corrected(sums[i], columns, i));
 #else
     load8(y, static_cast<const f32*>(p.sums) + at);
 #endif

@@ -48,6 +48,12 @@ INLINE u32 block_y() { return blockIdx.y; }
 INLINE u32 blocks_x() { return gridDim.x; }
 INLINE u32 blocks_y() { return gridDim.y; }
 INLINE void block_sync() { __syncthreads(); }
+// A barrier of the group of `threads` threads that this thread belongs to: those with the same
+// thread_index() / threads. A block has at most 15 groups.
+template <u32 threads>
+INLINE void group_sync() {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / threads), "n"(threads) : "memory");
+}
 INLINE void warp_sync() { __syncwarp(); }
 
 // Returns the value of the lane whose index is this lane's index ^ mask. Every lane must take part.
@@ -55,8 +61,17 @@ INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v,
 INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
+// Whether `x` is not 0 in any lane. Every lane must take part.
+INLINE bool any_lane(u32 x) { return __any_sync(0xffffffffu, x != 0); }
+
 // f32 operations, each rounded once, to nearest even.
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
+// a b + c, clamped to [0, 1]; a NaN becomes 0.
+INLINE f32 fma_saturated_f32(f32 a, f32 b, f32 c) {
+    f32 y;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+}
 INLINE f32 div_f32(f32 a, f32 b) { return __fdiv_rn(a, b); }
 INLINE f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
@@ -95,6 +110,46 @@ INLINE u16 f32_to_half(f32 x) {
 // Packs two halves into a word, the first in the low bits.
 INLINE u32 pack_half2(f32 low, f32 high) {
     return static_cast<u32>(f32_to_half(low)) | static_cast<u32>(f32_to_half(high)) << 16;
+}
+
+// As `pack_half2`, but values beyond the range of f16 become the largest finite halves.
+INLINE u32 pack_half2_finite(f32 low, f32 high) {
+#if __CUDA_ARCH__ >= 800
+    u32 pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return pack_half2(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
+#endif
+}
+
+// Operations on pairs of halves, each rounded once, to nearest even.
+INLINE u32 mul_half2(u32 a, u32 b) {
+    u32 pair;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+}
+INLINE u32 fma_half2(u32 a, u32 b, u32 c) {
+    u32 pair;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+    return pair;
+}
+INLINE u32 min_half2(u32 a, u32 b) {
+#if __CUDA_ARCH__ >= 800
+    u32 pair;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+#else
+    f32 low = fminf(half_to_f32(static_cast<u16>(a)), half_to_f32(static_cast<u16>(b)));
+    f32 high = fminf(half_to_f32(static_cast<u16>(a >> 16)), half_to_f32(static_cast<u16>(b >> 16)));
+    return pack_half2(low, high);
+#endif
+}
+// The hyperbolic tangent of two halves, with an error of about one unit in the last place.
+INLINE u32 tanh_half2(u32 x) {
+    u32 pair;
+    asm("tanh.approx.f16x2 %0, %1;" : "=r"(pair) : "r"(x));
+    return pair;
 }
 
 // Saturates four integers to [-128, 127] and packs them, the first in the low byte.
@@ -217,6 +272,9 @@ INLINE void mma_f16(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 
 // Sets a word to 1. Several threads may set the same word.
 INLINE void raise_flag(u32* flag) { *static_cast<volatile u32*>(flag) = 1; }
+
+// Starts to load the line of 128 bytes at `address` into the L2 cache.
+INLINE void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // Programmatic dependent launch: `launch_dependents` lets the next kernel of the stream start, and
 // `wait_for_previous` waits for the end of the previous kernel. Both have no effect if the launch did not ask

@@ -3,8 +3,11 @@
 // `dequant.cu`, which runs after a GEMM of cuBLASLt.
 //
 // Defines: INTEGER (sums are those of INT8 operands), OUTPUT (the layer has an `.output` site), GELU, FAKE
-// (quantize and dequantize before a float store), STORE (one of the STORE_ constants), STREAM_F32 (1: the
-// residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN.
+// (quantize and dequantize before a float store), CHANNELS (codes, also those of FAKE, have a scale and a zero
+// point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
+// STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
+// HALF_GELU (GELU and its codes in packed halves; needs INTEGER, GELU and STORE_CODES, without OUTPUT and
+// CHANNELS).
 #pragma once
 
 #include "prelude.cuh"
@@ -16,13 +19,19 @@
 
 struct Epilogue {
     // Per column: s_x * s_w for INT8 operands, multiplied by the reciprocal of the `.output` site's scale if
-    // there is one. For float operands: that reciprocal.
+    // there is one. For float operands: that reciprocal. With HALF_GELU, scale and bias are halved, because
+    // GELU begins with x / 2.
     const f32* scale;
     // Per column.
     const f32* bias;
-    // Per column: reciprocal of the output scale (STORE_CODES). Each aligned group of eight columns has one
-    // scale.
+    // Per column: reciprocal of the output scale (STORE_CODES, or CHANNELS). Without CHANNELS each aligned
+    // group of eight columns has one scale.
     const f32* recip;
+    // Per column: zero point, a whole number, and output scale (CHANNELS).
+    const f32* zero_point;
+    const f32* step;
+    // Per column: subtracted from the sum (CORRECTED).
+    const s32* correction;
     // Token that each row of one image is written to, PAD for padding (STORE_RESIDUAL); null if row r is
     // token r.
     const u32* map;
@@ -49,20 +58,52 @@ typedef u16 Stream;
 // Epilogue constants of eight columns.
 struct Columns {
     f32 scale[8], bias[8];
-#if STORE == STORE_CODES
+#if CHANNELS
+    f32 recip[8], zero_point[8];
+#if FAKE
+    f32 step[8];
+#endif
+#elif STORE == STORE_CODES
     f32 recip;
+#endif
+#if CORRECTED
+    s32 correction[8];
 #endif
 };
 
-// Arrays are padded to full groups of 32 columns, so reading eight elements inside a group is always in
-// bounds.
+// Loads the constants of the store and of the sums. Arrays are padded to full groups of 32 columns, so reading
+// eight elements inside a group is always in bounds.
+INLINE void load_store(Columns& columns, const Epilogue& e, s32 column) {
+#if CHANNELS
+    load8(columns.recip, e.recip + column);
+    load8(columns.zero_point, e.zero_point + column);
+#if FAKE
+    load8(columns.step, e.step + column);
+#endif
+#elif STORE == STORE_CODES
+    columns.recip = e.recip[column];
+#endif
+#if CORRECTED
+#pragma unroll
+    for (int i = 0; i < 8; i++) columns.correction[i] = e.correction[column + i];
+#endif
+}
+
 INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
 #if INTEGER || OUTPUT
     load8(columns.scale, e.scale + column);
 #endif
     load8(columns.bias, e.bias + column);
-#if STORE == STORE_CODES
-    columns.recip = e.recip[column];
+    load_store(columns, e, column);
+}
+
+// The sum of column i of eight, without the zero points of the operand. It is exact in s32.
+template <typename Sum>
+INLINE Sum corrected(Sum sum, const Columns& columns, int i) {
+#if CORRECTED
+    return sum - columns.correction[i];
+#else
+    return sum;
 #endif
 }
 
@@ -115,16 +156,23 @@ INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
 }
 
 // Turns the sums of eight columns into the values to store (for STORE_CODES: multiplied by the reciprocal of
-// the scale).
+// the scale, plus the zero point).
 INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
+#if CHANNELS
+        y[i] = fma_f32(y[i], columns.recip[i], columns.zero_point[i]);
+#if FAKE
+        y[i] = (code_f32(y[i]) - columns.zero_point[i]) * columns.step[i];
+#endif
+#else
 #if FAKE
         y[i] = fake(y[i], e.fake_recip, e.fake_scale);
 #endif
 #if STORE == STORE_CODES
         y[i] = y[i] * columns.recip;
+#endif
 #endif
     }
 }
@@ -132,10 +180,35 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
 // Whether rows consist of full groups of eight columns that are aligned for vector stores.
 INLINE bool whole_eights(const Epilogue& e) { return e.n % 8 == 0 && e.stride % 8 == 0; }
 
+#if HALF_GELU
+// The codes of GELU of the sums of eight columns, four in a word.
+INLINE u32x2 gelu_codes8(const Columns& columns, const f32 (&sums)[8]) {
+    u32 recip = pack_half2(columns.recip, columns.recip), codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        f32 low = fma_f32(sums[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
+        f32 high = fma_f32(sums[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
+        codes[i] = codes_half2(gelu_half2(pack_half2_finite(low, high)), recip);
+    }
+    return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
+}
+#endif
+
 // Finishes the eight sums of columns `column..column + 8` and stores them in row `target`.
 INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
-    finish_values(e, columns, y, tail);
     u64 at = static_cast<u64>(target) * e.stride + column;
+#if HALF_GELU
+    u32x2 codes = gelu_codes8(columns, y);
+    u8* to = static_cast<u8*>(e.out) + at;
+    if (whole_eights(e) && column < e.n) *reinterpret_cast<u32x2*>(to) = codes;
+    if (whole_eights(e)) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (column + i < e.n) to[i] = static_cast<u8>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
+    }
+    return;
+#endif
+    finish_values(e, columns, y, tail);
     if (!whole_eights(e)) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {

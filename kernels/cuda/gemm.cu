@@ -130,7 +130,9 @@ KERNEL(gemm)(const Params p) {
             if (target == PAD) continue;
             f32 y[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) y[j] = sum_f32(sums[i / 2][4 * group + j / 2][i % 2 * 2 + j % 2]);
+            for (int j = 0; j < 8; j++) {
+                y[j] = sum_f32(corrected(sums[i / 2][4 * group + j / 2][i % 2 * 2 + j % 2], columns, j));
+            }
             finish8(p.epilogue, columns, target, column, y, tail);
         }
     }

@@ -50,18 +50,29 @@ INLINE void copy_rows(u8* to, const u8* from, s32 row0, s32 row_count, s32 strid
     }
 }
 
-// Copies the operands of all tiles of the block.
-INLINE void copy_tiles(const Params& p, u8* ring, u64* full, u64* empty, s32 first, s32 stride, s32 n0, s32 steps) {
+// Starts copying the weights of the first stages, which no earlier launch writes; returns their number.
+INLINE s32 copy_first_weights(const Params& p, u8* ring, s32 first, s32 n0, s32 steps) {
+    if (RESIDENT || first >= p.tiles) return 0;
+    s32 count = steps < STAGES ? steps : STAGES, thread = static_cast<s32>(thread_index()) - MULTIPLIERS;
+    for (s32 step = 0; step < count; step++) {
+        copy_rows<BN>(ring + step * STAGE + BM * BK, p.w, n0, p.n_packed, p.ldw, step * BK, p.k_bytes, thread);
+    }
+    return count;
+}
+
+// Copies the operands of all tiles of the block. The weights of the first `copied` stages are on their way.
+INLINE void copy_tiles(const Params& p, u8* ring, u64* full, u64* empty, s32 first, s32 stride, s32 n0, s32 steps,
+                       s32 copied) {
     s32 thread = static_cast<s32>(thread_index()) - MULTIPLIERS;
     // Initially every stage is empty: with parity 1, a wait on a barrier that was never used returns at once.
     Stages stage = {0, 1};
     for (s32 tile = first; tile < p.tiles; tile += stride) {
         s32 m0 = tile / p.tiles_n * BM;
-        for (s32 step = 0; step < steps; step++, stage.advance()) {
+        for (s32 step = 0; step < steps; step++, stage.advance(), copied--) {
             mbarrier_wait(empty + stage.at, stage.parity);
             u8* to = ring + stage.at * STAGE;
             copy_rows<BM>(to, p.a, m0, p.m, p.lda, step * BK, p.k_bytes, thread);
-            if (!RESIDENT) copy_rows<BN>(to + BM * BK, p.w, n0, p.n_packed, p.ldw, step * BK, p.k_bytes, thread);
+            if (!RESIDENT && copied <= 0) copy_rows<BN>(to + BM * BK, p.w, n0, p.n_packed, p.ldw, step * BK, p.k_bytes, thread);
             mbarrier_arrive_copies(full + stage.at);
             copy_commit();
         }
@@ -148,9 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params
 #if REGISTERS
         fewer_registers<COPY_REGISTERS>();
 #endif
+        s32 copied = copy_first_weights(p, ring, first, n0, steps);
         wait_for_previous();
         launch_dependents();
-        copy_tiles(p, ring, full, empty, first, stride, n0, steps);
+        copy_tiles(p, ring, full, empty, first, stride, n0, steps, copied);
     } else {
 #if REGISTERS
         more_registers<REGISTERS>();

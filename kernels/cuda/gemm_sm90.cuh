@@ -160,15 +160,15 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
         load8(columns.scale, at_column);
 #endif
         load8(columns.bias, at_column + BN);
-#if STORE == STORE_CODES
-        columns.recip = p.epilogue.recip[column];
-#endif
+        load_store(columns, p.epilogue, column);
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {
             if (old.targets[i] == PAD) continue;
             f32 y[8];
 #pragma unroll
-            for (int k = 0; k < 8; k++) y[k] = sum_f32(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2]);
+            for (int k = 0; k < 8; k++) {
+                y[k] = sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
+            }
 #if PREFETCH
             if (whole_eights(p.epilogue)) {
                 finish_values(p.epilogue, columns, y, tail);

@@ -139,7 +139,7 @@ KERNEL(pool)(const Params p) {
         f32 sum = 0.0f;
         if (column < p.columns) {
             f32 gamma = p.gamma[column], beta = p.beta[column];
-#pragma unroll 4
+#pragma unroll 8
             for (s32 token = group; token < p.tokens; token += GROUPS) {
                 f32 x = half_to_f32(stream[static_cast<u64>(token) * p.columns + column]);
                 sum = sum + fma_f32((x - norms[token].mean) * norms[token].inverse, gamma, beta);

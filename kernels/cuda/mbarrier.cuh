@@ -18,6 +18,20 @@ INLINE void mbarrier_arrive(u64* barrier) {
 INLINE void mbarrier_arrive_copies(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// Arrives, and lets the phase also wait for `bytes` bytes of bulk copies.
+INLINE void mbarrier_arrive_expecting(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Starts a copy of `bytes` bytes (a multiple of 16, as the addresses) to shared memory, which `barrier` counts.
+// One thread calls it.
+INLINE void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+// Makes initialised barriers visible to bulk copies.
+INLINE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Waits for the end of the phase with this parity; the first phase has parity 0.
 INLINE void mbarrier_wait(u64* barrier, u32 parity) {
     asm volatile(

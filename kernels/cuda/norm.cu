@@ -134,16 +134,6 @@ INLINE f32 row_sum(f32 x) {
     return x;
 }
 
-// Eight halves as f32.
-INLINE void unpack8(f32 (&x)[8], const u32x4& v) {
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = half_to_f32(static_cast<u16>(words[i]));
-        x[2 * i + 1] = half_to_f32(static_cast<u16>(words[i] >> 16));
-    }
-}
-
 // Computes the offset in the stream of columns `at..at + 8` of the row whose pieces are the tokens `from`;
 // returns false for a PAD piece.
 INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 columns, u64& offset) {
@@ -162,11 +152,18 @@ INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 colu
 
 // Whether the lanes keep the row in registers, as halves, between the passes; longer rows are read again.
 constexpr bool HOLD = CHUNKS <= 16;
+// A row in registers needs loops without indices. Rows that are read again are too long for it.
+constexpr int UNROLL = HOLD ? CHUNKS : 2;
 
-// LANES lanes share a row.
+// LANES lanes share a row. Everything that no earlier launch writes is read before the wait: the map, and gamma
+// and beta, which are copied to shared memory.
 KERNEL(norm_half)(const Params p) {
-    wait_for_previous();
-    launch_dependents();
+    f32* gamma_beta = reinterpret_cast<f32*>(shared_memory());
+    for (s32 i = 4 * thread_index(); i < p.columns; i += 4 * THREADS) {
+        copy_async_16(gamma_beta + i, p.gamma + i, 16);
+        copy_async_16(gamma_beta + p.columns + i, p.beta + i, 16);
+    }
+    copy_commit();
     u32 index = block_x() * THREADS + thread_index();
     s32 lane = index % LANES;
     bool real = index / LANES < static_cast<u32>(p.total_rows);
@@ -176,6 +173,8 @@ KERNEL(norm_half)(const Params p) {
     u32 from[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
+    wait_for_previous();
+    launch_dependents();
     auto read = [&](int chunk) {
         u64 offset;
         bool there = place(from, piece_columns, 8 * (lane + LANES * chunk), p.columns, offset);
@@ -188,7 +187,7 @@ KERNEL(norm_half)(const Params p) {
     }
     auto values = [&](f32(&x)[8], int chunk) { unpack8(x, HOLD ? held[HOLD ? chunk : 0] : read(chunk)); };
     f32 sum = 0.0f;
-#pragma unroll
+#pragma unroll UNROLL
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         f32 x[8];
         values(x, chunk);
@@ -197,7 +196,7 @@ KERNEL(norm_half)(const Params p) {
     }
     f32 mean = div_f32(row_sum(sum), to_f32(p.columns));
     f32 square = 0.0f;
-#pragma unroll
+#pragma unroll UNROLL
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         if (8 * (lane + LANES * chunk) < p.columns) {
             f32 x[8];
@@ -208,19 +207,21 @@ KERNEL(norm_half)(const Params p) {
     }
     f32 variance = div_f32(row_sum(square), to_f32(p.columns));
     f32 inverse = rsqrt_f32(variance + p.epsilon);
+    copy_wait<0>();
+    block_sync();
     if (!real) return;
     // A value that is not finite makes the variance of its row not finite. Sums of finite halves are always
     // finite.
     if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     bool padding = PIECES == 1 && from[0] == PAD;
-#pragma unroll
+#pragma unroll UNROLL
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         s32 at = 8 * (lane + LANES * chunk);
         if (at >= p.columns) continue;
         f32 x[8], gamma[8], beta[8], y[8];
         values(x, chunk);
-        load8(gamma, p.gamma + at);
-        load8(beta, p.beta + at);
+        load8(gamma, gamma_beta + at);
+        load8(beta, gamma_beta + p.columns + at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             f32 normalised = fma_f32((x[i] - mean) * inverse, gamma[i], beta[i]);

@@ -38,6 +38,16 @@ INLINE u32 codes_of_numbers(f32 a, f32 b, f32 c, f32 d) {
     return low_bytes(bits(values[0]), bits(values[1]), bits(values[2]), bits(values[3]));
 }
 
+// Codes of four values v that are given as (v + 128) / 255, from 0 to 1. `fma_saturated_f32` computes such
+// shares, which saves the instructions that clamp.
+INLINE u32 codes_of_shares(f32 a, f32 b, f32 c, f32 d) {
+    f32 values[4] = {a, b, c, d};
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[i] = fma_f32(values[i], 255.0f, ROUNDER);
+    return low_bytes(bits(values[0]), bits(values[1]), bits(values[2]), bits(values[3])) ^ 0x80808080u;
+}
+constexpr f32 SHARE_OF_ZERO = 128.0f / 255.0f;
+
 // The code of one value, as f32.
 INLINE f32 code_f32(f32 scaled) {
     s32 code = round_s32(scaled);
@@ -75,6 +85,18 @@ INLINE f32 gelu_fast(f32 x, f32 positive) {
 // A NaN argument gives a NaN.
 INLINE f32 gelu_fast(f32 x) { return gelu_fast(x, 0.0f > x ? 0.0f : x); }
 
+// GELU of two halves, which are given as h = x / 2: h + h tanh(h (a + b h^2)). The coefficients minimise the
+// mean square error for normal arguments. The largest error is 4.1e-4 without the rounding of halves, which
+// adds about 2^-9 |x| at most. The arguments must be finite.
+INLINE u32 gelu_half2(u32 h) {
+    u32 argument = mul_half2(h, fma_half2(mul_half2(h, h), 0x34863486u, 0x3e643e64u));
+    return fma_half2(h, tanh_half2(argument), h);
+}
+
+// The codes of two halves, each in the low byte of a half: multiplies by the reciprocals of their scales and
+// adds 1536, after which the last place of a half is 1. The products must not be less than -128 or NaN.
+INLINE u32 codes_half2(u32 x, u32 recip) { return min_half2(fma_half2(x, recip, 0x66006600u), 0x667f667fu); }
+
 // erfc(a / sqrt(2)) / 2 for a from 0 to TAIL_LAST. Its coefficients are in shared memory, pairs of powers by
 // column, `[3][16][2]`; see `load_tail`.
 INLINE f32 gelu_tail(f32 a, const f32* tail) {
@@ -108,9 +130,8 @@ INLINE void load_tail(f32* tail, u32 threads) {
     }
 }
 
-// Loads eight consecutive values of a row, stored as f16 or f32, as f32.
-INLINE void load8(f32 (&x)[8], const u16* from) {
-    u32x4 v = *reinterpret_cast<const u32x4*>(from);
+// Eight halves as f32.
+INLINE void unpack8(f32 (&x)[8], const u32x4& v) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -118,6 +139,15 @@ INLINE void load8(f32 (&x)[8], const u16* from) {
         x[2 * i + 1] = half_to_f32(static_cast<u16>(words[i] >> 16));
     }
 }
+
+// Loads four consecutive values.
+INLINE void load4(f32 (&x)[4], const f32* from) {
+    f32x4 v = *reinterpret_cast<const f32x4*>(from);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+
+// Loads eight consecutive values of a row, stored as f16 or f32, as f32.
+INLINE void load8(f32 (&x)[8], const u16* from) { unpack8(x, *reinterpret_cast<const u32x4*>(from)); }
 INLINE void load8(f32 (&x)[8], const f32* from) {
     const f32x4* p = reinterpret_cast<const f32x4*>(from);
     f32x4 a = p[0], b = p[1];

@@ -1,7 +1,7 @@
-// Asynchronous matrix products of a warpgroup (four warps; sm_90a): 64 rows of A and N columns of B, both in
-// shared memory with k innermost, 32 bytes of k per instruction. Not available on the host, whose shim has no
-// asynchronous proxy.
+// Asynchronous matrix products of a warpgroup (four warps; sm_90a): 64 rows of A and N columns of B, with k
+// innermost, 32 bytes of k per instruction. Not available on the host, whose shim has no asynchronous proxy.
 //
+// `Wgmma` reads A and B from shared memory.
 // Rows are 128 bytes, in groups of eight that begin at multiples of 1024 bytes. The 16-byte chunks of a row
 // are permuted (the 128-byte swizzle): chunk c of row r is at position c ^ r % 8. A lane's sums have the
 // layout of `mma_s8` for each block j of eight columns: sums [4 j] to [4 j + 3] belong to rows 16 (warp) +
@@ -310,3 +310,49 @@ struct Wgmma<256> {
             : "l"(a), "l"(b), "r"(add));
     }
 };
+
+// `WgmmaA` reads A from registers, which hold a warp's 16 rows as for `mma_s8`, and B from shared memory,
+// without a swizzle: 16 bytes of k of all N columns, then the next 16 bytes.
+
+// Descriptor of the operand B of `WgmmaA` with `columns` columns, at `address` in shared memory.
+INLINE u64 pieces_descriptor(u32 address, u64 columns) {
+    // In units of 16 bytes: the address, the distance of the next 16 bytes of k, and of the next 8 columns.
+    return static_cast<u64>((address & 0x3ffff) >> 4) | columns << 16 | static_cast<u64>(8) << 32;
+}
+// The same operand with its k advanced by 32 bytes.
+INLINE u64 next_pieces(u64 descriptor, u64 columns) { return descriptor + 2 * columns; }
+
+// Matrix product with N columns of INT8: sums = a * b if `add` is 0, else sums += a * b.
+template <int N>
+struct WgmmaA;
+
+#define SWINQ_NAMES_32                                                                                       \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                 \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SWINQ_NAMES_48 SWINQ_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SWINQ_NAMES_64 SWINQ_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SWINQ_NAMES_96                                                                                       \
+    SWINQ_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "      \
+                   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SWINQ_SUMS_8(i)                                                                                      \
+    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]),              \
+        "+r"(d[i + 6]), "+r"(d[i + 7])
+#define SWINQ_SUMS_32(i) SWINQ_SUMS_8(i), SWINQ_SUMS_8(i + 8), SWINQ_SUMS_8(i + 16), SWINQ_SUMS_8(i + 24)
+#define SWINQ_WGMMA_A(N, names, a0, a1, a2, a3, b0, p0, ...)                                                 \
+    template <>                                                                                              \
+    struct WgmmaA<N> {                                                                                       \
+        static INLINE void i8(s32 (&d)[N / 2], const u32 (&a)[4], u64 b, s32 add) {                          \
+            asm volatile(                                                                                    \
+                "{\n.reg .pred p;\nsetp.ne.b32 p, " p0 ", 0;\n"                                              \
+                "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" names "}, {" a0 ", " a1 ", " a2     \
+                ", " a3 "}, " b0 ", p;\n}\n"                                                                 \
+                : __VA_ARGS__                                                                                \
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                             \
+        }                                                                                                    \
+    };
+SWINQ_WGMMA_A(64, SWINQ_NAMES_32, "%32", "%33", "%34", "%35", "%36", "%37", SWINQ_SUMS_32(0))
+SWINQ_WGMMA_A(96, SWINQ_NAMES_48, "%48", "%49", "%50", "%51", "%52", "%53", SWINQ_SUMS_32(0), SWINQ_SUMS_8(32),
+              SWINQ_SUMS_8(40))
+SWINQ_WGMMA_A(128, SWINQ_NAMES_64, "%64", "%65", "%66", "%67", "%68", "%69", SWINQ_SUMS_32(0), SWINQ_SUMS_32(32))
+SWINQ_WGMMA_A(192, SWINQ_NAMES_96, "%96", "%97", "%98", "%99", "%100", "%101", SWINQ_SUMS_32(0), SWINQ_SUMS_32(32),
+              SWINQ_SUMS_32(64))

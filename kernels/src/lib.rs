@@ -40,4 +40,4 @@ pub use patches::{Patches, add_table};
 pub use pool::Pool;
 pub use quantize::QuantizeRows;
 pub use reference::{AttentionQuant, Probs};
-pub use types::{PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};
+pub use types::{ColumnQuantizers, PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};

@@ -6,6 +6,7 @@ use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
 use swinq_kernels::cuda::{Arch, LaunchConfig};
 
 /// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
@@ -91,7 +92,7 @@ fn norms() {
             let lanes = if stream == StreamType::F32 { 4 } else { lanes };
             for rows in [1, 49, 63, 64, 65, 3136, 401_408] {
                 let (launch, what) = (config.launch(rows), format!("{columns} columns, {rows} rows"));
-                check(launch, 0, &what);
+                check(launch, SHARED[0].1, &what);
                 // Each block has full rows.
                 assert!((launch.threads as usize).is_multiple_of(lanes), "{what}");
                 covers(launch.grid[0], launch.threads as usize / lanes, rows, &what);
@@ -132,6 +133,23 @@ fn attentions_cover_every_window_and_query_of_every_head() {
                     assert_eq!(each, 1, "{what}");
                     covers(launch.grid[1], 64, config.tokens, &what);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn window_blocks_have_no_more_blocks_than_windows_or_multiprocessors() {
+    for (heads, tokens) in [(1, 49), (2, 64), (3, 49), (4, 49), (6, 49), (6, 64)] {
+        for (name, shared) in SHARED {
+            let Some(config) = WindowBlockConfig::new(heads, tokens, shared) else {
+                assert!(heads > 1 || name == "sm_75", "{heads} heads on {name}");
+                continue;
+            };
+            for (total, blocks) in [(1, 1), (64, 64), (132, 132), (8192, 132)] {
+                let launch = config.launch(total, 132);
+                check(launch, shared, name);
+                assert!(launch.grid == [blocks, 1, 1] && launch.threads == 128 * config.groups, "{launch:?}");
             }
         }
     }

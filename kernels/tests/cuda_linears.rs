@@ -10,8 +10,8 @@ use swinq_kernels::cuda::ops::linear::{
 };
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
-use swinq_kernels::reference::{accumulate_i8, epilogue_i8};
-use swinq_kernels::{PAD, Quantizer, RowMap};
+use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8};
+use swinq_kernels::{ColumnQuantizers, PAD, Quantizer, RowMap};
 
 fn device(test: &str) -> Option<Device> {
     match Device::open(0) {
@@ -33,9 +33,23 @@ enum Case {
     Residual,
     Half,
     Output,
+    /// Codes of GELU with a scale and a zero point for each column.
+    ChannelCodes,
+    /// As `Residual` and `Output`, of an input with zero points.
+    CorrectedResidual,
+    CorrectedOutput,
 }
 
-const CASES: [Case; 5] = [Case::Codes, Case::CodesGelu, Case::Residual, Case::Half, Case::Output];
+const CASES: [Case; 8] = [
+    Case::Codes,
+    Case::CodesGelu,
+    Case::Residual,
+    Case::Half,
+    Case::Output,
+    Case::ChannelCodes,
+    Case::CorrectedResidual,
+    Case::CorrectedOutput,
+];
 
 /// A linear layer with its operands.
 struct Problem {
@@ -46,6 +60,8 @@ struct Problem {
     w: Vec<i8>,
     multiplier: Vec<f32>,
     bias: Vec<f32>,
+    columns: ColumnQuantizers,
+    zero_points: Vec<i8>,
     stream: Vec<f32>,
     map: RowMap,
 }
@@ -80,44 +96,62 @@ impl Problem {
             w: codes(&mut rng, n * k).iter().map(|&c| c.max(-127)).collect(),
             multiplier: values(&mut rng, n, 1e-4).iter().map(|x| x.abs() + 1e-6).collect(),
             bias: values(&mut rng, n, 1.0),
+            columns: {
+                let factors: Vec<f32> = values(&mut rng, n, 0.9).iter().map(|x| 1.0 + x).collect();
+                ColumnQuantizers::channels(0.02, &factors, &codes(&mut rng, n)).unwrap()
+            },
+            zero_points: codes(&mut rng, k),
             stream: values(&mut rng, tokens * n, 2.0),
             map: RowMap::new(&rows, tokens).unwrap(),
         }
     }
 
-    fn y(&self, row: usize, column: usize, output: Option<Quantizer>, gelu: bool) -> f32 {
-        let sum = accumulate_i8(&self.a[row * self.k..][..self.k], &self.w[column * self.k..][..self.k]);
+    /// The zero points of the input.
+    fn zero_points(&self, case: Case) -> &[i8] {
+        let corrected = matches!(case, Case::CorrectedResidual | Case::CorrectedOutput);
+        if corrected { &self.zero_points } else { &[] }
+    }
+
+    fn y(&self, row: usize, column: usize, case: Case) -> f32 {
+        let (_, output, gelu) = parts(self, case);
+        let w = &self.w[column * self.k..][..self.k];
+        let sum = accumulate_i8(&self.a[row * self.k..][..self.k], w);
+        let sum = sum - correction_i8(self.zero_points(case), w);
         epilogue_i8(sum, self.multiplier[column], self.bias[column], output, gelu)
     }
 }
 
 /// The store, the `.output` site and GELU of a case.
-fn parts(case: Case) -> (LinearStore, Option<Quantizer>, bool) {
+fn parts(problem: &Problem, case: Case) -> (LinearStore, Option<Quantizer>, bool) {
     let q = Quantizer::new(0.02).unwrap();
     match case {
         Case::Codes => (LinearStore::Plain(DeviceStore::Codes(q)), None, false),
         Case::CodesGelu => (LinearStore::Plain(DeviceStore::Codes(q)), None, true),
-        Case::Residual => (LinearStore::Residual, None, false),
+        Case::Residual | Case::CorrectedResidual => (LinearStore::Residual, None, false),
+        Case::ChannelCodes => (LinearStore::ChannelCodes(problem.columns.clone()), None, true),
         Case::Half => (LinearStore::Plain(DeviceStore::Half), None, false),
-        Case::Output => (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false),
+        Case::Output | Case::CorrectedOutput => {
+            (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false)
+        }
     }
 }
 
 /// The reference's output as f64: codes, values, or the updated stream.
 fn expected(problem: &Problem, case: Case) -> Vec<f64> {
-    let (store, output, gelu) = parts(case);
+    let (store, ..) = parts(problem, case);
     if store == LinearStore::Residual {
         let mut stream = problem.stream.clone();
         for (row, &token) in problem.map.rows().iter().enumerate().filter(|(_, t)| **t != PAD) {
             for column in 0..problem.n {
-                stream[token as usize * problem.n + column] += problem.y(row, column, output, gelu);
+                stream[token as usize * problem.n + column] += problem.y(row, column, case);
             }
         }
         return stream.into_iter().map(f64::from).collect();
     }
     let value = |row, column| {
-        let y = problem.y(row, column, output, gelu);
+        let y = problem.y(row, column, case);
         match &store {
+            LinearStore::ChannelCodes(columns) => f64::from(columns.code(column, y)),
             LinearStore::Plain(DeviceStore::Codes(q)) => f64::from(q.code(y)),
             _ => f64::from(f16::from_f32(y).to_f32()),
         }
@@ -139,26 +173,18 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    fn new(device: &Device, problem: &Problem, case: Case) -> OnDevice {
+    fn new(device: &Device, problem: &Problem, case: Case, stream: StreamType) -> OnDevice {
         let Problem { m, n, k, .. } = *problem;
-        let (store, output, gelu) = parts(case);
+        let (store, output, gelu) = parts(problem, case);
         let residual = store == LinearStore::Residual;
         let element = match &store {
             LinearStore::Plain(store) => store.element_bytes(),
+            LinearStore::ChannelCodes(_) => 1,
             _ => 4,
         };
-        let weight = DeviceWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier };
-        let spec = DeviceLinearSpec {
-            n,
-            k,
-            weight,
-            bias: Some(&problem.bias),
-            output,
-            gelu,
-            store,
-            // With an f32 stream, results are bit-exact to the reference.
-            stream: StreamType::F32,
-        };
+        let zero_points = problem.zero_points(case);
+        let weight = DeviceWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier, zero_points };
+        let spec = DeviceLinearSpec { n, k, weight, bias: Some(&problem.bias), output, gelu, store, stream };
         let mut rows = vec![0i8; m * row_stride(k, 1)];
         for (to, from) in rows.chunks_exact_mut(row_stride(k, 1)).zip(problem.a.chunks_exact(k)) {
             to[..k].copy_from_slice(from);
@@ -244,7 +270,7 @@ fn every_tile_gives_the_bits_of_the_reference() {
         let problem = Problem::new(m, n, k, 7 + index as u64);
         for case in CASES {
             let expected = expected(&problem, case);
-            let run = OnDevice::new(&device, &problem, case);
+            let run = OnDevice::new(&device, &problem, case, StreamType::F32);
             let tiles = tiles(&run.linear, m);
             let programs: Vec<_> = tiles.iter().map(|&tile| run.linear.kind().program(tile)).collect();
             device.kernels(&programs).unwrap();
@@ -263,6 +289,32 @@ fn every_tile_gives_the_bits_of_the_reference() {
     eprintln!("linears by {:?}: {checked:?}", Instruction::ALL);
 }
 
+/// With an f16 stream, GELU is computed in packed halves: the codes are next to those of the reference, and
+/// every tile gives the same.
+#[test]
+fn every_tile_gives_the_same_codes_of_gelu_in_halves() {
+    let Some(device) = device("every_tile_gives_the_same_codes_of_gelu_in_halves") else { return };
+    let on = Stream::new(&device).unwrap();
+    let problem = Problem::new(300, 200, 384, 5);
+    let expected = expected(&problem, Case::CodesGelu);
+    let run = OnDevice::new(&device, &problem, Case::CodesGelu, StreamType::F16);
+    assert!(run.linear.kind().half_gelu);
+    let mut first: Option<Vec<f64>> = None;
+    let shape = |tile: &Tile| (tile.instruction, tile.block);
+    let mut tiles = tiles(&run.linear, problem.m);
+    tiles.dedup_by_key(|tile| shape(tile));
+    for tile in tiles {
+        run.reset(&on, &problem);
+        let output = run.output.all();
+        let own = run.linear.own(tile).unwrap();
+        own.run(&run.linear, &on, problem.m, &run.input.all(), run.target(&output)).unwrap();
+        let got = run.read(&on, &problem);
+        let far = got.iter().zip(&expected).filter(|(got, want)| (*got - *want).abs() > 1.0).count();
+        assert_eq!(far, 0, "{tile}: codes that differ by more than 1");
+        assert_equal(&got, first.get_or_insert_with(|| got.clone()), problem.n, &tile.to_string());
+    }
+}
+
 #[test]
 fn the_library_gives_the_bits_of_the_reference() {
     let Some(device) = device("the_library_gives_the_bits_of_the_reference") else { return };
@@ -273,7 +325,7 @@ fn the_library_gives_the_bits_of_the_reference() {
     {
         let problem = Problem::new(m, n, k, 70 + index as u64);
         for case in CASES {
-            let run = OnDevice::new(&device, &problem, case);
+            let run = OnDevice::new(&device, &problem, case, StreamType::F32);
             for library in run.linear.library(&lt, m).unwrap() {
                 run.reset(&on, &problem);
                 let output = run.output.all();

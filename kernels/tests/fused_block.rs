@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8,
-    LinearOut, LinearSpec, Pool, Probs, QuantizeRows, ResidualNorm, RowMap, RowOut, RowStore, Store,
-    WindowAttention, code_stride,
+    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, ColumnQuantizers, Cpu, FusedBlock, LayerNorm,
+    LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Probs, QuantizeRows, ResidualNorm, RowMap, RowOut,
+    RowStore, Store, WindowAttention, code_stride,
 };
 
 /// Sizes of a block: heads, channels of a head, hidden channels.
@@ -79,7 +79,12 @@ impl Maker {
         let spec = LinearSpec { n, k, bias: Some(&bias), output, gelu, store };
         let op = if int8 {
             let codes: Vec<i8> = self.rng.bytes(n * k).into_iter().map(|b| b as i8).collect();
-            BlockOp::LinearI8(Arc::new(LinearI8::new(self.cpu, spec, &codes, &vec![0.0004; n])))
+            {
+                let zero_points: Vec<i8> = self.rng.bytes(k).into_iter().map(|b| b as i8).collect();
+                let multiplier = vec![0.0004; n];
+                let op = LinearI8::with_zero_points(self.cpu, spec, &codes, &multiplier, &zero_points);
+                BlockOp::LinearI8(Arc::new(op))
+            }
         } else {
             let weight = self.rng.floats(n * k, 0.2);
             BlockOp::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &weight)))
@@ -111,7 +116,8 @@ impl Maker {
             store: self.row_store(proj),
         };
         let attention = (BlockOp::Attention(Arc::new(WindowAttention::new(self.cpu, spec))), Some((c, proj)));
-        let store = if codes { Store::Codes(vec![25.0; 3 * c]) } else { Store::F32 };
+        let store =
+            if codes { Store::Codes(ColumnQuantizers::symmetric(3 * c, &[step(0.04)])) } else { Store::F32 };
         let residual = self.residual();
         vec![
             self.norm(c, qkv),
@@ -139,7 +145,10 @@ impl Maker {
     /// An MLP half: norm, linear with GELU, linear.
     fn mlp(&mut self, Shape(heads, d, hidden): Shape) -> Ops {
         let (c, [fc1, fc2]) = (heads * d, [self.choice(), self.choice()]);
-        let store = if fc2 { Store::Codes(vec![30.0; hidden]) } else { Store::F32 };
+        let factors: Vec<f32> = self.rng.floats(hidden, 0.9).iter().map(|x| 1.0 + x).collect();
+        let zero_points: Vec<i8> = self.rng.bytes(hidden).into_iter().map(|b| b as i8).collect();
+        let channels = ColumnQuantizers::channels(0.03, &factors, &zero_points).unwrap();
+        let store = if fc2 { Store::Codes(channels) } else { Store::Fake(channels) };
         let residual = self.residual();
         vec![
             self.norm(c, fc1),

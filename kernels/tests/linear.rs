@@ -8,9 +8,9 @@ mod support;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
+use support::{Rng, assert_same, assert_varied, for_each_cpu, step, window_map};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{Cpu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
+use swinq_kernels::{ColumnQuantizers, Cpu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
 
 /// Rows, columns, inputs: around the tiles (1, 6 and 14 rows; 8, 16 and 32 columns) and Swin's own.
 const SHAPES: [(usize, usize, usize); 21] = [
@@ -47,9 +47,11 @@ struct Case {
     k: usize,
     bytes: Vec<u8>,
     codes: Vec<i8>,
+    /// Zero points of the INT8 input; empty in every other case.
+    zero_points: Vec<i8>,
     multiplier: Vec<f32>,
     bias: Vec<f32>,
-    recip: Vec<f32>,
+    columns: ColumnQuantizers,
     stream: Vec<f32>,
     map: RowMap,
     /// Cached results of [`Case::values`].
@@ -78,7 +80,12 @@ impl Case {
             n,
             k,
             multiplier: (0..n).map(|_| power(&mut rng, -9)).collect(),
-            recip: (0..n).map(|_| power(&mut rng, -1)).collect(),
+            columns: columns(&mut rng, n, seed % 4 < 2),
+            zero_points: if seed % 4 < 2 {
+                Vec::new()
+            } else {
+                rng.bytes(k).into_iter().map(|b| b as i8).collect()
+            },
             stream: rng.floats(images * map.tokens() * n, 20.0),
             bytes,
             codes,
@@ -114,7 +121,8 @@ impl Case {
                 return reference::epilogue_f32(sum, self.bias[c], output, gelu);
             }
             let x = &signed[row * code_stride(self.k)..][..self.k];
-            let acc = reference::accumulate_i8(x, &self.codes[c * self.k..][..self.k]);
+            let w = &self.codes[c * self.k..][..self.k];
+            let acc = reference::accumulate_i8(x, w) - reference::correction_i8(&self.zero_points, w);
             reference::epilogue_i8(acc, self.multiplier[c], self.bias[c], output, gelu)
         };
         (0..self.rows * self.n).map(value).collect()
@@ -126,8 +134,21 @@ impl Case {
             let (input, weight) = self.integers();
             return LinearF32::new(cpu, spec, &weight).run(pool, self.rows, &input, out);
         }
-        LinearI8::new(cpu, spec, &self.codes, &self.multiplier).run(pool, self.rows, &self.bytes, out);
+        LinearI8::with_zero_points(cpu, spec, &self.codes, &self.multiplier, &self.zero_points).run(
+            pool,
+            self.rows,
+            &self.bytes,
+            out,
+        );
     }
+}
+
+/// Quantizers of `n` columns, whose scales are powers of two; symmetric ones or with any zero points.
+fn columns(rng: &mut Rng, n: usize, symmetric: bool) -> ColumnQuantizers {
+    let factors: Vec<f32> = (0..n).map(|_| 2f32.powi((rng.next() % 3) as i32 - 1)).collect();
+    let zero_points =
+        rng.bytes(n).into_iter().map(|b| if symmetric { 0 } else { b as i8 }).collect::<Vec<_>>();
+    ColumnQuantizers::channels(1.0, &factors, &zero_points).unwrap()
 }
 
 /// The reference's sum for one row and column.
@@ -135,20 +156,6 @@ fn sum(input: &[f32], weight: &[f32]) -> f32 {
     let mut sum = [f32::NAN];
     reference::accumulate_f32(input, weight, &mut sum);
     sum[0]
-}
-
-/// A map in scrambled order with one row of padding in eight, and the number of images that `rows` rows are:
-/// 2 if even.
-fn window_map(rows: usize) -> (RowMap, usize) {
-    let images = if rows.is_multiple_of(2) { 2 } else { 1 };
-    let period = rows / images;
-    let kept: Vec<usize> = (0..period).filter(|i| i % 8 != 5).collect();
-    let mut order: Vec<Option<usize>> = vec![None; period];
-    let tokens = kept.len();
-    for (token, place) in kept.into_iter().enumerate() {
-        order[place] = Some((token + tokens / 3) % tokens);
-    }
-    (RowMap::new(&order, tokens).unwrap(), images)
 }
 
 fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
@@ -176,13 +183,14 @@ fn each_case(check: impl Fn(Cpu, &mut Pool, &Case, bool, &str)) {
 fn f32_results_are_equal_with_and_without_output_and_fake() {
     each_case(|cpu, pool, case, float, what| {
         for output in [None, Some(step(if float { 0.5 } else { 0.25 }))] {
-            for fake in [None, Some(step(0.5))] {
-                let store = fake.map_or(Store::F32, Store::Fake);
+            for fake in [None, Some(&case.columns)] {
+                let store = fake.map_or(Store::F32, |columns| Store::Fake(columns.clone()));
                 let mut got = vec![f32::NAN; case.rows * case.n];
                 case.run(cpu, pool, float, case.spec(output, false, store), LinearOut::F32(&mut got));
                 let mut want = case.values(float, output, false);
-                want.iter_mut().for_each(|v| *v = fake.map_or(*v, |q| q.fake(*v)));
-                assert_same(&got, &want, &format!("{what}, output {output:?}, fake {fake:?}"));
+                let fake_one = |(i, v): (usize, &mut f32)| *v = fake.map_or(*v, |q| q.fake(i % case.n, *v));
+                want.iter_mut().enumerate().for_each(fake_one);
+                assert_same(&got, &want, &format!("{what}, output {output:?}, fake {}", fake.is_some()));
             }
         }
     });
@@ -193,12 +201,11 @@ fn codes_are_equal_and_nothing_else_is_written() {
     each_case(|cpu, pool, case, float, what| {
         let stride = code_stride(case.n);
         let mut got = vec![77u8; case.rows * stride];
-        let store = Store::Codes(case.recip.clone());
+        let store = Store::Codes(case.columns.clone());
         case.run(cpu, pool, float, case.spec(None, false, store), LinearOut::Codes(&mut got));
         let mut want = vec![77u8; case.rows * stride];
         for (i, value) in case.values(float, None, false).into_iter().enumerate() {
-            let code = reference::code(value * case.recip[i % case.n]);
-            want[i / case.n * stride + i % case.n] = code as u8 ^ 0x80;
+            want[i / case.n * stride + i % case.n] = case.columns.code(i % case.n, value) as u8 ^ 0x80;
         }
         assert_eq!(got, want, "{what}");
         assert_varied(&want, what);
@@ -244,15 +251,17 @@ fn gelu_is_equal_in_f32_and_in_codes() {
             case.run(cpu, pool, float, case.spec(output, true, Store::F32), LinearOut::F32(&mut got));
             assert_same(&got, &want, what);
             let stride = code_stride(case.n);
-            let mut codes = vec![0u8; case.rows * stride];
-            let store = Store::Codes(vec![7.3; case.n]);
-            case.run(cpu, pool, float, case.spec(output, true, store), LinearOut::Codes(&mut codes));
-            let mut expected = vec![0u8; case.rows * stride];
-            for (i, value) in want.into_iter().enumerate() {
-                expected[i / case.n * stride + i % case.n] = reference::code(value * 7.3) as u8 ^ 0x80;
+            for columns in [&ColumnQuantizers::symmetric(case.n, &[step(1.0 / 7.3)]), &case.columns] {
+                let mut codes = vec![0u8; case.rows * stride];
+                let store = Store::Codes(columns.clone());
+                case.run(cpu, pool, float, case.spec(output, true, store), LinearOut::Codes(&mut codes));
+                let mut expected = vec![0u8; case.rows * stride];
+                for (i, &value) in want.iter().enumerate() {
+                    expected[i / case.n * stride + i % case.n] = columns.code(i % case.n, value) as u8 ^ 0x80;
+                }
+                assert_eq!(codes, expected, "{what}");
+                assert_varied(&codes, what);
             }
-            assert_eq!(codes, expected, "{what}");
-            assert_varied(&codes, what);
         }
     });
 }
@@ -281,13 +290,14 @@ fn codes_of_gelu_with_one_step_are_equal() {
             reference::epilogue_i8(acc, multiplier[i % n], bias[i % n], None, true)
         };
         let values: Vec<f32> = (0..rows * n).map(value).collect();
-        for recip in [2.0, 3.0, 11.0, 30.0, 61.5, 300.0, 740.0, 2000.0] {
+        for recip in [2.0f32, 3.0, 11.0, 30.0, 61.5, 300.0, 740.0, 2000.0] {
+            let columns = ColumnQuantizers::symmetric(n, &[step(recip.recip())]);
             let mut want = vec![77u8; rows * code_stride(n)];
             for (i, value) in values.iter().enumerate() {
-                want[i / n * code_stride(n) + i % n] = reference::code(value * recip) as u8 ^ 0x80;
+                want[i / n * code_stride(n) + i % n] = columns.code(i % n, *value) as u8 ^ 0x80;
             }
             for_each_cpu(|cpu| {
-                let store = Store::Codes(vec![recip; n]);
+                let store = Store::Codes(columns.clone());
                 let spec = LinearSpec { n, k, bias: Some(&bias), output: None, gelu: true, store };
                 let mut got = vec![77u8; want.len()];
                 let op = LinearI8::new(cpu, spec, &codes, &multiplier);

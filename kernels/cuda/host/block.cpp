@@ -125,7 +125,10 @@ void create_threads(unsigned count) {
     }
 }
 
-void barrier() { yield(State::Barrier); }
+void barrier(unsigned group) {
+    threads[block.thread].group = group;
+    yield(State::Barrier);
+}
 
 void join(const Collective& collective, void* operands) {
     Thread& thread = threads[block.thread];
@@ -138,7 +141,7 @@ void join(const Collective& collective, void* operands) {
 static const char* place(const Thread& thread) {
     switch (thread.state) {
         case State::Running: return "running";
-        case State::Barrier: return "block_sync";
+        case State::Barrier: return thread.group == 0 ? "block_sync" : "group_sync";
         case State::Finished: return "the end";
         case State::Collective: break;
     }
@@ -147,7 +150,10 @@ static const char* place(const Thread& thread) {
 
 // Fails because two threads wait for each other.
 [[noreturn]] static void deadlock(unsigned a, unsigned b) {
-    auto argument = [](const Thread& thread) { return thread.collective ? thread.collective->argument : 0; };
+    auto argument = [](const Thread& thread) {
+        if (thread.state == State::Barrier) return thread.group;
+        return thread.collective ? thread.collective->argument : 0;
+    };
     const Thread &first = threads[a], &second = threads[b];
     block.thread = a;
     fail("deadlock: at %s (%u), while thread %u is at %s (%u)", place(first), argument(first), b, place(second),
@@ -188,6 +194,23 @@ static void run_warp(unsigned first) {
     } while (run_collective(first, lanes));
 }
 
+// Lets the groups continue whose threads all wait at their barrier; returns false if there is none. A group
+// with threads elsewhere is an error.
+static bool release_groups() {
+    bool released = false;
+    for (unsigned first = 0; first < threads.size(); first++) {
+        unsigned group = threads[first].group;
+        if (threads[first].state != State::Barrier || group == 0) continue;
+        unsigned begin = first / group * group;
+        for (unsigned i = begin; i < begin + group; i++) {
+            if (threads[i].state != State::Barrier || threads[i].group != group) deadlock(first, i);
+        }
+        for (unsigned i = begin; i < begin + group; i++) threads[i].state = State::Running;
+        released = true;
+    }
+    return released;
+}
+
 void run_block(const void* params) {
     scheduler.params = params;
     std::memset(block.shared, block.garbage, block.shared_bytes);
@@ -200,6 +223,7 @@ void run_block(const void* params) {
     unsigned count = static_cast<unsigned>(threads.size()), warps = (count + LANES - 1) / LANES;
     for (;;) {
         for (unsigned i = 0; i < warps; i++) run_warp(LANES * ordered(i, warps));
+        if (release_groups()) continue;
         for (unsigned i = 1; i < count; i++) {
             if (threads[i].state != threads[0].state) deadlock(0, i);
         }

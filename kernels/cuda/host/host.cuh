@@ -39,7 +39,11 @@ INLINE u32 block_x() { return host::block.index[0]; }
 INLINE u32 block_y() { return host::block.index[1]; }
 INLINE u32 blocks_x() { return host::block.grid[0]; }
 INLINE u32 blocks_y() { return host::block.grid[1]; }
-INLINE void block_sync() { host::barrier(); }
+INLINE void block_sync() { host::barrier(0); }
+template <u32 threads>
+INLINE void group_sync() {
+    host::barrier(threads);
+}
 
 INLINE u32 bits(f32 x) {
     u32 word;
@@ -67,6 +71,10 @@ INLINE u32 add_bytes(u32 word, u32 sum) {
 // Every operation is rounded separately, because -ffp-contract=off forbids contraction.
 INLINE f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 INLINE f32 div_f32(f32 a, f32 b) { return a / b; }
+INLINE f32 fma_saturated_f32(f32 a, f32 b, f32 c) {
+    f32 y = fma_f32(a, b, c);
+    return y > 0.0f ? y < 1.0f ? y : 1.0f : 0.0f;
+}
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }
 INLINE f32 sqrt_f32(f32 x) { return __builtin_sqrtf(x); }
 INLINE f32 rint_f32(f32 x) { return __builtin_rintf(x); }
@@ -114,6 +122,36 @@ INLINE u16 f32_to_half(f32 x) {
 }
 INLINE u32 pack_half2(f32 low, f32 high) {
     return static_cast<u32>(f32_to_half(low)) | static_cast<u32>(f32_to_half(high)) << 16;
+}
+
+INLINE u32 pack_half2_finite(f32 low, f32 high) {
+    return pack_half2(max_f32(min_f32(low, 65504.0f), -65504.0f), max_f32(min_f32(high, 65504.0f), -65504.0f));
+}
+
+// Applies `f` to each half of the words. A NaN stays a NaN in `pack_half2`. Sums of products of halves are
+// rounded to f32 first, which may differ from a single rounding in the last place of the half.
+template <class F, class... Words>
+INLINE u32 host_halves(F f, Words... words) {
+    return pack_half2(f(half_to_f32(static_cast<u16>(words))...), f(half_to_f32(static_cast<u16>(words >> 16))...));
+}
+INLINE u32 mul_half2(u32 a, u32 b) {
+    return host_halves([](f32 x, f32 y) { return x * y; }, a, b);
+}
+INLINE u32 fma_half2(u32 a, u32 b, u32 c) {
+    return host_halves([](f32 x, f32 y, f32 z) { return fma_f32(x, y, z); }, a, b, c);
+}
+INLINE u32 min_half2(u32 a, u32 b) {
+    return host_halves([](f32 x, f32 y) { return min_f32(x, y); }, a, b);
+}
+// Simulates the largest error that a GPU may make: the result is off by up to one unit in the last place, by
+// an amount that depends on `x` alone.
+INLINE u32 tanh_half2(u32 x) {
+    auto tanh = [](f32 y) {
+        u16 exact = f32_to_half(__builtin_tanhf(y));
+        bool off = (exact & 0x7fffu) > 0x400u && (exact & 0x7fffu) < 0x3c00u;
+        return half_to_f32(off ? static_cast<u16>(exact + (bits(y) * 2654435761u >> 16) % 3 - 1) : exact);
+    };
+    return host_halves(tanh, x);
 }
 
 INLINE u32 host_saturated(s32 x, s32 low, s32 high) {

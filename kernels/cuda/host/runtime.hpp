@@ -28,8 +28,8 @@ extern Block block;
 // Fails unless the `bytes` bytes at `at` are in the block's shared memory and aligned to their size.
 void expect_shared(const void* at, size bytes, const char* what);
 
-// Waits until every thread of the block has arrived.
-void barrier();
+// Waits until every thread of the running thread's group of `group` threads has arrived; 0 is the whole block.
+void barrier(unsigned group);
 
 // Permits the running thread to access buffers that earlier launches write or read.
 void wait_for_previous();

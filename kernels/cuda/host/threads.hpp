@@ -25,6 +25,8 @@ struct Thread {
     // State that the address sanitizer keeps for a stack.
     void* fake_stack = nullptr;
     State state = State::Finished;
+    // At a barrier: the number of threads of the group that waits; 0 is the whole block.
+    unsigned group = 0;
     const Collective* collective = nullptr;
     void* operands = nullptr;
     // Whether the thread has waited for the previous launches.

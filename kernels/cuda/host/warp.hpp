@@ -7,6 +7,17 @@ INLINE void warp_sync() {
     host::join(collective, nullptr);
 }
 
+INLINE bool any_lane(u32 x) {
+    auto run = [](void* const(&lanes)[host::LANES]) {
+        u32 any = 0;
+        for (void* lane : lanes) any |= *static_cast<u32*>(lane);
+        for (void* lane : lanes) *static_cast<u32*>(lane) = any;
+    };
+    static const host::Collective collective = {"any_lane", 0, run};
+    host::join(collective, &x);
+    return x != 0;
+}
+
 template <class T>
 INLINE T host_shuffle_xor(T value, u32 mask) {
     struct Lane {

@@ -98,7 +98,8 @@ impl OnGpu<'_> {
     fn product(&self, rung: Rung) -> Result<DeviceLinear, CudaError> {
         let Shape { n, k, .. } = self.operands.shape;
         let multiplier = vec![1.0; n];
-        let codes = DeviceWeight::Codes { codes: &self.operands.w_codes, multiplier: &multiplier };
+        let codes =
+            DeviceWeight::Codes { codes: &self.operands.w_codes, multiplier: &multiplier, zero_points: &[] };
         let (weight, store) = match rung {
             Rung::OwnHalf => (DeviceWeight::Half(&self.operands.w), LinearStore::Plain(DeviceStore::Half)),
             Rung::OwnCodes => (codes, LinearStore::Codes(vec![self.operands.code_factor(); n])),

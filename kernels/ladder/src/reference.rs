@@ -52,7 +52,7 @@ impl CpuProduct {
     }
 }
 
-/// The expected products, and the outcomes of their verification.
+/// The expected products. Each is compared with exact sums, and the result of the comparison is kept.
 pub struct Reference {
     /// The product of the f32 operands, computed by the f32 kernel.
     pub float: Vec<f32>,

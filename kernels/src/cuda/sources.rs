@@ -29,12 +29,14 @@ pub const SOURCES: &[(&str, &str)] = table![
     "ladder_softmax.cu",
     "ladder_tiled.cu",
     "mbarrier.cuh",
+    "mlp_sm90.cu",
     "moments.cuh",
     "norm.cu",
     "patch.cu",
     "patch.cuh",
     "patch_half.cu",
     "prelude.cuh",
+    "softmax.cuh",
     "train.cuh",
     "train_attention.cuh",
     "train_attention_backward.cu",
@@ -45,6 +47,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "train_rows.cu",
     "train_table.cu",
     "wgmma.cuh",
+    "window_block.cu",
 ];
 
 /// The text of a file.

@@ -54,7 +54,7 @@ pub(super) struct Tile<T>(pub(super) [[T; COLUMNS]; ROWS]);
 #[target_feature(enable = "avx2,fma")]
 fn block_i8(
     block: &Block<'_, u8, i8>,
-    _: &[i32],
+    initial: &[i32],
     epilogue: &Epilogue,
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
@@ -71,8 +71,9 @@ fn block_i8(
             }
         }
         for panel in block.panels.clone() {
+            let initial = initial[panel * COLUMNS..].first_chunk().expect("padded to full panels");
             let weight = block.panel(panel);
-            with_rows!(rows.len(), tile_i8(widened, weight, &mut tile), [1 2 3 4 5] 6);
+            with_rows!(rows.len(), tile_i8(widened, weight, initial, &mut tile), [1 2 3 4 5] 6);
             finish(epilogue, &tile, &starts[rows.start - block.rows.start..][..rows.len()], panel, dest);
         }
     }
@@ -104,10 +105,14 @@ fn widen(input: &[u8], pairs: &mut [i32]) {
 
 /// `R` rows of `widened` by one panel of INT8.
 #[target_feature(enable = "avx2,fma")]
-fn tile_i8<const R: usize>(widened: &[i32], weight: &[i8], tile: &mut Tile<i32>) {
+fn tile_i8<const R: usize>(widened: &[i32], weight: &[i8], initial: &[i32; COLUMNS], tile: &mut Tile<i32>) {
     let pairs = weight.len() / (2 * COLUMNS);
     assert!(widened.len() >= R * pairs, "the input holds all rows of a tile");
-    let mut acc = [[_mm256_setzero_si256(); 2]; R];
+    // SAFETY: `initial` holds two registers.
+    let initial = unsafe {
+        [_mm256_loadu_si256(initial.as_ptr().cast()), _mm256_loadu_si256(initial[8..].as_ptr().cast())]
+    };
+    let mut acc = [initial; R];
     let (mut w, mut x) = (weight.as_ptr(), widened.as_ptr());
     for _ in 0..pairs {
         // SAFETY: `w` is at a group of `weight`, of which there are `pairs`, each of 32 bytes.

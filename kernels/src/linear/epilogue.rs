@@ -1,7 +1,7 @@
 //! The parameters that turn accumulators into stored values.
 
 use super::spec::{LinearSpec, Store};
-use crate::types::Quantizer;
+use crate::types::{ColumnQuantizers, Quantizer};
 
 /// The epilogue of a linear. Its vectors are padded with zeros to full panels.
 pub(super) struct Epilogue {
@@ -41,7 +41,8 @@ impl Epilogue {
         let multiplier = pad("the multiplier", multiplier);
         let recip = spec.output.map_or(1.0, Quantizer::recip);
         let store = match &spec.store {
-            Store::Codes(recip) => Store::Codes(pad("the reciprocal scales", recip)),
+            Store::Codes(columns) => Store::Codes(padded_columns(columns, n, padded)),
+            Store::Fake(columns) => Store::Fake(padded_columns(columns, n, padded)),
             store => store.clone(),
         };
         let mut epilogue = Epilogue {
@@ -63,14 +64,24 @@ impl Epilogue {
     /// See [`Epilogue::skips_range_checks`]. `reach` bounds the accumulators; the limit is half of the range
     /// of an i32, which leaves room for rounding.
     fn values_fit_i32(&self, reach: f64) -> bool {
-        let Store::Codes(recip) = &self.store else { return false };
+        let Store::Codes(columns) = &self.store else { return false };
         let value = |c: usize| reach * f64::from(self.factor[c]).abs() + f64::from(self.bias[c]).abs();
         // The comparisons are false for a NaN. GELU does not increase a magnitude.
-        let within =
-            |c: usize| value(c) < f64::from(f32::MAX) && value(c) * f64::from(recip[c]).abs() < LIMIT;
+        let within = |c: usize| {
+            value(c) < f64::from(f32::MAX) && value(c) * f64::from(columns.recips()[c]).abs() < LIMIT
+        };
         self.output.is_none() && (0..self.n).all(within)
     }
 }
 
-/// The greatest magnitude, in units of a code, that is stored without range checks.
+/// `columns`, padded to `padded` columns.
+///
+/// # Panics
+/// Unless there are `n` columns.
+fn padded_columns(columns: &ColumnQuantizers, n: usize, padded: usize) -> ColumnQuantizers {
+    assert_eq!(columns.len(), n, "a linear with {n} columns has {} quantizers", columns.len());
+    columns.padded(padded)
+}
+
+/// The greatest magnitude, in units of a code and without the zero point, that is stored without range checks.
 const LIMIT: f64 = (1u64 << 30) as f64;

@@ -6,8 +6,8 @@ use super::epilogue::Epilogue;
 use super::spec::Store;
 use crate::lanes::Lanes;
 use crate::pool::Parts;
-use crate::rows::{AddToStream, Cast, ToF32, ToFake};
-use crate::types::Quantizer;
+use crate::rows::{AddToStream, Cast, ToF32};
+use crate::types::{ColumnQuantizers, Quantizer};
 
 /// An accumulator type.
 pub(super) trait Accumulator: Copy {
@@ -116,12 +116,15 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
         dest: &Dest<'_>,
     ) {
         match (dest, &epilogue.store) {
-            (Dest::F32(out), &Store::Fake(quantizer)) => {
-                self.rows(lanes, tile, starts, PutCast { out, cast: ToFake(quantizer) });
+            (Dest::F32(out), Store::Fake(columns)) => {
+                let [recip, zero_point] = self.codes(lanes, columns);
+                let scale = lanes.load(&columns.scales()[self.first..]);
+                self.rows(lanes, tile, starts, PutFake { out, recip, zero_point, scale });
             }
             (Dest::F32(out), _) => self.rows(lanes, tile, starts, PutCast { out, cast: ToF32 }),
-            (Dest::Codes(out), Store::Codes(recip)) => {
-                self.rows(lanes, tile, starts, PutCodes { out, recip: lanes.load(&recip[self.first..]) });
+            (Dest::Codes(out), Store::Codes(columns)) => {
+                let [recip, zero_point] = self.codes(lanes, columns);
+                self.rows(lanes, tile, starts, PutCodes { out, recip, zero_point });
             }
             (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
                 let cast = AddToStream { branch, shortcut };
@@ -129,6 +132,13 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
             }
             _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
         }
+    }
+
+    /// The reciprocal scales and the zero points of the columns.
+    #[inline(always)]
+    fn codes(&self, lanes: L, columns: &ColumnQuantizers) -> [L::F; 2] {
+        let recip = lanes.load(&columns.recips()[self.first..]);
+        [recip, lanes.load(&columns.zero_points()[self.first..])]
     }
 
     /// Stores each row by `put`.
@@ -181,16 +191,36 @@ impl<L: Lanes, C: Cast> Put<L> for PutCast<'_, C> {
     }
 }
 
-/// Stores codes with the reciprocal scale of each column.
+/// Stores codes with the reciprocal scale and the zero point of each column.
 struct PutCodes<'a, L: Lanes> {
     out: &'a Parts<'a, u8>,
     recip: L::F,
+    zero_point: L::F,
 }
 
 impl<L: Lanes> Put<L> for PutCodes<'_, L> {
     #[inline(always)]
     fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
         // SAFETY: as in `PutCast`.
-        lanes.store_codes(unsafe { self.out.get(at, count) }, lanes.mul(value, self.recip));
+        let out = unsafe { self.out.get(at, count) };
+        lanes.store_codes(out, lanes.fma(value, self.recip, self.zero_point));
+    }
+}
+
+/// Quantizes and dequantizes with the quantizer of each column, and stores f32.
+struct PutFake<'a, L: Lanes> {
+    out: &'a Parts<'a, f32>,
+    recip: L::F,
+    zero_point: L::F,
+    scale: L::F,
+}
+
+impl<L: Lanes> Put<L> for PutFake<'_, L> {
+    #[inline(always)]
+    fn put(&self, lanes: L, at: usize, count: usize, value: L::F) {
+        let code = lanes.round(lanes.clamp(lanes.fma(value, self.recip, self.zero_point)));
+        let value = lanes.mul(lanes.sub(lanes.float(code), self.zero_point), self.scale);
+        // SAFETY: as in `PutCast`.
+        lanes.store(unsafe { self.out.get(at, count) }, value);
     }
 }

@@ -20,7 +20,7 @@ pub struct LinearI8 {
     cpu: Cpu,
     k: usize,
     weight: AlignedBuf,
-    /// The initial accumulator of each column, padded to full panels; empty if the kernel starts from 0.
+    /// The initial accumulator of each column, padded to full panels.
     initial: Vec<i32>,
     epilogue: Epilogue,
 }
@@ -32,16 +32,40 @@ impl LinearI8 {
     /// # Panics
     /// If a vector's length does not match n and k, or k exceeds [`MAX_INT8_K`].
     pub fn new(cpu: Cpu, spec: LinearSpec<'_>, codes: &[i8], multiplier: &[f32]) -> LinearI8 {
+        LinearI8::with_zero_points(cpu, spec, codes, multiplier, &[])
+    }
+
+    /// As [`LinearI8::new`], for an input whose code `q` in column k stands for `q - zero_points[k]`. The zero
+    /// points are subtracted in INT32: accumulators start from
+    /// [`-correction_i8`](crate::reference::correction_i8). No zero points stand for zeros.
+    ///
+    /// # Panics
+    /// As [`LinearI8::new`]; and if there are zero points, but not k of them.
+    pub fn with_zero_points(
+        cpu: Cpu,
+        spec: LinearSpec<'_>,
+        codes: &[i8],
+        multiplier: &[f32],
+        zero_points: &[i8],
+    ) -> LinearI8 {
         let (n, k) = (spec.n, spec.k);
+        assert!(
+            zero_points.is_empty() || zero_points.len() == k,
+            "{} zero points for {k} inputs",
+            zero_points.len()
+        );
         assert_eq!(codes.len(), n * k, "weight: want i8 [{n}, {k}], have {} codes", codes.len());
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let kernel = cpu.kernel();
         let padded = kernel.layout.panels(n) * kernel.layout.columns;
-        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * 128.0 * k as f64);
-        let mut initial = if kernel.unsigned_input { compensation(k, codes, padded) } else { Vec::new() };
+        // The largest magnitude of a code minus its zero point.
+        let largest = if zero_points.is_empty() { 128 } else { 255 };
+        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * largest as f64 * k as f64);
+        let added = if kernel.unsigned_input { 128 } else { 0 };
+        let mut initial = compensation(k, codes, padded, added, zero_points);
         if let Some(prepare) = kernel.prepare_gelu {
             let reach =
-                |c: usize| codes[c * k..][..k].iter().map(|w| 128 * i64::from(w.unsigned_abs())).sum();
+                |c: usize| codes[c * k..][..k].iter().map(|w| largest * i64::from(w.unsigned_abs())).sum();
             prepare(&mut epilogue, &mut initial, &reach);
         }
         LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }

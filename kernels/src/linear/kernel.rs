@@ -23,8 +23,8 @@ pub(crate) struct Int8Kernel {
     pub(super) tile_rows: usize,
     /// The order of packed weights. A panel has as many columns as a tile.
     pub(super) layout: Layout,
-    /// Whether the kernel multiplies the input's bytes as they are, `code + 128`. Accumulators then start
-    /// from [`compensation`](super::pack::compensation), else from 0.
+    /// Whether the kernel multiplies unsigned bytes, `code + 128`, instead of codes. If so, the initial
+    /// accumulators ([`compensation`](super::pack::compensation)) cancel the 128.
     pub(super) unsigned_input: bool,
     /// Prepares the kernel's faster epilogue for GELU followed by codes, if it has one.
     pub(super) prepare_gelu: Option<PrepareGelu>,
@@ -38,8 +38,7 @@ pub(crate) struct Int8Kernel {
     pub(crate) peak: Option<Peak>,
 }
 
-/// Computes the results of a block from the initial accumulator of each column (padded to full panels; empty
-/// unless `unsigned_input`) and stores them through the epilogue. The last argument is the thread's scratch
+/// Computes the results of a block from the initial accumulator of each column (padded to full panels) and stores them through the epilogue. The last argument is the thread's scratch
 /// memory, which the kernel grows as needed.
 ///
 /// Calling it is sound if [`Int8Kernel::is_available`].

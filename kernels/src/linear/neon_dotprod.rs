@@ -1,7 +1,6 @@
 //! AArch64: INT8 by `sdot`, 8 rows by 8 columns of accumulators in 16 registers.
 //!
-//! `sdot` multiplies signed by signed: the kernel subtracts the +128 of the input's bytes in registers, and
-//! accumulators start from 0.
+//! `sdot` multiplies signed by signed: the kernel subtracts the +128 of the input's bytes in registers.
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
@@ -16,7 +15,7 @@ use super::split::row_tiles;
 use crate::buffer::AlignedBuf;
 use crate::isa::Isa;
 use crate::reference;
-use crate::types::Quantizer;
+use crate::types::{ColumnQuantizers, Quantizer};
 
 /// The most rows of a tile.
 const ROWS: usize = 8;
@@ -50,7 +49,13 @@ type Accumulators = [int32x4_t; 2];
 
 /// One block of an INT8 product.
 #[target_feature(enable = "neon,dotprod")]
-fn block_i8(block: &Block<'_, u8, i8>, _: &[i32], epilogue: &Epilogue, dest: &Dest<'_>, _: &mut AlignedBuf) {
+fn block_i8(
+    block: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    _: &mut AlignedBuf,
+) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = [[0; COLUMNS]; ROWS];
     for panels in block.panel_groups() {
@@ -58,7 +63,12 @@ fn block_i8(block: &Block<'_, u8, i8>, _: &[i32], epilogue: &Epilogue, dest: &De
             let starts = &starts[rows.start - block.rows.start..][..rows.len()];
             for panel in panels.clone() {
                 let (input, weight) = (block.input_from(rows.start), block.panel(panel));
-                with_rows!(rows.len(), tile_i8(input, block.stride, weight, &mut tile), [1 2 3 4 5 6 7] 8);
+                let initial = initial[panel * COLUMNS..].first_chunk().expect("padded to full panels");
+                with_rows!(
+                    rows.len(),
+                    tile_i8(input, block.stride, weight, initial, &mut tile),
+                    [1 2 3 4 5 6 7] 8
+                );
                 Columns::new(epilogue, panel * COLUMNS).finish(&tile, starts, dest);
             }
         }
@@ -68,10 +78,18 @@ fn block_i8(block: &Block<'_, u8, i8>, _: &[i32], epilogue: &Epilogue, dest: &De
 /// `R` rows by one panel; `input` starts at the first row.
 #[inline(never)]
 #[target_feature(enable = "neon,dotprod")]
-fn tile_i8<const R: usize>(input: &[u8], stride: usize, weight: &[i8], tile: &mut Tile) {
+fn tile_i8<const R: usize>(
+    input: &[u8],
+    stride: usize,
+    weight: &[i8],
+    initial: &[i32; COLUMNS],
+    tile: &mut Tile,
+) {
     let (groups, _) = weight.as_chunks::<GROUP>();
     assert!(input.len() >= (R - 1) * stride + 4 * groups.len(), "the input holds all rows of a tile");
-    let mut acc = [[vdupq_n_s32(0); 2]; R];
+    // SAFETY: `initial` holds two registers.
+    let initial = unsafe { [vld1q_s32(initial.as_ptr()), vld1q_s32(initial[4..].as_ptr())] };
+    let mut acc = [initial; R];
     let mut x = input.as_ptr();
     let (fours, rest) = groups.as_chunks::<4>();
     for four in fours {
@@ -181,17 +199,30 @@ impl<'a> Columns<'a> {
     #[target_feature(enable = "neon")]
     fn finish(&self, tile: &Tile, starts: &[usize], dest: &Dest<'_>) {
         match (dest, &self.epilogue.store) {
-            (Dest::F32(out), store) => {
-                let quantizer = if let &Store::Fake(q) = store { Some(q) } else { None };
+            (Dest::F32(out), Store::Fake(columns)) => {
+                let (recip, zero) = self.codes(columns);
+                let scale = load(&columns.scales()[self.first..]);
                 for (value, at) in self.rows(tile, starts) {
+                    let mut fake = scale;
+                    for (i, fake) in fake.iter_mut().enumerate() {
+                        let code = vcvtq_f32_s32(code(vfmaq_f32(zero[i], value[i], recip[i])));
+                        *fake = vmulq_f32(vsubq_f32(code, zero[i]), *fake);
+                    }
                     // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
-                    put(&array(fake(quantizer, value)), unsafe { out.get(at, self.lanes) });
+                    put(&array(fake), unsafe { out.get(at, self.lanes) });
                 }
             }
-            (Dest::Codes(out), Store::Codes(recip)) => {
-                let recip = load(&recip[self.first..]);
+            (Dest::F32(out), _) => {
                 for (value, at) in self.rows(tile, starts) {
-                    let scaled = [vmulq_f32(value[0], recip[0]), vmulq_f32(value[1], recip[1])];
+                    // SAFETY: as above.
+                    put(&array(value), unsafe { out.get(at, self.lanes) });
+                }
+            }
+            (Dest::Codes(out), Store::Codes(columns)) => {
+                let (recip, zero) = self.codes(columns);
+                for (value, at) in self.rows(tile, starts) {
+                    let scaled =
+                        [vfmaq_f32(zero[0], value[0], recip[0]), vfmaq_f32(zero[1], value[1], recip[1])];
                     // SAFETY: as above.
                     put(&bytes(scaled), unsafe { out.get(at, self.lanes) });
                 }
@@ -208,6 +239,13 @@ impl<'a> Columns<'a> {
             }
             _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
         }
+    }
+
+    /// The reciprocal scales and the zero points of the columns.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn codes(&self, columns: &ColumnQuantizers) -> (Values, Values) {
+        (load(&columns.recips()[self.first..]), load(&columns.zero_points()[self.first..]))
     }
 
     /// The values of each stored row after bias and GELU, and their place in the destination.

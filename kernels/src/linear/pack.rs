@@ -57,13 +57,21 @@ impl Layout {
     }
 }
 
-/// `-128 * sum_k weight[c][k]` of each column, padded with zeros to `padded`: the initial accumulator that
-/// compensates for the +128 of the input's bytes.
+/// `-sum_k (added + zero_points[k]) * weight[c][k]` of each column, padded with zeros to `padded`: the initial
+/// accumulator. It compensates for `added`, which the kernel's input has in addition to its codes (128 for
+/// bytes), and for the zero points of the input's codes. `zero_points` may be empty, which stands for zeros.
 ///
-/// The sum of products with the bytes is at most 255 * 128 * k in magnitude, which fits an i32 for k up to
-/// 65793.
-pub(super) fn compensation(k: usize, weight: &[i8], padded: usize) -> Vec<i32> {
-    let sum = |row: &[i8]| -128 * row.iter().map(|&w| i32::from(w)).sum::<i32>();
+/// From this start every partial sum of products is at most 255 * 128 * k in magnitude, because a code minus
+/// its zero point, and a byte, are at most 255. This fits an i32 for k up to 65793.
+pub(super) fn compensation(
+    k: usize,
+    weight: &[i8],
+    padded: usize,
+    added: i32,
+    zero_points: &[i8],
+) -> Vec<i32> {
+    let offset = |i: usize| added + zero_points.get(i).map_or(0, |&z| i32::from(z));
+    let sum = |row: &[i8]| -row.iter().enumerate().map(|(i, &w)| offset(i) * i32::from(w)).sum::<i32>();
     let mut sums: Vec<i32> = if k == 0 { Vec::new() } else { weight.chunks(k).map(sum).collect() };
     sums.resize(padded, 0);
     sums
@@ -85,6 +93,9 @@ mod tests {
         assert!((0..n * k).all(|i| at(i / k, i % k) == weight[i]));
         let filled = packed.as_u8().iter().filter(|&&w| w != 0).count();
         assert_eq!((layout.panels(n), layout.groups(k), filled), (2, 2, n * k));
-        assert_eq!(compensation(k, &weight, 8)[..2], [-128 * 28, -128 * 77]);
+        assert_eq!(compensation(k, &weight, 8, 128, &[])[..2], [-128 * 28, -128 * 77]);
+        let zero_points = [-128, 127, 0, 0, 0, 0, 2];
+        assert_eq!(compensation(k, &weight, 8, 0, &zero_points)[..2], [-140, -147]);
+        assert_eq!(compensation(k, &weight, 8, 128, &zero_points)[1..2], [-128 * 77 - 147]);
     }
 }

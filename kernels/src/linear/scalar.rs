@@ -41,7 +41,7 @@ pub(super) static F32_KERNEL: F32Kernel = F32Kernel {
 /// One block of an INT8 product. `scratch` holds the codes of a row.
 fn block_i8(
     block: &Block<'_, u8, i8>,
-    _: &[i32],
+    initial: &[i32],
     epilogue: &Epilogue,
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
@@ -54,7 +54,7 @@ fn block_i8(
         }
         let codes = &scratch.as_i8()[..k];
         for column in block.panels.clone() {
-            let acc = reference::accumulate_i8(codes, block.panel(column));
+            let acc = initial[column] + reference::accumulate_i8(codes, block.panel(column));
             let (multiplier, bias) = (epilogue.multiplier[column], epilogue.bias[column]);
             let value = reference::epilogue_i8(acc, multiplier, bias, epilogue.output, epilogue.gelu);
             store(epilogue, value, row, column, dest);
@@ -101,12 +101,11 @@ fn store(epilogue: &Epilogue, value: f32, row: usize, column: usize, dest: &Dest
     match (dest, &epilogue.store) {
         // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
         (Dest::F32(out), store) => unsafe {
-            out.get(at, 1)[0] = if let Store::Fake(q) = store { q.fake(value) } else { value };
+            out.get(at, 1)[0] = if let Store::Fake(q) = store { q.fake(column, value) } else { value };
         },
-        (Dest::Codes(out), Store::Codes(recip)) => {
-            let code = reference::code(value * recip[column]);
+        (Dest::Codes(out), Store::Codes(columns)) => {
             // SAFETY: as above.
-            unsafe { out.get(at, 1)[0] = code as u8 ^ 0x80 };
+            unsafe { out.get(at, 1)[0] = columns.code(column, value) as u8 ^ 0x80 };
         }
         (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
             // SAFETY: as above.

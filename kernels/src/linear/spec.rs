@@ -1,6 +1,6 @@
 //! The parameters of a linear, and the destination of its results.
 
-use crate::types::{Quantizer, RowMap, RowOut};
+use crate::types::{ColumnQuantizers, Quantizer, RowMap, RowOut};
 
 /// How a linear stores each value after bias and GELU.
 #[derive(Clone, Debug, PartialEq)]
@@ -8,9 +8,9 @@ pub enum Store {
     /// Writes it as f32.
     F32,
     /// Quantizes and dequantizes it, then writes f32.
-    Fake(Quantizer),
-    /// Writes its code as `u8 = code + 128`, with one reciprocal scale for each of the n columns.
-    Codes(Vec<f32>),
+    Fake(ColumnQuantizers),
+    /// Writes its code as `u8 = code + 128`.
+    Codes(ColumnQuantizers),
     /// Adds it to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None`
     /// changes nothing.
     Residual {

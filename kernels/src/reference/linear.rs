@@ -7,6 +7,15 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
 }
 
+/// `sum_k zero_points[k] * weight[k]`, exact: what is subtracted from [`accumulate_i8`] of a weight and of codes
+/// that stand for `code - zero_point`.
+///
+/// The difference is at most 255 * 128 * k in magnitude, which fits an i32 for k up to
+/// [`MAX_INT8_K`](crate::linear::MAX_INT8_K).
+pub fn correction_i8(zero_points: &[i8], weight: &[i8]) -> i32 {
+    accumulate_i8(zero_points, weight)
+}
+
 /// `sums[c] = sum_k input[k] * weights[k][c]` in f32: one fused multiply-add after the other, in the order of
 /// k, starting from 0. `weights` is `[input.len(), sums.len()]`.
 #[inline(always)]

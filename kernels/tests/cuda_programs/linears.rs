@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::linear::{
     DeviceLinearSpec, DeviceWeight, Gpu, Instruction, LinearKind, LinearStore, Tile,
@@ -16,6 +17,8 @@ use crate::{Arch, Scope};
 enum Role {
     /// INT8 codes for attention or for the next linear layer.
     Codes,
+    /// INT8 codes with a scale that is too small for GELU in packed halves.
+    FineCodes,
     /// f16 for a float op.
     Half,
     /// f16 for a float linear layer whose site is on.
@@ -24,22 +27,34 @@ enum Role {
     Float,
     /// Addition to the residual stream.
     Residual(StreamType),
+    /// INT8 codes, or f16, with a scale and a zero point for each column.
+    ChannelCodes,
+    ChannelFake,
+    /// Addition of the product of an input with zero points.
+    CorrectedResidual(StreamType),
 }
 
 /// `gelu` is the residual stream of a layer with GELU, because the stream decides which GELU is compiled.
 fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> LinearKind {
+    let zero_points = if matches!(role, Role::CorrectedResidual(_)) { &[1][..] } else { &[] };
     let weight = match integer {
-        true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
+        true => DeviceWeight::Codes { codes: &[], multiplier: &[], zero_points },
         false => DeviceWeight::Half(&[]),
     };
     let store = match role {
         Role::Codes => LinearStore::Codes(Vec::new()),
+        Role::FineCodes => LinearStore::Codes(vec![1e6]),
         Role::Half => LinearStore::Plain(DeviceStore::Half),
         Role::FakeHalf => LinearStore::Plain(DeviceStore::FakeHalf(quantizer())),
         Role::Float => LinearStore::Plain(DeviceStore::Float),
-        Role::Residual(_) => LinearStore::Residual,
+        Role::ChannelCodes => LinearStore::ChannelCodes(ColumnQuantizers::symmetric(0, &[quantizer()])),
+        Role::ChannelFake => LinearStore::ChannelFake(ColumnQuantizers::symmetric(0, &[quantizer()])),
+        Role::Residual(_) | Role::CorrectedResidual(_) => LinearStore::Residual,
     };
-    let stream = if let Role::Residual(stream) = role { stream } else { gelu.unwrap_or(StreamType::F16) };
+    let stream = match role {
+        Role::Residual(stream) | Role::CorrectedResidual(stream) => stream,
+        _ => gelu.unwrap_or(StreamType::F16),
+    };
     let (output, gelu) = (output.then(quantizer), gelu.is_some());
     LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
 }
@@ -53,8 +68,17 @@ fn kinds() -> Vec<LinearKind> {
         kinds.extend(plain.map(|role| kind(integer, output, None, role)));
         for stream in STREAMS {
             kinds.extend(any.map(|role| kind(integer, output, Some(stream), role)));
+            // An `.output` site comes before all of this in the epilogue, so it is not combined with it.
+            if integer && !output {
+                kinds.push(kind(integer, output, None, Role::CorrectedResidual(stream)));
+            }
+            if !output {
+                let roles = [Role::ChannelCodes, Role::ChannelFake];
+                kinds.extend(roles.map(|role| kind(integer, output, Some(stream), role)));
+            }
         }
     }
+    kinds.push(kind(true, false, Some(StreamType::F16), Role::FineCodes));
     kinds
 }
 

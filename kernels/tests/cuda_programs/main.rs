@@ -118,8 +118,8 @@ fn work() -> Vec<(Program, &'static str)> {
     let all = std::env::var("SWINQ_COMPILE").is_ok_and(|value| value == "all");
     let of_arch = |arch: &'static Arch| {
         let scope = if all { Scope::All } else { arch.scope };
-        let programs: BTreeSet<Program> =
-            ops::programs(scope).into_iter().chain(linears::programs(arch, scope)).collect();
+        let of_ops = ops::programs(arch, scope).into_iter().chain(ops::window_blocks(arch));
+        let programs: BTreeSet<Program> = of_ops.chain(linears::programs(arch, scope)).collect();
         programs.into_iter().map(|program| (program, arch.name))
     };
     ARCHS.iter().flat_map(of_arch).collect()

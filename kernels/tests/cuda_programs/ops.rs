@@ -4,15 +4,17 @@ use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::mlp::MlpConfig;
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::cuda::training::{
     AttentionProgram, FakeProgram, NormProgram, column_sums_program, gather_program, pointwise_program,
     table_program,
 };
 
-use crate::Scope;
+use crate::{Arch, Scope};
 
 pub const STREAMS: [StreamType; 2] = [StreamType::F16, StreamType::F32];
 
@@ -29,8 +31,30 @@ fn stores(scope: Scope) -> Vec<DeviceStore> {
     stores
 }
 
-pub fn programs(scope: Scope) -> Vec<Program> {
-    [patches(scope), norms(scope), attentions(scope), ends(), training(scope)].concat()
+pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
+    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), training(scope)].concat()
+}
+
+/// The MLP half of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
+/// a ring.
+fn mlps(arch: &Arch) -> Vec<Program> {
+    if arch.name != "sm_90a" {
+        return Vec::new();
+    }
+    let program = |stream, (columns, hidden)| {
+        MlpConfig::new(columns, hidden, stream, arch.shared).expect("the sizes are supported").program()
+    };
+    let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
+    STREAMS.into_iter().flat_map(|stream| sizes.map(|sizes| program(stream, sizes))).collect()
+}
+
+/// The attention halves of blocks that fit `arch`: those of the first stages of the official models, and
+/// those that use the most registers.
+pub fn window_blocks(arch: &Arch) -> Vec<Program> {
+    let sizes = [(2, 49), (3, 49), (4, 49), (6, 49), (4, 64), (5, 64), (6, 64)];
+    let config = |(heads, tokens)| WindowBlockConfig::new(heads, tokens, arch.shared);
+    let kept = sizes.into_iter().filter(|_| arch.name != "sm_75").filter_map(config);
+    kept.map(|config| config.program()).collect()
 }
 
 fn patches(scope: Scope) -> Vec<Program> {

@@ -1,5 +1,6 @@
 //! `dequant.cu`: the epilogue of a linear layer whose GEMM cuBLASLt computes.
 
+use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::LinearStore;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
@@ -41,6 +42,15 @@ fn sums_of_integers() {
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu().output(0.25), false);
     check(Kind::residual(true, StreamType::F32, true), false);
     check(Kind::residual(true, StreamType::F16, false).output(0.5), false);
+}
+
+#[test]
+fn zero_points() {
+    let any = || ColumnQuantizers::symmetric(0, &[step(1.0)]);
+    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(), false);
+    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu().output(0.25), false);
+    check(Kind::residual(true, StreamType::F32, true).corrected(), false);
+    check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), false);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
 use swinq_kernels::cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -75,6 +76,22 @@ fn codes_by_a_step_for_each_column() {
 fn codes_after_gelu() {
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(), LARGE);
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(), MIDDLE);
+}
+
+/// Codes with a scale and a zero point for each column, and sums of an input with zero points.
+#[test]
+fn zero_points() {
+    let any = || ColumnQuantizers::symmetric(0, &[step(1.0)]);
+    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(), MIDDLE);
+    check(Kind::new(true, LinearStore::ChannelCodes(any())).output(0.25), SMALL);
+    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(), SMALL);
+    check(Kind::new(false, LinearStore::ChannelCodes(any())), LARGE);
+    check(
+        Kind { stream: StreamType::F16, ..Kind::new(true, LinearStore::ChannelCodes(any())).gelu() },
+        SMALL,
+    );
+    check(Kind::residual(true, StreamType::F32, true).corrected(), MIDDLE);
+    check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), SMALL);
 }
 
 /// With an f16 stream, GELU uses the exponential unit.

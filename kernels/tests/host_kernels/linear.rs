@@ -4,14 +4,19 @@ use half::f16;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{PAD, Quantizer, RowMap, reference};
+use swinq_kernels::{ColumnQuantizers, PAD, Quantizer, RowMap, reference};
 
 use crate::launch::{Launch, bytes, floats};
 use crate::rows::{half_floats, to_halves};
-use crate::support::{Rng, assert_same, assert_varied, step};
+use crate::support::{Rng, assert_same, assert_varied, step, window_map};
 
 /// Error bound of `gelu_fast`, without the rounding of its result.
 pub const FAST_GELU_ERROR: f64 = 1.2e-7;
+
+/// Error bound of GELU in packed halves for the argument `x`, without the rounding of its code.
+fn half_gelu_error(x: f32) -> f64 {
+    4.5e-4 + f64::from(x).abs() * 2f64.powi(-9)
+}
 
 /// GELU in f64.
 pub fn gelu(x: f32) -> f64 {
@@ -29,11 +34,21 @@ pub struct Kind {
     pub stream: StreamType,
     /// Whether a residual store reorders rows.
     pub mapped: bool,
+    /// Whether the input has zero points, which the case provides.
+    pub corrected: bool,
 }
 
 impl Kind {
     pub fn new(integer: bool, store: LinearStore) -> Kind {
-        Kind { integer, output: None, gelu: false, store, stream: StreamType::F32, mapped: false }
+        Kind {
+            integer,
+            output: None,
+            gelu: false,
+            store,
+            stream: StreamType::F32,
+            mapped: false,
+            corrected: false,
+        }
     }
 
     pub fn plain(integer: bool, store: DeviceStore) -> Kind {
@@ -48,6 +63,10 @@ impl Kind {
         Kind { output: Some(step(scale)), ..self }
     }
 
+    pub fn corrected(self) -> Kind {
+        Kind { corrected: true, ..self }
+    }
+
     pub fn gelu(self) -> Kind {
         Kind { gelu: true, ..self }
     }
@@ -55,7 +74,11 @@ impl Kind {
     /// The crate's type for this variant.
     pub fn kind(&self) -> LinearKind {
         let weight = match self.integer {
-            true => DeviceWeight::Codes { codes: &[], multiplier: &[] },
+            true => DeviceWeight::Codes {
+                codes: &[],
+                multiplier: &[],
+                zero_points: if self.corrected { &[1] } else { &[] },
+            },
             false => DeviceWeight::Half(&[]),
         };
         let (output, store) = (self.output, self.store.clone());
@@ -76,7 +99,8 @@ impl Kind {
     fn element_bytes(&self) -> usize {
         match &self.store {
             LinearStore::Plain(store) => store.element_bytes(),
-            LinearStore::Codes(_) => 1,
+            LinearStore::Codes(_) | LinearStore::ChannelCodes(_) => 1,
+            LinearStore::ChannelFake(_) => 2,
             LinearStore::Residual => self.stream.bytes(),
         }
     }
@@ -88,6 +112,11 @@ impl Kind {
     /// Whether GELU is the fast version, which only approximates the reference.
     fn is_near(&self) -> bool {
         self.gelu && self.stream == StreamType::F16
+    }
+
+    /// Whether results have a scale and a zero point for each column, which the case provides.
+    fn has_channels(&self) -> bool {
+        matches!(self.store, LinearStore::ChannelCodes(_) | LinearStore::ChannelFake(_))
     }
 
     fn quantizer(&self) -> Option<Quantizer> {
@@ -111,6 +140,8 @@ pub struct Case {
     multiplier: Vec<f32>,
     bias: Vec<f32>,
     recip: Vec<f32>,
+    columns: ColumnQuantizers,
+    zero_points: Vec<i8>,
     stream: Vec<f32>,
     map: RowMap,
 }
@@ -139,6 +170,12 @@ impl Case {
                 .map(|c| power(&mut rng, -9) * if c % 4 == 2 { 1.0 + 0.3 * rng.float() } else { 1.0 })
                 .collect(),
             recip: (0..n).map(|c| eights[c / 8]).collect(),
+            columns: {
+                let factors: Vec<f32> = (0..n).map(|_| power(&mut rng, -2)).collect();
+                let zero_points: Vec<i8> = rng.bytes(n).into_iter().map(u8::cast_signed).collect();
+                ColumnQuantizers::channels(1.0, &factors, &zero_points).unwrap()
+            },
+            zero_points: rng.bytes(k).into_iter().map(u8::cast_signed).collect(),
             stream: rng.floats(m.max(images * map.tokens()) * n, 20.0),
             m,
             n,
@@ -154,6 +191,12 @@ impl Case {
     fn sum(&self, row: usize, column: usize) -> i32 {
         let k = self.k;
         reference::accumulate_i8(&self.a[row * k..][..k], &self.w[column * k..][..k])
+    }
+
+    /// What is subtracted from the sums of each column.
+    fn corrections(&self) -> Vec<i32> {
+        let (k, of) = (self.k, &self.zero_points);
+        (0..self.n).map(|column| reference::correction_i8(of, &self.w[column * k..][..k])).collect()
     }
 
     /// All sums, `[m, n]`.
@@ -175,8 +218,10 @@ impl Case {
 
     /// The values before they are stored, `[m, n]`.
     fn values(&self, kind: &Kind) -> Vec<f32> {
+        let corrections = if kind.corrected { self.corrections() } else { vec![0; self.n] };
         let value = |(i, sum): (usize, i32)| {
             let c = i % self.n;
+            let sum = sum - corrections[c];
             if kind.integer {
                 reference::epilogue_i8(sum, self.multiplier[c], self.bias[c], kind.output, kind.gelu)
             } else {
@@ -212,15 +257,23 @@ impl Case {
             (true, output) => m * output.map_or(1.0, recip),
             (false, output) => output.map_or(1.0, recip),
         };
-        let scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
+        let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
+        let mut bias = self.bias.clone();
+        kind.kind().column_constants(&mut scales, &mut bias);
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
+            None if kind.has_channels() => self.columns.recips().to_vec(),
             None => self.recip.clone(),
         };
+        let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
+        let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
         let launch = launch
             .array(&pad_columns(&scales))
-            .array(&pad_columns(&self.bias))
+            .array(&pad_columns(&bias))
             .array(&pad_columns(&recips))
+            .optional(of_channels(self.columns.zero_points()).as_deref())
+            .optional(of_channels(self.columns.scales()).as_deref())
+            .optional(corrections.as_deref())
             .optional(kind.mapped.then(|| self.map.rows()))
             .activation(&self.before(kind))
             .int(self.n)
@@ -243,7 +296,11 @@ impl Case {
             let mut want = before;
             for (i, value) in values.into_iter().enumerate() {
                 let recip = kind.quantizer().map_or(self.recip[i % self.n], Quantizer::recip);
-                want[i / self.n * stride + i % self.n] = reference::code(value * recip).cast_unsigned();
+                let code = match kind.has_channels() {
+                    true => self.columns.code(i % self.n, value),
+                    false => reference::code(value * recip),
+                };
+                want[i / self.n * stride + i % self.n] = code.cast_unsigned();
             }
             assert_eq!(got, want, "{what}");
             assert_varied(&want, what);
@@ -257,6 +314,7 @@ impl Case {
             let to = &mut want[row * stride + i % self.n];
             let value = match kind.quantizer() {
                 Some(q) => q.fake(value),
+                None if kind.has_channels() => self.columns.fake(i % self.n, value),
                 None if kind.is_residual() => *to + value,
                 None => value,
             };
@@ -265,8 +323,8 @@ impl Case {
         assert_same(&decode(got), &want, what);
     }
 
-    /// Panics unless `got` differs from GELU in f64 by at most [`FAST_GELU_ERROR`] plus the rounding of the
-    /// store.
+    /// Panics unless `got` differs from GELU in f64 by at most [`FAST_GELU_ERROR`], or [`half_gelu_error`] in
+    /// packed halves, plus the rounding of the store.
     fn check_near(&self, kind: &Kind, got: &[u8], what: &str) {
         let (stride, size) = (self.stride(kind), kind.element_bytes());
         let before_gelu = self.values(&Kind { gelu: false, ..kind.clone() });
@@ -285,20 +343,29 @@ impl Case {
             let got = f64::from(stored[i]);
             let recip = match (size, kind.quantizer()) {
                 (_, Some(q)) => Some(q.recip()),
+                _ if kind.has_channels() => Some(self.columns.recips()[column]),
                 (1, None) => Some(self.recip[column]),
                 _ => None,
             };
+            let zero_point = if kind.has_channels() { self.columns.zero_points()[column] } else { 0.0 };
             if x.is_nan() && recip.is_none() {
                 assert!(got.is_nan(), "{what}, element {i}: {got} of a NaN");
                 continue;
             }
             // The code of a NaN is 0.
             let y = if x.is_nan() { 0.0 } else { gelu(x) };
-            let error = FAST_GELU_ERROR + y.abs() * 2f64.powi(-24);
+            let error = match kind.kind().half_gelu {
+                true if x.is_nan() => 0.0,
+                true => half_gelu_error(x),
+                false => FAST_GELU_ERROR + y.abs() * 2f64.powi(-24),
+            };
             let (got, want, allowed) = match recip.map(f64::from) {
                 Some(recip) => {
-                    let got = if size == 1 { got } else { got * recip };
-                    (got, (y * recip).clamp(-128.0, 127.0), 0.5 + error * recip)
+                    // The code of a NaN is 0 whatever the zero point.
+                    let zero_point = f64::from(zero_point);
+                    let got = if size == 1 { got } else { got * recip + zero_point };
+                    let want = if x.is_nan() { 0.0 } else { y * recip + zero_point };
+                    (got, want.clamp(-128.0, 127.0), 0.5 + error * recip)
                 }
                 None if size == 2 => (got, y, error + y.abs() / 2048.0 + 3e-8),
                 None => (got, y, error),
@@ -318,18 +385,4 @@ impl Case {
         let token = self.map.rows()[row % period];
         (token != PAD).then(|| row / period * self.map.tokens() + token as usize)
     }
-}
-
-/// A map in scrambled order in which every eighth row is padding, and the number of images that `rows` rows
-/// form (2 if `rows` is even).
-pub fn window_map(rows: usize) -> (RowMap, usize) {
-    let images = if rows.is_multiple_of(2) { 2 } else { 1 };
-    let period = rows / images;
-    let kept: Vec<usize> = (0..period).filter(|i| i % 8 != 5).collect();
-    let mut order: Vec<Option<usize>> = vec![None; period];
-    let tokens = kept.len();
-    for (token, place) in kept.into_iter().enumerate() {
-        order[place] = Some((token + tokens / 3) % tokens);
-    }
-    (RowMap::new(&order, tokens).unwrap(), images)
 }

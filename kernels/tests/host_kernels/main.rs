@@ -23,3 +23,4 @@ mod rows;
 #[path = "../support/mod.rs"]
 mod support;
 mod training;
+mod window_block;

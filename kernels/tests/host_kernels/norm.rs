@@ -6,9 +6,8 @@ use swinq_kernels::{PAD, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, words};
-use crate::linear::window_map;
 use crate::rows::{self, half_floats, to_halves};
-use crate::support::{Rng, step};
+use crate::support::{Rng, step, window_map};
 
 const EPSILON: f32 = 1e-5;
 

@@ -12,6 +12,8 @@ pub const HEAD_DIM: usize = 32;
 /// Number of tokens that a block processes at a time.
 const TOKENS: usize = 64;
 const THREADS: u32 = 128;
+/// Number of blocks of the kernels for windows of up to 64 tokens that a multiprocessor runs at the same time.
+const RESIDENT_BLOCKS: usize = 6;
 /// Maximum registers of a thread in the tiled kernels.
 const TILED_REGISTERS: u32 = 168;
 
@@ -124,12 +126,12 @@ impl AttentionConfig {
     }
 
     /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
-    /// with `multiprocessors`. A block loads the bias once for all its windows, so it processes several
-    /// windows if enough blocks remain for every multiprocessor.
+    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are only as many
+    /// blocks as run at the same time.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
         let (each, grid) = if self.whole() {
-            let blocks = multiprocessors * 8;
-            let each = (total * self.heads / blocks).clamp(1, 16);
+            let blocks = multiprocessors * RESIDENT_BLOCKS;
+            let each = (total * self.heads).div_ceil(blocks);
             (each, [(total.div_ceil(each) * self.heads) as u32, 1, 1])
         } else {
             (1, [(total * self.heads) as u32, (self.padded() / TOKENS) as u32, 1])
@@ -186,7 +188,7 @@ impl DeviceAttention {
             windows: spec.windows,
             multiprocessors: device.multiprocessors() as usize,
             bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
-            regions: regions(device, &config, spec.regions)?,
+            regions: padded_regions(device, (config.tokens, config.padded()), spec.regions)?,
             store,
             scales: scales(spec, &config),
             config,
@@ -306,13 +308,12 @@ fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
 
 /// Pads the regions `[windows, n]` to `[windows, padded]`; also returns whether each window has more than one
 /// region.
-fn regions(
+pub(super) fn padded_regions(
     device: &Device,
-    config: &AttentionConfig,
+    (n, padded): (usize, usize),
     regions: Option<&[u8]>,
 ) -> Result<Option<(DeviceSlice, DeviceSlice)>, CudaError> {
     let Some(regions) = regions else { return Ok(None) };
-    let (n, padded) = (config.tokens, config.padded());
     let pad = |window: &[u8]| {
         let mut row = window.to_vec();
         row.resize(padded, 0);

@@ -6,10 +6,10 @@ use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
 
-const POOL_THREADS: u32 = 512;
 const LINEAR_THREADS: u32 = 128;
-/// Columns per block of the mean over an f16 stream.
+/// Columns per block of the mean over an f16 stream, and number of blocks that fill most GPUs.
 const POOL_COLUMNS: usize = 128;
+const POOL_BLOCKS: usize = 128;
 /// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
@@ -64,12 +64,20 @@ pub struct DevicePool {
     store: DeviceStore,
 }
 
+/// Threads of a block of the pool. The norms of an f32 stream need more registers.
+fn pool_threads(stream: StreamType) -> u32 {
+    match stream {
+        StreamType::F32 => 512,
+        StreamType::F16 => 1024,
+    }
+}
+
 impl DevicePool {
     /// The program to compile.
     pub fn program(stream: StreamType, store: DeviceStore) -> Program {
         Program::new("head.cu", "pool")
             .define("POOL", 1)
-            .define("THREADS", POOL_THREADS.into())
+            .define("THREADS", pool_threads(stream).into())
             .define("STREAM_F32", stream.define())
             .define("STORE", store.define())
             .define("FAKE", store.is_fake().into())
@@ -81,12 +89,14 @@ impl DevicePool {
             StreamType::F32 => (1, 0),
             // Every block computes the norms of all tokens, so splitting the columns pays off only if
             // multiprocessors would be idle.
-            StreamType::F16 if images > 32 => (1, POOL_THREADS as usize),
-            StreamType::F16 => (columns.div_ceil(POOL_COLUMNS), POOL_THREADS as usize),
+            StreamType::F16 => {
+                let most = columns.div_ceil(POOL_COLUMNS);
+                ((POOL_BLOCKS / images).clamp(1, most), pool_threads(stream) as usize)
+            }
         };
         LaunchConfig {
             grid: [images as u32, parts as u32, 1],
-            threads: POOL_THREADS,
+            threads: pool_threads(stream),
             // Three numbers (padded to four words) per token, and one sum per thread.
             shared: (16 * tokens + 4 * sums) as u32,
             pdl: true,

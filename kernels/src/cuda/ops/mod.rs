@@ -8,11 +8,26 @@
 pub mod attention;
 pub mod head;
 pub mod linear;
+pub mod mlp;
 pub mod norm;
 pub mod patch;
+pub mod window_block;
 
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
 use crate::{Quantizer, RowMap};
+
+/// An INT8 linear layer of a fused launch: without an `.output` site and without zero points.
+#[derive(Clone, Copy)]
+pub struct Int8Linear<'a> {
+    /// Codes of the weight, `[n, k]`.
+    pub codes: &'a [i8],
+    /// The factor of each column's sums, `s_x * s_w`.
+    pub multiplier: &'a [f32],
+    /// One per column.
+    pub bias: Option<&'a [f32]>,
+    /// Quantizer of the input.
+    pub input: Quantizer,
+}
 
 /// Element type of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -96,7 +96,9 @@ impl NormConfig {
     pub fn launch(&self, rows: usize) -> LaunchConfig {
         let lanes = if self.stream == StreamType::F32 { 4 } else { self.lanes_and_chunks().0 };
         let blocks = (rows * lanes).div_ceil(THREADS as usize);
-        LaunchConfig { pdl: true, ..LaunchConfig::linear(blocks as u32, THREADS) }
+        // Gamma and beta.
+        let shared = if self.stream == StreamType::F32 { 0 } else { 8 * self.columns as u32 };
+        LaunchConfig { pdl: true, shared, ..LaunchConfig::linear(blocks as u32, THREADS) }
     }
 }
 

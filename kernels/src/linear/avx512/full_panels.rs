@@ -12,6 +12,7 @@ use super::{COLUMNS, Tile};
 use crate::lanes::Avx512;
 use crate::pool::Parts;
 use crate::simd_math::avx512::gelu;
+use crate::types::ColumnQuantizers;
 
 /// Stores `panel` if one of these epilogues applies; otherwise stores nothing and returns `false`.
 #[inline]
@@ -28,11 +29,11 @@ pub(super) fn finish<A: Accumulator>(
         return false;
     }
     match (dest, &epilogue.store, epilogue.gelu) {
-        (Dest::Codes(out), Store::Codes(recip), false) if epilogue.skips_range_checks => {
-            codes::<A, false>(epilogue, recip, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(to), false) if epilogue.skips_range_checks => {
+            codes::<A, false>(epilogue, to, first, tile, starts, out);
         }
-        (Dest::Codes(out), Store::Codes(recip), true) if epilogue.skips_range_checks => {
-            codes::<A, true>(epilogue, recip, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(to), true) if epilogue.skips_range_checks => {
+            codes::<A, true>(epilogue, to, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
         (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, false) => {
@@ -72,20 +73,23 @@ impl Columns {
         ]
     }
 
-    /// The codes of two rows, as bytes `code + 128`, one row after the other.
+    /// The codes of two rows, as bytes `code + 128`, one row after the other, for the given reciprocal scales
+    /// and zero points.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn pair<A: Accumulator, const GELU: bool>(
         &self,
         rows: [&[A; COLUMNS]; 2],
         recip: [__m512; 2],
+        zero_point: [__m512; 2],
     ) -> __m512i {
         // A closure would not be inlined into `map`, which lacks the target features.
         let mut words = [_mm512_setzero_si512(); 2];
         for (words, row) in words.iter_mut().zip(rows) {
             let [low, high] = self.values(row);
             let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
-            let [low, high] = [_mm512_mul_ps(low, recip[0]), _mm512_mul_ps(high, recip[1])];
+            let low = _mm512_fmadd_ps(low, recip[0], zero_point[0]);
+            let high = _mm512_fmadd_ps(high, recip[1], zero_point[1]);
             *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
         }
         let [upper, lower] = words;
@@ -160,17 +164,19 @@ fn residual<A: Accumulator>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn codes<A: Accumulator, const GELU: bool>(
     epilogue: &Epilogue,
-    recip: &[f32],
+    to: &ColumnQuantizers,
     first: usize,
     tile: &Tile<A>,
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
-    let (columns, recip) = (Columns::new(epilogue, first), both(panel_values(recip, first)));
+    let columns = Columns::new(epilogue, first);
+    let (recip, zero_point) =
+        (both(panel_values(to.recips(), first)), both(panel_values(to.zero_points(), first)));
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         // With an odd number of rows, the last row is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
-        store(columns.pair::<A, GELU>(rows, recip), starts, first, out);
+        store(columns.pair::<A, GELU>(rows, recip, zero_point), starts, first, out);
     }
 }
 

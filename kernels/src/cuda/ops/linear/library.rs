@@ -51,7 +51,8 @@ impl DeviceLinear {
         let mut linears = Vec::new();
         if self.kind.integer {
             linears.extend(self.finished(lt, m, LtPlan::new(lt, m, self.n, self.k, Output::S32)?, false)?);
-            if self.kind.output {
+            // Results of type s8 are codes of the `.output` site already, too late to correct the sums.
+            if self.kind.output && !self.kind.corrected {
                 linears.extend(self.finished(
                     lt,
                     m,

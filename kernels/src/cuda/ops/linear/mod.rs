@@ -16,8 +16,9 @@ pub use tile::{Gpu, Instruction, Tile};
 use self::pack::{GROUP, pack_codes, pack_half, pad_columns};
 use self::params::{EpilogueParams, GemmParams};
 use super::{DeviceMap, DeviceStore, StreamType, expect, int, row_stride};
-use crate::Quantizer;
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, Stream, launch};
+use crate::reference::correction_i8;
+use crate::{ColumnQuantizers, Quantizer};
 
 /// The weight of a linear layer.
 #[derive(Clone, Copy)]
@@ -28,6 +29,8 @@ pub enum DeviceWeight<'a> {
         codes: &'a [i8],
         /// One per column.
         multiplier: &'a [f32],
+        /// The zero points of the k inputs, or none: an input code `q` stands for `q - zero_points[k]`.
+        zero_points: &'a [i8],
     },
     /// Weights to be rounded to f16, `[n, k]`, for f16 inputs; sums are f32.
     Half(&'a [f32]),
@@ -41,6 +44,10 @@ pub enum LinearStore {
     /// INT8 codes, with the reciprocal of a scale per column. Each aligned group of eight columns has the
     /// same scale.
     Codes(Vec<f32>),
+    /// INT8 codes, with a scale and a zero point per column.
+    ChannelCodes(ColumnQuantizers),
+    /// Quantized and dequantized with a scale and a zero point per column, then stored as f16.
+    ChannelFake(ColumnQuantizers),
     /// Added to the residual stream.
     Residual,
 }
@@ -76,10 +83,32 @@ pub struct LinearKind {
     pub gelu: bool,
     /// Whether values are quantized and dequantized before the store.
     pub fake: bool,
+    /// Whether GELU and its codes are computed in packed halves.
+    pub half_gelu: bool,
+    /// Whether the codes of the results have a scale and a zero point per column.
+    pub channels: bool,
+    /// Whether the codes of the input have zero points.
+    pub corrected: bool,
     /// The STORE_ constant.
     store: i64,
     /// Element type of the residual stream.
     pub stream: StreamType,
+}
+
+/// Reciprocals of the output scale for which GELU may be computed in packed halves: no code is less than -128
+/// (GELU is -0.17 at least), and the reciprocal is a normal f16.
+pub(super) const HALF_GELU_RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=750.0;
+
+/// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an
+/// `.output` site that store codes.
+fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
+    let layer = spec.gelu && spec.output.is_none() && spec.stream == StreamType::F16;
+    let in_range = match &spec.store {
+        LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
+        LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
+        _ => false,
+    };
+    layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
 }
 
 impl LinearKind {
@@ -87,23 +116,43 @@ impl LinearKind {
     pub fn new(spec: &DeviceLinearSpec<'_>) -> LinearKind {
         let (store, fake) = match &spec.store {
             LinearStore::Plain(store) => (store.define(), store.is_fake()),
-            LinearStore::Codes(_) => (super::STORE_CODES, false),
+            LinearStore::Codes(_) | LinearStore::ChannelCodes(_) => (super::STORE_CODES, false),
+            LinearStore::ChannelFake(_) => (super::STORE_HALF, true),
             LinearStore::Residual => (super::STORE_RESIDUAL, false),
         };
+        let corrected = match spec.weight {
+            DeviceWeight::Codes { zero_points, .. } => !zero_points.is_empty(),
+            DeviceWeight::Half(_) => false,
+        };
         LinearKind {
+            channels: matches!(spec.store, LinearStore::ChannelCodes(_) | LinearStore::ChannelFake(_)),
+            corrected,
             integer: matches!(spec.weight, DeviceWeight::Codes { .. }),
             output: spec.output.is_some(),
             gelu: spec.gelu,
             fake,
+            half_gelu: half_gelu(spec),
             store,
             stream: spec.stream,
+        }
+    }
+
+    /// Rewrites the factors and biases of all columns for the kernels. GELU in packed halves takes half of its
+    /// argument, so both are halved. It does not pass on a NaN, so a column with a NaN gets zeros, because the
+    /// code of a NaN is 0.
+    pub fn column_constants(&self, factors: &mut [f32], bias: &mut [f32]) {
+        if self.half_gelu {
+            for (factor, bias) in factors.iter_mut().zip(bias) {
+                let number = !factor.is_nan() && !bias.is_nan();
+                (*factor, *bias) = if number { (0.5 * *factor, 0.5 * *bias) } else { (0.0, 0.0) };
+            }
         }
     }
 
     /// The same kind for another type of the residual stream.
     #[must_use]
     pub fn with_stream(self, stream: StreamType) -> LinearKind {
-        LinearKind { stream, ..self }
+        LinearKind { stream, half_gelu: self.half_gelu && stream == StreamType::F16, ..self }
     }
 
     /// Adds the defines of the epilogue to `program`.
@@ -112,7 +161,10 @@ impl LinearKind {
             .define("INTEGER", self.integer.into())
             .define("OUTPUT", self.output.into())
             .define("GELU", self.gelu.into())
+            .define("HALF_GELU", self.half_gelu.into())
             .define("FAKE", self.fake.into())
+            .define("CHANNELS", self.channels.into())
+            .define("CORRECTED", self.corrected.into())
             .define("STORE", self.store)
             .define("STREAM_F32", self.stream.define())
     }
@@ -164,7 +216,8 @@ impl LinearKind {
 }
 
 impl fmt::Display for LinearKind {
-    /// Describes the kind in words, which the tables of tiles use as its name.
+    /// Describes the kind in words, which the tables of tiles use as its name. Scales and zero points per column
+    /// are not part of it, because they hardly change the time of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (integer, stream) = (self.integer, self.stream);
         f.write_str(if integer { "int8" } else { "f16" })?;
@@ -207,6 +260,11 @@ struct EpilogueArrays {
     scale: DeviceSlice,
     bias: DeviceSlice,
     recip: DeviceSlice,
+    /// Of columns that have their own codes.
+    zero_point: Option<DeviceSlice>,
+    step: Option<DeviceSlice>,
+    /// If the input has zero points.
+    correction: Option<DeviceSlice>,
     output_scale: f32,
     fake: (f32, f32),
 }
@@ -222,17 +280,30 @@ impl EpilogueArrays {
                 assert!(same && recip.len() == n, "linear: steps change within eight columns");
                 recip.clone()
             }
+            LinearStore::ChannelCodes(columns) | LinearStore::ChannelFake(columns) => {
+                assert_eq!(columns.len(), n, "linear: {} quantizers for {n} columns", columns.len());
+                columns.recips().to_vec()
+            }
             LinearStore::Plain(store) => vec![store.recip_and_scale().0; n],
             LinearStore::Residual => vec![1.0; n],
         };
+        let (mut scale, mut bias) =
+            (column_scales(spec), spec.bias.map_or_else(|| vec![0.0; n], <[f32]>::to_vec));
+        let (zero_point, step) = column_codes(spec, &scale, &bias).unzip();
         let fake = match &spec.store {
             LinearStore::Plain(store) => store.recip_and_scale(),
             _ => (1.0, 1.0),
         };
+        LinearKind::new(spec).column_constants(&mut scale, &mut bias);
         Ok(EpilogueArrays {
-            scale: copy(&column_scales(spec))?,
-            bias: copy(&spec.bias.map_or_else(|| vec![0.0; n], <[f32]>::to_vec))?,
+            scale: copy(&scale)?,
+            bias: copy(&bias)?,
             recip: copy(&recip)?,
+            zero_point: zero_point.map(|values| copy(&values)).transpose()?,
+            step: step.map(|values| copy(&values)).transpose()?,
+            correction: corrections(spec)
+                .map(|values| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(&values))?.all()))
+                .transpose()?,
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             fake,
         })
@@ -240,6 +311,7 @@ impl EpilogueArrays {
 
     fn hold(&self, on: &Stream) {
         [&self.scale, &self.bias, &self.recip].into_iter().for_each(|s| on.hold(s));
+        [&self.zero_point, &self.step, &self.correction].into_iter().flatten().for_each(|s| on.hold(s));
     }
 
     fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {
@@ -247,6 +319,9 @@ impl EpilogueArrays {
             scale: self.scale.ptr(),
             bias: self.bias.ptr(),
             recip: self.recip.ptr(),
+            zero_point: pointer(&self.zero_point),
+            step: pointer(&self.step),
+            correction: pointer(&self.correction),
             map: out.map.map_or(0, |map| map.slice.ptr()),
             out: out.slice.ptr(),
             n: int(n),
@@ -272,6 +347,39 @@ fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
     }
 }
 
+/// The address of an array; 0 if there is none.
+fn pointer(array: &Option<DeviceSlice>) -> u64 {
+    array.as_ref().map_or(0, DeviceSlice::ptr)
+}
+
+/// The zero point and the scale of each column's codes; none unless columns have their own. Codes of a column with
+/// a NaN constant get the zero point 0, because some kernels store the code of 0 there, and the code of a NaN is 0.
+fn column_codes(spec: &DeviceLinearSpec<'_>, scale: &[f32], bias: &[f32]) -> Option<(Vec<f32>, Vec<f32>)> {
+    match &spec.store {
+        LinearStore::ChannelFake(columns) => {
+            Some((columns.zero_points().to_vec(), columns.scales().to_vec()))
+        }
+        LinearStore::ChannelCodes(columns) => {
+            let constants = scale.iter().zip(bias);
+            let zero_points = columns.zero_points().iter().zip(constants);
+            let known = zero_points.map(|(z, (s, b))| if s.is_nan() || b.is_nan() { 0.0 } else { *z });
+            Some((known.collect(), columns.scales().to_vec()))
+        }
+        _ => None,
+    }
+}
+
+/// What is subtracted from the sums of each column; none if the input has no zero points.
+fn corrections(spec: &DeviceLinearSpec<'_>) -> Option<Vec<i32>> {
+    match spec.weight {
+        DeviceWeight::Codes { codes, zero_points, .. } if !zero_points.is_empty() => {
+            assert_eq!(zero_points.len(), spec.k, "linear: {} zero points", zero_points.len());
+            Some(codes.chunks(spec.k).map(|row| correction_i8(zero_points, row)).collect())
+        }
+        _ => None,
+    }
+}
+
 /// The destination of a linear layer's results.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
@@ -292,7 +400,7 @@ impl DeviceLinear {
     pub fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<DeviceLinear, CudaError> {
         let (n, k) = (spec.n, spec.k);
         let (weight, plain_weight) = match spec.weight {
-            DeviceWeight::Codes { codes, multiplier } => {
+            DeviceWeight::Codes { codes, multiplier, .. } => {
                 assert!(codes.len() == n * k && multiplier.len() == n, "linear: codes are not [{n}, {k}]");
                 let packed = pack_codes(codes, n, k, row_stride(k, 1));
                 (DeviceBuf::from_slice(device, &packed)?, PlainWeight::Codes(codes.to_vec()))

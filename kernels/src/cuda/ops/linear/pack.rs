@@ -44,9 +44,9 @@ fn for_rows(n: usize, mut each: impl FnMut(usize, usize)) {
 }
 
 /// Pads `values` with zeros to full groups.
-pub fn pad_columns(values: &[f32]) -> Vec<f32> {
+pub fn pad_columns<T: Copy + Default>(values: &[T]) -> Vec<T> {
     let mut padded = values.to_vec();
-    padded.resize(values.len().next_multiple_of(GROUP), 0.0);
+    padded.resize(values.len().next_multiple_of(GROUP), T::default());
     padded
 }
 

@@ -84,7 +84,9 @@ const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
 
 /// Shapes of blocks and warpgroups to try if one warpgroup copies. For each of them only the largest number
 /// of stages that fits is tried.
-const COOPERATIVE_SHAPES: [((u16, u16), (u16, u16)); 10] = [
+const COOPERATIVE_SHAPES: [((u16, u16), (u16, u16)); 12] = [
+    ((64, 32), (64, 32)),
+    ((64, 64), (64, 64)),
     ((64, 96), (64, 96)),
     ((64, 128), (64, 128)),
     ((64, 192), (64, 192)),

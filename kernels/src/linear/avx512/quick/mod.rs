@@ -53,12 +53,12 @@ impl Plan {
     /// The plan for `epilogue`; `None` if cubics cannot give its codes. `reach` bounds the magnitude of each
     /// column's accumulators.
     pub(in super::super) fn new(epilogue: &Epilogue, reach: impl Fn(usize) -> i64) -> Option<Plan> {
-        let Store::Codes(recip) = &epilogue.store else { return None };
-        let recip = &recip[..epilogue.n];
-        if !epilogue.gelu || !epilogue.skips_range_checks || recip.iter().any(|r| *r != recip[0]) {
+        let Store::Codes(columns) = &epilogue.store else { return None };
+        let recip = *columns.recips().first()?;
+        let uniform = columns.recips()[..epilogue.n].iter().all(|r| *r == recip);
+        if !epilogue.gelu || !epilogue.skips_range_checks || !uniform || !columns.is_symmetric() {
             return None;
         }
-        let recip = *recip.first()?;
         let intervals = Intervals::new(recip)?;
         let centre = intervals.centre;
         // Only full panels: the general epilogue stores the columns of a partial last panel.
@@ -313,7 +313,7 @@ impl<'a> Late<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn mend(&self, mut doubtful: u32) {
         let (epilogue, (starts, first), tile) = (self.epilogue, self.last, &self.tiles[self.turn ^ 1]);
-        let Store::Codes(recip) = &epilogue.store else { unreachable!("a plan is of codes") };
+        let Store::Codes(columns) = &epilogue.store else { unreachable!("a plan is of codes") };
         while doubtful != 0 {
             let half = doubtful.trailing_zeros() as usize;
             doubtful &= doubtful - 1;
@@ -328,7 +328,7 @@ impl<'a> Late<'a> {
                 let value = reference::epilogue_i8(acc, epilogue.factor[c], epilogue.bias[c], None, true);
                 // SAFETY: as in `codes`.
                 let place = unsafe { self.out.get(start + c, 1) };
-                place[0] = reference::code(value * recip[c]) as u8 ^ 0x80;
+                place[0] = columns.code(c, value) as u8 ^ 0x80;
             }
         }
     }

@@ -1,0 +1,180 @@
+//! Compares the MLP half of a block on a GPU with the scalar reference. Without a GPU, or on one without
+//! `wgmma`, the tests are skipped with a message; they fail if `REQUIRE_IMPL` contains `cuda`.
+
+mod support;
+
+use half::f16;
+use support::{Rng, step};
+use swinq_kernels::Quantizer;
+use swinq_kernels::cuda::ops::Int8Linear;
+use swinq_kernels::cuda::ops::StreamType;
+use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpSpec};
+use swinq_kernels::cuda::{Device, DeviceBuf, Stream};
+use swinq_kernels::reference::{accumulate_i8, epilogue_i8, layer_norm_row};
+
+/// Channels and hidden columns: all weights stay in shared memory, except in the last two shapes.
+const SHAPES: [(usize, usize); 6] = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768), (192, 832)];
+/// Number of different rows; the others repeat them.
+const DIFFERENT: usize = 131;
+const EPSILON: f32 = 1e-5;
+
+fn device(test: &str) -> Option<Device> {
+    match Device::open(0) {
+        Ok(device) if device.arch().major == 9 => Some(device),
+        other => {
+            let reason = other.map_or_else(|error| error.to_string(), |_| "it has no wgmma".to_owned());
+            let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+            assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {reason}");
+            eprintln!("SKIPPED {test}: {reason}");
+            None
+        }
+    }
+}
+
+/// An MLP with its parameters.
+struct Problem {
+    columns: usize,
+    hidden: usize,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+    codes: [Vec<i8>; 2],
+    multiplier: [Vec<f32>; 2],
+    bias: [Vec<f32>; 2],
+    inputs: [Quantizer; 2],
+    /// `[DIFFERENT, columns]`; every value is a half.
+    rows: Vec<f32>,
+}
+
+impl Problem {
+    fn new((columns, hidden): (usize, usize)) -> Problem {
+        let mut rng = Rng((columns + hidden) as u64);
+        let mut floats = |count, scale: f32| rng.floats(count, scale);
+        let (gamma, beta) = (floats(columns, 1.0), floats(columns, 0.3));
+        let bias = [floats(hidden, 1.0), floats(columns, 0.5)];
+        let multiplier = [hidden, columns].map(|n| floats(n, 2e-5).iter().map(|x| x.abs() + 2e-5).collect());
+        let rows = floats(DIFFERENT * columns, 3.0).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+        let codes = [0, 1]
+            .map(|_| rng.bytes(columns * hidden).into_iter().map(|b| b.cast_signed().max(-127)).collect());
+        // Some codes of both inputs are clamped.
+        let inputs = [step(0.012), step(0.03)];
+        Problem { columns, hidden, gamma, beta, codes, multiplier, bias, inputs, rows }
+    }
+
+    fn spec(&self, stream: StreamType) -> MlpSpec<'_> {
+        let linear = |i: usize| Int8Linear {
+            codes: &self.codes[i],
+            multiplier: &self.multiplier[i],
+            bias: Some(&self.bias[i]),
+            input: self.inputs[i],
+        };
+        let (fc1, fc2) = (linear(0), linear(1));
+        MlpSpec { norm: (&self.gamma, &self.beta), epsilon: EPSILON, fc1, fc2, stream }
+    }
+
+    /// The different rows after the MLP, by the reference.
+    fn expected(&self) -> Vec<f32> {
+        let (columns, hidden) = (self.columns, self.hidden);
+        let mut all = self.rows.clone();
+        for row in all.chunks_exact_mut(columns) {
+            let mut normal = vec![0.0; columns];
+            layer_norm_row(row, &self.gamma, &self.beta, EPSILON, &mut normal);
+            let input: Vec<i8> = normal.iter().map(|&y| self.inputs[0].code(y)).collect();
+            let layer = |i: usize, input: &[i8], k: usize, gelu: bool| -> Vec<f32> {
+                let sums = self.codes[i].chunks_exact(k).map(|w| accumulate_i8(input, w));
+                let columns = self.multiplier[i].iter().zip(&self.bias[i]);
+                sums.zip(columns).map(|(sum, (&m, &b))| epilogue_i8(sum, m, b, None, gelu)).collect()
+            };
+            let middle: Vec<i8> =
+                layer(0, &input, columns, true).into_iter().map(|y| self.inputs[1].code(y)).collect();
+            let added = layer(1, &middle, hidden, false);
+            row.iter_mut().zip(added).for_each(|(x, y)| *x += y);
+        }
+        all
+    }
+
+    /// `m` rows after the launch, and whether the flag was set.
+    fn run(&self, device: &Device, stream: StreamType, m: usize) -> (Vec<f32>, bool) {
+        let spec = self.spec(stream);
+        let config = DeviceMlp::config(device, &spec).expect("the kernel supports this MLP");
+        let mlp = DeviceMlp::new(device, config, &spec).unwrap();
+        let on = Stream::new(device).unwrap();
+        let rows = self.rows.iter().copied().cycle().take(m * self.columns);
+        // A row after the last must stay unchanged.
+        let rows: Vec<f32> = rows.chain(vec![7.0; self.columns]).collect();
+        let halves: Vec<u16> = rows.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+        let buffer = match stream {
+            StreamType::F32 => DeviceBuf::from_slice(device, &rows).unwrap(),
+            StreamType::F16 => DeviceBuf::from_slice(device, &halves).unwrap(),
+        };
+        let flag = DeviceBuf::zeroed(device, 4).unwrap().all();
+        mlp.run(&on, m, &buffer.all(), &flag).unwrap();
+        let (mut got, mut halves, mut raised) = (rows, halves, [0_u32]);
+        match stream {
+            StreamType::F32 => buffer.all().copy_to(&on, &mut got).unwrap(),
+            StreamType::F16 => {
+                buffer.all().copy_to(&on, &mut halves).unwrap();
+                got = halves.iter().map(|&x| f16::from_bits(x).to_f32()).collect();
+            }
+        }
+        flag.copy_to(&on, &mut raised).unwrap();
+        let after = got.split_off(m * self.columns);
+        assert!(after.iter().all(|&x| x == 7.0), "a row after the last was written");
+        (got, raised[0] != 0)
+    }
+}
+
+/// Numbers of rows: parts of a tile, one tile, and several tiles for each warpgroup.
+const ROWS: [usize; 4] = [1, 64, 67, 60_001];
+
+#[test]
+fn an_f32_stream_gives_the_bits_of_the_reference() {
+    let Some(device) = device("an_f32_stream_gives_the_bits_of_the_reference") else { return };
+    for shape in SHAPES {
+        let problem = Problem::new(shape);
+        let expected = problem.expected();
+        for m in ROWS {
+            let (got, raised) = problem.run(&device, StreamType::F32, m);
+            assert!(!raised);
+            let differ: Vec<usize> = (0..got.len())
+                .filter(|&i| got[i].to_bits() != expected[i % expected.len()].to_bits())
+                .collect();
+            let first =
+                differ.first().map(|&i| (i / shape.0, i % shape.0, got[i], expected[i % expected.len()]));
+            assert!(differ.is_empty(), "{shape:?}, {m} rows: {} differ, first {first:?}", differ.len());
+        }
+    }
+}
+
+#[test]
+fn an_f16_stream_is_near_the_reference() {
+    let Some(device) = device("an_f16_stream_is_near_the_reference") else { return };
+    for shape in SHAPES {
+        let problem = Problem::new(shape);
+        let expected = problem.expected();
+        for m in ROWS {
+            let (got, raised) = problem.run(&device, StreamType::F16, m);
+            assert!(!raised);
+            let square = |x: f32| f64::from(x).powi(2);
+            let (mut signal, mut noise) = (0.0, 0.0);
+            for (i, &got) in got.iter().enumerate() {
+                let (before, after) = (problem.rows[i % expected.len()], expected[i % expected.len()]);
+                signal += square(after - before);
+                noise += square(got - after);
+            }
+            let db = 10.0 * (signal / noise).log10();
+            assert!(db > 45.0, "{shape:?}, {m} rows: {db:.1} dB");
+            if m == ROWS[3] {
+                eprintln!("{shape:?}: {db:.1} dB");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_sets_the_flag() {
+    let Some(device) = device("a_value_that_is_not_finite_sets_the_flag") else { return };
+    let mut problem = Problem::new(SHAPES[2]);
+    problem.rows[5 * 96 + 7] = f32::INFINITY;
+    assert!(problem.run(&device, StreamType::F16, 67).1);
+    assert!(!problem.run(&device, StreamType::F16, 5).1);
+}
