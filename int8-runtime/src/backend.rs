@@ -22,11 +22,6 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// `cuda` if its GPU is usable ([`usable_gpu`]), else `cpu`.
-    pub fn auto(cpu: CpuOptions, cuda: CudaOptions) -> Backend {
-        if usable_gpu(cuda.device).is_ok() { Backend::Cuda(cuda) } else { Backend::Cpu(cpu) }
-    }
-
     /// The name of the backend in results: `cpu`, or `cuda` with the options that are not the defaults.
     pub fn name(&self) -> String {
         match self {

@@ -62,6 +62,14 @@ pub enum RuntimeError {
         /// The target of the engine.
         asked: String,
     },
+    /// A variant of another architecture.
+    #[error("a variant of {name} in a runner of variants of {expected}; make a runner for {name}")]
+    OtherArchitecture {
+        /// Architecture of the variant.
+        name: String,
+        /// Architecture of the runner.
+        expected: String,
+    },
     /// A batch of the wrong image size.
     #[error("images of {got} x {got} pixels given to a model for {expected} x {expected}")]
     ImageSize {

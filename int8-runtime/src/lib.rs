@@ -16,7 +16,7 @@ mod profile;
 mod trace;
 
 pub use backend::{Backend, MAX_BATCH, MAX_THREADS, usable_gpu};
-pub use cpu::CpuOptions;
+pub use cpu::{CpuOptions, Position, Start, Variant, VariantRunner};
 pub use cuda::CudaOptions;
 pub use engine::Engine;
 pub use error::RuntimeError;

@@ -5,57 +5,19 @@
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_calib::{CalibrateOptions, calibrate, set_channel_codes};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, TracedValues};
 use swinq_kernels::Cpu;
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Batch, BatchSource, BoxError, Classifier, QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy,
+    BatchSource, BlockId, Classifier, Linear, QuantizedModel, Recipe, Site, SwinConfig, WindowPolicy,
 };
-
-/// Images of deterministic noise.
-struct Noise {
-    size: usize,
-    batches: usize,
-}
-
-impl BatchSource for Noise {
-    fn batches(&self) -> usize {
-        self.batches
-    }
-
-    fn images(&self) -> usize {
-        2 * self.batches
-    }
-
-    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
-        let mut state = index as u64 * 0x9e37_79b9 + 0x1234_5678_9abc;
-        let mut byte = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as u8
-        };
-        let pixels = (0..2 * self.size * self.size * 3).map(|_| byte()).collect();
-        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
-    }
-}
+use swinq_testing::model::{NoiseImages, random, random_channels, small};
 
 fn configs() -> Vec<SwinConfig> {
-    let small = SwinConfig {
-        name: "small".to_owned(),
-        image_size: 32,
-        num_classes: 7,
-        embed_dim: 24,
-        depths: vec![2, 2],
-        num_heads: vec![2, 3],
-        window_size: 4,
-        ..SwinConfig::default()
-    };
+    let small = small();
     let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
     vec![
         named(
@@ -119,14 +81,12 @@ fn configs() -> Vec<SwinConfig> {
 }
 
 fn model(config: SwinConfig) -> FloatModel {
-    config.validate().unwrap();
-    let transform = Transform::microsoft(config.image_size, false);
-    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 5)
+    random(config, 5)
 }
 
 fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
     let mut progress = |_, _| ControlFlow::Continue(());
-    collect(classifier, &mut Noise { size, batches: 3 }, &mut progress).unwrap()
+    collect(classifier, &mut NoiseImages { size, batches: 3 }, &mut progress).unwrap()
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
@@ -148,7 +108,7 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
             let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
-        for recipe in ["default", "mode1"] {
+        for recipe in ["default", "mode1", "channels"] {
             // These recipes also suit a model of one stage, which has no reduction: none of their rules
             // matches reductions only.
             let quantized = quantized(&float, Some(recipe));
@@ -162,13 +122,28 @@ fn the_engine_equals_the_simulation_and_the_float_forward() {
     }
 }
 
-/// `model` under the recipe `name`, or in float for `None`.
+/// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and zero
+/// points for the channels of every `mlp.fc2.input`.
 fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
     let Some(name) = name else { return QuantizedModel::from_float(model).unwrap() };
-    let mut progress = |_, _| ControlFlow::Continue(());
+    if name == "channels" {
+        return with_channels(quantized(model, Some("default")), model);
+    }
+    let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let mut noise = Noise { size: model.config.image_size, batches: 2 };
+    let mut noise = NoiseImages { size: model.config.image_size, batches: 2 };
     calibrate(model, &Recipe::shipped(name).unwrap(), &mut noise, options).unwrap().model
+}
+
+fn with_channels(mut quantized: QuantizedModel, model: &FloatModel) -> QuantizedModel {
+    for stage in model.config.stages() {
+        for block in (0..stage.depth).map(|block| BlockId { stage: stage.index, block }) {
+            let amax = quantized.site(Site::Input(Linear::Fc2(block))).amax.expect("the recipe enables it");
+            let channels = random_channels(stage.hidden, block.block as u64);
+            set_channel_codes(&mut quantized, model, block, 0.6 * amax, channels).unwrap();
+        }
+    }
+    quantized
 }
 
 #[test]
@@ -177,9 +152,10 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
     for config in configs() {
         let (name, size, classes) = (config.name.clone(), config.image_size, config.num_classes);
         let float = model(config);
-        let pixels = Noise { size, batches: 3 };
-        let pixels: Vec<u8> = (0..3).flat_map(|i| Noise { ..pixels }.batch(0, i).unwrap().pixels).collect();
-        for recipe in [None, Some("default"), Some("mode1"), Some("mode2")] {
+        let pixels = NoiseImages { size, batches: 3 };
+        let pixels: Vec<u8> =
+            (0..3).flat_map(|i| NoiseImages { ..pixels }.batch(0, i).unwrap().pixels).collect();
+        for recipe in [None, Some("default"), Some("mode1"), Some("mode2"), Some("channels")] {
             let model = quantized(&float, recipe);
             for (threads, cpu) in (1..=3).zip(Cpu::available().into_iter().rev().cycle()) {
                 let engine =

@@ -24,8 +24,8 @@ impl Segment {
     }
 
     /// The launches `range` of `launches`, prepared as one fused block over rows in the order of `map`.
-    fn fused_block(launches: &[Launch], range: Range<usize>, map: &Arc<RowMap>, cpu: Cpu) -> Segment {
-        let ops = launches[range.clone()].iter().map(Launch::block_op).collect();
+    fn fused_block(launches: &[Arc<Launch>], range: Range<usize>, map: &Arc<RowMap>, cpu: Cpu) -> Segment {
+        let ops = launches[range.clone()].iter().map(|launch| launch.block_op()).collect();
         let columns = launches[range.start].output.spec.columns;
         let fused = FusedBlock::new(ops, Arc::clone(map), columns, cpu.fused_block_rows());
         Segment { launches: range, fused: Some(fused), min_rows: cpu.min_rows_per_thread() }
@@ -47,7 +47,7 @@ impl Segment {
     }
 
     /// The tensors between the launches. A fused block does not keep them in the arena.
-    pub(super) fn inner(&self, launches: &[Launch]) -> impl Iterator<Item = TensorId> {
+    pub(super) fn inner(&self, launches: &[Arc<Launch>]) -> impl Iterator<Item = TensorId> {
         let launches = &launches[self.launches.clone()];
         let inner = launches.iter().filter(|launch| self.fused.is_some() && !launch.output.residual);
         inner.map(|launch| launch.output.tensor)
@@ -56,7 +56,7 @@ impl Segment {
 
 /// Divides `launches`, for `cpu`, into segments: one for each block or half of a block, and one for each
 /// launch outside of blocks.
-pub(super) fn segments(launches: &[Launch], cpu: Cpu) -> Vec<Segment> {
+pub(super) fn segments(launches: &[Arc<Launch>], cpu: Cpu) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut next = 0;
     for (range, map) in blocks(launches) {
@@ -69,7 +69,7 @@ pub(super) fn segments(launches: &[Launch], cpu: Cpu) -> Vec<Segment> {
 }
 
 /// The blocks among `launches`, or their halves, each with the order of its rows.
-fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
+fn blocks(launches: &[Arc<Launch>]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
     let mut found: Vec<(Range<usize>, &Arc<RowMap>)> = Vec::new();
     for half in halves(launches) {
         let attends = launches[half.clone()].iter().any(|l| matches!(l.kernel, Kernel::Attention(_)));
@@ -91,7 +91,7 @@ fn blocks(launches: &[Launch]) -> Vec<(Range<usize>, &Arc<RowMap>)> {
 
 /// The halves of blocks. Each half begins with a launch that gathers rows of the stream, and ends with the
 /// next launch that adds to the stream.
-fn halves(launches: &[Launch]) -> impl Iterator<Item = Range<usize>> {
+fn halves(launches: &[Arc<Launch>]) -> impl Iterator<Item = Range<usize>> {
     let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
     (0..launches.len()).filter(gathers).map(|first| {
         let last = (first..launches.len()).find(|&i| launches[i].output.residual);

@@ -2,29 +2,36 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::attention::{AttentionSpec, WindowAttention};
+use swinq_kernels::attention::WindowAttention;
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
-use swinq_kernels::{Cpu, QuantizeRows, RowMap, RowStore};
+use swinq_kernels::{ColumnQuantizers, Cpu, QuantizeRows, RowMap, RowStore};
 use swinq_plan::{Attention, Linear, Norm, Op, Order, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
 use super::place::Place;
 
 /// One launch for each step of `plan`.
-pub(super) fn lower(plan: &Plan<'_>, cpu: Cpu) -> Vec<Launch> {
-    let lowering = Lowering { plan, cpu };
-    plan.steps.iter().map(|step| lowering.launch(step)).collect()
+pub(super) fn lower(plan: &Plan<'_>, cpu: Cpu) -> Vec<Arc<Launch>> {
+    let lowering = Lowering::new(plan, cpu);
+    plan.steps.iter().map(|step| Arc::new(lowering.launch(step))).collect()
 }
 
-struct Lowering<'a> {
+/// Makes the launches of a plan.
+pub(super) struct Lowering<'a> {
     plan: &'a Plan<'a>,
     cpu: Cpu,
 }
 
-impl Lowering<'_> {
-    fn launch(&self, step: &Step<'_>) -> Launch {
+impl<'a> Lowering<'a> {
+    /// Makes launches of `plan` for the kernels of `cpu`.
+    pub(super) fn new(plan: &'a Plan<'a>, cpu: Cpu) -> Lowering<'a> {
+        Lowering { plan, cpu }
+    }
+
+    /// The launch of `step`, a step of the plan.
+    pub(super) fn launch(&self, step: &Step<'_>) -> Launch {
         let residual = matches!(step.store, Store::Residual { .. });
         let place = |tensor, residual| Place { tensor, spec: *self.plan.tensor(tensor), residual };
         Launch {
@@ -88,8 +95,10 @@ impl Lowering<'_> {
             store: linear_store(store, op.n),
         };
         match &op.weight {
-            Weight::Int8 { codes, multiplier, .. } => {
-                Kernel::LinearI8(Arc::new(LinearI8::new(self.cpu, spec, &codes.codes, multiplier)), map)
+            Weight::Int8 { codes, multiplier, zero_points, .. } => {
+                let codes = &codes.codes;
+                let op = LinearI8::with_zero_points(self.cpu, spec, codes, multiplier, zero_points);
+                Kernel::LinearI8(Arc::new(op), map)
             }
             Weight::Float(values) => {
                 Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &values.read())), map)
@@ -98,18 +107,8 @@ impl Lowering<'_> {
     }
 
     fn attention(&self, op: &Attention<'_>, store: &Store) -> Kernel {
-        let spec = AttentionSpec {
-            heads: op.heads,
-            head_dim: op.head_dim,
-            tokens: op.tokens,
-            windows: op.windows,
-            scales: &op.scales,
-            bias: &op.bias.expand(),
-            regions: op.regions.as_deref(),
-            quant: op.quant,
-            store: row_store(store),
-        };
-        Kernel::Attention(Arc::new(WindowAttention::new(self.cpu, spec)))
+        let bias = op.bias.expand();
+        Kernel::Attention(Arc::new(WindowAttention::new(self.cpu, op.spec(&bias, row_store(store)))))
     }
 
     fn layer_norm(&self, op: &Norm<'_>, store: &Store) -> LayerNorm {
@@ -141,18 +140,19 @@ fn row_store(store: &Store) -> RowStore {
         Store::F32 => RowStore::F32,
         Store::Fake(q) => RowStore::Fake(*q),
         Store::Codes(q) => RowStore::Codes(q[0]),
-        Store::Residual { .. } => unreachable!("only linear layers and norms add to the residual stream"),
+        Store::ChannelFake(_) | Store::ChannelCodes(_) | Store::Residual { .. } => {
+            unreachable!("only linear layers store with a scale per channel or add to the residual stream")
+        }
     }
 }
 
 fn linear_store(store: &Store, columns: usize) -> LinearStore {
     match store {
         Store::F32 => LinearStore::F32,
-        Store::Fake(q) => LinearStore::Fake(*q),
-        Store::Codes(quantizers) => {
-            let part = columns / quantizers.len();
-            LinearStore::Codes((0..columns).map(|c| quantizers[c / part].recip()).collect())
-        }
+        Store::Fake(q) => LinearStore::Fake(ColumnQuantizers::symmetric(columns, &[*q])),
+        Store::Codes(parts) => LinearStore::Codes(ColumnQuantizers::symmetric(columns, parts)),
+        Store::ChannelFake(channels) => LinearStore::Fake(channels.clone()),
+        Store::ChannelCodes(channels) => LinearStore::Codes(channels.clone()),
         Store::Residual { branch, shortcut } => {
             LinearStore::Residual { branch: *branch, shortcut: *shortcut }
         }

@@ -1,6 +1,7 @@
 //! The CPU backend. Each step of the plan is one launch of a prepared kernel; the launches of a block may run
 //! as one.
 
+mod fingerprint;
 mod fused;
 mod launch;
 mod lower;
@@ -8,6 +9,7 @@ mod options;
 mod place;
 #[cfg(test)]
 mod tests;
+mod variants;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +26,7 @@ use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
 use place::{Arena, tensor_bytes};
+pub use variants::{Position, Start, Variant, VariantRunner};
 
 /// The detail that a profile shows for launches that run as one fused block.
 const FUSED: &str = "fused";
@@ -32,7 +35,7 @@ const FUSED: &str = "fused";
 pub(crate) struct Packed {
     plan: Arc<Outline>,
     /// One launch for each step of the plan.
-    launches: Vec<Launch>,
+    launches: Vec<Arc<Launch>>,
     /// All launches in order, divided into segments.
     segments: Vec<Segment>,
 }
@@ -54,6 +57,61 @@ impl Packed {
                 .for_each(|tensor| most[tensor.0] = segment.most_unfused(images, threads));
         }
         Arena::new(Layout::of_plan(&self.plan, tensor_bytes, |tensor| most[tensor.0]), images)
+    }
+
+    /// The mean time of each launch in `runs` forwards (at least one) of `images` images.
+    fn profile(
+        &self,
+        pool: &mut Pool,
+        arena: &mut Arena,
+        images: usize,
+        pixels: &[u8],
+        runs: u32,
+    ) -> Vec<LaunchProfile> {
+        let mut times = vec![Duration::ZERO; self.launches.len()];
+        for _ in 0..runs {
+            self.run_timed(pool, arena, images, pixels, &mut times);
+        }
+        let mut profiles = Vec::with_capacity(times.len());
+        for segment in &self.segments {
+            let fused = segment.fused(images, pool.threads()).is_some();
+            for index in segment.launches.clone() {
+                let launch = &self.launches[index];
+                profiles.push(LaunchProfile {
+                    name: launch.name.clone(),
+                    detail: if fused { FUSED.to_owned() } else { String::new() },
+                    time: times[index] / runs,
+                    macs: launch.macs * images as u64,
+                    bytes: launch.bytes(images, pixels.len()),
+                });
+            }
+        }
+        profiles
+    }
+
+    /// Runs all launches and adds the time of each to `times`.
+    fn run_timed(
+        &self,
+        pool: &mut Pool,
+        arena: &mut Arena,
+        images: usize,
+        pixels: &[u8],
+        times: &mut [Duration],
+    ) {
+        for segment in &self.segments {
+            let launches = &self.launches[segment.launches.clone()];
+            let times = &mut times[segment.launches.clone()];
+            if let Some(block) = segment.fused(images, pool.threads()) {
+                let parts = block.run_timed(pool, images, launches[0].stream_mut(images, arena));
+                times.iter_mut().zip(parts).for_each(|(time, part)| *time += part);
+                continue;
+            }
+            for (launch, time) in launches.iter().zip(times) {
+                let start = Instant::now();
+                launch.run(pool, images, pixels, arena);
+                *time += start.elapsed();
+            }
+        }
     }
 }
 
@@ -93,44 +151,7 @@ impl Runner {
 
     /// The mean time of each launch in `runs` forwards (at least one) of `images` images.
     pub(crate) fn profile(&mut self, images: usize, pixels: &[u8], runs: u32) -> Vec<LaunchProfile> {
-        let mut times = vec![Duration::ZERO; self.packed.launches.len()];
-        for _ in 0..runs {
-            self.run_timed(images, pixels, &mut times);
-        }
-        let mut profiles = Vec::with_capacity(times.len());
-        for segment in &self.packed.segments {
-            let fused = segment.fused(images, self.pool.threads()).is_some();
-            for index in segment.launches.clone() {
-                let launch = &self.packed.launches[index];
-                profiles.push(LaunchProfile {
-                    name: launch.name.clone(),
-                    detail: if fused { FUSED.to_owned() } else { String::new() },
-                    time: times[index] / runs,
-                    macs: launch.macs * images as u64,
-                    bytes: launch.bytes(images, pixels.len()),
-                });
-            }
-        }
-        profiles
-    }
-
-    /// Runs all launches and adds the time of each to `times`.
-    fn run_timed(&mut self, images: usize, pixels: &[u8], times: &mut [Duration]) {
-        let Runner { packed, pool, arena } = self;
-        for segment in &packed.segments {
-            let launches = &packed.launches[segment.launches.clone()];
-            let times = &mut times[segment.launches.clone()];
-            if let Some(block) = segment.fused(images, pool.threads()) {
-                let parts = block.run_timed(pool, images, launches[0].stream_mut(images, arena));
-                times.iter_mut().zip(parts).for_each(|(time, part)| *time += part);
-                continue;
-            }
-            for (launch, time) in launches.iter().zip(times) {
-                let start = Instant::now();
-                launch.run(pool, images, pixels, arena);
-                *time += start.elapsed();
-            }
-        }
+        self.packed.profile(&mut self.pool, &mut self.arena, images, pixels, runs)
     }
 
     /// Runs launch by launch, in a separate arena, and collects the result of each launch.

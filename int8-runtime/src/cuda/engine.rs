@@ -10,7 +10,7 @@ use swinq_plan::{Plan, TensorId};
 
 use super::lower::lower;
 use super::memory::Memory;
-use super::options::CudaOptions;
+use super::options::{CudaOptions, Gemm};
 use super::sizes::Sizes;
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor};
 use super::tune::{Trial, Tuner, time_together};
@@ -30,7 +30,8 @@ impl Packed {
     /// Lowers `plan` for the GPU and the residual stream of `options`: packs and uploads its weights.
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
-        let lowered = lower(&device, plan, options.residual)?;
+        // With cuBLASLt, the library computes the products.
+        let lowered = lower(&device, plan, options.residual, options.gemm != Gemm::CublasLt)?;
         Ok(Packed { device, steps: lowered.steps, tensors: lowered.tensors, logits: plan.logits() })
     }
 
@@ -39,13 +40,16 @@ impl Packed {
     }
 }
 
+/// A step that runs for a batch size: its index, and the kernel chosen for it if it is a linear layer.
+type Launch = (usize, Option<Choice>);
+
 /// Runs a packed model on its GPU, with one arena, and one graph for each prepared batch size.
 pub(crate) struct Runner {
     packed: Arc<Packed>,
     memory: Memory,
     tuner: Tuner,
     pipeline: Pipeline,
-    prepared: BTreeMap<usize, Vec<Option<Choice>>>,
+    prepared: BTreeMap<usize, Vec<Launch>>,
     sizes: Sizes,
     options: CudaOptions,
     /// Present if launches are marked for a profiler.
@@ -87,6 +91,11 @@ impl Runner {
     /// Chooses kernels for batches of `images`, at most `max_batch`, and records their graph. No-op if
     /// already prepared.
     pub(crate) fn prepare(&mut self, images: usize) -> Result<(), RuntimeError> {
+        self.prepare_size(images, true)
+    }
+
+    /// As [`Runner::prepare`]; kernels are measured only if `measure`.
+    fn prepare_size(&mut self, images: usize, measure: bool) -> Result<(), RuntimeError> {
         if let Some(unused) = self.sizes.touch(images) {
             self.pipeline.forget(unused);
             self.prepared.remove(&unused);
@@ -95,15 +104,16 @@ impl Runner {
             return Ok(());
         }
         self.compile(images);
-        let mut choices = Vec::with_capacity(self.packed.steps.len());
-        for step in &self.packed.steps {
-            choices.push(choose(step, images, &self.memory, &mut self.tuner, &self.pipeline)?);
+        let mut launches: Vec<Launch> = Vec::with_capacity(self.packed.steps.len());
+        for (index, step) in self.packed.steps.iter().enumerate().filter(|(_, step)| step.runs(images)) {
+            let (tuner, pipeline) = (&mut self.tuner, &self.pipeline);
+            launches.push((index, choose(step, (images, measure), &self.memory, tuner, pipeline)?));
         }
         self.tuner.finish();
         let (steps, memory) = (&self.packed.steps, &self.memory);
         self.pipeline
-            .record(images, |on, pixels| run_all(steps, &choices, memory, on, pixels, images, None))?;
-        self.prepared.insert(images, choices);
+            .record(images, |on, pixels| run_all(steps, &launches, memory, on, pixels, images, None))?;
+        self.prepared.insert(images, launches);
         Ok(())
     }
 
@@ -118,8 +128,10 @@ impl Runner {
         let (each, image_bytes) = (self.options.max_batch, self.image_bytes);
         let mut sizes: Vec<usize> = Vec::new();
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
+            // Later sizes are not measured, because this inference waits for them.
+            let first = self.sizes.is_empty();
             let size = self.sizes.padded(part, each);
-            self.prepare(size)?;
+            self.prepare_size(size, first)?;
             sizes.push(size);
         }
         let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * self.classes));
@@ -154,7 +166,8 @@ impl Runner {
 
     /// Compiles the kernels for batches of `images` that can be chosen without a measurement.
     fn compile(&self, images: usize) {
-        let programs = self.packed.steps.iter().filter_map(|step| match &step.op {
+        let steps = self.packed.steps.iter().filter(|step| step.runs(images));
+        let programs = steps.filter_map(|step| match &step.op {
             DeviceOp::Linear(linear, _) => Some(self.tuner.programs(linear, images * step.rows)),
             _ => None,
         });
@@ -201,11 +214,13 @@ impl Runner {
         self.prepare(images)?;
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
-        let mut profiles = Vec::with_capacity(self.packed.steps.len());
-        for (index, (step, choice)) in self.packed.steps.iter().zip(&self.prepared[&images]).enumerate() {
+        let launches = &self.prepared[&images];
+        let mut profiles = Vec::with_capacity(launches.len());
+        for (index, choice) in launches {
+            let step = &self.packed.steps[*index];
             let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
             let ms = time_together(&self.packed.device, on, || {
-                self.memory.run((index, step), choice.as_ref(), on, input, images)
+                self.memory.run((*index, step), choice.as_ref(), on, input, images)
             })?;
             profiles.push(LaunchProfile {
                 name: step.name.clone(),
@@ -223,14 +238,15 @@ impl Runner {
     /// reason.
     pub(crate) fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.prepare(images)?;
-        let line = |(step, choice): (&DeviceStep, &Option<Choice>)| {
+        let line = |(index, choice): &Launch| {
+            let step = &self.packed.steps[*index];
             let (reads, writes) = (self.memory.tensors[step.input.0], self.memory.tensors[step.output.0]);
             let (reads, writes) = (reads.element.name(), writes.element.name());
             let kernel = choice.as_ref().map_or(String::new(), |choice| choice.to_string());
             format!("  {:<34} {:<18} {reads:>5} -> {writes:<5} {kernel}", step.name, step.op.name())
         };
         let notes = self.tuner.notes().iter().map(|note| format!("  note: {note}"));
-        Ok(self.packed.steps.iter().zip(&self.prepared[&images]).map(line).chain(notes).collect())
+        Ok(self.prepared[&images].iter().map(line).chain(notes).collect())
     }
 
     /// Runs the steps one by one on the `images` images in `pixels`, and collects the output of each.
@@ -239,9 +255,11 @@ impl Runner {
         self.prepare(size)?;
         let (on, input) = (self.pipeline.stream(), self.pipeline.input());
         input.slice(0, pixels.len()).copy_from(on, pixels)?;
-        let mut all = Vec::with_capacity(self.packed.steps.len());
-        for (index, (step, choice)) in self.packed.steps.iter().zip(&self.prepared[&size]).enumerate() {
-            self.memory.run((index, step), choice.as_ref(), on, input, size)?;
+        let launches = &self.prepared[&size];
+        let mut all = Vec::with_capacity(launches.len());
+        for (index, choice) in launches {
+            let step = &self.packed.steps[*index];
+            self.memory.run((*index, step), choice.as_ref(), on, input, size)?;
             let output = self.memory.slice(step.output, images, input);
             let mut bytes = vec![0u8; output.bytes()];
             output.copy_to(on, &mut bytes)?;
@@ -255,7 +273,7 @@ impl Runner {
 
 fn choose(
     step: &DeviceStep,
-    images: usize,
+    (images, measure): (usize, bool),
     memory: &Memory,
     tuner: &mut Tuner,
     pipeline: &Pipeline,
@@ -266,23 +284,24 @@ fn choose(
     let output = memory.slice(step.output, images, pixels);
     let target = Target { slice: &output, map: map.as_ref() };
     let trial = Trial { name: &step.name, linear, m: images * step.rows, input: &input, target };
-    let choice = tuner.choose(&trial, pipeline.stream());
+    let choice = tuner.choose(&trial, pipeline.stream(), measure);
     choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
 }
 
-/// Puts every step on `on`, in a range with its name if `nvtx` is given.
+/// Puts the `launches` of `steps` on `on`, each in a range with its name if `nvtx` is given.
 fn run_all(
     steps: &[DeviceStep],
-    choices: &[Option<Choice>],
+    launches: &[Launch],
     memory: &Memory,
     on: &Stream,
     pixels: &DeviceSlice,
     images: usize,
     nvtx: Option<Nvtx>,
 ) -> Result<(), RuntimeError> {
-    steps.iter().zip(choices).enumerate().try_for_each(|(index, (step, choice))| {
+    launches.iter().try_for_each(|(index, choice)| {
+        let step = &steps[*index];
         let _range = nvtx.map(|nvtx| nvtx.range(&step.name));
-        let run = memory.run((index, step), choice.as_ref(), on, pixels, images);
+        let run = memory.run((*index, step), choice.as_ref(), on, pixels, images);
         run.map_err(|error| RuntimeError::on_device(&step.name, error))
     })
 }

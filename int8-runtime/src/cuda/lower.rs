@@ -1,10 +1,10 @@
 //! Lowers the plan to device steps: one launch for the patch embedding with its norm, and one for each other
-//! op.
+//! op, except that half of a block may be one launch: the MLP, and in an f16 stream attention.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::attention::AttentionSpec;
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
@@ -18,7 +18,9 @@ use swinq_plan::{
     Weight,
 };
 
-use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
+use super::mlp::lower_mlp;
+use super::step::{ANY_BATCH, DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
+use super::window_block::WindowBlock;
 use crate::error::RuntimeError;
 
 /// The steps of a plan, and its tensors, indexed as in the plan. Tensors that no step uses get no memory.
@@ -27,16 +29,39 @@ pub(crate) struct Lowered {
     pub(crate) tensors: Vec<DeviceTensor>,
 }
 
-/// Lowers `plan` for `device`.
-pub(crate) fn lower(device: &Device, plan: &Plan<'_>, stream: StreamType) -> Result<Lowered, RuntimeError> {
+/// Lowers `plan` for `device`. With `fuse`, one launch computes half of a block (attention or MLP) where there is
+/// a kernel for it.
+pub(crate) fn lower(
+    device: &Device,
+    plan: &Plan<'_>,
+    stream: StreamType,
+    fuse: bool,
+) -> Result<Lowered, RuntimeError> {
     let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
     let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
-    let mut lowering = Lowering { device, plan, stream, streams, maps: Vec::new() };
+    let mut lowering = Lowering { device, plan, stream, fuse, streams, maps: Vec::new() };
     let tensors = lowering.tensors();
-    let (embedding, rest) = Embedding::split(&plan.steps);
+    let (embedding, mut rest) = Embedding::split(&plan.steps);
     let mut steps = vec![lowering.patch_embed(&embedding)?];
-    for step in rest {
-        steps.push(lowering.step(step).map_err(|error| RuntimeError::on_device(&step.name, error))?);
+    while let [step, after @ ..] = rest {
+        let on_device = |error| RuntimeError::on_device(&step.name, error);
+        if let Some(block) = lowering.window_block(rest).map_err(on_device)? {
+            let few = 0..block.images.start;
+            steps.push(block);
+            if few.end > 1 {
+                for step in &rest[..4] {
+                    let on_device = |error| RuntimeError::on_device(&step.name, error);
+                    steps.push(lowering.step(step, few.clone()).map_err(on_device)?);
+                }
+            }
+            rest = &rest[4..];
+        } else if let Some(mlp) = lowering.mlp(rest).map_err(on_device)? {
+            steps.push(mlp);
+            rest = &rest[3..];
+        } else {
+            steps.push(lowering.step(step, ANY_BATCH).map_err(on_device)?);
+            rest = after;
+        }
     }
     Ok(Lowered { steps, tensors })
 }
@@ -88,6 +113,8 @@ struct Lowering<'a> {
     device: &'a Device,
     plan: &'a Plan<'a>,
     stream: StreamType,
+    /// Whether one launch may compute half of a block.
+    fuse: bool,
     /// The tensors that hold the residual stream.
     streams: Vec<TensorId>,
     /// Row maps that are already on the device.
@@ -148,6 +175,7 @@ impl Lowering<'_> {
         self.check_width(linear.n).map_err(on_device)?;
         Ok(DeviceStep {
             name: name.to_owned(),
+            images: ANY_BATCH,
             op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
             input: self.plan.image(),
             output: step.output,
@@ -168,11 +196,24 @@ impl Lowering<'_> {
         )))
     }
 
-    fn step(&mut self, step: &Step<'_>) -> Result<DeviceStep, CudaError> {
+    /// The launch for the attention half at the beginning of `steps`, if one kernel computes it. Smaller
+    /// batches than those of the result run the steps one by one. The kernel rounds as an f16 stream permits.
+    fn window_block(&mut self, steps: &[Step<'_>]) -> Result<Option<DeviceStep>, CudaError> {
+        if !self.fuse || self.stream != StreamType::F16 {
+            return Ok(None);
+        }
+        let Some(block) = WindowBlock::find(steps) else { return Ok(None) };
+        let map = self.device_map(block.map())?;
+        block.lower(self.device, map, self.plan.tensor(steps[0].input).rows)
+    }
+
+    /// The launch for `step`, which runs for batches of `images`.
+    fn step(&mut self, step: &Step<'_>, images: Range<usize>) -> Result<DeviceStep, CudaError> {
         let rows = self.plan.tensor(step.input).rows;
         let (op, weight_bytes) = self.op(step)?;
         Ok(DeviceStep {
             name: step.name.clone(),
+            images,
             op,
             input: step.input,
             output: step.output,
@@ -180,6 +221,30 @@ impl Lowering<'_> {
             macs: step.macs,
             weight_bytes,
         })
+    }
+
+    /// The step of the MLP that `steps` begins with, if it does and there is a kernel for it. It replaces three
+    /// steps.
+    fn mlp(&self, steps: &[Step<'_>]) -> Result<Option<DeviceStep>, CudaError> {
+        if !self.fuse {
+            return Ok(None);
+        }
+        let Some((name, op, weight_bytes)) = lower_mlp(self.device, steps, self.stream)? else {
+            return Ok(None);
+        };
+        let stream = steps[0].input;
+        let rows = self.plan.tensor(stream).rows;
+        let macs = steps[..3].iter().map(|step| step.macs).sum();
+        Ok(Some(DeviceStep {
+            name,
+            images: ANY_BATCH,
+            op: DeviceOp::Mlp(op),
+            input: stream,
+            output: stream,
+            rows,
+            macs,
+            weight_bytes,
+        }))
     }
 
     fn op(&mut self, step: &Step<'_>) -> Result<(DeviceOp, u64), CudaError> {
@@ -246,7 +311,9 @@ impl Lowering<'_> {
         let bias = linear.bias.map(|bias| bias.read());
         let float;
         let weight = match &linear.weight {
-            Weight::Int8 { codes, multiplier, .. } => DeviceWeight::Codes { codes: &codes.codes, multiplier },
+            Weight::Int8 { codes, multiplier, zero_points, .. } => {
+                DeviceWeight::Codes { codes: &codes.codes, multiplier, zero_points }
+            }
             Weight::Float(values) => {
                 float = values.read();
                 DeviceWeight::Half(&float)
@@ -280,6 +347,8 @@ impl Lowering<'_> {
                 let part = n / quantizers.len();
                 LinearStore::Codes((0..n).map(|c| quantizers[c / part].recip()).collect())
             }
+            Store::ChannelFake(channels) => LinearStore::ChannelFake(channels.clone()),
+            Store::ChannelCodes(channels) => LinearStore::ChannelCodes(channels.clone()),
             Store::F32 if self.stream == StreamType::F32 && self.streams.contains(&step.output) => {
                 LinearStore::Plain(DeviceStore::Float)
             }
@@ -291,29 +360,23 @@ impl Lowering<'_> {
 
     fn attention(&self, attention: &Attention<'_>, store: DeviceStore) -> Result<(DeviceOp, u64), CudaError> {
         let bias = attention.bias.expand();
-        let spec = AttentionSpec {
-            heads: attention.heads,
-            head_dim: attention.head_dim,
-            tokens: attention.tokens,
-            windows: attention.windows,
-            scales: &attention.scales,
-            bias: &bias,
-            regions: attention.regions.as_deref(),
-            quant: attention.quant,
-            store: RowStore::F32,
-        };
+        let spec = attention.spec(&bias, RowStore::F32);
         let op = DeviceAttention::new(self.device, &spec, store, self.stream)?;
         Ok((DeviceOp::Attention(op), 4 * bias.len() as u64))
     }
 
     fn map_of(&mut self, order: &Order) -> Result<Option<DeviceMap>, CudaError> {
         let Order::Windows { map, .. } = order else { return Ok(None) };
+        self.device_map(map).map(Some)
+    }
+
+    fn device_map(&mut self, map: &Arc<RowMap>) -> Result<DeviceMap, CudaError> {
         if let Some((_, on_device)) = self.maps.iter().find(|(known, _)| Arc::ptr_eq(known, map)) {
-            return Ok(Some(on_device.clone()));
+            return Ok(on_device.clone());
         }
         let on_device = DeviceMap::new(self.device, map)?;
         self.maps.push((Arc::clone(map), on_device.clone()));
-        Ok(Some(on_device))
+        Ok(on_device)
     }
 }
 
@@ -322,6 +385,9 @@ fn half_store(store: &Store) -> DeviceStore {
     match store {
         Store::Codes(q) => DeviceStore::Codes(q[0]),
         Store::Fake(q) => DeviceStore::FakeHalf(*q),
-        Store::F32 | Store::Residual { .. } => DeviceStore::Half,
+        // Only a linear layer, which has its own stores, has scales for each channel.
+        Store::F32 | Store::Residual { .. } | Store::ChannelFake(_) | Store::ChannelCodes(_) => {
+            DeviceStore::Half
+        }
     }
 }

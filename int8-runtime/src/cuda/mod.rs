@@ -2,13 +2,16 @@
 //! size.
 
 mod engine;
+mod int8;
 mod lower;
 mod memory;
+mod mlp;
 mod options;
 mod sizes;
 mod step;
 mod table;
 mod tune;
+mod window_block;
 
 pub(crate) use engine::{Packed, Runner};
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};

@@ -1,12 +1,15 @@
 //! One launch of the CUDA backend: an op with its input and its output.
 
 use std::fmt;
+use std::ops::Range;
 
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
+use swinq_kernels::cuda::ops::mlp::DeviceMlp;
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
+use swinq_kernels::cuda::ops::window_block::DeviceWindowBlock;
 use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
 use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use swinq_plan::TensorId;
@@ -92,6 +95,9 @@ pub(crate) enum DeviceOp {
     Norm(DeviceNorm),
     Linear(Box<DeviceLinear>, Option<DeviceMap>),
     Attention(DeviceAttention),
+    /// LayerNorm, both linear layers and the residual addition.
+    Mlp(DeviceMlp),
+    WindowBlock(DeviceWindowBlock),
     Pool(DevicePool),
     Head(DeviceLinearF32),
 }
@@ -112,6 +118,8 @@ impl DeviceOp {
             DeviceOp::Linear(linear, _) if linear.kind().integer => "linear INT8",
             DeviceOp::Linear(..) => "linear f16",
             DeviceOp::Attention(_) => "attention",
+            DeviceOp::Mlp(_) => "MLP INT8",
+            DeviceOp::WindowBlock(_) => "window block",
             DeviceOp::Pool(_) => "norm + mean",
             DeviceOp::Head(_) => "linear f32",
         }
@@ -130,9 +138,14 @@ impl fmt::Display for Choice {
     }
 }
 
+/// Every batch size.
+pub(crate) const ANY_BATCH: Range<usize> = 0..usize::MAX;
+
 /// A prepared op with its operands.
 pub(crate) struct DeviceStep {
     pub(crate) name: String,
+    /// The batch sizes for which the step runs.
+    pub(crate) images: Range<usize>,
     pub(crate) op: DeviceOp,
     pub(crate) input: TensorId,
     pub(crate) output: TensorId,
@@ -152,6 +165,11 @@ pub(crate) struct Operands<'a> {
 }
 
 impl DeviceStep {
+    /// Whether the step runs for batches of `images`.
+    pub(crate) fn runs(&self, images: usize) -> bool {
+        self.images.contains(&images)
+    }
+
     /// Puts the step on `on` for `images` images; `choice` is required for a linear layer.
     pub(crate) fn run(
         &self,
@@ -164,6 +182,8 @@ impl DeviceStep {
             DeviceOp::PatchEmbed(op) => op.run(on, images, at.input, at.output),
             DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
+            DeviceOp::Mlp(op) => op.run(on, images * self.rows, at.output, at.flag),
+            DeviceOp::WindowBlock(op) => op.run(on, images, at.output, at.flag),
             DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),
             DeviceOp::Linear(linear, map) => {

@@ -107,7 +107,7 @@ impl Layer {
             if integer { Vec::new() } else { codes.iter().map(|&c| f32::from(c) / 128.0).collect() };
         let multiplier = vec![1e-4; n];
         let weight = match integer {
-            true => DeviceWeight::Codes { codes: &codes, multiplier: &multiplier },
+            true => DeviceWeight::Codes { codes: &codes, multiplier: &multiplier, zero_points: &[] },
             false => DeviceWeight::Half(&floats),
         };
         let store = match self.store {

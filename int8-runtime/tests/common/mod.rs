@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use swinq_calib::quantize;
-use swinq_model::checkpoint::random_model;
-use swinq_model::config::LoadedConfig;
 use swinq_model::site::all_sites;
-use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig, Transform};
+use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig};
+use swinq_testing::model::{random, small};
 
 /// `float` leaves every site off; the others are shipped.
 #[allow(dead_code)] // Each test binary uses its own part.
@@ -22,19 +21,8 @@ pub const CLASSES: usize = 7;
 
 /// 2 stages of 2 blocks with random weights under `recipe`; every site has the same range.
 pub fn model(recipe: &str) -> QuantizedModel {
-    let config = SwinConfig {
-        name: "small".to_owned(),
-        image_size: SIZE,
-        num_classes: CLASSES,
-        embed_dim: 48,
-        depths: vec![2, 2],
-        num_heads: vec![2, 3],
-        window_size: 4,
-        ..SwinConfig::default()
-    };
-    let transform = Transform::microsoft(SIZE, false);
-    let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
-    let float = random_model(&loaded, 5);
+    let config = SwinConfig { image_size: SIZE, num_classes: CLASSES, embed_dim: 48, ..small() };
+    let float = random(config, 5);
     if recipe == "float" {
         return QuantizedModel::from_float(&float).unwrap();
     }

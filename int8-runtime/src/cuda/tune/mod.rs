@@ -111,8 +111,14 @@ impl Tuner {
         &self.notes
     }
 
-    /// Chooses the kernel for `trial`.
-    pub(crate) fn choose(&mut self, trial: &Trial<'_>, on: &Stream) -> Result<Choice, CudaError> {
+    /// Chooses the kernel for `trial`. If `measure` is false, a choice that is not stored on disk is made
+    /// without a measurement.
+    pub(crate) fn choose(
+        &mut self,
+        trial: &Trial<'_>,
+        on: &Stream,
+        measure: bool,
+    ) -> Result<Choice, CudaError> {
         if !self.effort.measures() {
             return self.unmeasured(trial);
         }
@@ -121,6 +127,9 @@ impl Tuner {
             && let Some(choice) = self.recall(trial, known)
         {
             return Ok(choice);
+        }
+        if !measure {
+            return self.unmeasured(trial);
         }
         let (remembered, choice) = self.measured(trial, on)?;
         self.known.insert(key, remembered);
@@ -148,7 +157,7 @@ impl Tuner {
     /// Tiles in the order in which they are tried: those of the table first.
     fn tiles(&self, linear: &DeviceLinear, m: usize) -> Vec<Tile> {
         let all = linear.tiles(m);
-        if self.effort != Autotune::Table {
+        if self.effort == Autotune::Off {
             return all;
         }
         let mut tiles = table::tiles(self.device.name(), m, linear.shape(), linear.kind());
@@ -158,7 +167,7 @@ impl Tuner {
     }
 
     fn unmeasured(&mut self, trial: &Trial<'_>) -> Result<Choice, CudaError> {
-        if let Some(lt) = self.lt.clone()
+        if let Some(lt) = self.lt.clone().filter(|_| self.gemm == Gemm::CublasLt)
             && let Some(library) = trial.linear.library(&lt, trial.m)?.into_iter().next()
         {
             return self.with_scratch(trial, library);
@@ -247,7 +256,7 @@ impl Tuner {
         Ok(candidates)
     }
 
-    /// Our kernels, without those that do not compile.
+    /// Our kernels that compile.
     fn own(&mut self, trial: &Trial<'_>) -> Vec<(Remembered, Choice)> {
         self.device.prefetch(&self.candidate_programs(trial.linear, trial.m));
         let mut kept = Vec::new();

@@ -1,0 +1,260 @@
+//! Variants of one model: models of one architecture that differ at some sites or parameters, run from any place
+//! between two blocks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use swinq_kernels::Pool;
+use swinq_model::{QuantizedModel, SwinConfig};
+use swinq_plan::{Element, Outline, Plan, TensorId, TensorSpec};
+
+use super::fingerprint::{Fingerprint, fingerprint};
+use super::fused::segments;
+use super::launch::Launch;
+use super::lower::Lowering;
+use super::place::{Arena, Place, tensor_bytes};
+use super::{CpuOptions, Packed};
+use crate::arena::Layout;
+use crate::error::RuntimeError;
+use crate::profile::LaunchProfile;
+
+/// A place in the network where one tensor alone is alive: the image, the residual stream, or the logits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The step that reads the tensor next. At the logits it is the number of steps.
+    pub step: usize,
+    /// Module path of that step; `logits` at the end.
+    pub name: String,
+    /// f32 values per image of the tensor (the pixels' bytes for the image).
+    pub values: usize,
+    tensor: TensorId,
+}
+
+/// The input of a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// The images: u8 `[images, size, size, 3]`. The run begins at the first position.
+    Pixels(&'a [u8]),
+    /// The tensor at the position of this index, f32 `[images, values]`.
+    Stream(usize, &'a [f32]),
+}
+
+/// A variant that is ready to run. It shares launches with other variants of its runner.
+pub struct Variant {
+    packed: Packed,
+}
+
+impl Variant {
+    /// The network as a list of ops.
+    pub fn plan(&self) -> &Outline {
+        &self.packed.plan
+    }
+}
+
+/// Runs variants of one model on the CPU.
+///
+/// A launch that several variants have in common is made, and its weight packed, once. A run may begin and end at
+/// any [`Position`], so that what several variants share before their first difference is computed once. The
+/// results equal those of an [`Engine`](crate::Engine) bit for bit.
+pub struct VariantRunner {
+    config: SwinConfig,
+    options: CpuOptions,
+    pool: Pool,
+    arena: Arena,
+    positions: Vec<Position>,
+    launches: HashMap<Fingerprint, Arc<Launch>>,
+}
+
+impl VariantRunner {
+    /// A runner of variants of `model`, with its threads, and memory for batches of `options.max_batch` images.
+    ///
+    /// # Errors
+    /// `model` does not pass [`QuantizedModel::validate`], or the system refuses threads or memory.
+    pub fn new(model: &QuantizedModel, options: CpuOptions) -> Result<VariantRunner, RuntimeError> {
+        crate::Backend::Cpu(options).check()?;
+        let plan = Plan::new(model)?;
+        let threads = options.threads;
+        let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
+        let layout = Layout::of_plan(&plan.outline(), bytes_of_any_element, |_| options.max_batch);
+        Ok(VariantRunner {
+            config: model.config.clone(),
+            options,
+            pool,
+            arena: Arena::new(layout, options.max_batch)?,
+            positions: positions(&plan),
+            launches: HashMap::new(),
+        })
+    }
+
+    /// The places where a run may begin or end: the image first, the logits last.
+    pub fn positions(&self) -> &[Position] {
+        &self.positions
+    }
+
+    /// The most images of a run.
+    pub fn max_batch(&self) -> usize {
+        self.options.max_batch
+    }
+
+    /// Threads in use, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Number of launches that were made for all variants so far.
+    pub fn launches(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// Prepares a variant. Only launches that no earlier variant has are made.
+    ///
+    /// # Errors
+    /// `model` has another architecture, or does not pass [`QuantizedModel::validate`].
+    pub fn prepare(&mut self, model: &QuantizedModel) -> Result<Variant, RuntimeError> {
+        if model.config != self.config {
+            let (name, expected) = (model.config.name.clone(), self.config.name.clone());
+            return Err(RuntimeError::OtherArchitecture { name, expected });
+        }
+        let (plan, cpu) = (Plan::new(model)?, self.options.cpu);
+        let lowering = Lowering::new(&plan, cpu);
+        let launch = |(index, step)| {
+            let made = self.launches.entry(fingerprint(&plan, index));
+            Arc::clone(made.or_insert_with(|| Arc::new(lowering.launch(step))))
+        };
+        let launches: Vec<Arc<Launch>> = plan.steps.iter().enumerate().map(launch).collect();
+        let segments = segments(&launches, cpu);
+        Ok(Variant { packed: Packed { plan: Arc::new(plan.outline()), launches, segments } })
+    }
+
+    /// Drops launches that no variant uses any more, and with them their packed weights.
+    pub fn forget_unused(&mut self) {
+        self.launches.retain(|_, launch| Arc::strong_count(launch) > 1);
+    }
+
+    /// Index of the last position before the first launch in which the two variants differ: up to it they compute
+    /// the same. `None` if they are equal.
+    pub fn first_difference(&self, a: &Variant, b: &Variant) -> Option<usize> {
+        let mut launches = a.packed.launches.iter().zip(&b.packed.launches);
+        let step = launches.position(|(a, b)| !Arc::ptr_eq(a, b))?;
+        self.positions.iter().rposition(|position| position.step <= step)
+    }
+
+    /// Runs `variant` over `images` images from the position of `from` to the position `to`, and writes the tensor
+    /// at `to`, f32 `[images, values]`.
+    ///
+    /// # Panics
+    /// If `images` is not in `1..=max_batch`, the positions are not ascending, or the length of the input or of
+    /// `output` is not that of `images` images.
+    pub fn run(&mut self, variant: &Variant, images: usize, from: Start<'_>, to: usize, output: &mut [f32]) {
+        assert!(
+            (1..=self.max_batch()).contains(&images),
+            "{images} images in a runner of {}",
+            self.max_batch()
+        );
+        let Packed { plan, launches, segments } = &variant.packed;
+        let place = |position: &Position| Place {
+            tensor: position.tensor,
+            spec: *plan.tensor(position.tensor),
+            residual: false,
+        };
+        let (first, pixels) = match from {
+            Start::Pixels(pixels) => {
+                assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
+                (0, pixels)
+            }
+            Start::Stream(position, stream) => {
+                let place = place(&self.positions[position]);
+                let buffer = self.arena.buffer_mut(&place).as_f32_mut();
+                buffer[..place.values(images)].copy_from_slice(stream);
+                (position, [].as_slice())
+            }
+        };
+        assert!(first < to, "a run from position {first} to {to}");
+        let steps = self.positions[first].step..self.positions[to].step;
+        for segment in
+            segments.iter().filter(|s| s.launches.end > steps.start && s.launches.start < steps.end)
+        {
+            let whole = segment.launches.start >= steps.start && segment.launches.end <= steps.end;
+            match segment.fused(images, self.pool.threads()).filter(|_| whole) {
+                Some(block) => {
+                    let stream = launches[segment.launches.start].stream_mut(images, &mut self.arena);
+                    block.run(&mut self.pool, images, stream);
+                }
+                None => {
+                    let some = segment.launches.start.max(steps.start)..segment.launches.end.min(steps.end);
+                    for launch in &launches[some] {
+                        launch.run(&mut self.pool, images, pixels, &mut self.arena);
+                    }
+                }
+            }
+        }
+        let place = place(&self.positions[to]);
+        output.copy_from_slice(place.f32(images, self.arena.buffer(&place)));
+    }
+
+    /// The time of each launch in one forward of `variant` over `images` images of `pixels`.
+    ///
+    /// # Panics
+    /// As [`VariantRunner::run`].
+    pub fn profile(&mut self, variant: &Variant, images: usize, pixels: &[u8]) -> Vec<LaunchProfile> {
+        assert!(
+            (1..=self.max_batch()).contains(&images),
+            "{images} images in a runner of {}",
+            self.max_batch()
+        );
+        assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
+        variant.packed.profile(&mut self.pool, &mut self.arena, images, pixels, 1)
+    }
+}
+
+/// Bytes per image of a tensor, whatever its elements: the plans of all variants then have one layout.
+fn bytes_of_any_element(spec: &TensorSpec) -> usize {
+    let of = |element| tensor_bytes(&TensorSpec { element, ..*spec });
+    of(Element::F32).max(of(Element::Code))
+}
+
+/// The positions of `plan`.
+fn positions(plan: &Plan<'_>) -> Vec<Position> {
+    let mut found = Vec::new();
+    for (step, next) in plan.steps.iter().enumerate() {
+        if let [tensor] = alive(plan, step)[..] {
+            let spec = plan.tensor(tensor);
+            let stream = tensor == plan.image() || next_uses_are_stream(plan, step, tensor);
+            if stream {
+                found.push(Position {
+                    step,
+                    name: next.name.clone(),
+                    values: spec.rows * spec.columns,
+                    tensor,
+                });
+            }
+        }
+    }
+    let (tensor, step) = (plan.logits(), plan.steps.len());
+    let spec = plan.tensor(tensor);
+    found.push(Position { step, name: "logits".to_owned(), values: spec.rows * spec.columns, tensor });
+    found
+}
+
+/// Tensors that are written (or are the image) before step `at`, and that a step from `at` on reads or changes.
+fn alive(plan: &Plan<'_>, at: usize) -> Vec<TensorId> {
+    let written = |tensor: &TensorId| {
+        *tensor == plan.image() || plan.steps[..at].iter().any(|step| step.output == *tensor)
+    };
+    let mut alive: Vec<TensorId> =
+        plan.steps[at..].iter().flat_map(|step| [step.input, step.output]).filter(written).collect();
+    alive.sort_by_key(|tensor| tensor.0);
+    alive.dedup();
+    alive
+}
+
+/// Whether `tensor`, which alone is alive before step `at`, is the residual stream, which is f32 in every variant:
+/// a norm, a merge, a pool or an op in place reads it, and no variant stores codes there.
+fn next_uses_are_stream(plan: &Plan<'_>, at: usize, tensor: TensorId) -> bool {
+    use swinq_plan::Op;
+    let reads = |op: &Op<'_>| {
+        let norm = matches!(op, Op::Norm(..) | Op::Merge(_) | Op::Pool(_) | Op::Quantize(_));
+        norm || matches!(op, Op::NormInPlace(_) | Op::PositionEmbedding(_))
+    };
+    plan.steps[at].input == tensor && reads(&plan.steps[at].op)
+}
