@@ -1,5 +1,7 @@
 //! Distance of a tensor from its reference.
 
+use serde::{Deserialize, Serialize};
+
 use crate::collected::same_length;
 use crate::error::EvalError;
 
@@ -7,7 +9,7 @@ use crate::error::EvalError;
 ///
 /// Pieces can be added one after another ([`update`](Distortion::update)) or accumulated separately and merged
 /// ([`merge`](Distortion::merge)). Counts and maxima do not depend on the choice; sums do so by rounding only.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distortion {
     /// Number of elements.
     pub count: u64,

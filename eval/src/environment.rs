@@ -44,6 +44,9 @@ pub struct Environment {
     /// Main memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Load average of the last minute at the start of the run: the mean number of threads that ran or waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_average: Option<f64>,
     /// Start of the run, UTC, ISO 8601.
     pub time: String,
     /// The GPU, if the run used one.
@@ -67,11 +70,85 @@ impl Environment {
             cores: std::thread::available_parallelism().ok().map(usize::from),
             threads,
             memory_bytes: read_proc("/proc/meminfo").and_then(|text| kibibytes(&text, "MemTotal")),
+            load_average: load_average(),
             time: iso_utc(SystemTime::now()),
             gpu: None,
             libraries,
         }
     }
+}
+
+/// The load of the machine during a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Load average of the last minute at the end of the measurement. It includes the measurement itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub average: Option<f64>,
+    /// Mean number of cores that other processes kept busy during the measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_cores: Option<f64>,
+}
+
+/// Measures the load between two points in time. Values that the system does not report are absent.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadMeter {
+    start: Option<CpuTime>,
+}
+
+/// Processor time since the system started, in clock ticks (100 per second on Linux).
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct CpuTime {
+    /// Of all processes and the kernel, on all cores.
+    busy: f64,
+    /// Of this process.
+    own: f64,
+    /// Real time.
+    real: f64,
+}
+
+impl LoadMeter {
+    /// Starts a measurement.
+    pub fn start() -> LoadMeter {
+        LoadMeter { start: cpu_time() }
+    }
+
+    /// The load since the start.
+    pub fn finish(self) -> Load {
+        let other = self.start.zip(cpu_time()).and_then(|(start, end)| other_cores(start, end));
+        Load { average: load_average(), other_cores: other }
+    }
+}
+
+/// Mean number of cores that other processes kept busy between two points in time; `None` if no time passed.
+fn other_cores(start: CpuTime, end: CpuTime) -> Option<f64> {
+    let real = end.real - start.real;
+    let other = (end.busy - start.busy) - (end.own - start.own);
+    (real > 0.0).then(|| (other / real).max(0.0))
+}
+
+/// The load average of the last minute; `None` on systems without `/proc`.
+fn load_average() -> Option<f64> {
+    read_proc("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
+}
+
+fn cpu_time() -> Option<CpuTime> {
+    let own = own_ticks(&read_proc("/proc/self/stat")?)?;
+    let real = 100.0 * read_proc("/proc/uptime")?.split_whitespace().next()?.parse::<f64>().ok()?;
+    Some(CpuTime { busy: busy_ticks(&read_proc("/proc/stat")?)?, own, real })
+}
+
+/// Ticks of user, nice, system, irq, softirq and steal time in the first line of `/proc/stat`.
+fn busy_ticks(stat: &str) -> Option<f64> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>().ok()?;
+    let at = |index: usize| ticks.get(index).copied();
+    Some(at(0)? + at(1)? + at(2)? + at(5)? + at(6)? + at(7)?)
+}
+
+/// User and system ticks of a process in its `stat` file. The fields follow the name, which is in parentheses.
+fn own_ticks(stat: &str) -> Option<f64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<f64>().ok()? + fields.next()?.parse::<f64>().ok()?)
 }
 
 /// Peak resident memory of this process in bytes: `VmHWM` on Linux, `None` on other systems.
@@ -152,6 +229,25 @@ mod tests {
         assert_eq!(kibibytes(text, "VmHWM"), Some(12 * 1024));
         assert_eq!(kibibytes(text, "VmPeak"), None);
         assert_eq!(kibibytes(text, "VmRSS"), None);
+    }
+
+    #[test]
+    fn processor_times_are_parsed() {
+        assert_eq!(busy_ticks("cpu  10 2 30 400 50 6 7 8 0 0\ncpu0 1\n"), Some(63.0));
+        assert_eq!(busy_ticks("intr 3"), None);
+        let stat = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 1100 22 5 5 20";
+        assert_eq!(own_ticks(stat), Some(1122.0));
+    }
+
+    #[test]
+    fn the_own_work_is_not_the_load_of_others() {
+        let start = CpuTime { busy: 1000.0, own: 200.0, real: 500.0 };
+        let end = CpuTime { busy: 1350.0, own: 400.0, real: 600.0 };
+        assert_eq!(other_cores(start, end), Some(1.5));
+        assert_eq!(other_cores(start, CpuTime { busy: 1100.0, ..end }), Some(0.0), "not negative");
+        assert_eq!(other_cores(start, start), None, "no time has passed");
+        let load = LoadMeter::start().finish();
+        assert_eq!(load.average.is_some(), cfg!(target_os = "linux"));
     }
 
     #[test]

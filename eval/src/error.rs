@@ -1,6 +1,6 @@
 //! Errors of evaluation, measurement and reports.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use swinq_model::{BoxError, ModelError};
 
@@ -144,6 +144,10 @@ pub enum EvalError {
 }
 
 impl EvalError {
+    pub(crate) fn file(path: &Path, problem: impl ToString) -> EvalError {
+        EvalError::File { path: path.to_owned(), problem: problem.to_string() }
+    }
+
     pub(crate) fn batch(batch: usize, problem: impl Into<String>) -> EvalError {
         EvalError::Batch { batch, problem: problem.into() }
     }

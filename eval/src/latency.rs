@@ -81,6 +81,21 @@ impl Latency {
         self.percentile(50.0)
     }
 
+    /// Limits of the 95 % confidence interval of the median in milliseconds: the order statistics of ranks
+    /// `n / 2 -+ 0.98 sqrt(n)`, which need no assumption about the distribution (H. A. David and H. N. Nagaraja,
+    /// "Order Statistics", 3rd edition, section 7.1, with the normal approximation of the binomial distribution).
+    /// `None` for fewer than 6 runs, which no such interval covers with 95 %.
+    pub fn median_interval(&self) -> Option<[f64; 2]> {
+        let n = self.runs() as f64;
+        if self.runs() < 6 {
+            return None;
+        }
+        let half = 0.98 * n.sqrt();
+        let low = (n / 2.0 - half).floor().max(1.0) as usize;
+        let high = (n / 2.0 + half + 1.0).ceil().min(n) as usize;
+        Some([self.sorted_ms[low - 1], self.sorted_ms[high - 1]])
+    }
+
     /// The 90th percentile in milliseconds.
     pub fn p90(&self) -> f64 {
         self.percentile(90.0)
@@ -132,6 +147,7 @@ impl Latency {
             max: self.max(),
             mean: self.mean(),
             runs: self.runs(),
+            median_interval: self.median_interval(),
         }
     }
 }
@@ -236,6 +252,23 @@ mod tests {
         assert_eq!(all[0].samples_ms(), [2.0; 5]);
         assert_eq!(all[1].samples_ms(), [5.0; 5]);
         assert_eq!((all[1].mean(), all[1].total()), (5.0, 25.0));
+    }
+
+    #[test]
+    fn the_interval_of_the_median_has_its_coverage() {
+        let few = Latency::from_samples(vec![1.0; 5]).unwrap();
+        assert_eq!(few.median_interval(), None);
+        // Uniform samples on 0..1, median 0.5: at least 95 % of the intervals contain it, and not nearly all.
+        let mut rng = swinq_testing::Rng(3);
+        for runs in [6, 20, 101] {
+            let mut covered = 0;
+            for _ in 0..2000 {
+                let samples = (0..runs).map(|_| rng.unit()).collect();
+                let [low, high] = Latency::from_samples(samples).unwrap().median_interval().unwrap();
+                covered += usize::from(low <= 0.5 && 0.5 <= high);
+            }
+            assert!((1890..=1985).contains(&covered), "{runs}: {covered}");
+        }
     }
 
     #[test]

@@ -8,16 +8,19 @@
 //! | --- | --- |
 //! | [`collected`] | the logits of a model over a data set |
 //! | [`mod@accuracy`], [`interval`] | top-1 and top-5, and the confidence interval of a difference |
-//! | [`mod@fidelity`], [`distortion`] | distance between two models, and between two tensors |
+//! | [`mod@fidelity`], [`effect`], [`distortion`] | distance between two models, and between two tensors |
+//! | [`disagreement`] | classes and images on which two models differ |
 //! | [`latency`] | latency measurement |
 //! | [`environment`] | the machine and software of a run |
-//! | [`results`] | the JSON of `eval` and `bench` |
+//! | [`results`] | the JSON of `eval` and `bench`, of `sensitivity` and of `tune` |
 //! | [`text`], [`mod@compare`], [`report`] | text tables, comparison of two runs, the HTML report |
 
 pub mod accuracy;
 pub mod collected;
 pub mod compare;
+pub mod disagreement;
 pub mod distortion;
+pub mod effect;
 pub mod environment;
 pub mod error;
 pub mod fidelity;
@@ -31,13 +34,17 @@ pub use accuracy::{Accuracy, accuracy};
 pub use collected::{Collected, collect};
 pub use compare::compare;
 pub use distortion::Distortion;
-pub use environment::{Environment, Gpu, peak_memory_bytes};
+pub use effect::EffectSums;
+pub use environment::{Environment, Gpu, Load, LoadMeter, peak_memory_bytes};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved};
-pub use report::{RangeHistogram, ReportExtras, html};
+pub use report::{ReportExtras, Thumbnail, html, markdown};
 pub use results::{
-    DataInfo, ModelResult, Precision, Results, SCHEMA, SiteResult, Stats, read_results, write_results,
+    CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, LaunchResult, ModelResult, Origin,
+    Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA, SiteResult, Stats, StepPoint,
+    TrainingRun, ValidationPoint, read_results, read_training, write_results,
 };
+pub use results::{sensitivity::Sensitivity, tune::Tuning};
 pub use text::{acc_line, performance_summary, table};

@@ -152,6 +152,19 @@ fn with_delta(
     }
 }
 
+/// A count with commas between thousands, as in `3,925`.
+pub(crate) fn thousands(count: usize) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// A ratio in dB, as in `43.21 dB` or `inf dB`.
 pub(crate) fn decibels(value: f64) -> String {
     format!("{value:.2} dB")

@@ -3,11 +3,16 @@
 mod common;
 
 use serde_json::{Value, json};
-use swinq_eval::{
-    DataInfo, Environment, EvalError, ModelResult, Precision, Results, SCHEMA, Stats, read_results,
-    write_results,
+use swinq_eval::results::sensitivity::{
+    BlockError, Effect, Element, ElementKind, SENSITIVITY_SCHEMA, Subject, read_sensitivity,
+    write_sensitivity,
 };
-use swinq_model::Transform;
+use swinq_eval::results::tune::read_tuning;
+use swinq_eval::{
+    DataInfo, Disagreement, Environment, EvalError, Guess, LaunchResult, Load, ModelResult, Precision,
+    Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
+};
+use swinq_model::{Recipe, Transform};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -47,7 +52,10 @@ fn the_keys_are_as_documented() {
     assert_eq!((&int8["precision"], &int8["backend"]), (&json!("int8"), &json!("cpu")));
     assert_eq!((&int8["top1_correct"], &int8["images"]), (&json!(40_374), &json!(50_000)));
     assert_eq!(keys(&int8["latency_ms"]), ["1", "32", "8"]);
-    assert_eq!(keys(&int8["latency_ms"]["8"]), ["max", "mean", "median", "min", "p90", "p95", "p99", "runs"]);
+    assert_eq!(
+        keys(&int8["latency_ms"]["8"]),
+        ["max", "mean", "median", "median_interval", "min", "p90", "p95", "p99", "runs"]
+    );
     let quantized = int8["sites"].as_array().unwrap().iter().find(|site| !site["scale"].is_null()).unwrap();
     assert_eq!(keys(quantized), ["enabled", "kind", "scale", "site", "sqnr_db"]);
     assert_eq!((&quantized["enabled"], &quantized["kind"]), (&json!(true), &json!("s8")));
@@ -88,7 +96,7 @@ fn files_round_trip() {
 /// The field that the error must name, and a change that makes it invalid.
 type Break = (&'static str, fn(&mut Results));
 
-const BROKEN: [Break; 12] = [
+const BROKEN: [Break; 16] = [
     ("schema", |r| r.schema = SCHEMA + 1),
     ("models[1].top1_correct", |r| r.models[1].top1_correct = Some(50_001)),
     ("models[1].top5_correct", |r| r.models[1].top5_correct = Some(40_000)),
@@ -103,6 +111,22 @@ const BROKEN: [Break; 12] = [
         r.models[0].compute_ms.insert(8, stats);
     }),
     ("models[0].throughput_ips.1", |r| *r.models[0].throughput_ips.get_mut(&1).unwrap() = -1.0),
+    ("models[0].latency_ms.8.median_interval", |r| {
+        r.models[0].latency_ms.get_mut(&8).unwrap().median_interval = Some([0.0, 0.1]);
+    }),
+    ("load.8.other_cores", |r| {
+        r.load.insert(8, Load { average: None, other_cores: Some(f64::NAN) });
+    }),
+    ("models[1].disagreements[3].own.probability", |r| {
+        let guess = Guess { class: 0, probability: 0.5 };
+        let own = Guess { probability: 1.5, ..guess };
+        r.models[1].disagreements =
+            vec![Disagreement { id: 3, image: None, label: None, baseline: guess, own, kl: 0.0 }];
+    }),
+    ("models[1].profile[a].ms", |r| {
+        let launch = LaunchResult { name: "a".to_owned(), ms: -1.0, ..LaunchResult::default() };
+        r.models[1].profile = Some(Profile { batch: 1, launches: vec![launch] });
+    }),
     ("models[1].sites[patch_embed.proj.input].scale", |r| r.models[1].sites[0].scale = Some(0.0)),
 ];
 
@@ -142,4 +166,73 @@ fn other_files_are_refused_with_their_name() {
     assert!(matches!(read_results(&missing), Err(EvalError::Io { .. })));
     let bad = json!({"name": "m", "precision": "int8", "backend": "cpu", "sqnr_db": "loud"});
     assert!(serde_json::from_value::<ModelResult>(bad).unwrap_err().to_string().contains("loud"));
+}
+
+/// An effect; `db` may be infinite.
+fn effect(db: f64) -> Effect {
+    Effect { sqnr_db: db, cosine: 0.875, kl: 1e-3, top1_changes: 2, top1_correct: Some(7) }
+}
+
+#[test]
+fn sensitivity_and_tuning_survive_a_round_trip_and_other_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.json");
+    let element = Element {
+        name: "head".to_owned(),
+        kind: ElementKind::Linear,
+        sites: vec!["head.input".to_owned()],
+        macs: 10,
+        alone: effect(f64::INFINITY),
+        without: effect(31.5),
+    };
+    let sensitivity = Sensitivity {
+        schema: SENSITIVITY_SCHEMA,
+        model: Subject { name: "m".to_owned(), architecture: "a".to_owned(), sha256: String::new() },
+        recipe: Recipe::float(),
+        images: 8,
+        float_correct: None,
+        whole: effect(30.0),
+        layers: vec![element],
+        sites: Vec::new(),
+        blocks: vec![BlockError { name: "patch_embed".to_owned(), sqnr_db: f64::INFINITY, cosine: 1.0 }],
+        ranges: Vec::new(),
+        environment: Environment::default(),
+        data: None,
+    };
+    write_sensitivity(&path, &sensitivity).unwrap();
+    assert_eq!(read_sensitivity(&path).unwrap(), sensitivity);
+    let error = read_tuning(&path).unwrap_err().to_string();
+    assert!(error.contains("swinq tune --json"), "{error}");
+    std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("\"schema\": 1", "\"schema\": 7"))
+        .unwrap();
+    let error = read_sensitivity(&path).unwrap_err().to_string();
+    assert!(error.contains("schema 7"), "{error}");
+}
+
+#[test]
+fn results_conform_to_the_published_schema() {
+    let schema = include_str!("../../docs/report-schema.json");
+    let schema: Value = serde_json::from_str(schema).unwrap();
+    let violations = |value: &Value| swinq_testing::violations(&schema, value);
+    let mut full = common::complete(common::results());
+    full.models[1].sqnr_db = Some(f64::INFINITY);
+    let value = serde_json::to_value(&full).unwrap();
+    assert_eq!(violations(&value), Vec::<String>::new());
+    let bare = serde_json::to_value(Results::new(Environment::default())).unwrap();
+    assert_eq!(violations(&bare), Vec::<String>::new());
+    let mut wrong = value.clone();
+    wrong["models"][1]["agreement"] = json!(95.3);
+    wrong["models"][1]["sites"][0]["colour"] = json!("red");
+    wrong["environment"].as_object_mut().unwrap().remove("threads");
+    let found = violations(&wrong);
+    assert_eq!(found.len(), 3, "{found:?}");
+    // Every property is used, so that none is left over from an earlier version.
+    let text = value.to_string();
+    let optional = ["skipped", "limit", "seed", "gpu", "driver", "memory_bytes", "compute_ms"];
+    for object in schema["$defs"].as_object().unwrap().values() {
+        for key in object["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str()) {
+            let used = text.contains(&format!("\"{key}\":")) || optional.contains(&key);
+            assert!(used || ["amax", "granularity", "command", "image", "detail"].contains(&key), "{key}");
+        }
+    }
 }

@@ -1,211 +1,243 @@
-//! The HTML report: one file that contains its style sheet and charts. It loads nothing, runs no script, follows the
-//! reader's light or dark preference, and escapes every text from outside.
+//! The report: one HTML file that contains its style sheet, charts and pictures, and the same figures as Markdown.
+//!
+//! The page loads nothing, runs no script, follows the reader's light or dark preference, prints on A4, and escapes
+//! every text from outside. Its parts are drawn from [`Results`] alone, except for the pictures in [`ReportExtras`].
+//!
+//! | module | content |
+//! | --- | --- |
+//! | [`verdict`] | the sentence in the title, and which model the detailed sections are about |
+//! | `names`, `matrix` | short names; the comparison matrix |
+//! | `front`, `labels`, `latency` | accuracy against latency; latency by batch size |
+//! | `places`, `map`, `layers`, `ranges` | sites and layers: precision, error, time, histograms of ranges |
+//! | `sensitivity`, `tuning` | which layers cost accuracy; the recipes that a search tried |
+//! | `classes`, `training` | classes and images that changed; curves of a training |
+//! | `conditions`, `steps` | machine, data, recipes and hashes; the commands |
+//! | `svg` | charts |
+//! | `markdown` | the report as Markdown |
 
-mod charts;
-mod strip;
+mod classes;
+mod conditions;
+mod front;
+mod labels;
+mod latency;
+mod layers;
+mod map;
+mod markdown;
+mod matrix;
+mod names;
+mod places;
+mod ranges;
+mod sensitivity;
+mod steps;
 mod svg;
+mod training;
+mod tuning;
+pub mod verdict;
 
 use std::collections::BTreeMap;
 
 use askama::Template;
+use base64::Engine;
+use swinq_model::Granularity;
 
+pub use markdown::markdown;
 pub use svg::escape;
 
+use crate::results::sensitivity::Sensitivity;
+use crate::results::tune::Tuning;
 use crate::results::{ModelResult, Results};
-use crate::text::{accuracy_columns, cells, mebibytes, speed_columns};
+use crate::text::decibels;
 
-/// A histogram of the magnitudes that calibration observed at a site.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RangeHistogram {
-    /// Width of a bin. Bin `i` counts magnitudes `m` with `i * bin_width <= m < (i + 1) * bin_width`.
-    pub bin_width: f64,
-    /// Number of magnitudes in each bin.
-    pub counts: Vec<u64>,
+/// A picture of an image, as JPEG.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Thumbnail {
+    /// The bytes of a JPEG file.
+    pub jpeg: Vec<u8>,
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+}
+
+impl Thumbnail {
+    fn data_uri(&self) -> String {
+        format!("data:image/jpeg;base64,{}", base64::engine::general_purpose::STANDARD.encode(&self.jpeg))
+    }
 }
 
 /// The content of a report in addition to the results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReportExtras {
-    /// Title of the page; empty for the default title.
+    /// Title of the page; empty for the verdict.
     pub title: String,
-    /// Histograms of calibration, by site.
-    pub histograms: BTreeMap<String, RangeHistogram>,
-    /// Facts about the calibration, one per line.
-    pub calibration: Vec<String>,
-    /// Commands that reproduce the results.
-    pub commands: Vec<String>,
+    /// Pictures of the images on which a model disagrees with the baseline, by position in the data set's list.
+    pub thumbnails: BTreeMap<usize, Thumbnail>,
+    /// The effect of each layer and site, from `swinq sensitivity`.
+    pub sensitivity: Option<Sensitivity>,
+    /// The search of `swinq tune`.
+    pub tuning: Option<Tuning>,
 }
 
-/// Header and rows of a table.
-struct Cells {
-    header: Vec<String>,
-    rows: Vec<Vec<String>>,
+impl ReportExtras {
+    /// The title of the report on `results`: the one given, the verdict on a search without models, or the verdict
+    /// on the models.
+    fn title(&self, results: &Results) -> String {
+        match &self.tuning {
+            _ if !self.title.is_empty() => self.title.clone(),
+            Some(tuning) if results.models.is_empty() => tuning::title(tuning),
+            _ => verdict::verdict(results).title,
+        }
+    }
 }
 
-/// The section about the sites of a model.
-struct SiteSection {
-    label: String,
-    enabled: usize,
-    total: usize,
-    precision: String,
-    noise: Option<String>,
-    not_quantized: Vec<(String, usize, String)>,
-    listing: Vec<[String; 5]>,
+/// The chart of accuracy against latency, for wide and for narrow pages.
+struct Front {
+    batch: usize,
+    wide: String,
+    narrow: String,
 }
 
 #[derive(Template)]
 #[template(path = "report.html")]
 struct Page<'a> {
-    title: &'a str,
-    verdicts: Vec<String>,
-    accuracy: Option<Cells>,
-    speed: Option<Cells>,
-    pareto: Option<(usize, String)>,
-    latency: Vec<(usize, String)>,
-    sections: Vec<SiteSection>,
-    histograms: Vec<String>,
-    environment: Vec<(&'static str, String)>,
-    data: Vec<(&'static str, String)>,
-    models: &'a [ModelResult],
-    extras: &'a ReportExtras,
+    title: String,
+    warnings: Vec<String>,
+    /// Machine and time in one line.
+    subtitle: String,
+    sections: Vec<(&'static str, &'static str)>,
+    names: Vec<String>,
+    subject: Option<usize>,
+    groups: Vec<matrix::Group>,
+    front: Option<Front>,
+    latency: Vec<latency::LatencyPanel>,
+    tuning: Option<tuning::TuningSection>,
+    sensitivity: Option<sensitivity::SensitivitySection>,
+    layers: Option<layers::Layers>,
+    maps: Vec<map::Map>,
+    legend: Vec<(String, String)>,
+    sites: Vec<[String; 7]>,
+    ranges: Option<ranges::Ranges>,
+    classes: Option<classes::Classes>,
+    images: Vec<classes::ImageCard>,
+    training: Option<training::TrainingSection>,
+    environment: Vec<conditions::Fact>,
+    data: Vec<conditions::Fact>,
+    models: Vec<conditions::ModelFacts>,
+    steps: Vec<steps::Step>,
     notes: &'a [String],
+}
+
+impl Page<'_> {
+    /// Whether the detailed sections are about model `index`.
+    fn is_subject(&self, index: impl std::borrow::Borrow<usize>) -> bool {
+        self.subject.as_ref() == Some(index.borrow())
+    }
+
+    /// Name of the model that the detailed sections are about.
+    fn subject_name(&self) -> &str {
+        self.subject.map_or("", |subject| &self.names[subject])
+    }
 }
 
 /// Renders the report of `results` as one self-contained HTML file.
 ///
-/// It contains the tables of accuracy and speed, a chart of accuracy against speed with the Pareto front, latency
-/// with percentiles, the precision of every site (its scale, or the reason why it is not INT8), the noisiest
-/// sites, histograms of ranges, and the data needed to reproduce the run. Figures that were not measured are left
-/// out.
+/// It contains the verdict as its title, a matrix that compares all models, charts of accuracy against latency and of
+/// latency, and, for the model that the verdict is about ([`verdict::subject`]), precision, error and time of its
+/// layers, the ranges of its sites, and the classes and images that changed. The conditions and the commands that
+/// reproduce the results follow. Figures that were not measured are left out.
 pub fn html(results: &Results, extras: &ReportExtras) -> String {
-    let cells = |columns| {
-        let (header, rows) = cells(results, columns);
-        (header.len() > 1).then_some(Cells { header, rows })
-    };
-    let page = Page {
-        title: if extras.title.is_empty() { "Accuracy and speed report" } else { &extras.title },
-        verdicts: results.models.iter().skip(1).map(|model| verdict(&results.models[0], model)).collect(),
-        accuracy: cells(accuracy_columns()),
-        speed: cells(speed_columns(results)),
-        pareto: charts::pareto(results),
-        latency: charts::latency(results),
-        sections: results.models.iter().filter(|m| !m.sites.is_empty()).map(section).collect(),
-        histograms: histograms(results, extras),
-        environment: environment(results),
-        data: data(results),
-        models: &results.models,
-        extras,
+    let names = names::short_names(&results.models);
+    let subject = verdict::subject(results);
+    let model = subject.map(|subject| &results.models[subject]);
+    let base = results.models.first().filter(|_| subject != Some(0));
+    let sections = results.models.iter().zip(&names);
+    let mut page = Page {
+        title: extras.title(results),
+        warnings: verdict::verdict(results).warnings,
+        subtitle: subtitle(results),
+        sections: Vec::new(),
+        subject,
+        groups: matrix::groups(results),
+        front: front_charts(results, &names),
+        latency: latency::panels(results, &names),
+        tuning: extras.tuning.as_ref().map(tuning::TuningSection::new),
+        sensitivity: extras.sensitivity.as_ref().map(sensitivity::SensitivitySection::new),
+        layers: model.and_then(|model| layers::Layers::new(model, base)),
+        maps: sections.filter_map(|(model, name)| map::Map::new(name, model)).collect(),
+        legend: map::legend(),
+        sites: model.map_or(Vec::new(), listing),
+        ranges: subject.and_then(|i| ranges::Ranges::new(&names[i], &results.models[i])),
+        classes: model.and_then(|model| classes::Classes::new(results, model)),
+        images: model.map_or(Vec::new(), |model| classes::images(results, model, extras)),
+        training: results.training.as_ref().map(training::TrainingSection::new),
+        environment: conditions::environment(results),
+        data: conditions::data(results),
+        models: conditions::models(results, &names),
+        steps: steps::steps(results, &names),
         notes: &results.notes,
+        names,
     };
+    page.sections = navigation(&page);
     page.render().expect("rendering into a String cannot fail")
 }
 
-/// A sentence that compares a model with the baseline: accuracy, agreement, speed and size.
-fn verdict(base: &ModelResult, model: &ModelResult) -> String {
-    let mut parts = Vec::new();
-    if let (Some(base), Some(own)) = (base.top1_percent(), model.top1_percent()) {
-        let interval = model.top1_difference.map_or(String::new(), |i| {
-            format!(" (95 % interval {:+.3} to {:+.3})", 100.0 * i.low, 100.0 * i.high)
-        });
-        parts.push(format!("{:+.3} points top-1{interval}", own - base));
-        if base > 0.0 {
-            parts.push(format!("{:.2} % of the baseline's accuracy", 100.0 * own / base));
-        }
-    }
-    if let Some(share) = model.agreement {
-        parts.push(format!("the same class on {:.2} % of the images", 100.0 * share));
-    }
-    for (batch, stats) in &model.latency_ms {
-        if let Some(base) = base.latency_ms.get(batch).filter(|_| stats.median > 0.0) {
-            parts.push(format!("{:.2}x the speed at batch {batch}", base.median / stats.median));
-        }
-    }
-    if let (Some(base), Some(own)) = (base.size_bytes, model.size_bytes) {
-        parts.push(format!("{} instead of {}", mebibytes(own), mebibytes(base)));
-    }
-    if parts.is_empty() {
-        parts.push("no figure in common with the baseline".to_owned());
-    }
-    format!("{}: {}", model.label(), parts.join("; "))
+/// Processor or GPU, threads and time.
+fn subtitle(results: &Results) -> String {
+    let environment = &results.environment;
+    let device = environment.gpu.as_ref().map(|gpu| gpu.name.clone()).or(environment.cpu.clone());
+    let threads = match environment.threads {
+        0 => None,
+        1 => Some("1 thread".to_owned()),
+        threads => Some(format!("{threads} threads")),
+    };
+    let version = Some(format!("swinq {}", environment.swinq));
+    let time = Some(environment.time.clone()).filter(|time| !time.is_empty());
+    [device, threads, time, version].into_iter().flatten().collect::<Vec<_>>().join(" · ")
 }
 
-/// The section about the sites of `model`.
-fn section(model: &ModelResult) -> SiteSection {
-    let listing = model.sites.iter().map(|site| {
+fn front_charts(results: &Results, names: &[String]) -> Option<Front> {
+    let (batch, points) = front::points(results, names)?;
+    let chart = |size| front::chart(&points, size, &front::Chart::ACCURACY, |_| true);
+    Some(Front { batch, wide: chart([880.0, 380.0]), narrow: chart([340.0, 330.0]) })
+}
+
+/// Anchor and title of each section that has content.
+fn navigation(page: &Page<'_>) -> Vec<(&'static str, &'static str)> {
+    let all = [
+        ("comparison", "Comparison", !page.groups.is_empty()),
+        ("front", "Accuracy against latency", page.front.is_some()),
+        ("latency", "Latency", !page.latency.is_empty()),
+        ("tuning", "Tuning", page.tuning.is_some()),
+        ("sensitivity", "Sensitivity", page.sensitivity.is_some()),
+        ("layers", "Layers", page.layers.is_some()),
+        ("map", "Error by site", !page.maps.is_empty()),
+        ("ranges", "Ranges", page.ranges.is_some()),
+        ("classes", "Classes and images", page.classes.is_some() || !page.images.is_empty()),
+        ("training", "Training", page.training.is_some()),
+        ("conditions", "Conditions", true),
+        ("steps", "Steps to reproduce", !page.steps.is_empty()),
+    ];
+    all.into_iter().filter(|(_, _, present)| *present).map(|(id, title, _)| (id, title)).collect()
+}
+
+/// Every site of `model`: name, precision, calibrator, scale, range, SQNR, and the reason if it is not INT8.
+fn listing(model: &ModelResult) -> Vec<[String; 7]> {
+    let row = |site: &crate::results::SiteResult| {
+        let kind = format!("{:?}", site.kind).to_lowercase();
+        let bits = site.bits.filter(|&bits| bits != 8).map_or(String::new(), |bits| format!(", {bits} bits"));
         [
             site.site.clone(),
-            if site.enabled { format!("INT8 ({:?})", site.kind).to_lowercase() } else { "float".to_owned() },
-            site.scale.map_or(String::new(), |scale| format!("{scale:.6e}")),
-            site.sqnr_db.map_or(String::new(), |db| format!("{db:.2}")),
+            if site.enabled { format!("INT8 ({kind}{bits})") } else { "float".to_owned() },
+            site.calibrator.map_or(String::new(), |calibrator| calibrator.to_string()),
+            match (site.scale, site.granularity) {
+                (Some(scale), _) => format!("{scale:.6e}"),
+                (None, Some(Granularity::Channel)) => "per channel".to_owned(),
+                (None, _) => String::new(),
+            },
+            site.amax().map_or(String::new(), |amax| format!("{amax:.4}")),
+            site.sqnr_db.map_or(String::new(), decibels),
             site.reason.clone().unwrap_or_default(),
         ]
-    });
-    SiteSection {
-        label: model.label(),
-        enabled: model.sites.iter().filter(|site| site.enabled).count(),
-        total: model.sites.len(),
-        precision: strip::precision(model),
-        noise: strip::noise(model),
-        not_quantized: strip::not_quantized(model),
-        listing: listing.collect(),
-    }
-}
-
-/// A chart for every site with a histogram. It marks the range of the last model that has a scale at this site.
-fn histograms(results: &Results, extras: &ReportExtras) -> Vec<String> {
-    let amax = |name: &str| {
-        let sites = results.models.iter().rev().flat_map(|model| &model.sites);
-        let mut scales = sites.filter(|site| site.site == name).filter_map(|site| site.scale);
-        scales.next().map(|scale| 127.0 * f64::from(scale))
     };
-    extras.histograms.iter().map(|(site, data)| strip::histogram(site, data, amax(site))).collect()
-}
-
-/// The pairs whose value is present.
-fn facts(pairs: Vec<(&'static str, Option<String>)>) -> Vec<(&'static str, String)> {
-    pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
-}
-
-/// The rows about machine and software.
-fn environment(results: &Results) -> Vec<(&'static str, String)> {
-    let environment = &results.environment;
-    let gpu = environment.gpu.as_ref().map(|gpu| {
-        let parts = [Some(&gpu.name), gpu.arch.as_ref(), gpu.driver.as_ref()];
-        parts.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(", ")
-    });
-    let libraries = environment.libraries.iter().map(|(name, version)| format!("{name} {version}"));
-    let libraries = libraries.collect::<Vec<_>>().join(", ");
-    facts(vec![
-        ("swinq", Some(environment.swinq.clone())),
-        ("time", Some(environment.time.clone())),
-        ("system", Some(format!("{} {}", environment.os, environment.arch))),
-        ("processor", environment.cpu.clone()),
-        ("instruction set", environment.isa.clone()),
-        ("cores", environment.cores.map(|cores| cores.to_string())),
-        ("threads", Some(environment.threads.to_string())),
-        ("memory", environment.memory_bytes.map(mebibytes)),
-        ("GPU", gpu),
-        ("libraries", Some(libraries).filter(|text| !text.is_empty())),
-    ])
-}
-
-/// The rows about the data set.
-fn data(results: &Results) -> Vec<(&'static str, String)> {
-    let Some(data) = &results.data else { return Vec::new() };
-    let transform = data.transform.as_ref().map(|t| {
-        format!(
-            "{}: {:?}, {:?} to {}, mean {:?}, std {:?}",
-            t.family, t.resize, t.filter, t.size, t.mean, t.std
-        )
-    });
-    facts(vec![
-        ("data set", Some(data.path.clone())),
-        ("split", data.split.clone()),
-        ("images in the list", data.total.map(|n| n.to_string())),
-        ("limit", data.limit.map(|n| n.to_string())),
-        ("seed", data.seed.map(|n| n.to_string())),
-        ("list, SHA-256", data.sha256.clone()),
-        ("corrupt, skipped", data.skipped.map(|n| n.to_string())),
-        ("preprocessing", transform),
-    ])
+    model.sites.iter().map(row).collect()
 }

@@ -17,6 +17,12 @@ impl Results {
             );
             return Err(EvalError::results("schema", text));
         }
+        for (batch, load) in &self.load {
+            let figures = [("average", load.average), ("other_cores", load.other_cores)];
+            for (key, value) in figures {
+                within(&format!("load.{batch}.{key}"), value, 0.0, f64::MAX)?;
+            }
+        }
         self.models.iter().enumerate().try_for_each(|(i, model)| model.check(&format!("models[{i}]")))
     }
 }
@@ -42,6 +48,16 @@ impl ModelResult {
             for (key, value) in [("difference", difference), ("low", low), ("high", high)] {
                 within(&format!("{at}.top1_difference.{key}"), Some(value), -1.0, 1.0)?;
             }
+        }
+        for image in &self.disagreements {
+            let at = format!("{at}.disagreements[{}]", image.id);
+            within(&format!("{at}.kl"), Some(image.kl), 0.0, f64::MAX)?;
+            for (key, guess) in [("baseline", image.baseline), ("own", image.own)] {
+                within(&format!("{at}.{key}.probability"), Some(guess.probability), 0.0, 1.0)?;
+            }
+        }
+        for launch in self.profile.iter().flat_map(|profile| &profile.launches) {
+            within(&format!("{at}.profile[{}].ms", launch.name), Some(launch.ms), 0.0, f64::MAX)?;
         }
         for site in &self.sites {
             let at = format!("{at}.sites[{}]", site.site);
@@ -75,9 +91,15 @@ impl ModelResult {
 
 impl Stats {
     fn check(&self, at: &str) -> Result<(), EvalError> {
-        let Stats { median, p90, p95, p99, min, max, mean, runs: _ } = *self;
+        let Stats { median, p90, p95, p99, min, max, mean, runs: _, median_interval } = *self;
         for (key, value) in [("min", min), ("mean", mean), ("max", max)] {
             within(&format!("{at}.{key}"), Some(value), 0.0, f64::MAX)?;
+        }
+        if let Some([low, high]) = median_interval
+            && !(min <= low && low <= median && median <= high && high <= max)
+        {
+            let problem = "the median lies outside its interval, or the interval outside the runs";
+            return Err(EvalError::results(format!("{at}.median_interval"), problem));
         }
         let ordered = [min, median, p90, p95, p99, max];
         if ordered.windows(2).all(|pair| pair[0] <= pair[1]) {

@@ -1,21 +1,33 @@
-//! The JSON of `eval` and `bench`, schema version 1. Figures that were not measured are absent, never zero.
+//! The JSON of `eval` and `bench`, schema version 1 (`docs/report-schema.json`). Figures that were not measured are
+//! absent, never zero.
 
 mod check;
 mod decibel;
+mod file;
+mod images;
 mod model;
+mod origin;
+mod profile;
+mod ranges;
+pub mod sensitivity;
+mod training;
+pub mod tune;
 
-use std::collections::BTreeSet;
-use std::io::Write;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use swinq_model::Transform;
-use swinq_model::atomic::write_atomic;
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Load};
 use crate::error::EvalError;
 
+pub use images::{ClassResult, Disagreement, Flips, Guess};
 pub use model::{ModelResult, Precision, SiteResult, Stats};
+pub use origin::{CalibrationSet, Origin};
+pub use profile::{LaunchResult, Profile};
+pub use ranges::{RangeFile, RangeHistogram};
+pub use training::{StepPoint, TrainingRun, ValidationPoint, read_training};
 
 /// Version of the JSON schema that this crate reads and writes.
 pub const SCHEMA: u32 = 1;
@@ -32,6 +44,15 @@ pub struct Results {
     /// The data set; absent for random inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataInfo>,
+    /// The load of the machine while latency was measured, by batch size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub load: BTreeMap<usize, Load>,
+    /// A training that made one of the models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRun>,
+    /// The commands that made the results, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<String>,
     /// Remarks for the reader, such as why a figure is missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -63,12 +84,37 @@ pub struct DataInfo {
     /// Preprocessing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transform: Option<Transform>,
+    /// Class names by class index, if they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_names: Option<Vec<String>>,
 }
 
 impl Results {
     /// Results without models, of schema [`SCHEMA`].
     pub fn new(environment: Environment) -> Results {
-        Results { schema: SCHEMA, models: Vec::new(), environment, data: None, notes: Vec::new() }
+        Results {
+            schema: SCHEMA,
+            models: Vec::new(),
+            environment,
+            data: None,
+            load: BTreeMap::new(),
+            training: None,
+            commands: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The batch size at which models are compared: the one for which most models have a latency; of several, the
+    /// smallest.
+    pub fn reference_batch(&self) -> Option<usize> {
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+        for batch in self.models.iter().flat_map(|model| model.latency_ms.keys()) {
+            *counts.entry(*batch).or_default() += 1;
+        }
+        counts
+            .into_iter()
+            .max_by_key(|&(batch, count)| (count, std::cmp::Reverse(batch)))
+            .map(|(batch, _)| batch)
     }
 
     /// The batch sizes for which at least one model has a latency, in ascending order.
@@ -86,9 +132,9 @@ impl Results {
 pub fn read_results(path: &Path) -> Result<Results, EvalError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    let results: Results = serde_json::from_str(&text).map_err(|error| EvalError::File {
-        path: path.to_owned(),
-        problem: format!("{error}; give a file that `swinq eval --json` or `swinq bench --json` wrote"),
+    let results: Results = serde_json::from_str(&text).map_err(|error| {
+        let next = "give a file that `swinq eval --json` or `swinq bench --json` wrote";
+        EvalError::file(path, format!("{error}; {next}"))
     })?;
     results.check()?;
     Ok(results)
@@ -100,9 +146,5 @@ pub fn read_results(path: &Path) -> Result<Results, EvalError> {
 /// [`EvalError::Results`] of [`Results::check`], or an error if `path` cannot be written.
 pub fn write_results(path: &Path, results: &Results) -> Result<(), EvalError> {
     results.check()?;
-    write_atomic(path, |out: &mut dyn Write| {
-        serde_json::to_writer_pretty(&mut *out, results)?;
-        writeln!(out)
-    })?;
-    Ok(())
+    file::write(path, results)
 }

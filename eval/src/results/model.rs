@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use swinq_model::Kind;
+use swinq_model::{Calibrator, Granularity, Kind};
 
-use super::decibel;
+use super::{ClassResult, Disagreement, Flips, Origin, Profile, RangeHistogram, decibel};
 use crate::accuracy::{Accuracy, percent};
 use crate::fidelity::Fidelity;
 use crate::interval::Interval;
@@ -56,6 +56,10 @@ pub struct Stats {
     pub mean: f64,
     /// Number of runs.
     pub runs: usize,
+    /// Limits of the 95 % confidence interval of the median, from order statistics
+    /// ([`Latency::median_interval`](crate::Latency::median_interval)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_interval: Option<[f64; 2]>,
 }
 
 /// The state of a site of a quantized model.
@@ -76,13 +80,55 @@ pub struct SiteResult {
     /// The reason why it is not quantized, such as the rule that disables it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Bits of its codes, if it is quantized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits: Option<u8>,
+    /// Granularity of its scales, if it is a quantized weight; `channel` also for an activation whose channels have
+    /// their own scales and zero points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granularity: Option<Granularity>,
+    /// How its range was chosen, if it is quantized and has a scale.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibrator: Option<Calibrator>,
+    /// The magnitudes that calibration observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub histogram: Option<RangeHistogram>,
+}
+
+impl SiteResult {
+    /// A site without figures.
+    pub fn new(site: impl Into<String>, enabled: bool, kind: Kind) -> SiteResult {
+        SiteResult {
+            site: site.into(),
+            enabled,
+            kind,
+            scale: None,
+            sqnr_db: None,
+            reason: None,
+            bits: None,
+            granularity: None,
+            calibrator: None,
+            histogram: None,
+        }
+    }
+
+    /// The largest magnitude that its codes represent, if it has a scale.
+    pub fn amax(&self) -> Option<f64> {
+        self.scale.map(|scale| 127.0 * f64::from(scale))
+    }
 }
 
 /// The results of one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelResult {
-    /// Name to display, usually the file name.
+    /// Name to display.
     pub name: String,
+    /// Path of its file or directory, as the user gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Its architecture, such as `Swin-T`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
     /// The arithmetic with which it ran.
     pub precision: Precision,
     /// The backend that ran it: `cpu`, `cuda`, or another name.
@@ -133,6 +179,21 @@ pub struct ModelResult {
     /// Fraction of the multiply-accumulate operations that run in INT8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_share: Option<f64>,
+    /// Images whose top-1 class differs from the baseline's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flips: Option<Flips>,
+    /// Correct images by class, of classes that have images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassResult>,
+    /// The images on which it disagrees most with the baseline, worst first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disagreements: Vec<Disagreement>,
+    /// The time of each launch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
+    /// Its origin; absent for a float model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// Its sites in forward order; empty for a float model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sites: Vec<SiteResult>,
@@ -143,6 +204,8 @@ impl ModelResult {
     pub fn new(name: impl Into<String>, precision: Precision, backend: impl Into<String>) -> ModelResult {
         ModelResult {
             name: name.into(),
+            path: None,
+            architecture: None,
             precision,
             backend: backend.into(),
             recipe: None,
@@ -160,6 +223,11 @@ impl ModelResult {
             peak_memory_bytes: None,
             size_bytes: None,
             int8_share: None,
+            flips: None,
+            classes: Vec::new(),
+            disagreements: Vec::new(),
+            profile: None,
+            origin: None,
             sites: Vec::new(),
         }
     }

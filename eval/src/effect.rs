@@ -1,0 +1,130 @@
+//! Distance of a model's logits from the float model's, as sums that can be added up batch by batch.
+
+use serde::{Deserialize, Serialize};
+use swinq_model::Logits;
+
+use crate::accuracy::argmax;
+use crate::distortion::Distortion;
+use crate::error::EvalError;
+use crate::results::sensitivity::Effect;
+
+/// Sums over images, from which an [`Effect`] follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EffectSums {
+    /// Number of images.
+    pub images: usize,
+    /// Number of images that have a label.
+    labelled: usize,
+    top1_changes: usize,
+    top1_correct: usize,
+    /// Number of images that only one of the two models classifies correctly.
+    top1_discordant: usize,
+    /// Sum of the images' divergences.
+    kl: f64,
+    distortion: Distortion,
+}
+
+impl EffectSums {
+    /// Adds images: `reference` holds the float model's logits, `other` the other model's. `labels` holds their
+    /// classes, or nothing.
+    ///
+    /// # Errors
+    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity. Nothing is added
+    /// then.
+    pub fn add(&mut self, reference: &Logits, other: &Logits, labels: &[u32]) -> Result<(), EvalError> {
+        self.distortion.update(&reference.values, &other.values)?;
+        for (image, (r, y)) in reference.rows().zip(other.rows()).enumerate() {
+            let class = argmax(y);
+            self.images += 1;
+            self.top1_changes += usize::from(argmax(r) != class);
+            self.kl += divergence(r, y);
+            if let Some(&label) = labels.get(image) {
+                let [right, reference] = [class, argmax(r)].map(|class| class == label as usize);
+                self.labelled += 1;
+                self.top1_correct += usize::from(right);
+                self.top1_discordant += usize::from(right != reference);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the sums of other images.
+    pub fn merge(&mut self, other: &EffectSums) {
+        self.images += other.images;
+        self.labelled += other.labelled;
+        self.top1_changes += other.top1_changes;
+        self.top1_correct += other.top1_correct;
+        self.top1_discordant += other.top1_discordant;
+        self.kl += other.kl;
+        self.distortion.merge(&other.distortion);
+    }
+
+    /// The standard error of the difference of the two top-1 accuracies, as a fraction: the root of the number of
+    /// images that only one model classifies correctly, divided by the number of images. 0 if there is no such image.
+    pub fn top1_standard_error(&self) -> f64 {
+        if self.images == 0 { 0.0 } else { (self.top1_discordant as f64).sqrt() / self.images as f64 }
+    }
+
+    /// The effect: ratios and means of the sums. The number of correct images is absent unless every image has a
+    /// label.
+    pub fn effect(&self) -> Effect {
+        Effect {
+            sqnr_db: self.distortion.sqnr_db(),
+            cosine: self.distortion.cosine(),
+            kl: if self.images == 0 { 0.0 } else { self.kl / self.images as f64 },
+            top1_changes: self.top1_changes,
+            top1_correct: (self.images > 0 && self.labelled == self.images).then_some(self.top1_correct),
+        }
+    }
+}
+
+/// The Kullback-Leibler divergence from the class probabilities of `reference` to those of `other`, in nats.
+fn divergence(reference: &[f32], other: &[f32]) -> f64 {
+    let (log_p, log_q) = (log_softmax(reference), log_softmax(other));
+    let sum: f64 = log_p.zip(log_q).map(|(p, q)| p.exp() * (p - q)).sum();
+    // Rounding can make the sum of equal distributions slightly negative.
+    sum.max(0.0)
+}
+
+fn log_softmax(row: &[f32]) -> impl Iterator<Item = f64> {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shifted = move |&x: &f32| f64::from(x) - f64::from(max);
+    let log_sum = row.iter().map(|x| shifted(x).exp()).sum::<f64>().ln();
+    row.iter().map(move |x| shifted(x) - log_sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logits(values: &[f32]) -> Logits {
+        Logits { values: values.to_vec(), classes: 2 }
+    }
+
+    #[test]
+    fn the_divergence_is_that_of_the_definition() {
+        // P = (3/4, 1/4), Q = (1/2, 1/2): 3/4 ln(3/2) + 1/4 ln(1/2).
+        let mut sums = EffectSums::default();
+        sums.add(&logits(&[3f32.ln(), 0.0]), &logits(&[5.0, 5.0]), &[]).unwrap();
+        let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
+        assert!((sums.effect().kl - expected).abs() < 1e-7, "{:?}", sums.effect());
+        assert_eq!(sums.effect().top1_correct, None);
+    }
+
+    #[test]
+    fn sums_of_parts_are_the_sums_of_the_whole() {
+        let (reference, other) = ([1.0, 2.0, 3.0, 1.0, 0.5, 0.25], [1.5, 1.0, 3.0, 0.5, 0.5, 0.5]);
+        let (mut whole, mut first, mut rest) = Default::default();
+        EffectSums::add(&mut whole, &logits(&reference), &logits(&other), &[0, 0, 1]).unwrap();
+        EffectSums::add(&mut first, &logits(&reference[..4]), &logits(&other[..4]), &[0, 0]).unwrap();
+        EffectSums::add(&mut rest, &logits(&reference[4..]), &logits(&other[4..]), &[1]).unwrap();
+        // Both add the images in the same order, so the f64 sums are equal.
+        first.merge(&rest);
+        assert_eq!(first, whole);
+        // Image 0 changes from class 1 to 0; the tie of image 2 goes to class 0, in both models.
+        let Effect { top1_changes, top1_correct, .. } = whole.effect();
+        assert_eq!((top1_changes, top1_correct), (1, Some(2)));
+        // Image 0 is wrong in the reference and right in the other model.
+        assert_eq!(whole.top1_standard_error(), 1.0 / 3.0);
+    }
+}

@@ -1,0 +1,59 @@
+//! The commands that lead from the float checkpoint to the report.
+
+use crate::results::{ModelResult, Results};
+
+/// One step.
+pub struct Step {
+    pub text: String,
+    pub command: String,
+}
+
+/// The steps in order: calibration of each quantized model, training, and the measurement.
+pub fn steps(results: &Results, names: &[String]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for (model, name) in results.models.iter().zip(names) {
+        let Some(step) = calibration(model, name) else { continue };
+        if steps.iter().all(|known| known.command != step.command) {
+            steps.push(step);
+        }
+    }
+    if let Some(training) = &results.training {
+        steps.push(Step {
+            text: "Train, with the job printed under Training".to_owned(),
+            command: format!("swinq qat {}/job.yaml", training.folder.trim_end_matches('/')),
+        });
+    }
+    let measure = |command: &String| Step { text: "Measure".to_owned(), command: command.clone() };
+    steps.extend(results.commands.iter().map(measure));
+    steps
+}
+
+/// The command that calibrated `model`: as recorded beside the checkpoint, or rebuilt from its provenance.
+fn calibration(model: &ModelResult, name: &str) -> Option<Step> {
+    let origin = model.origin.as_ref()?;
+    if let Some(command) = &origin.command {
+        return Some(Step { text: format!("Calibrate {name}"), command: command.clone() });
+    }
+    let set = origin.calibration.as_ref()?;
+    let recipe = model.recipe.as_deref().unwrap_or("default");
+    let shipped = swinq_model::Recipe::shipped(recipe).is_some_and(|shipped| shipped.rules == origin.rules);
+    let recipe = if shipped { recipe.to_owned() } else { format!("{recipe}.yaml") };
+    let path = model.path.as_deref().unwrap_or(&model.name);
+    let text = match shipped {
+        true => {
+            format!("Calibrate {name} (rebuilt from the checkpoint; the path of the images is not recorded)")
+        }
+        false => format!(
+            "Calibrate {name} (rebuilt from the checkpoint; save its rules, printed above, as {recipe}; the path of \
+             the images is not recorded)"
+        ),
+    };
+    let command = format!(
+        "swinq calibrate {} --data-path IMAGES --recipe {recipe} --batches {} --batch-size {} --seed {} -o {path}",
+        origin.source,
+        set.images.div_ceil(set.batch_size.max(1)),
+        set.batch_size,
+        set.seed
+    );
+    Some(Step { text, command })
+}

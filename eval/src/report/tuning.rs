@@ -1,0 +1,184 @@
+//! The section about tuning: the recipes that were tried, and the one that was chosen.
+
+use super::front::{Chart, Point, chart, series};
+use crate::results::tune::{SearchEnd, TuneCandidate, Tuning, Verdict};
+use crate::text::{decibels, thousands};
+
+/// The section about tuning.
+pub struct TuningSection {
+    pub summary: Vec<String>,
+    /// SQNR against latency, for wide and for narrow pages.
+    pub wide: Option<String>,
+    pub narrow: Option<String>,
+    pub rows: Vec<CandidateRow>,
+    pub tried: usize,
+    /// The rules of the chosen recipe.
+    pub rules: Vec<String>,
+}
+
+/// A candidate of the front.
+pub struct CandidateRow {
+    pub name: String,
+    pub changes: String,
+    pub predicted: String,
+    pub measured: String,
+    pub speedup: String,
+    pub int8: String,
+    pub sqnr: String,
+    pub difference: String,
+    pub chosen: bool,
+}
+
+impl TuningSection {
+    /// The section about `tuning`.
+    pub fn new(tuning: &Tuning) -> TuningSection {
+        let mut shown = tuning.front.clone();
+        shown.extend([0, tuning.chosen].into_iter().filter(|&i| i < tuning.candidates.len()));
+        shown.sort_unstable();
+        shown.dedup();
+        let draw = |size| front_chart(tuning, &shown, size);
+        TuningSection {
+            summary: summary(tuning),
+            wide: draw([880.0, 380.0]),
+            narrow: draw([340.0, 330.0]),
+            rows: std::iter::once(float_row(tuning))
+                .chain(shown.iter().filter_map(|&i| Some(row(tuning, i, tuning.candidates.get(i)?))))
+                .collect(),
+            tried: tuning.candidates.len(),
+            rules: tuning.candidates.get(tuning.chosen).map_or(Vec::new(), |chosen| {
+                chosen.recipe.rules.iter().map(super::conditions::rule).collect()
+            }),
+        }
+    }
+}
+
+/// The result of `tuning` in one sentence, for a report without a comparison of models.
+pub fn title(tuning: &Tuning) -> String {
+    let check = &tuning.verification;
+    let speedup = tuning.candidates.get(tuning.chosen).map_or(0.0, |chosen| chosen.speedup);
+    let limit = format!("a drop of at most {} points of top-1", tuning.goal.max_drop);
+    let outcome = match check.verdict {
+        Verdict::Holds => format!("{limit} holds"),
+        Verdict::Fails => format!("{limit} does not hold"),
+        Verdict::NotConcluded { .. } => format!("{limit} is not concluded"),
+    };
+    format!(
+        "Tuned {}: {speedup:.1}x faster than float, {outcome} on {} images",
+        tuning.model.architecture,
+        thousands(check.images)
+    )
+}
+
+fn name(tuning: &Tuning, index: usize) -> String {
+    match index {
+        0 if tuning.chosen == 0 => format!("{} (chosen)", tuning.start_recipe),
+        0 => tuning.start_recipe.clone(),
+        _ if index == tuning.chosen => format!("#{index} (chosen)"),
+        _ => format!("#{index}"),
+    }
+}
+
+fn float_row(tuning: &Tuning) -> CandidateRow {
+    CandidateRow {
+        name: "float".to_owned(),
+        changes: String::new(),
+        predicted: format!("{:.3}", tuning.float_ms),
+        measured: format!("{:.3}", tuning.float_latency_ms.median),
+        speedup: String::new(),
+        int8: String::new(),
+        sqnr: String::new(),
+        difference: String::new(),
+        chosen: false,
+    }
+}
+
+fn row(tuning: &Tuning, index: usize, candidate: &TuneCandidate) -> CandidateRow {
+    let difference = candidate.top1_difference;
+    CandidateRow {
+        name: name(tuning, index),
+        changes: candidate.changes.join("; "),
+        predicted: format!("{:.3}", candidate.predicted_ms),
+        measured: candidate.latency_ms.as_ref().map_or(String::new(), |stats| format!("{:.3}", stats.median)),
+        speedup: format!("{:.2}x", candidate.speedup),
+        int8: format!("{:.1} %", 100.0 * candidate.int8_share),
+        sqnr: decibels(candidate.effect.sqnr_db),
+        difference: format!(
+            "{:+.2} ({:+.2} to {:+.2})",
+            100.0 * difference.difference,
+            100.0 * difference.low,
+            100.0 * difference.high
+        ),
+        chosen: index == tuning.chosen,
+    }
+}
+
+/// All candidates with a finite SQNR; those in `named` have a name.
+fn front_chart(tuning: &Tuning, named: &[usize], size: [f64; 2]) -> Option<String> {
+    let point = |(i, candidate): (usize, &TuneCandidate)| {
+        let (ms, db) = (candidate.predicted_ms, candidate.effect.sqnr_db);
+        let color = if i == tuning.chosen { 2 } else { usize::from(tuning.front.contains(&i)) };
+        let point = Point {
+            class: series(color),
+            name: name(tuning, i),
+            ms,
+            ms_interval: [ms; 2],
+            top1: db,
+            top1_interval: [db; 2],
+        };
+        (db.is_finite() && ms.is_finite()).then_some((i, point))
+    };
+    let (indices, points): (Vec<usize>, Vec<Point>) =
+        tuning.candidates.iter().enumerate().filter_map(point).unzip();
+    let text = Chart {
+        x: "predicted latency, ms (left is faster)",
+        y: "SQNR of the logits, dB",
+        highest: f64::INFINITY,
+        label: "Signal to noise of the logits against predicted latency, one point per recipe",
+    };
+    (!points.is_empty()).then(|| chart(&points, size, &text, |i| named.contains(&indices[i])))
+}
+
+fn summary(tuning: &Tuning) -> Vec<String> {
+    let (goal, images, check) = (&tuning.goal, &tuning.images, &tuning.verification);
+    let mut limits = vec![format!("a drop of at most {} points of top-1", goal.max_drop)];
+    limits.extend(goal.min_speedup.map(|speedup| format!("a speed-up of at least {speedup}")));
+    limits.extend(goal.budget_minutes.map(|minutes| format!("{minutes} minutes of search")));
+    let end = match tuning.end {
+        SearchEnd::Reached => "The search ended because no further change makes the chosen recipe faster.",
+        SearchEnd::DropImpossible => {
+            "No recipe keeps the drop on the search images; the chosen recipe is the closest."
+        }
+        SearchEnd::SpeedupImpossible => {
+            "No recipe within the drop reaches the speed-up; the chosen recipe is the fastest within the drop."
+        }
+        SearchEnd::OutOfTime => "The time was used up; the chosen recipe is the best that was found.",
+    };
+    let difference = check.top1_difference;
+    let interval = format!(
+        "{:+.2} points (95 % interval {:+.2} to {:+.2}) on {} images that the search did not see",
+        100.0 * difference.difference,
+        100.0 * difference.low,
+        100.0 * difference.high,
+        thousands(check.images)
+    );
+    let verdict = match check.verdict {
+        Verdict::Holds => format!("The goal holds: {interval}."),
+        Verdict::Fails => format!("The goal fails: {interval}."),
+        Verdict::NotConcluded { images_needed: Some(needed) } => {
+            format!("Not concluded: {interval}. About {} images would decide.", thousands(needed))
+        }
+        Verdict::NotConcluded { images_needed: None } => format!("Not concluded: {interval}."),
+    };
+    vec![
+        verdict,
+        format!("Goal: {}. {end}", limits.join(", ")),
+        format!(
+            "Calibrated on {} images, searched on {}; latency of {} on {} at batch {}.",
+            thousands(images.calibration),
+            thousands(images.search),
+            tuning.cost.backend,
+            tuning.cost.hardware,
+            tuning.cost.batch_size
+        ),
+    ]
+}

@@ -1,0 +1,34 @@
+//! Writing of JSON files, and reading of those of `sensitivity` and `tune`.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use swinq_model::atomic::write_atomic;
+
+use crate::error::EvalError;
+
+/// Reads the JSON file at `path`, which `command` writes with the schema version `schema`.
+pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32) -> Result<T, EvalError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
+    let refuse = |problem: String| EvalError::File { path: path.to_owned(), problem };
+    let malformed = |error: serde_json::Error| refuse(format!("{error}; give a file that `{command}` wrote"));
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(malformed)?;
+    let version = value.get("schema").and_then(serde_json::Value::as_u64);
+    if version != Some(u64::from(schema)) {
+        let found = version.map_or("no schema version".to_owned(), |version| format!("schema {version}"));
+        return Err(refuse(format!("has {found}, but this program reads schema {schema} of `{command}`")));
+    }
+    serde_json::from_value(value).map_err(malformed)
+}
+
+/// Writes `value` as indented JSON. The file is replaced atomically.
+pub(super) fn write(path: &Path, value: &impl Serialize) -> Result<(), EvalError> {
+    write_atomic(path, |out: &mut dyn Write| {
+        serde_json::to_writer_pretty(&mut *out, value)?;
+        writeln!(out)
+    })?;
+    Ok(())
+}

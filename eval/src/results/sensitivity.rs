@@ -1,0 +1,209 @@
+//! The JSON of `sensitivity`: the effect of each site and layer on a model's logits, and the statistics of the
+//! ranges. Schema version 1.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use swinq_model::Recipe;
+
+use super::{DataInfo, decibel, file};
+use crate::distortion::Distortion;
+use crate::environment::Environment;
+use crate::error::EvalError;
+
+/// Version of the JSON of `sensitivity` that this crate reads and writes.
+pub const SENSITIVITY_SCHEMA: u32 = 1;
+
+/// The results of a run of `sensitivity`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sensitivity {
+    /// Schema version, [`SENSITIVITY_SCHEMA`].
+    pub schema: u32,
+    /// The float model.
+    pub model: Subject,
+    /// The recipe whose sites were measured.
+    pub recipe: Recipe,
+    /// Number of images.
+    pub images: usize,
+    /// Number of images that the float model classifies correctly; absent without labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub float_correct: Option<usize>,
+    /// The model with the whole recipe.
+    pub whole: Effect,
+    /// Linear layers and attention products that run in INT8, in forward order.
+    pub layers: Vec<Element>,
+    /// Sites that are quantized, in forward order.
+    pub sites: Vec<Element>,
+    /// Error of the residual stream, with the whole recipe, after each block, patch merging and the patch
+    /// embedding, in forward order.
+    pub blocks: Vec<BlockError>,
+    /// Ranges of the quantized sites, in forward order.
+    pub ranges: Vec<RangeStatistics>,
+    /// The machine and software of the run.
+    pub environment: Environment,
+    /// The images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataInfo>,
+}
+
+/// The model that was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Name to display, usually the file name.
+    pub name: String,
+    /// Name of the architecture.
+    pub architecture: String,
+    /// SHA-256 of the checkpoint, hexadecimal; empty for a model in memory.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub sha256: String,
+}
+
+/// Distance of a model's logits from those of the float model on the same images.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Effect {
+    /// Signal-to-quantization-noise ratio over all logits in dB; the text `inf` if they are equal.
+    #[serde(with = "decibel::plain")]
+    pub sqnr_db: f64,
+    /// Cosine similarity of the two vectors of all logits.
+    pub cosine: f64,
+    /// Mean over the images of the Kullback-Leibler divergence from the float model's class probabilities to this
+    /// model's, in nats.
+    pub kl: f64,
+    /// Number of images whose top-1 class is not the float model's.
+    pub top1_changes: usize,
+    /// Number of images that are classified correctly; absent without labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_correct: Option<usize>,
+}
+
+/// What an [`Element`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ElementKind {
+    /// One site.
+    Site,
+    /// A linear layer: its sites together.
+    Linear,
+    /// A product of attention: the sites of its operands together.
+    AttentionProduct,
+}
+
+/// A site, a linear layer or an attention product, and the effect of its quantization.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Element {
+    /// Name: of the site, of the layer, or `layers.S.blocks.B.attn.qk` and `layers.S.blocks.B.attn.pv` for the
+    /// products of attention.
+    pub name: String,
+    /// What it is.
+    pub kind: ElementKind,
+    /// Names of its quantized sites.
+    pub sites: Vec<String>,
+    /// Multiply-accumulates of an image; 0 for a site.
+    pub macs: u64,
+    /// The float model in which only this element is quantized.
+    pub alone: Effect,
+    /// The model with the whole recipe in which only this element is left in float.
+    pub without: Effect,
+}
+
+/// Error of the residual stream at one place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockError {
+    /// The place: `patch_embed`, `layers.S.blocks.B` or `layers.S.downsample`.
+    pub name: String,
+    /// Signal-to-quantization-noise ratio of the stream in dB; the text `inf` if the streams are equal.
+    #[serde(with = "decibel::plain")]
+    pub sqnr_db: f64,
+    /// Cosine similarity of the two streams.
+    pub cosine: f64,
+}
+
+impl BlockError {
+    /// The error that `distortion` has accumulated at the place `name`.
+    pub fn new(name: impl Into<String>, distortion: &Distortion) -> BlockError {
+        BlockError { name: name.into(), sqnr_db: distortion.sqnr_db(), cosine: distortion.cosine() }
+    }
+}
+
+/// A percentile of the magnitudes at a site.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Percentile {
+    /// The percentage of the magnitudes that are not larger.
+    pub percent: f64,
+    /// The magnitude.
+    pub value: f32,
+}
+
+/// The largest magnitude of each channel, over all channels: input channels of an activation, output channels of
+/// a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChannelSpread {
+    /// Number of channels.
+    pub channels: usize,
+    /// The least of the channels.
+    pub least: f32,
+    /// The median of the channels.
+    pub median: f32,
+    /// The largest of the channels.
+    pub largest: f32,
+    /// Index of the channel with the largest.
+    pub outlier: usize,
+}
+
+impl ChannelSpread {
+    /// The largest channel's magnitude divided by the median's; `None` if the median is 0.
+    pub fn ratio(&self) -> Option<f64> {
+        (self.median > 0.0).then(|| f64::from(self.largest) / f64::from(self.median))
+    }
+}
+
+/// Statistics of the magnitudes at a site, and the range that quantization keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RangeStatistics {
+    /// Name of the site.
+    pub site: String,
+    /// How the range was chosen, such as `percentile 99.99`.
+    pub calibrator: String,
+    /// The largest magnitude seen.
+    pub max: f32,
+    /// The range that quantization keeps: the amax; absent for weights with a range per channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub amax: Option<f32>,
+    /// Percentiles of the magnitudes, ascending.
+    pub percentiles: Vec<Percentile>,
+    /// Fraction of the values beyond the range.
+    pub clipped: f64,
+    /// Fraction of the values that are not zero and whose code is zero.
+    pub zeroed: f64,
+    /// The spread over channels; absent where the tensor has no channels, as attention probabilities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<ChannelSpread>,
+    /// Counts of the magnitudes in equal bins from 0 to `max`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub histogram: Vec<u64>,
+}
+
+impl Sensitivity {
+    /// Layers in order of harm: the layer whose quantization alone loses the most (the least SQNR) first.
+    pub fn ranking(&self) -> Vec<&Element> {
+        let mut layers: Vec<&Element> = self.layers.iter().collect();
+        layers.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
+        layers
+    }
+}
+
+/// Reads the JSON of `sensitivity`.
+///
+/// # Errors
+/// [`EvalError::Io`], or [`EvalError::File`] if the text is not such JSON of version [`SENSITIVITY_SCHEMA`].
+pub fn read_sensitivity(path: &Path) -> Result<Sensitivity, EvalError> {
+    file::read(path, "swinq sensitivity --json", SENSITIVITY_SCHEMA)
+}
+
+/// Writes `results` as indented JSON. The file is replaced atomically.
+///
+/// # Errors
+/// An error if `path` cannot be written.
+pub fn write_sensitivity(path: &Path, results: &Sensitivity) -> Result<(), EvalError> {
+    file::write(path, results)
+}
