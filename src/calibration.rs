@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use swinq_calib::{Histogram, Progress, Trial};
+use swinq_eval::{RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::{ModelError, Recipe, Site};
@@ -36,13 +38,34 @@ pub struct Calibrated {
     pub model: Model,
     /// The error messages of the corrupt images that were left out.
     pub skipped: Vec<String>,
+    /// The transforms that were tried at layers whose `ptq` is not `basic`.
+    pub trials: Vec<Trial>,
+    /// Histograms of the magnitudes at the observed sites.
+    pub histograms: BTreeMap<Site, Histogram>,
+}
+
+impl Calibrated {
+    /// The histograms with few bins, as they are kept beside the checkpoint for reports; `None` if no site was
+    /// observed. `command` is the command line that calibrated the model.
+    pub fn range_file(&self, command: Option<String>) -> Option<RangeFile> {
+        let model = self.model.as_quantized();
+        let record = model.provenance.calibration.as_ref().filter(|_| !self.histograms.is_empty())?;
+        let coarse = |(&site, histogram): (&Site, &Histogram)| {
+            let max = f64::from(histogram.max());
+            let state = model.site(site);
+            let amax = state.amax.filter(|_| state.channels.is_none()).map(f64::from);
+            let (counts, width) = (histogram.counts(), histogram.width());
+            (site.to_string(), RangeHistogram::coarse(counts, width, histogram.zeros(), max, amax))
+        };
+        let sites = self.histograms.iter().map(coarse).collect();
+        Some(RangeFile::new(record.sha256.clone(), command, sites))
+    }
 }
 
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
 ///
-/// `progress` is called after every batch with the number of images done and the number of all images;
-/// `Break` stops the calibration. The result depends only on the model, the recipe and the images in their
-/// order. The function takes the model by value, so that it copies no weights if `model` is the only handle.
+/// `progress` is called after every batch of images and every refined layer; `Break` stops the calibration. The
+/// result depends only on the model, the recipe and the images in their order. The function takes the model by value, so that it copies no weights if `model` is the only handle.
 ///
 /// # Errors
 /// [`Error::Argument`] for a model that is already quantized; the errors of [`Images::batches`];
@@ -52,7 +75,7 @@ pub fn calibrate(
     model: Model,
     options: &CalibrateOptions,
     images: &Images,
-    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Calibrated, Error> {
     check_recipe(&model, &options.recipe)?;
     let device = options.device.open()?;
@@ -60,14 +83,29 @@ pub fn calibrate(
     let mut batches = images.batches(&model.transform, &options.read)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
-    let mut quantized = found.model;
-    quantized.provenance.calibration = Some(CalibrationRecord {
-        images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
-        sha256: found.pixels_sha256,
+    let (mut quantized, trials) = (found.model, found.trials);
+    quantized.provenance.calibration = Some(record(images, &options.read, &found.ids, found.pixels_sha256));
+    Ok(Calibrated {
+        model: Model::from_quantized(quantized)?,
+        skipped: batches.skipped().to_vec(),
+        trials,
+        histograms: found.histograms,
+    })
+}
+
+/// The record of a calibration that read the images `ids`, whose pixels have this hash.
+pub(crate) fn record(
+    images: &Images,
+    read: &ReadOptions,
+    ids: &[usize],
+    pixels_sha256: String,
+) -> CalibrationRecord {
+    CalibrationRecord {
+        images: ids.iter().map(|&id| images.name_of(id)).collect(),
+        sha256: pixels_sha256,
         seed: images.seed(),
-        batch_size: options.read.batch_size,
-    });
-    Ok(Calibrated { model: Model::from_quantized(quantized)?, skipped: batches.skipped().to_vec() })
+        batch_size: read.batch_size,
+    }
 }
 
 /// Quantizes `model` with known ranges (the amax of each site) instead of calibrating it.
@@ -109,7 +147,7 @@ pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
 }
 
 /// Refuses a recipe that does not fit the model or leaves all of it in float, before any image is read.
-fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
+pub(crate) fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
     if recipe.resolve(model.config())?.iter().any(|(_, spec)| spec.enabled) {
         return Ok(());
     }

@@ -11,7 +11,6 @@ use swinq_int8_runtime::{Backend, LaunchProfile, Outline, PackedModel, RuntimeEr
 use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BatchSource, BoxError, Classifier, Logits, QuantizedModel, SwinConfig, Transform};
 
-use crate::open::check_sites;
 use crate::prediction::{Prediction, top_k};
 use crate::{EngineOptions, Error, Images, Model, ReadOptions};
 
@@ -55,7 +54,6 @@ impl Engine {
     /// The errors of [`Engine::new`] and of [`QuantizedModel::validate`].
     pub fn of(model: &QuantizedModel, options: &EngineOptions) -> Result<Engine, Error> {
         let backend = options.backend()?;
-        check_sites(model)?;
         Engine::on(&Arc::new(PackedModel::new(model, backend)?), model, backend)
     }
 
@@ -129,7 +127,7 @@ impl Engine {
     /// [`Error::Argument`] for a `k` of 0, for an empty list, and for an image whose pixels are not `width *
     /// height * 3` bytes; [`Error::Runtime`].
     pub fn classify(&self, images: &[RgbImage], k: usize) -> Result<Vec<Prediction>, Error> {
-        self.predict_images(&Images::from_rgb(images.iter().cloned(), &self.transform)?, k)
+        self.predict_images(&Images::from_rgb(images, &self.transform)?, k)
     }
 
     fn predict_images(&self, images: &Images, k: usize) -> Result<Vec<Prediction>, Error> {

@@ -139,7 +139,6 @@ impl Error {
         |source| Error::Open { path, source }
     }
 
-    #[cfg(feature = "float")]
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.to_owned();
         |source| Error::Io { path, source }

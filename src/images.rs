@@ -1,5 +1,6 @@
 //! Images: a sample of a data set, files, or pixels in memory.
 
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -9,6 +10,7 @@ use swinq_model::{Batch, Resize, SwinConfig, Transform};
 
 use crate::Error;
 use crate::batches::{ImageBatches, Reader};
+use crate::hex::hex;
 use crate::limits::check_threads;
 use crate::prepared::Prepared;
 
@@ -98,15 +100,15 @@ impl Images {
     /// [`Error::Argument`] for an empty list, for an image without pixels or whose pixels are not `width *
     /// height * 3` bytes, and for a transform whose size is 0.
     pub fn from_rgb(
-        images: impl IntoIterator<Item = RgbImage>,
+        images: impl IntoIterator<Item = impl Borrow<RgbImage>>,
         transform: &Transform,
     ) -> Result<Images, Error> {
         check_transform(transform)?;
         let mut pixels = Vec::new();
         let mut count = 0;
         for image in images {
-            check_image(&image, count)?;
-            pixels.extend_from_slice(&preprocess(&image, transform));
+            check_image(image.borrow(), count)?;
+            pixels.extend_from_slice(&preprocess(image.borrow(), transform));
             count += 1;
         }
         Images::from_batch(Batch {
@@ -136,6 +138,17 @@ impl Images {
             Source::Prepared(prepared) => Source::Prepared(prepared.first(count)),
         };
         Images { source }
+    }
+
+    /// Every second image, from the first and from the second.
+    pub(crate) fn halves(&self) -> [Images; 2] {
+        [0, 1].map(|first| match &self.source {
+            Source::Sample(sample) => {
+                let ids = sample.ids.iter().copied().skip(first).step_by(2).collect();
+                Images { source: Source::Sample(Sample { ids, ..sample.clone() }) }
+            }
+            Source::Prepared(prepared) => Images { source: Source::Prepared(prepared.every_second(first)) },
+        })
     }
 
     /// Number of images.
@@ -208,7 +221,7 @@ impl Images {
             hash.update(dataset.name(id));
             hash.update("\n");
         }
-        Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Some(hex(hash.finalize()))
     }
 
     /// The description of the images for a results file; `transform` is the first model's.
@@ -228,6 +241,7 @@ impl Images {
             sha256: self.list_sha256(),
             skipped: None,
             transform: Some(transform.clone()),
+            class_names: self.dataset().and_then(Dataset::class_names).map(<[String]>::to_vec),
         }
     }
 

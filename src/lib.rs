@@ -8,6 +8,8 @@
 //! | [`Images`] | a sample of a data set, image files, or pixels in memory |
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
+//! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
+//! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
 //! | `Training` | trains a quantized or float model (feature `float`) |
 //!
 //! [`Model`] and [`Engine`] are `Send + Sync`. The library never prints, reads the command line or ends the
@@ -33,21 +35,31 @@ mod error;
 mod evaluate;
 #[cfg(feature = "float")]
 mod float_device;
+mod hex;
 mod images;
+#[cfg(feature = "float")]
+mod journal;
 mod limits;
 mod open;
 mod prediction;
 mod prepared;
 mod preprocessing;
 #[cfg(feature = "float")]
+mod quantizer;
+#[cfg(feature = "float")]
+mod sensitivity;
+#[cfg(feature = "float")]
 pub mod train;
+#[cfg(feature = "float")]
+mod tune;
 
 pub use backend::{BackendChoice, CPU_BATCH, EngineOptions};
 pub use batches::ImageBatches;
 pub use engine::Engine;
 pub use error::Error;
 pub use evaluate::{
-    Candidate, EvaluateOptions, Observer, Runner, environment, evaluate, measure_latency, noise,
+    Candidate, EvaluateOptions, Observer, ReportFiles, Runner, environment, evaluate, measure_latency, noise,
+    write_report,
 };
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
@@ -61,7 +73,15 @@ pub use calibration::{
 #[cfg(feature = "float")]
 pub use float_device::FloatDevice;
 #[cfg(feature = "float")]
+pub use journal::Found;
+#[cfg(feature = "float")]
+pub use sensitivity::{SensitivityOptions, SensitivityProgress, sensitivity};
+#[cfg(feature = "float")]
+pub use swinq_calib::{Phase, Progress, Refinement, Trial};
+#[cfg(feature = "float")]
 pub use train::Training;
+#[cfg(feature = "float")]
+pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 
 pub use swinq_data::{RgbImage, Split, decode_image};
 pub use swinq_int8_runtime::{CudaOptions, usable_gpu};

@@ -7,8 +7,8 @@ use swinq_model::checkpoint::{self, LoadOptions};
 use swinq_model::quantized::FloatModel;
 use swinq_model::site::all_sites;
 use swinq_model::{
-    Dialect, LoadedConfig, ModelError, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file,
-    load_config, load_float,
+    Dialect, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file, load_config,
+    load_float,
 };
 
 use crate::engine::PackedWeights;
@@ -138,7 +138,6 @@ impl Model {
     /// # Errors
     /// The errors of [`QuantizedModel::validate`].
     pub fn from_quantized(model: QuantizedModel) -> Result<Model, Error> {
-        check_sites(&model)?;
         model.validate()?;
         Ok(Model::checked(model, true))
     }
@@ -212,15 +211,5 @@ impl Model {
             let problem = format!("{name} is quantized already; give the float model that it was made from");
             Error::argument("model", problem)
         })
-    }
-}
-
-/// Refuses a model whose configuration is invalid or that lacks a site of its configuration.
-/// [`QuantizedModel::validate`], which relies on these two conditions, checks everything else.
-pub(crate) fn check_sites(model: &QuantizedModel) -> Result<(), Error> {
-    model.config.validate()?;
-    match all_sites(&model.config).into_iter().find(|site| !model.sites.contains_key(site)) {
-        None => Ok(()),
-        Some(site) => Err(ModelError::site(site, "is missing from the model's table of sites").into()),
     }
 }

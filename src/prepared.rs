@@ -45,6 +45,19 @@ impl Prepared {
         Prepared { all: Arc::clone(&self.all), count: count.min(self.count) }
     }
 
+    /// Every second image, from `first` on.
+    pub(crate) fn every_second(&self, first: usize) -> Prepared {
+        let (all, bytes) = (&self.all, 3 * self.all.size * self.all.size);
+        let chosen: Vec<usize> = (first..self.count).step_by(2).collect();
+        let half = Batch {
+            pixels: chosen.iter().flat_map(|&i| &all.pixels[i * bytes..(i + 1) * bytes]).copied().collect(),
+            size: all.size,
+            labels: chosen.iter().filter_map(|&i| all.labels.get(i)).copied().collect(),
+            ids: chosen.iter().map(|&i| all.ids[i]).collect(),
+        };
+        Prepared { all: Arc::new(half), count: chosen.len() }
+    }
+
     /// The images in batches of `batch_size`, for a model whose input size is `size` pixels.
     pub(crate) fn batches(&self, batch_size: usize, size: usize) -> Result<PreparedBatches, Error> {
         if self.all.size != size {

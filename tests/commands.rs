@@ -23,7 +23,7 @@ fn calibrate_is_reproducible_and_recorded() {
     {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
-    assert_eq!(files(folder.path()), ["a", "b", "c"]);
+    assert_eq!(files(folder.path()), ["a", "a.ranges.json", "b", "b.ranges.json", "c", "c.ranges.json"]);
 }
 
 #[test]
@@ -51,31 +51,75 @@ fn options_of_calibrate_take_effect() {
 #[test]
 fn eval_prints_the_lines_people_grep_and_writes_json_and_html() {
     let folder = tempfile::tempdir().unwrap();
-    let [int8, json, html] = ["q.safetensors", "r.json", "r.html"].map(|n| folder.path().join(n));
+    let [int8, json, html, text] =
+        ["q.safetensors", "r.json", "r.html", "r.md"].map(|n| folder.path().join(n));
     calibrate(&int8, &[]).success();
-    let mut command = swinq(["eval"]);
-    command
-        .arg(sample_model())
-        .arg(&int8)
-        .arg("--cfg")
-        .arg(sample_cfg())
-        .arg("--data-path")
-        .arg(sample_data());
-    command.args(["--limit", "100", "--latency", "1", "--json"]).arg(&json).arg("--report").arg(&html);
-    let text = stdout(&command.assert().success());
-    assert_eq!(text.matches(" * Acc@1 ").count(), 2, "{text}");
-    let results: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let run = |more: &[&str]| {
+        let mut command = swinq(["eval"]);
+        command
+            .arg(sample_model())
+            .arg(&int8)
+            .arg("--cfg")
+            .arg(sample_cfg())
+            .arg("--data-path")
+            .arg(sample_data());
+        command.args(["--limit", "100", "--json"]).arg(&json).arg("--report").arg(&html).args(more);
+        stdout(&command.assert().success())
+    };
+    let read = || -> serde_json::Value { serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap() };
+    let table = run(&[
+        "--latency",
+        "1",
+        "--name",
+        "A=float",
+        "--name",
+        "B=mine",
+        "--markdown",
+        text.to_str().unwrap(),
+    ]);
+    assert_eq!(table.matches(" * Acc@1 ").count(), 2, "{table}");
+    let results = read();
     assert_eq!(results["schema"], 1);
     assert_eq!(results["data"]["limit"], 100);
     let models = results["models"].as_array().unwrap();
     assert_eq!((&models[0]["precision"], &models[1]["precision"]), (&"fp32".into(), &"int8".into()));
+    assert_eq!((&models[0]["name"], &models[1]["name"]), (&"float".into(), &"mine".into()));
     assert!(models[0].get("agreement").is_none(), "the baseline has no agreement with itself");
     assert!(models[1]["latency_ms"]["1"]["median"].as_f64().unwrap() > 0.0);
-    assert_eq!(models[1]["sites"].as_array().unwrap().len(), 6 * 21 + 9);
+    let sites = models[1]["sites"].as_array().unwrap();
+    assert_eq!(sites.len(), 6 * 21 + 9);
+    let measured = |site: &serde_json::Value| site["enabled"] == true && site.get("sqnr_db").is_none();
+    assert_eq!(sites.iter().filter(|site| measured(site)).count(), 0, "every quantized site has its error");
+    let fc2 = sites.iter().find(|site| site["site"] == "layers.0.blocks.0.mlp.fc2.input").unwrap();
+    assert!(fc2["histogram"]["counts"].as_array().unwrap().len() > 32, "{fc2}");
+    assert!(
+        models[1]["origin"]["command"].as_str().unwrap().contains("calibrate"),
+        "{}",
+        models[1]["origin"]
+    );
+    assert!(models[1]["profile"]["launches"].as_array().unwrap().len() > 20);
     let page = std::fs::read_to_string(&html).unwrap();
-    assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("src=\"http"));
+    assert!(
+        page.contains("<title>INT8 swin_micro_cifar10: ") && page.contains("data:image/jpeg;base64,/9j/")
+    );
+    assert!(!page.contains("http") && page.len() < 1_500_000, "{} bytes", page.len());
+    assert!(std::fs::read_to_string(&text).unwrap().contains("| top-1 |"));
+    let schema = std::fs::read(common::root().join("docs/report-schema.json")).unwrap();
+    let schema: serde_json::Value = serde_json::from_slice(&schema).unwrap();
+    assert_eq!(swinq_testing::violations(&schema, &results), Vec::<String>::new());
     let text = stdout(&swinq(["compare"]).arg(&json).arg(&json).assert().success());
     assert!(text.contains("int8"), "{text}");
+
+    // Histograms of another calibration are left out, with a remark.
+    let ranges = folder.path().join("q.ranges.json");
+    let other = std::fs::read_to_string(&ranges).unwrap().replacen("sha256\":\"", "sha256\":\"0", 1);
+    std::fs::write(&ranges, other).unwrap();
+    run(&["--no-latency"]);
+    let results = read();
+    assert!(results["notes"][0].as_str().unwrap().contains("another calibration"), "{}", results["notes"]);
+    let histograms = |site: &serde_json::Value| site.get("histogram").is_some();
+    assert!(!results["models"][1]["sites"].as_array().unwrap().iter().any(histograms));
+    assert_eq!(swinq_testing::violations(&schema, &results), Vec::<String>::new());
 }
 
 #[test]
@@ -135,6 +179,6 @@ fn doctor_and_quickstart() {
     }
     assert_eq!(
         files(&folder.path().join("q")),
-        ["int8.safetensors", "report.html", "results.json", "sample"]
+        ["int8.ranges.json", "int8.safetensors", "report.html", "results.json", "sample"]
     );
 }

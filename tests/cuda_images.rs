@@ -29,7 +29,7 @@ fn calibrated(model: &FloatModel) -> QuantizedModel {
     let ids = dataset.sample(Some(320.min(dataset.len())), 0);
     let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
     let mut loader = Loader::new(dataset, ids, model.transform.clone(), options).unwrap();
-    let mut progress = |_, _| ControlFlow::Continue(());
+    let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     calibrate(model, &Recipe::shipped("default").unwrap(), &mut loader, options).unwrap().model
 }

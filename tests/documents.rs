@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use candle_core::Device;
-use common::{calibrate as calibrate_sample, root, swinq};
+use common::{calibrate as calibrate_sample, float_model, root, swinq, with_channels};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_model::{Batch, BatchSource, BoxError, Recipe, SwinConfig, WindowPolicy};
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, WindowPolicy};
 use swinq_testing::XorShift;
 use swinq_testing::model::{random, small};
 
@@ -140,7 +140,7 @@ const MIXED: &str = "
   - {match: 'layers.1.blocks.0.attn.v', enable: false}
   - {match: 'layers.1.blocks.0.attn.probs', kind: s8}
   - {match: 'layers.1.blocks.1.attn.{q,probs}', enable: false}
-  - {match: 'head.weight', enable: false}
+  - {match: '{layers.1.blocks.0.mlp.fc2,head}.weight', enable: false}
 ";
 
 fn yaml(rules: &str) -> String {
@@ -158,6 +158,11 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
         let recipe = if rules.is_empty() { name } else { file.to_str().unwrap() };
         calibrate_sample(&model, &["--recipe", recipe, "--batches", "2"]).success();
         compare(&python, folder.path(), &model, 56, name);
+        if name == "default" {
+            let channels = QuantizedModel::load(&model).unwrap();
+            with_channels(channels, &float_model(), |_| true).save(&model).unwrap();
+            compare(&python, folder.path(), &model, 56, "scales of channels");
+        }
     }
 }
 
@@ -196,10 +201,12 @@ fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
     for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
         let (name, size) = (config.name.clone(), config.image_size);
-        let mut progress = |_, _| ControlFlow::Continue(());
+        let mut progress = |_| ControlFlow::Continue(());
         let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
         let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
-        let model = calibrate(&random(config, 5), &recipe, &mut Noise(size), options).unwrap().model;
+        let float = random(config, 5);
+        let model = calibrate(&float, &recipe, &mut Noise(size), options).unwrap().model;
+        let model = with_channels(model, &float, |_| true);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("q.safetensors");
         model.save(&file).unwrap();
@@ -225,7 +232,7 @@ fn the_numpy_calibrators_give_the_bits_of_the_weights() {
     let recipe = folder.path().join("recipe.yaml");
     std::fs::write(&recipe, yaml(WEIGHTS)).unwrap();
     calibrate_sample(&model, &["--recipe", recipe.to_str().unwrap()]).success();
-    let tensors = common::float_model().tensors;
+    let tensors = float_model().tensors;
     let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
         .iter()
         .map(|(name, t)| (name, &t.shape, t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))

@@ -6,7 +6,7 @@ mod common;
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use common::{float_model, sample_data};
+use common::{blocks, float_model, sample_data, with_channels};
 use proptest::prelude::*;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
@@ -14,9 +14,9 @@ use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_kernels::Cpu;
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::site::all_sites;
-use swinq_model::{Classifier, Granularity, Kind, QuantizedModel, Recipe, Rule, Site};
+use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, QuantizedModel, Recipe, Rule, Site};
 
 fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
     let dataset = Dataset::open(&sample_data(), split).unwrap();
@@ -26,7 +26,7 @@ fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
 }
 
 fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
-    let mut progress = |_, _| ControlFlow::Continue(());
+    let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
 }
@@ -55,6 +55,31 @@ fn shipped_recipes_on_every_instruction_set() {
             assert_eq!(run(&mut engine(&model, cpu), &float, 80).logits, simulated.logits, "{name} on {cpu}");
         }
     }
+}
+
+/// The engine equals the simulation, and every factor and zero point counts.
+#[test]
+fn scales_and_zero_points_of_channels_on_every_instruction_set() {
+    let float = float_model();
+    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 48);
+    let plain = quantized(&float, &Recipe::shipped("default").unwrap());
+    let model = with_channels(plain, &float, |_| true);
+    let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 48);
+    let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
+    assert!(noise > 15.0, "{noise} dB against float");
+    for cpu in Cpu::available() {
+        assert_eq!(run(&mut engine(&model, cpu), &float, 48).logits, simulated.logits, "{cpu}");
+    }
+    // The last block's values reach the logits directly.
+    let last = Site::Input(Linear::Fc2(*blocks(&model).last().unwrap()));
+    let change = |change: fn(&mut ChannelCodes)| {
+        let mut model = model.clone();
+        change(model.sites.get_mut(&last).unwrap().channels.as_mut().unwrap());
+        run(&mut engine(&model, Cpu::available()[0]), &float, 48).logits
+    };
+    assert_ne!(change(|c| c.factors.iter_mut().for_each(|f| *f *= 1.25)), simulated.logits);
+    let shift = |c: &mut ChannelCodes| c.zero_points.iter_mut().for_each(|z| *z = z.saturating_add(30));
+    assert_ne!(change(shift), simulated.logits);
 }
 
 #[test]
@@ -111,9 +136,11 @@ proptest! {
         let float = float_model();
         let sites = all_sites(&float.config);
         prop_assert_eq!(sites.len(), 6 * 21 + 3 * 3);
-        let rules = sites.iter().zip(draws).map(|(&site, draw)| rule(site, draw)).collect();
+        let rules = sites.iter().zip(&draws).map(|(&site, &draw)| rule(site, draw)).collect();
         let recipe = Recipe { name: "random".to_owned(), description: String::new(), rules };
-        let model = quantized(&float, &recipe);
+        // Every other block also has scales and zero points of channels.
+        let wanted = |id: BlockId| draws[id.stage + 2 * id.block].is_multiple_of(2);
+        let model = with_channels(quantized(&float, &recipe), &float, wanted);
         let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
         for cpu in Cpu::available() {
             let engine = run(&mut engine(&model, cpu), &float, 24);

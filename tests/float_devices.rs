@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use candle_core::{Device, Tensor};
-use common::{float_model, sample_data};
+use common::{float_model, sample_data, with_channels};
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::{FakeQuant, FloatClassifier, Swin};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BoxError, Classifier, Kind, Logits, QuantizedModel, Recipe, Rule, Transform};
+use swinq_model::{
+    Batch, BoxError, Classifier, HostTensor, Kind, Logits, QuantizedModel, Recipe, Rule, Transform,
+};
 
 fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
     let dataset = Dataset::open(&sample_data(), split).unwrap();
@@ -24,7 +26,7 @@ fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
 }
 
 fn calibrated(model: &FloatModel, recipe: &Recipe, device: &Device) -> Calibrated {
-    let mut progress = |_, _| ControlFlow::Continue(());
+    let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device, progress: &mut progress };
     calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap()
 }
@@ -56,6 +58,18 @@ fn recipes() -> Vec<(Recipe, f64)> {
     recipes
 }
 
+/// The models of [`recipes`], and one whose inputs of `mlp.fc2` have scales and zero points of their channels.
+fn models(float: &FloatModel) -> Vec<(String, QuantizedModel, f64)> {
+    let model = |(recipe, least): (Recipe, f64)| {
+        let model = calibrated(float, &recipe, &Device::Cpu).model;
+        (recipe.name, model, least)
+    };
+    let mut models: Vec<_> = recipes().into_iter().map(model).collect();
+    let channels = with_channels(models[0].1.clone(), float, |_| true);
+    models.push(("channels".to_owned(), channels, 45.0));
+    models
+}
+
 /// A classifier that runs the float forward in candle's operations on the CPU.
 struct Composed {
     swin: Swin,
@@ -65,11 +79,10 @@ struct Composed {
 
 impl Composed {
     fn new(model: &QuantizedModel) -> Composed {
-        let tensor = |(name, param): (&String, &swinq_model::quantized::Param)| {
-            let float = param.to_float();
-            (name.clone(), Tensor::from_vec(float.data, float.shape, &Device::Cpu).unwrap())
+        let tensor = |(name, float): (String, HostTensor)| {
+            (name, Tensor::from_vec(float.data, float.shape, &Device::Cpu).unwrap())
         };
-        let tensors: BTreeMap<String, Tensor> = model.params.iter().map(tensor).collect();
+        let tensors: BTreeMap<String, Tensor> = model.float_tensors().into_iter().map(tensor).collect();
         Composed {
             swin: Swin::differentiable(&model.config, &tensors, &Device::Cpu).unwrap(),
             sites: FakeQuant::composed(model, &Device::Cpu).unwrap(),
@@ -97,12 +110,11 @@ impl Classifier for Composed {
 #[test]
 fn a_simulation_in_candles_operations_is_the_simulation() {
     let float = float_model();
-    for (recipe, least) in recipes() {
-        let model = calibrated(&float, &recipe, &Device::Cpu).model;
+    for (name, model, least) in models(&float) {
         let expected = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
         let found = fidelity(&expected, &run(&mut Composed::new(&model), &float)).unwrap();
-        eprintln!("{}: {:.1} dB", recipe.name, found.sqnr_db);
-        assert!(found.sqnr_db >= least, "{}: {found:?}", recipe.name);
+        eprintln!("{name}: {:.1} dB", found.sqnr_db);
+        assert!(found.sqnr_db >= least, "{name}: {found:?}");
     }
 }
 
@@ -166,12 +178,11 @@ fn a_gpu_simulates_as_the_cpu_does() {
     let found = fidelity(&expected, &found).unwrap();
     eprintln!("float: {:.1} dB", found.sqnr_db);
     assert!(found.sqnr_db >= 90.0, "{found:?}");
-    for (recipe, least) in recipes() {
-        let model = calibrated(&float, &recipe, &Device::Cpu).model;
+    for (name, model, least) in models(&float) {
         let [expected, found] = [&Device::Cpu, &gpu]
             .map(|device| run(&mut FloatClassifier::simulate(&model, device).unwrap(), &float));
         let found = fidelity(&expected, &found).unwrap();
-        eprintln!("{}: {:.1} dB", recipe.name, found.sqnr_db);
-        assert!(found.sqnr_db >= least, "{}: {found:?}", recipe.name);
+        eprintln!("{name}: {:.1} dB", found.sqnr_db);
+        assert!(found.sqnr_db >= least, "{name}: {found:?}");
     }
 }

@@ -30,7 +30,7 @@ fn images(limit: usize) -> Images {
 fn model() -> Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     let calibrated =
-        || calibrate(float(), &CalibrateOptions::default(), &images(16), &mut |_, _| go()).unwrap().model;
+        || calibrate(float(), &CalibrateOptions::default(), &images(16), &mut |_| go()).unwrap().model;
     MODEL.get_or_init(calibrated).clone()
 }
 
@@ -216,7 +216,7 @@ fn odd_models_and_backends_are_errors() {
 #[test]
 fn calibration_is_refused_stopped_and_reproduced() {
     let calibrated = |images: &Images| {
-        let found = calibrate(float(), &CalibrateOptions::default(), images, &mut |_, _| go()).unwrap();
+        let found = calibrate(float(), &CalibrateOptions::default(), images, &mut |_| go()).unwrap();
         assert!(found.model.is_quantized() && found.skipped.is_empty());
         found.model
     };
@@ -228,13 +228,13 @@ fn calibration_is_refused_stopped_and_reproduced() {
         a.as_quantized().sites == b.as_quantized().sites
             && a.as_quantized().params == b.as_quantized().params
     );
-    refused(calibrate(a, &CalibrateOptions::default(), &sample, &mut |_, _| go()), "quantized already");
-    let stop = calibrate(float(), &CalibrateOptions::default(), &sample, &mut |_, _| ControlFlow::Break(()));
+    refused(calibrate(a, &CalibrateOptions::default(), &sample, &mut |_| go()), "quantized already");
+    let stop = calibrate(float(), &CalibrateOptions::default(), &sample, &mut |_| ControlFlow::Break(()));
     refused(stop, "interrupted");
     let defaults = CalibrateOptions::default();
     let nothing = Rule { pattern: "**".to_owned(), enable: Some(false), ..Rule::default() };
     let options = CalibrateOptions { recipe: defaults.recipe.with_rule(nothing), ..defaults };
-    refused(calibrate(float(), &options, &sample, &mut |_, _| go()), "quantizes no site");
+    refused(calibrate(float(), &options, &sample, &mut |_| go()), "quantizes no site");
     refused(swinq::load_recipe("no/such/recipe"), "no/such/recipe");
 }
 

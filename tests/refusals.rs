@@ -356,7 +356,7 @@ fn arguments_that_would_have_no_effect() {
         &["--transform", "every model given is quantized"],
     );
     refused(calibrate(&folder.path("out"), &["--disable", "**"]), 1, &["quantizes no site"]);
-    folder.holds_only(&["q.safetensors"]);
+    folder.holds_only(&["q.ranges.json", "q.safetensors"]);
 }
 
 #[cfg(target_os = "linux")]

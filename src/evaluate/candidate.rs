@@ -1,12 +1,21 @@
 //! A model that is evaluated or timed, and the figures measured so far.
 
-use swinq_eval::{Collected, ModelResult, Precision, SiteResult};
+use std::io::Read;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use swinq_eval::{
+    Collected, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, SiteResult, disagreement,
+};
 use swinq_kernels::Cpu;
-use swinq_model::quantized::CalibrationRecord;
+use swinq_model::quantized::SiteState;
 use swinq_model::site::all_sites;
-use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Site, SwinConfig, Transform};
+use swinq_model::{
+    Batch, BoxError, Classifier, Granularity, Logits, QuantizedModel, Site, SwinConfig, Transform,
+};
 
 use super::Observer;
+use crate::hex::hex;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions};
 
 /// The engine or classifier that runs a candidate.
@@ -70,6 +79,7 @@ impl Candidate {
         if quantized.is_quantized() {
             result.recipe = Some(quantized.recipe.name.clone());
             result.int8_share = Some(quantized.int8_share());
+            result.origin = Some(Origin::of(quantized));
             result.sites = site_results(quantized);
         }
         Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
@@ -99,8 +109,9 @@ impl Candidate {
         Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
     }
 
-    fn new(result: ModelResult, runner: Runner, model: &Model) -> Candidate {
+    fn new(mut result: ModelResult, runner: Runner, model: &Model) -> Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
+        result.architecture = Some(architecture(&config));
         Candidate { result, runner, transform, config, measured: None }
     }
 
@@ -115,18 +126,30 @@ impl Candidate {
         self.measured.as_ref()
     }
 
-    /// How the model was calibrated, in one sentence for a report; `None` unless [`Candidate::with_sites_of`]
-    /// was called.
-    pub fn calibration(&self) -> Option<String> {
-        let model = self.measured.as_ref()?.as_quantized();
-        let how = match &model.provenance.calibration {
-            Some(CalibrationRecord { images, seed, sha256, .. }) => {
-                format!("{} images, seed {seed}, SHA-256 of the pixels {sha256}", images.len())
-            }
-            None => "ranges imported or fixed by the recipe".to_owned(),
-        };
-        let (name, recipe, source) = (&self.result.name, &model.recipe.name, &model.provenance.source);
-        Some(format!("{name}: recipe {recipe}; {how}; made from {} ({})", source.file, source.sha256))
+    /// Records the file or directory that the model was read from: its path, its hash, and the histograms of its
+    /// calibration if they lie beside it. Returns a remark for the reader if the histograms belong to another
+    /// calibration, and are therefore left out.
+    ///
+    /// # Errors
+    /// An error if the file cannot be read, or if the file of histograms is damaged.
+    pub fn record_file(&mut self, path: &Path) -> Result<Option<String>, Error> {
+        self.result.path = Some(path.display().to_string());
+        if path.is_file() {
+            self.result.sha256 = Some(sha256_of(path).map_err(Error::io(path))?);
+        }
+        let ranges = RangeFile::beside(path);
+        let Some(origin) = &mut self.result.origin else { return Ok(None) };
+        let Some(file) = RangeFile::read(&ranges)? else { return Ok(None) };
+        if origin.calibration.as_ref().map(|set| &set.sha256) != Some(&file.calibration_sha256) {
+            let problem = "belongs to another calibration, so its histograms are left out";
+            return Ok(Some(format!("{} {problem}", ranges.display())));
+        }
+        origin.command = file.command;
+        let mut sites = file.sites;
+        for site in &mut self.result.sites {
+            site.histogram = sites.remove(&site.site);
+        }
+        Ok(None)
     }
 
     /// The preprocessing of images.
@@ -154,16 +177,68 @@ impl Candidate {
         let collected = swinq_eval::collect(&mut self.runner, &mut batches, &mut on_images)
             .map_err(|source| Error::Evaluating { model: name.clone(), source })?;
         let accuracy = swinq_eval::accuracy(&collected)?;
+        self.result.classes = disagreement::classes(&collected, None)?;
         observer.evaluated(&self.result, &accuracy, batches.skipped());
         self.result.set_accuracy(&accuracy);
         Ok(collected)
     }
 
     /// Stores the candidate's agreement with the baseline.
-    pub(super) fn compare(&mut self, baseline: &Collected, own: &Collected) -> Result<(), Error> {
+    pub(super) fn compare(
+        &mut self,
+        baseline: &Collected,
+        own: &Collected,
+        images: &Images,
+    ) -> Result<(), Error> {
+        /// Number of images that are listed with both predictions.
+        const LISTED: usize = 12;
         self.result.set_fidelity(&swinq_eval::fidelity(baseline, own)?);
         self.result.top1_difference = Some(swinq_eval::top1_difference(baseline, own)?);
+        self.result.flips = Some(disagreement::flips(baseline, own)?);
+        self.result.classes = disagreement::classes(own, Some(baseline))?;
+        self.result.disagreements = disagreement::worst(baseline, own, LISTED)?;
+        for image in &mut self.result.disagreements {
+            image.image = Some(images.name_of(image.id));
+        }
         Ok(())
+    }
+
+    /// Measures the time of each launch for a batch of `batch_size` images, and stores it. Does nothing for a
+    /// candidate that does not run on an engine, or for batches that the engine splits.
+    pub(super) fn profile(&mut self, batch_size: usize) -> Result<(), Error> {
+        /// Number of inferences that are timed on a CPU, after those that warm it up.
+        const RUNS: usize = 20;
+        let Runner::Engine(engine) = &self.runner else { return Ok(()) };
+        if batch_size > engine.max_batch() {
+            return Ok(());
+        }
+        let batch = super::noise(engine.input_size(), batch_size)?;
+        engine.profile(&batch.pixels, RUNS / 8)?;
+        let launch = |launch: swinq_int8_runtime::LaunchProfile| LaunchResult {
+            name: launch.name,
+            detail: launch.detail,
+            ms: 1e3 * launch.time.as_secs_f64(),
+            macs: launch.macs,
+        };
+        let launches = engine.profile(&batch.pixels, RUNS)?.into_iter().map(launch).collect();
+        self.result.profile = Some(Profile { batch: batch_size, launches });
+        Ok(())
+    }
+
+    /// Measures the noise of every quantized weight against the weights of `float`, and stores it.
+    #[cfg(feature = "float")]
+    pub(super) fn measure_weights(&mut self, float: &Model) {
+        let Some(model) = self.measured.as_ref().filter(|_| !self.result.sites.is_empty()) else { return };
+        for (site, db) in super::weight_noise::measure(model.as_quantized(), float.as_quantized()) {
+            self.set_noise(&site.to_string(), db);
+        }
+    }
+
+    #[cfg(feature = "float")]
+    fn set_noise(&mut self, site: &str, db: f64) {
+        if let Some(result) = self.result.sites.iter_mut().find(|result| result.site == site) {
+            result.sqnr_db = Some(db);
+        }
     }
 
     /// Measures the noise of every quantized site on the first of `images`, and stores it.
@@ -178,12 +253,20 @@ impl Candidate {
         let mut batches = images.first(IMAGES).batches(&self.transform, &read)?;
         let batch = swinq_model::BatchSource::batch(&mut batches, 0, 0).map_err(Error::batch)?;
         for (site, db) in super::site_noise::measure(model.as_quantized(), &batch)? {
-            let name = site.to_string();
-            if let Some(result) = self.result.sites.iter_mut().find(|result| result.site == name) {
-                result.sqnr_db = Some(db);
-            }
+            self.set_noise(&site.to_string(), db);
         }
         Ok(())
+    }
+}
+
+/// SHA-256 of a file, hexadecimal.
+fn sha256_of(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hash, mut piece) = (std::fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hex(hash.finalize())),
+            read => hash.update(&piece[..read]),
+        }
     }
 }
 
@@ -198,6 +281,31 @@ fn site_result(model: &QuantizedModel, site: Site) -> SiteResult {
         Some(rule) => format!("rule `{}` of recipe {}", rule.pattern, model.recipe.name),
         None => "no rule enables it".to_owned(),
     });
-    let (enabled, kind, scale) = (state.spec.enabled, state.spec.kind, state.scale());
-    SiteResult { site: name, enabled, kind, scale, sqnr_db: None, reason }
+    let spec = &state.spec;
+    SiteResult {
+        scale: state.scale().filter(|_| state.channels.is_none()),
+        reason,
+        bits: spec.enabled.then_some(spec.bits),
+        granularity: granularity(site, state),
+        calibrator: (spec.enabled && (site.is_weight() || spec.needs_scale(site))).then_some(spec.calibrator),
+        ..SiteResult::new(name, spec.enabled, spec.kind)
+    }
+}
+
+/// Whether the scales of a quantized weight, or of an activation whose channels have their own, are per channel.
+fn granularity(site: Site, state: &SiteState) -> Option<Granularity> {
+    let of_weight = (state.spec.enabled && site.is_weight()).then_some(state.spec.granularity);
+    state.channels.as_ref().map(|_| Granularity::Channel).or(of_weight)
+}
+
+/// The customary name of an architecture, such as `Swin-T`, or the name of its configuration.
+fn architecture(config: &SwinConfig) -> String {
+    let size = match (config.embed_dim, config.depths.as_slice()) {
+        (96, [2, 2, 6, 2]) => "T",
+        (96, [2, 2, 18, 2]) => "S",
+        (128, [2, 2, 18, 2]) => "B",
+        (192, [2, 2, 18, 2]) => "L",
+        _ => return config.name.clone(),
+    };
+    format!("Swin-{size}")
 }

@@ -1,9 +1,10 @@
 //! Latency of several models, interleaved in one run so that changes of the machine's load affect all of them
 //! alike.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use swinq_eval::{Latency, LatencyOptions, Step, measure_interleaved};
+use swinq_eval::{Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
 use swinq_model::{Batch, Classifier};
 
 use super::{Candidate, Observer, Runner};
@@ -13,7 +14,8 @@ use crate::{Engine, Error};
 const COMPUTE_RUNS: usize = 200;
 
 /// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
-/// Stores the latencies in their results and, at the end, the peak memory of the process.
+/// Stores the latencies in their results and, at the end, the peak memory of the process. Returns the load of the
+/// machine during the measurement, by batch size.
 ///
 /// # Errors
 /// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
@@ -23,14 +25,16 @@ pub fn measure_latency(
     batch_sizes: &[usize],
     options: &LatencyOptions,
     observer: &mut dyn Observer,
-) -> Result<(), Error> {
+) -> Result<BTreeMap<usize, Load>, Error> {
+    let mut loads = BTreeMap::new();
     if batch_sizes.is_empty() {
-        return Ok(());
+        return Ok(loads);
     }
     for &batch_size in batch_sizes {
-        let start = Instant::now();
+        let (start, meter) = (Instant::now(), LoadMeter::start());
         let latencies = measure_one(candidates, batch_size, options, observer)?;
         let elapsed = start.elapsed();
+        loads.insert(batch_size, meter.finish());
         for (candidate, latency) in candidates.iter_mut().zip(&latencies) {
             candidate.result.set_latency(batch_size, latency);
             if let Runner::Engine(engine) = &candidate.runner
@@ -45,7 +49,7 @@ pub fn measure_latency(
     for candidate in candidates {
         candidate.result.peak_memory_bytes = swinq_eval::peak_memory_bytes();
     }
-    Ok(())
+    Ok(loads)
 }
 
 fn measure_one(
@@ -58,6 +62,9 @@ fn measure_one(
         .iter()
         .map(|candidate| noise(candidate.runner.input_size(), batch_size))
         .collect::<Result<_, Error>>()?;
+    for candidate in &*candidates {
+        prepare(&candidate.runner, batch_size)?;
+    }
     let mut steps: Vec<Step<'_>> = Vec::new();
     for (candidate, batch) in candidates.iter_mut().zip(&batches) {
         let runner = &mut candidate.runner;
@@ -69,6 +76,17 @@ fn measure_one(
         }));
     }
     Ok(measure_interleaved(&mut steps, options)?)
+}
+
+/// Prepares an engine for batches of exactly `batch_size` images. Without this, a GPU engine that has run
+/// larger batches would pad the batch to their size, and the latency would be that of the larger batch.
+fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
+    match runner {
+        Runner::Engine(engine) if batch_size <= engine.max_batch() => {
+            engine.runtime().prepare(batch_size).map_err(Error::from)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Times of inferences whose images are already on the GPU; `None` on the CPU, and for batches that the

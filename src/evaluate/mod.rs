@@ -2,17 +2,21 @@
 
 mod candidate;
 mod latency;
+mod report;
 #[cfg(feature = "float")]
 mod site_noise;
+#[cfg(feature = "float")]
+mod weight_noise;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use swinq_eval::{Accuracy, Collected, Environment, Latency, LatencyOptions, ModelResult, Results};
+use swinq_eval::{Accuracy, Collected, DataInfo, Environment, Latency, LatencyOptions, ModelResult, Results};
 use swinq_model::Classifier;
 
 pub use candidate::{Candidate, Runner};
 pub use latency::{measure_latency, noise};
+pub use report::{ReportFiles, write_report};
 
 use crate::{EngineOptions, Error, Images, ReadOptions};
 
@@ -29,9 +33,12 @@ pub struct EvaluateOptions {
     /// How latency is measured.
     pub latency_options: LatencyOptions,
     /// Whether to measure the quantization noise of every site on a few images, for the candidates that keep
-    /// their model ([`Candidate::with_sites_of`]).
+    /// their model ([`Candidate::with_sites_of`]). The noise of weights is measured if the float model that
+    /// they were made from is a candidate that keeps its model.
     #[cfg(feature = "float")]
     pub site_noise: bool,
+    /// Whether to measure the time of each launch, at the smallest batch size in `latency`.
+    pub profile: bool,
 }
 
 /// Observes an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer:
@@ -89,17 +96,39 @@ pub fn evaluate(
         let collected = candidate.collect(images, &options.read, observer)?;
         match &baseline {
             None => baseline = Some(collected),
-            Some(baseline) => candidate.compare(baseline, &collected)?,
+            Some(baseline) => candidate.compare(baseline, &collected, images)?,
         }
     }
-    measure_latency(candidates, &options.latency, &options.latency_options, observer)?;
+    results.load = measure_latency(candidates, &options.latency, &options.latency_options, observer)?;
+    if let Some(&batch_size) = options.latency.iter().min().filter(|_| options.profile) {
+        candidates.iter_mut().try_for_each(|candidate| candidate.profile(batch_size))?;
+    }
     #[cfg(feature = "float")]
     if options.site_noise {
-        candidates.iter_mut().try_for_each(|candidate| candidate.measure_sites(images))?;
+        measure_noise(candidates, images)?;
     }
-    results.data = Some(images.info(candidates[0].transform()));
+    results.data = Some(data_info(candidates, images));
     results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
     Ok(results)
+}
+
+/// Measures the noise of activations and of weights.
+#[cfg(feature = "float")]
+fn measure_noise(candidates: &mut [Candidate], images: &Images) -> Result<(), Error> {
+    let models: Vec<crate::Model> = candidates.iter().filter_map(Candidate::model).cloned().collect();
+    for candidate in candidates {
+        candidate.measure_sites(images)?;
+        models.iter().for_each(|float| candidate.measure_weights(float));
+    }
+    Ok(())
+}
+
+/// The description of the images, with the class names of a model that has them, else of the data set.
+fn data_info(candidates: &[Candidate], images: &Images) -> DataInfo {
+    let mut info = images.info(candidates[0].transform());
+    let named = |candidate: &Candidate| Some(candidate.model()?.labels()?.to_vec());
+    info.class_names = candidates.iter().find_map(named).or(info.class_names);
+    info
 }
 
 /// The description of this machine for results. `threads` is the engines' number of threads; 0 is one per core.

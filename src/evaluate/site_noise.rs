@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 use swinq_eval::Distortion;
 use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
-use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
+use swinq_model::{Batch, ModelError, QuantizedModel, Site};
 
 /// Signal-to-noise ratio in dB at every enabled activation site of `model`, on the images of `batch`, in a
 /// forward in which every enabled site is quantized. For attention probabilities the ratio is measured after
@@ -14,8 +14,7 @@ use swinq_model::{Batch, ModelError, QuantizedModel, Site, StateDict};
 /// # Errors
 /// An error if the float forward fails.
 pub(super) fn measure(model: &QuantizedModel, batch: &Batch) -> Result<BTreeMap<Site, f64>, FloatError> {
-    let tensors: StateDict = model.params.iter().map(|(name, p)| (name.clone(), p.to_float())).collect();
-    let swin = Swin::new(&model.config, &tensors, &Device::Cpu)?;
+    let swin = Swin::new(&model.config, &model.float_tensors(), &Device::Cpu)?;
     let mut sites = Noise { model, fake: FakeQuant::new(model, &Device::Cpu)?, found: BTreeMap::new() };
     swin.forward(&swin.images(batch, &model.transform)?, &mut sites)?;
     Ok(sites.found.into_iter().map(|(site, distortion)| (site, distortion.sqnr_db())).collect())

@@ -6,15 +6,17 @@ use sha2::{Digest, Sha256};
 use swinq_data::Split;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{QuantizedModel, SwinConfig, load_config};
+use swinq_model::{Ptq, QuantizedModel, SwinConfig, load_config};
 use swinq_qat::job::{Identity, Job};
 use swinq_qat::{QatError, init};
 
+use crate::hex::hex;
 use crate::{Error, Images, OpenOptions};
 
 /// The models and images of a job.
 pub struct Inputs {
-    /// The model whose weights are trained.
+    /// The model whose weights are trained: the job's float model or, if the calibration rewrote its parameters
+    /// (`ptq`), the calibrated checkpoint in float.
     pub float: FloatModel,
     /// The calibrated checkpoint.
     pub quantized: Option<QuantizedModel>,
@@ -37,7 +39,7 @@ impl Inputs {
         let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)?;
         let val_split = split(job.data.val_split);
         let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)?;
-        let float = start(job, loaded.as_ref(), &train)?;
+        let mut float = start(job, loaded.as_ref(), &train)?;
         check_classes(&train, &float.config)?;
         check_classes(&val, &float.config)?;
         let (quantized, warning) = match job.model.as_deref().filter(|_| job.quant) {
@@ -48,6 +50,9 @@ impl Inputs {
             }
             None => (None, None),
         };
+        if let Some(model) = quantized.as_ref().filter(|model| is_refined(model)) {
+            float.tensors = model.float_tensors();
+        }
         let teacher = job.teacher_path().map(|path| teacher(job, path, &float)).transpose()?;
         let drop_path = job.drop_path.or(loaded.map(|loaded| loaded.drop_path)).unwrap_or(0.0);
         let warnings = warning.into_iter().collect();
@@ -77,7 +82,7 @@ impl Inputs {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(Sha256::digest(bytes))
 }
 
 fn split(split: swinq_qat::job::Split) -> Split {
@@ -158,6 +163,11 @@ fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> 
         ));
     }
     Ok(model)
+}
+
+/// Whether the calibration of `model` rewrote its parameters, so that its ranges are not those of the float model.
+fn is_refined(model: &QuantizedModel) -> bool {
+    model.sites.values().any(|state| state.spec.enabled && state.spec.ptq != Ptq::Basic)
 }
 
 /// A warning if `model` was not made from the weights of `float`.

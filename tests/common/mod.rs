@@ -7,10 +7,13 @@ use std::sync::OnceLock;
 
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
+use swinq_calib::set_channel_codes;
 use swinq_kernels::cuda::Device;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
+use swinq_model::{BlockId, Linear, QuantizedModel, Site};
+use swinq_testing::model::random_channels;
 
 /// The repository's root: the folder where the tests were built or, if the test programs were copied to
 /// another machine, the current folder.
@@ -111,4 +114,28 @@ pub fn files(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
     names.sort();
     names
+}
+
+/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points.
+pub fn with_channels(
+    mut model: QuantizedModel,
+    float: &FloatModel,
+    wanted: impl Fn(BlockId) -> bool,
+) -> QuantizedModel {
+    let stages = model.config.stages();
+    for block in blocks(&model).into_iter().filter(|&block| wanted(block)) {
+        if let Some(amax) = model.site(Site::Input(Linear::Fc2(block))).amax {
+            let seed = 7 * block.stage + block.block;
+            let channels = random_channels(stages[block.stage].hidden, seed as u64);
+            // The zero points move most of the range above zero.
+            set_channel_codes(&mut model, float, block, 0.6 * amax, channels).unwrap();
+        }
+    }
+    model
+}
+
+/// Every block of `model`.
+pub fn blocks(model: &QuantizedModel) -> Vec<BlockId> {
+    let stages = model.config.stages().into_iter();
+    stages.flat_map(|s| (0..s.depth).map(move |block| BlockId { stage: s.index, block })).collect()
 }

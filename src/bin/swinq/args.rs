@@ -1,11 +1,11 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
-use swinq::model::Calibrator;
-use swinq::{Dialect, FloatDevice, Split};
+use swinq::model::{Calibrator, Ptq};
+use swinq::{Dialect, FloatDevice, Images, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, positive};
 
@@ -29,6 +29,10 @@ pub enum Command {
     Eval(EvalArgs),
     /// Measure latency and throughput of one or more models, in turn in one run.
     Bench(BenchArgs),
+    /// Measure which layers and sites cost accuracy when they are quantized.
+    Sensitivity(SensitivityArgs),
+    /// Search the fastest recipe that loses at most a given accuracy, and write its checkpoint.
+    Tune(TuneArgs),
     /// Classify images.
     Predict(PredictArgs),
     /// Show the precision and scale of each site, and the rule that decided it.
@@ -136,6 +140,10 @@ pub struct CalibrateArgs {
     /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
+    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges),
+    /// or refined (layers are rewritten, and ranges searched, by the error of each layer's output).
+    #[arg(long, value_name = "basic|refined", conflicts_with = "ft_amax")]
+    pub ptq: Option<Ptq>,
     /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
     #[arg(long, value_name = "PATTERN")]
     pub disable: Vec<String>,
@@ -223,9 +231,21 @@ pub struct EvalArgs {
     /// Write the results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the results as one self-contained HTML page.
+    /// Write a report as one self-contained HTML page.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    /// Write the report as Markdown.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Short name of a model in tables and reports; KEY is a letter (A for the first model) or the model's path.
+    #[arg(long, value_name = "KEY=NAME")]
+    pub name: Vec<String>,
+    /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.
+    #[arg(long, value_name = "FILE")]
+    pub sensitivity: Option<PathBuf>,
+    /// Output folder of a `swinq qat` run, to show its curves and job in the report.
+    #[arg(long, value_name = "FOLDER")]
+    pub training: Option<PathBuf>,
 }
 
 /// Arguments that select the backend and its options.
@@ -319,6 +339,124 @@ pub struct BenchArgs {
     pub json: Option<PathBuf>,
 }
 
+/// Arguments of `sensitivity`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = SENSITIVITY_EXAMPLES)]
+pub struct SensitivityArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set on which effects are measured.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    /// Number of images on which effects are measured: a seeded sample, spread over the classes.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub images: usize,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+    /// Recipe whose sites are measured: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Layers to print, from the most sensitive.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// File to write: the results as JSON. Finished measurements are kept beside it, in FILE.cache.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+const SENSITIVITY_EXAMPLES: &str = "\
+Examples:
+  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet -o sensitivity.json
+  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 \\
+      --images 256 -o mode1.json
+
+A run that was interrupted continues if it is started again with the same arguments.";
+
+/// Arguments of `tune`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = TUNE_EXAMPLES)]
+pub struct TuneArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set for search and verification.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    /// Number of images for search and verification, one half each: a seeded sample, spread over the classes
+    /// (default: all).
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub images: Option<usize>,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+    /// Recipe from which the search starts: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// The largest drop of top-1 accuracy, in percentage points.
+    #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points)]
+    pub max_drop: f64,
+    /// The least speedup over the float model on the same engine.
+    #[arg(long, value_name = "FACTOR", value_parser = positive)]
+    pub min_speedup: Option<f64>,
+    /// Minutes that the search may take, without calibration and verification.
+    #[arg(long, value_name = "MINUTES", value_parser = positive)]
+    pub budget: Option<f64>,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Images per inference whose latency counts; at most 8 on the CPU.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
+    #[arg(long, value_name = "FILE")]
+    pub latencies: Option<PathBuf>,
+    /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all candidates and
+    /// the front) and OUTPUT.cache (finished measurements).
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+const TUNE_EXAMPLES: &str = "\
+Examples:
+  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --max-drop 0.2 -o tuned.safetensors
+  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 --images 4000 \\
+      --min-speedup 2 --budget 30 -o tuned.safetensors
+
+A run that was interrupted continues if it is started again with the same arguments. The exit code is 3 if the goal
+is not reached, or is refuted by the verification.";
+
+/// Arguments that select the images of a calibration.
+#[derive(Clone, Debug, Args)]
+pub struct CalibrationArgs {
+    /// Part of the data set on which ranges are calibrated.
+    #[arg(long, default_value = "train")]
+    pub calibration_split: Split,
+    /// Number of images on which ranges are calibrated.
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one)]
+    pub calibration_images: usize,
+    /// Seed of the samples of images.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl CalibrationArgs {
+    /// The images of the data set `data` on which ranges are calibrated.
+    pub fn images(&self, data: &Path) -> Result<Images, swinq::Error> {
+        Images::open(data, self.calibration_split, Some(self.calibration_images), self.seed)
+    }
+}
+
 /// Arguments of `predict`.
 #[derive(Clone, Debug, Args)]
 pub struct PredictArgs {
@@ -380,6 +518,14 @@ pub struct QuickstartArgs {
     /// Folder to write the sample, the checkpoint and the report to.
     #[arg(long, value_name = "FOLDER", default_value = "swinq-quickstart")]
     pub out: PathBuf,
+}
+
+/// Percentage points: 0 or more.
+fn points(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if x >= 0.0 && f64::is_finite(x) => Ok(x),
+        _ => Err("must be 0 or a positive number".to_owned()),
+    }
 }
 
 /// The words after `--opts` as pairs of key and value. Their number is even, because clap takes two at a

@@ -1,7 +1,5 @@
 //! Makes engines from the backend arguments.
 
-use std::path::Path;
-
 use anyhow::Context;
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
@@ -49,7 +47,7 @@ pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) 
     }
 }
 
-/// Makes a candidate for evaluation: `model`, which was read from `path`, on an engine.
-pub fn candidate(path: &Path, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
-    with_remedy(Candidate::engine(&path.display().to_string(), model, options), options)
+/// Makes a candidate for evaluation: `model`, which is called `name`, on an engine.
+pub fn candidate(name: &str, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
+    with_remedy(Candidate::engine(name, model, options), options)
 }

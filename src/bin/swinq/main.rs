@@ -6,12 +6,14 @@ mod commands;
 mod float_device;
 mod interrupt;
 mod model_arg;
+mod names;
 mod out;
 mod paths;
 mod profile;
 mod progress;
 mod shell;
 mod site_table;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -22,17 +24,17 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     interrupt::install();
+    let words: Vec<String> = std::env::args().collect();
     let outcome = match cli.command {
-        Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),
-        Command::Eval(args) => {
-            let words: Vec<String> = std::env::args().collect();
-            commands::eval::run(&args, &words)
-        }
+        Command::Eval(args) => commands::eval::run(&args, &words),
         Command::Bench(args) => match &args.ladder {
             Some(ladder) => commands::ladder::run(ladder),
             None => commands::bench::run(&args),
         },
+        Command::Sensitivity(args) => commands::sensitivity::run(&args),
+        Command::Tune(args) => commands::tune::run(&args),
         Command::Predict(args) => commands::predict::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
@@ -44,8 +46,19 @@ fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", message(&error));
-            ExitCode::from(if error.is::<args::Usage>() { 2 } else { 1 })
+            ExitCode::from(exit_code(&error))
         }
+    }
+}
+
+/// 2 for a contradictory command line, 3 for a search that does not reach its goal, 1 for any other failure.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<args::Usage>() {
+        2
+    } else if error.is::<commands::tune::Unreached>() {
+        3
+    } else {
+        1
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Progress over a known number of images.
+/// Progress over a known number of images or other units.
 pub struct Progress {
     bar: Option<ProgressBar>,
     label: String,
+    unit: &'static str,
     total: usize,
     start: Instant,
     printed: Instant,
@@ -20,18 +21,24 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 impl Progress {
     /// Starts at 0 of `total` images.
     pub fn new(label: &str, total: usize) -> Progress {
+        Progress::counting(label, "images", total)
+    }
+
+    /// Starts at 0 of `total` units of this name.
+    pub fn counting(label: &str, unit: &'static str, total: usize) -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let template = "{prefix} [{bar:32}] {pos}/{len} images, {per_sec}, ETA {eta}";
-            let style = ProgressStyle::with_template(template).expect("the template is well formed");
+            let template =
+                format!("{{prefix}} [{{bar:32}}] {{pos}}/{{len}} {unit}, {{per_sec}}, ETA {{eta}}");
+            let style = ProgressStyle::with_template(&template).expect("the template is well formed");
             ProgressBar::new(total as u64)
                 .with_style(style.progress_chars("=> "))
                 .with_prefix(label.to_owned())
         });
         let now = Instant::now();
-        Progress { bar, label: label.to_owned(), total, start: now, printed: now }
+        Progress { bar, label: label.to_owned(), unit, total, start: now, printed: now }
     }
 
-    /// Shows that `done` images are done.
+    /// Shows that `done` units are done.
     pub fn set(&mut self, done: usize) {
         if let Some(bar) = &self.bar {
             return bar.set_position(done as u64);
@@ -40,17 +47,19 @@ impl Progress {
             self.printed = Instant::now();
             let rate = done as f64 / self.start.elapsed().as_secs_f64();
             let eta = (self.total.saturating_sub(done)) as f64 / rate;
-            eprintln!("{}: {done}/{} images, {rate:.1} images/s, ETA {eta:.0} s", self.label, self.total);
+            let Progress { label, unit, total, .. } = self;
+            eprintln!("{label}: {done}/{total} {unit}, {rate:.1} {unit}/s, ETA {eta:.0} s");
         }
     }
 
-    /// Removes the bar and prints one line: the number of images, the time and the speed.
+    /// Removes the bar and prints one line: the number of units, the time and the speed.
     pub fn finish(self, done: usize) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
         let seconds = self.start.elapsed().as_secs_f64();
-        eprintln!("{}: {done} images in {seconds:.1} s, {:.1} images/s", self.label, done as f64 / seconds);
+        let Progress { label, unit, .. } = &self;
+        eprintln!("{label}: {done} {unit} in {seconds:.1} s, {:.1} {unit}/s", done as f64 / seconds);
     }
 }
 
@@ -58,6 +67,32 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+    }
+}
+
+/// Progress of a command with several stages: the current one, and how much of it is done. Each stage ends with a line
+/// that says how long it took.
+#[derive(Default)]
+pub struct Stages(Option<(&'static str, Progress, usize)>);
+
+impl Stages {
+    /// Shows that `done` of `total` units of the stage `label` are done. Another label than before begins a stage.
+    pub fn set(&mut self, label: &'static str, unit: &'static str, done: usize, total: usize) {
+        if self.0.as_ref().is_none_or(|(current, ..)| *current != label) {
+            self.finish();
+            self.0 = Some((label, Progress::counting(label, unit, total), 0));
+        }
+        if let Some((_, progress, seen)) = &mut self.0 {
+            *seen = done;
+            progress.set(done);
+        }
+    }
+
+    /// Ends the current stage, if there is one.
+    pub fn finish(&mut self) {
+        if let Some((_, progress, done)) = self.0.take() {
+            progress.finish(done);
         }
     }
 }

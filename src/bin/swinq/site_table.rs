@@ -1,8 +1,10 @@
 //! Tables of a model's sites: which are INT8, their ranges, and the reasons why others are not.
 
 use comfy_table::{Table, presets};
-use swinq::model::quantized::SiteState;
-use swinq::model::{BlockId, Granularity, Half, Kind, Linear, Operand, QuantizedModel, Site, all_linears};
+use swinq::model::quantized::{ChannelCodes, SiteState};
+use swinq::model::{
+    BlockId, Granularity, Half, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
+};
 
 /// One row per linear layer and one per attention. The sites that most recipes leave off (scores, additions)
 /// appear only if they are on.
@@ -54,10 +56,15 @@ pub fn sites(model: &QuantizedModel) -> String {
     for (site, state) in &model.sites {
         let spec = &state.spec;
         let number = |value: Option<f32>| value.map_or(String::new(), |v| format!("{v:.6e}"));
+        let scale = match &state.channels {
+            Some(channels) => format!("{} x {}", number(state.scale()), ranges(channels)),
+            None => number(state.scale()),
+        };
         let from = match (spec.enabled, spec.needs_scale(*site), spec.amax) {
             (false, ..) => String::new(),
             (true, true, Some(_)) => "the recipe".to_owned(),
             (true, false, _) if !site.is_weight() => "none needed".to_owned(),
+            _ if spec.ptq != Ptq::Basic => format!("{}, {}", spec.calibrator, spec.ptq),
             _ => spec.calibrator.to_string(),
         };
         table.add_row([
@@ -67,7 +74,7 @@ pub fn sites(model: &QuantizedModel) -> String {
             if spec.enabled { kind(spec.kind) } else { "" }.to_owned(),
             from,
             number(state.amax),
-            number(state.scale()),
+            scale,
         ]);
     }
     table.to_string()
@@ -101,11 +108,32 @@ fn kind(kind: Kind) -> &'static str {
 }
 
 fn activation(state: &SiteState) -> String {
-    match (state.spec.enabled, state.amax) {
-        (false, _) => "float".to_owned(),
-        (true, Some(amax)) => format!("±{amax:.4}"),
-        (true, None) => "uncalibrated".to_owned(),
+    match (state.spec.enabled, state.amax, &state.channels) {
+        (false, ..) => "float".to_owned(),
+        (true, Some(_), Some(channels)) => per_channel(state, channels),
+        (true, Some(amax), None) => format!("±{amax:.4}"),
+        (true, None, _) => "uncalibrated".to_owned(),
     }
+}
+
+/// The ranges of the channels: the lowest and the highest value that a code represents.
+fn per_channel(state: &SiteState, channels: &ChannelCodes) -> String {
+    let scale = state.scale().unwrap_or_default();
+    let end = |code: f32| {
+        let of_channel = move |(f, z): (&f32, &i8)| scale * f * (code - f32::from(*z));
+        channels.factors.iter().zip(&channels.zero_points).map(of_channel)
+    };
+    let (low, high) = (end(-128.0).fold(f32::MAX, f32::min), end(127.0).fold(f32::MIN, f32::max));
+    format!("{low:.4} to {high:.4} per channel")
+}
+
+/// The factors and zero points of channels in words.
+fn ranges(channels: &ChannelCodes) -> String {
+    let factors = channels.factors.iter().copied();
+    let (least, most) = (factors.clone().fold(f32::MAX, f32::min), factors.fold(f32::MIN, f32::max));
+    let zero_points = || channels.zero_points.iter();
+    let (low, high) = (zero_points().min().unwrap_or(&0), zero_points().max().unwrap_or(&0));
+    format!("{least:.3}..{most:.3}, zero points {low}..{high}")
 }
 
 fn probabilities(state: &SiteState) -> String {
@@ -122,5 +150,6 @@ fn scores(state: &SiteState) -> String {
 fn weight(state: &SiteState) -> String {
     let spec = &state.spec;
     let granularity = if spec.granularity == Granularity::Channel { "per channel" } else { "per tensor" };
-    if spec.enabled { format!("{} bits {granularity}", spec.bits) } else { "float".to_owned() }
+    let ptq = if spec.ptq == Ptq::Basic { String::new() } else { format!(", {}", spec.ptq) };
+    if spec.enabled { format!("{} bits {granularity}{ptq}", spec.bits) } else { "float".to_owned() }
 }

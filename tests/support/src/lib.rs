@@ -7,6 +7,10 @@ mod compare;
 #[cfg(feature = "model")]
 pub mod model;
 mod rng;
+#[cfg(feature = "schema")]
+mod schema;
 
 pub use compare::{assert_same, assert_varied, max_error};
 pub use rng::{Rng, XorShift};
+#[cfg(feature = "schema")]
+pub use schema::violations;

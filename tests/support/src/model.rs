@@ -1,7 +1,7 @@
 //! Small architectures, models of random weights, and images of noise.
 
 use swinq_model::config::LoadedConfig;
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::{Batch, BatchSource, BoxError, SwinConfig, Transform, WindowPolicy, random_model};
 
 use crate::XorShift;
@@ -56,6 +56,20 @@ pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, false);
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
+}
+
+/// Codes of `channels` channels with random factors between 1/3 and 3 and random zero points, most of them
+/// between -124 and -61.
+pub fn random_channels(channels: usize, seed: u64) -> ChannelCodes {
+    let bytes = XorShift::new(seed).bytes(2 * channels);
+    let (factors, zero_points) = bytes.split_at(channels);
+    ChannelCodes {
+        factors: factors.iter().map(|&b| 3f32.powf(f32::from(b) / 127.5 - 1.0)).collect(),
+        zero_points: zero_points
+            .iter()
+            .map(|&b| if b.is_multiple_of(8) { b.cast_signed() } else { (b / 4).cast_signed() - 124 })
+            .collect(),
+    }
 }
 
 /// A source of `batches` batches of two images of noise without labels. The batches are the same in every

@@ -1,7 +1,7 @@
 //! `swinq bench`.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
@@ -20,7 +20,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     say!("{}", engines[0].describe()?);
     let mut candidates = candidates(args, &engines)?;
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
-    swinq::measure_latency(&mut candidates, &args.batch_size, &latency, &mut Printer)?;
+    let load = swinq::measure_latency(&mut candidates, &args.batch_size, &latency, &mut Printer)?;
     if args.profile {
         for candidate in &candidates {
             for &batch_size in &args.batch_size {
@@ -29,6 +29,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         }
     }
     let mut results = Results::new(swinq::environment(args.threads)?);
+    results.load = load;
     results.models = candidates.into_iter().map(|candidate| candidate.result).collect();
     say!("\n{}", eval::table(&results));
     if let Some(path) = &args.json {
@@ -61,7 +62,7 @@ impl Observer for Printer {
 /// Every model on every engine. The models themselves are freed.
 fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    let mut add = |name: &Path, model: &Model| -> anyhow::Result<()> {
+    let mut add = |name: &str, model: &Model| -> anyhow::Result<()> {
         for options in engines {
             candidates.push(backend_arg::candidate(name, model, options)?);
         }
@@ -69,13 +70,13 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
     };
     if let Some(seed) = args.random_weights {
         let model = model_arg::random(seed, &args.float)?;
-        add(Path::new(&format!("{} (random)", model.config().name)), &model)?;
+        add(&format!("{} (random)", model.config().name), &model)?;
     }
     let mut any_float = args.random_weights.is_some();
     for path in &args.models {
         let model = model_arg::open(path, &args.float)?;
         any_float |= !model.describes_itself();
-        add(path, &model)?;
+        add(&path.display().to_string(), &model)?;
     }
     args.float.check_used(any_float)?;
     Ok(candidates)

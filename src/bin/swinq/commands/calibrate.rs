@@ -1,36 +1,53 @@
 //! `swinq calibrate`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
-use swinq::model::Calibrator;
-use swinq::{CalibrateOptions, FloatDevice, Images, Model, ReadOptions, Recipe, Rule};
+use swinq::eval::RangeFile;
+use swinq::model::{Calibrator, Ptq};
+use swinq::{
+    CalibrateOptions, Calibrated, FloatDevice, Images, Model, Phase, ReadOptions, Recipe, Refinement, Rule,
+    Trial,
+};
 
 use crate::args::CalibrateArgs;
 use crate::out::say;
 use crate::paths::check_outputs;
-use crate::progress::Progress;
-use crate::{float_device, interrupt, model_arg, site_table};
+use crate::progress::Stages;
+use crate::{float_device, interrupt, model_arg, shell, site_table};
 
 /// Pattern of all activation sites, for rules that must not change weights.
 const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|shortcut)";
 
-/// Runs the command.
-pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
+/// Runs the command; `words` is the command line, which is kept beside the checkpoint for reports.
+pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     let cfg = args.float.cfg.as_ref().map(Path::new);
     let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
-    check_outputs([&args.output], inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    let ranges_path = RangeFile::beside(&args.output);
+    check_outputs(
+        [&args.output, &ranges_path],
+        inputs.into_iter().flatten().chain([Path::new(&args.recipe)]),
+    )?;
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
     let recipe = recipe(args)?;
-    let quantized = match &args.ft_amax {
-        Some(file) => from_ft_ranges(model, &recipe, file)?,
-        None => from_images(model, recipe, args)?,
+    let (quantized, ranges) = match &args.ft_amax {
+        Some(file) => (from_ft_ranges(model, &recipe, file)?, None),
+        None => {
+            let calibrated = from_images(model, recipe, args)?;
+            let ranges = calibrated.range_file(Some(shell::join(words)));
+            (calibrated.model, ranges)
+        }
     };
     say!("{}", site_table::products(quantized.as_quantized()));
     say!("{}", site_table::summary(quantized.as_quantized()));
     quantized.save(&args.output)?;
     say!("wrote {}", args.output.display());
+    if let Some(ranges) = ranges {
+        ranges.write(&ranges_path)?;
+        say!("wrote {} (histograms, for reports)", ranges_path.display());
+    }
     Ok(())
 }
 
@@ -49,6 +66,12 @@ fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
     if let Some(calibrator) = args.calibrator {
         recipe = recipe.with_rule(activations(calibrator));
     }
+    if let Some(value) = args.ptq {
+        recipe = recipe.with_rule(ptq(value));
+    }
+    if args.ft_amax.is_some() {
+        recipe = recipe.with_rule(ptq(Ptq::Basic));
+    }
     for pattern in &args.disable {
         recipe = recipe.with_rule(Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() });
     }
@@ -59,13 +82,17 @@ fn activations(calibrator: Calibrator) -> Rule {
     Rule { pattern: ACTIVATIONS.to_owned(), calibrator: Some(calibrator), ..Rule::default() }
 }
 
+fn ptq(value: Ptq) -> Rule {
+    Rule { pattern: "**.weight".to_owned(), ptq: Some(value), ..Rule::default() }
+}
+
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {
     let ranges = swinq::load_ft_ranges(file, &model)?;
     say!("{} ranges from {}", ranges.len(), file.display());
     Ok(swinq::quantize_with_ranges(model, recipe, &ranges)?)
 }
 
-fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Result<Model> {
+fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Result<Calibrated> {
     let path = args.data_path.as_deref().context("--data-path is missing")?;
     let wanted = args.batches.saturating_mul(args.batch_size);
     let images = Images::open(path, args.split, Some(wanted), args.seed)?;
@@ -73,19 +100,43 @@ fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Re
     let read =
         ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
     let options = CalibrateOptions { recipe, read, device: args.device };
-    let mut progress = Progress::new("calibrate", images.len());
-    let mut seen = 0;
-    let mut on_images = |done: usize, _total: usize| {
-        seen = done;
-        progress.set(done);
+    let mut stages = Stages::default();
+    let calibrated = swinq::calibrate(model, &options, &images, &mut |step| {
+        show(&mut stages, step);
         interrupt::check()
-    };
-    let calibrated = swinq::calibrate(model, &options, &images, &mut on_images)?;
-    progress.finish(seen);
+    })?;
+    stages.finish();
+    for line in transforms(&calibrated.trials) {
+        say!("{line}");
+    }
     for skipped in &calibrated.skipped {
         eprintln!("warning: left out {skipped}");
     }
-    Ok(calibrated.model)
+    Ok(calibrated)
+}
+
+/// One line for each transform: in how many layers it was kept, and by how much it lowered their error.
+fn transforms(trials: &[Trial]) -> Vec<String> {
+    let mut by_transform: BTreeMap<Refinement, Vec<&Trial>> = BTreeMap::new();
+    for trial in trials {
+        by_transform.entry(trial.transform).or_default().push(trial);
+    }
+    let line = |(transform, trials): (Refinement, Vec<&Trial>)| {
+        let gains: Vec<f64> = trials.iter().filter(|t| t.kept()).map(|t| t.gain_db()).collect();
+        let (kept, all) = (gains.len(), trials.len());
+        let mean = gains.iter().sum::<f64>() / kept.max(1) as f64;
+        format!("refined    {transform}: kept in {kept} of {all} layers, mean gain {mean:.1} dB")
+    };
+    by_transform.into_iter().map(line).collect()
+}
+
+/// Shows the progress of a calibration.
+fn show(stages: &mut Stages, step: swinq::Progress) {
+    let (label, unit) = match step.phase {
+        Phase::Observe => ("calibrate", "images"),
+        Phase::Refine => ("refine", "layers"),
+    };
+    stages.set(label, unit, step.done, step.total);
 }
 
 /// Prints the effective settings, so that the user sees the effect of every option.
@@ -95,6 +146,12 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     say!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
     say!("transform  {}", model.transform());
     say!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    if let Ok(sites) = recipe.resolve(config) {
+        let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();
+        let counts = Ptq::ALL.map(|ptq| (ptq, of(ptq))).into_iter().filter(|(_, layers)| *layers > 0);
+        let text: Vec<String> = counts.map(|(ptq, layers)| format!("{ptq} in {layers} layers")).collect();
+        say!("ptq        {}", text.join(", "));
+    }
     let count = images.len();
     say!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
     if count < wanted {

@@ -1,43 +1,45 @@
 //! `swinq eval`.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use swinq::eval::results::sensitivity::read_sensitivity;
 use swinq::eval::{self, Accuracy, Latency, LatencyOptions, ModelResult, ReportExtras, Results};
-use swinq::model::atomic::write_atomic;
-use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions};
+use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions, ReportFiles};
 
 use crate::args::{EvalArgs, Simulate, Usage};
 use crate::out::say;
 use crate::paths::check_outputs;
 use crate::progress::Progress;
-use crate::{backend_arg, float_device, interrupt, model_arg, shell};
+use crate::{backend_arg, float_device, interrupt, model_arg, names, shell};
 
 /// Seconds of latency measurement for each model and batch size.
 const LATENCY_SECONDS: f64 = 2.0;
 
 /// Runs the command; `words` is the command line, for the report.
 pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
-    let (results, calibration) = evaluate(args)?;
-    if let Some(path) = &args.json {
-        eval::write_results(path, &results)?;
-        say!("wrote {}", path.display());
-    }
-    if let Some(path) = &args.report {
-        let commands = vec![shell::join(words)];
-        let page = eval::html(&results, &ReportExtras { calibration, commands, ..ReportExtras::default() });
-        write_atomic(path, |out| out.write_all(page.as_bytes()))?;
+    let files =
+        ReportFiles { html: args.report.clone(), markdown: args.markdown.clone(), json: args.json.clone() };
+    check_outputs(files.paths(), args.models.iter().map(PathBuf::as_path))?;
+    let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
+    let training = args.training.as_deref().map(eval::read_training).transpose()?;
+    let detailed = files.paths().next().is_some();
+    let images = Images::open(&args.data.data_path, args.split, args.limit, args.seed)?;
+    let mut results = evaluate(args, &images, detailed)?;
+    results.commands = vec![shell::join(words)];
+    results.training = training;
+    let extras = ReportExtras { sensitivity, ..ReportExtras::default() };
+    swinq::write_report(&results, extras, Some(&images), &files)?;
+    for path in files.paths() {
         say!("wrote {}", path.display());
     }
     Ok(())
 }
 
-/// The results, and how each quantized model was calibrated.
-fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
-    check_outputs(args.json.iter().chain(&args.report), args.models.iter().map(PathBuf::as_path))?;
-    let mut candidates = candidates(args)?;
-    let images = Images::open(&args.data.data_path, args.split, args.limit, args.seed)?;
+/// The results; with `detailed`, also what only files show.
+fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
+    let (mut candidates, notes) = candidates(args, detailed)?;
     say!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
         read: ReadOptions {
@@ -48,11 +50,13 @@ fn evaluate(args: &EvalArgs) -> anyhow::Result<(Results, Vec<String>)> {
         threads: args.threads,
         latency: if args.no_latency { Vec::new() } else { args.latency.clone() },
         latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
-        site_noise: args.json.is_some() || args.report.is_some(),
+        site_noise: detailed,
+        profile: detailed,
     };
-    let results = swinq::evaluate(&mut candidates, &images, &options, &mut Printer::default())?;
+    let mut results = swinq::evaluate(&mut candidates, images, &options, &mut Printer::default())?;
+    results.notes.extend(notes);
     say!("\n{}", eval::table(&results));
-    Ok((results, candidates.iter().filter_map(Candidate::calibration).collect()))
+    Ok(results)
 }
 
 /// Prints the results of an evaluation while it runs.
@@ -95,8 +99,8 @@ impl Observer for Printer {
 }
 
 /// The candidates: each model on an engine and, if simulation was requested, each quantized model simulated
-/// as well.
-fn candidates(args: &EvalArgs) -> anyhow::Result<Vec<Candidate>> {
+/// as well; and remarks for the reader. With `detailed`, the candidates record their files and keep their models.
+fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>, Vec<String>)> {
     let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
     let engines = backend_arg::engines(&args.backend, args.threads, largest.unwrap_or(1))?;
     if args.simulate == Some(Simulate::Exact) && args.simulate_device.is_some() {
@@ -105,36 +109,40 @@ fn candidates(args: &EvalArgs) -> anyhow::Result<Vec<Candidate>> {
     }
     let device = args.simulate_device.unwrap_or_default();
     float_device::check(device, "--simulate-device")?;
-    let mut candidates = Vec::new();
+    let names = names::names(&args.models, &args.name)?;
+    let (mut candidates, mut notes) = (Vec::new(), Vec::new());
     let mut any_float = false;
-    for path in &args.models {
+    for (path, name) in args.models.iter().zip(&names) {
+        let name = names::shown(path, name.as_ref());
         let model = model_arg::open(path, &args.float)?;
         any_float |= !model.describes_itself();
+        let first = candidates.len();
         for options in &engines {
-            let candidate = backend_arg::candidate(path, &model, options)?;
-            let quantized = model.is_quantized();
-            candidates.push(if quantized { candidate.with_sites_of(&model) } else { candidate });
+            let candidate = backend_arg::candidate(&name, &model, options)?;
+            candidates.push(if detailed { candidate.with_sites_of(&model) } else { candidate });
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
-            candidates.push(simulated(path, &model, simulate, device, args.threads)?);
+            candidates.push(simulated(&name, &model, simulate, device, args.threads)?);
+        }
+        for candidate in candidates[first..].iter_mut().filter(|_| detailed) {
+            notes.extend(candidate.record_file(path)?.filter(|note| !notes.contains(note)));
         }
     }
     args.float.check_used(any_float)?;
-    Ok(candidates)
+    Ok((candidates, notes))
 }
 
 fn simulated(
-    path: &Path,
+    name: &str,
     model: &Model,
     simulate: Simulate,
     device: FloatDevice,
     threads: usize,
 ) -> anyhow::Result<Candidate> {
-    let name = path.display().to_string();
     if simulate == Simulate::Exact {
-        return Ok(Candidate::reference(&name, model, &swinq::EngineOptions::cpu(threads))?);
+        return Ok(Candidate::reference(name, model, &swinq::EngineOptions::cpu(threads))?);
     }
-    let mut candidate = Candidate::simulated(&name, model, device)?;
+    let mut candidate = Candidate::simulated(name, model, device)?;
     if device != FloatDevice::Cpu {
         candidate.result.backend += &format!(" on {device}");
     }

@@ -10,3 +10,5 @@ pub mod ladder;
 pub mod predict;
 pub mod qat;
 pub mod quickstart;
+pub mod sensitivity;
+pub mod tune;

@@ -51,6 +51,10 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         &cfg,
         "--data-path",
         &data,
+        "--name",
+        "A=float",
+        "--name",
+        "B=default",
         "--json",
         &json,
         "--report",
@@ -65,12 +69,10 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
 /// Prints a command and runs it.
 fn execute(command: &[&str]) -> anyhow::Result<()> {
     say!("$ {}", shell::join(command));
+    let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
     match Cli::try_parse_from(command)?.command {
-        Command::Calibrate(args) => calibrate::run(&args),
-        Command::Eval(args) => {
-            let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
-            eval::run(&args, &words)
-        }
+        Command::Calibrate(args) => calibrate::run(&args, &words),
+        Command::Eval(args) => eval::run(&args, &words),
         other => unreachable!("the quickstart runs no {other:?}"),
     }
 }

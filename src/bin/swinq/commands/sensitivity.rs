@@ -1,0 +1,94 @@
+//! `swinq sensitivity`.
+
+use std::path::{Path, PathBuf};
+
+use comfy_table::{Table, presets};
+use swinq::eval::Sensitivity;
+use swinq::eval::results::sensitivity::{Effect, Element, write_sensitivity};
+use swinq::{Images, ReadOptions, SensitivityOptions};
+
+use crate::args::SensitivityArgs;
+use crate::model_arg;
+use crate::out::say;
+use crate::paths::check_outputs;
+use crate::steps::{Steps, beside, stopped};
+
+/// Runs the command.
+pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
+    let cfg = args.float.cfg.as_ref().map(Path::new);
+    let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
+    let cache = beside(&args.output, ".cache");
+    let outputs: [&PathBuf; 2] = [&args.output, &cache];
+    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    let model = model_arg::open_float(&args.model, &args.float)?;
+    let (data, calibration) = (&args.data.data_path, &args.calibration);
+    let images = Images::open(data, args.split, Some(args.images), calibration.seed)?;
+    let train = calibration.images(data)?;
+    let recipe = swinq::load_recipe(&args.recipe)?;
+    say!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
+    say!("calibration  {} of {}", train.len(), train.describe());
+    say!("images       {} of {}", images.len(), images.describe());
+    let options = SensitivityOptions {
+        recipe,
+        read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
+        threads: args.threads,
+        cache: Some(cache.clone()),
+    };
+    let mut steps = Steps::new(&cache);
+    let results = swinq::sensitivity(model, &options, &train, &images, &mut |progress| steps.show(progress))
+        .map_err(|error| stopped(error, &cache))?;
+    steps.finish();
+    print(&results, args.top);
+    write_sensitivity(&args.output, &results)?;
+    say!("wrote {}", args.output.display());
+    Ok(())
+}
+
+/// Prints the layers with the greatest effect, and the error of the stream by block.
+fn print(results: &Sensitivity, top: usize) {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "layer",
+        "quantized alone: SQNR dB",
+        "KL",
+        "top-1 changes",
+        "left in float: SQNR dB",
+        "gain dB",
+    ]);
+    for layer in results.ranking().into_iter().take(top) {
+        table.add_row(row(layer, &results.whole));
+    }
+    say!("\n{table}");
+    let mut blocks = Table::new();
+    blocks.load_style(presets::ASCII_MARKDOWN);
+    blocks.set_header(["residual stream after", "SQNR dB", "cosine"]);
+    for block in &results.blocks {
+        blocks.add_row([block.name.clone(), db(block.sqnr_db), format!("{:.6}", block.cosine)]);
+    }
+    say!("\n{blocks}");
+    let Effect { sqnr_db, kl, top1_changes, .. } = results.whole;
+    say!(
+        "\nrecipe {}: {} dB, KL {kl:.2e}, {top1_changes} of {} images change their top-1 class",
+        results.recipe.name,
+        db(sqnr_db),
+        results.images
+    );
+}
+
+fn row(layer: &Element, whole: &Effect) -> [String; 6] {
+    let (alone, without) = (&layer.alone, &layer.without);
+    [
+        layer.name.clone(),
+        db(alone.sqnr_db),
+        format!("{:.2e}", alone.kl),
+        alone.top1_changes.to_string(),
+        db(without.sqnr_db),
+        format!("{:+.2}", without.sqnr_db - whole.sqnr_db),
+    ]
+}
+
+/// Decibels in a table.
+fn db(value: f64) -> String {
+    if value.is_infinite() { "equal".to_owned() } else { format!("{value:.1}") }
+}

@@ -1,0 +1,174 @@
+//! `swinq tune`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use swinq::eval::results::tune::{SearchEnd, Verdict, write_tuning};
+use swinq::eval::{Interval, Tuning};
+use swinq::model::atomic::write_atomic;
+use swinq::{Images, ReadOptions, TuneOptions};
+
+use crate::args::{TuneArgs, Usage};
+use crate::out::say;
+use crate::paths::check_outputs;
+use crate::steps::{Steps, beside, stopped};
+use crate::{backend_arg, model_arg};
+
+/// The error for a search that does not reach its goal; the program ends with exit code 3.
+#[derive(Debug)]
+pub struct Unreached(String);
+
+impl std::fmt::Display for Unreached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreached {}
+
+/// Runs the command.
+pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
+    let cache = beside(&args.output, ".cache");
+    let table = args.latencies.clone().unwrap_or_else(|| beside(&args.output, ".latencies.json"));
+    let [yaml, json] = [".yaml", ".json"].map(|suffix| beside(&args.output, suffix));
+    let cfg = args.float.cfg.as_ref().map(Path::new);
+    let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
+    let outputs: [&PathBuf; 5] = [&args.output, &cache, &table, &yaml, &json];
+    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    let model = model_arg::open_float(&args.model, &args.float)?;
+    let (data, calibration) = (&args.data.data_path, &args.calibration);
+    let images = Images::open(data, args.split, args.images, calibration.seed)?;
+    let train = calibration.images(data)?;
+    let engines = backend_arg::engines(&args.backend, args.threads, args.batch_size)?;
+    let [engine] = &engines[..] else {
+        return Err(Usage("`tune` takes one --gemm".to_owned()).into());
+    };
+    let options = TuneOptions {
+        recipe: swinq::load_recipe(&args.recipe)?,
+        read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
+        engine: engine.clone(),
+        batch_size: args.batch_size,
+        max_drop: args.max_drop,
+        min_speedup: args.min_speedup,
+        budget: args.budget.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
+        cache: Some(cache.clone()),
+        latencies: Some(table),
+    };
+    say!("recipe       {}, {} rules", options.recipe.name, options.recipe.rules.len());
+    say!("engine       {}, batch {}", engine.describe()?, args.batch_size);
+    say!("calibration  {} of {}", train.len(), train.describe());
+    say!("images       {} of {}, one half for the search", images.len(), images.describe());
+    let mut steps = Steps::new(&cache);
+    let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
+    let tuned = found.map_err(|error| stopped(error, &cache))?;
+    steps.finish();
+    tuned.model.save(&args.output)?;
+    let text = tuned.model.as_quantized().recipe.to_yaml();
+    write_atomic(&yaml, |out| out.write_all(text.as_bytes()))?;
+    write_tuning(&json, &tuned.results)?;
+    print(&tuned.results);
+    say!("wrote {}, {} and {}", args.output.display(), yaml.display(), json.display());
+    check_goal(&tuned.results)
+}
+
+fn print(results: &Tuning) {
+    let chosen = &results.candidates[results.chosen];
+    say!("\n{} recipes tried; {} on the front:", results.candidates.len(), results.front.len());
+    for &index in &results.front {
+        let candidate = &results.candidates[index];
+        let mark = if index == results.chosen { "*" } else { " " };
+        say!(
+            "{mark} {:>8.3} ms  {:.2}x  {:>5.1} % INT8  {:>6.1} dB  top-1 {:+.2} points  {} changes",
+            candidate.predicted_ms,
+            candidate.speedup,
+            100.0 * candidate.int8_share,
+            candidate.effect.sqnr_db,
+            100.0 * candidate.top1_difference.difference,
+            candidate.changes.len()
+        );
+    }
+    say!("\nchanges of {}:", results.start_recipe);
+    for change in &chosen.changes {
+        say!("  {change}");
+    }
+    if chosen.changes.is_empty() {
+        say!("  none");
+    }
+    let float = results.float_latency_ms.median;
+    if let Some(latency) = &chosen.latency_ms {
+        say!(
+            "latency: predicted {:.3} ms, measured {:.3} ms; float {float:.3} ms, {:.2}x",
+            chosen.predicted_ms,
+            latency.median,
+            float / latency.median
+        );
+    }
+    let verification = &results.verification;
+    let Interval { difference, low, high } = verification.top1_difference;
+    say!(
+        "verified on {} other images: top-1 {:+.2} points, 95 % interval {:+.2} to {:+.2}: {}",
+        verification.images,
+        100.0 * difference,
+        100.0 * low,
+        100.0 * high,
+        verdict(results)
+    );
+}
+
+/// The verdict in words.
+fn verdict(results: &Tuning) -> String {
+    let goal = results.goal.max_drop;
+    match results.verification.verdict {
+        Verdict::Holds => format!("a drop of at most {goal} points holds"),
+        Verdict::Fails => format!("the drop is more than {goal} points"),
+        Verdict::NotConcluded { images_needed: Some(images) } => {
+            format!(
+                "not concluded whether the drop is at most {goal} points; about {images} images would decide"
+            )
+        }
+        Verdict::NotConcluded { images_needed: None } => {
+            format!(
+                "not concluded: the drop seen is exactly {goal} points, so that more images of this kind decide nothing"
+            )
+        }
+    }
+}
+
+/// The error if the goal was not reached.
+fn check_goal(results: &Tuning) -> anyhow::Result<()> {
+    let (goal, chosen) = (&results.goal, &results.candidates[results.chosen]);
+    let drop = -100.0 * chosen.top1_difference.difference;
+    let problem = match results.end {
+        SearchEnd::DropImpossible => format!(
+            "no recipe that was tried keeps the drop within {} points on the search images, with a margin of one standard \
+             error; the closest drops {drop:.2}",
+            goal.max_drop
+        ),
+        SearchEnd::SpeedupImpossible => format!(
+            "no recipe within the drop is {}x as fast as float; the fastest is {:.2}x",
+            goal.min_speedup.unwrap_or_default(),
+            chosen.speedup
+        ),
+        SearchEnd::OutOfTime if !results.kept => format!(
+            "the budget of {} minutes was used up before a recipe kept the accuracy; the closest drops {drop:.2} points; \
+             the same command continues",
+            goal.budget_minutes.unwrap_or_default()
+        ),
+        SearchEnd::OutOfTime => {
+            say!("the budget was used up; the same command looks for a faster recipe");
+            return refuted(results);
+        }
+        SearchEnd::Reached => return refuted(results),
+    };
+    Err(Unreached(problem).into())
+}
+
+fn refuted(results: &Tuning) -> anyhow::Result<()> {
+    match results.verification.verdict {
+        Verdict::Fails => {
+            let problem = "the verification refutes the goal that the search reached; give more images";
+            Err(Unreached(problem.to_owned()).into())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,97 @@
+//! Progress of `sensitivity` and `tune`: calibration, then measurements.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use swinq::TuneProgress;
+
+use crate::interrupt;
+use crate::progress::Stages;
+
+/// Shows the steps of a command as they are reported.
+pub struct Steps {
+    cache: String,
+    stages: Stages,
+}
+
+impl Steps {
+    /// Steps of a command that keeps finished measurements in the file `cache`.
+    pub fn new(cache: &Path) -> Steps {
+        Steps { cache: cache.display().to_string(), stages: Stages::default() }
+    }
+
+    /// Shows a report of `sensitivity`. `Break` if the user has asked to stop.
+    pub fn show(&mut self, progress: swinq::SensitivityProgress) -> ControlFlow<()> {
+        match progress {
+            swinq::SensitivityProgress::Calibrate(done, all) => {
+                self.stages.set("calibrate", "images", done, all)
+            }
+            swinq::SensitivityProgress::Measure(done, all) => {
+                self.stages.set("measure", "measurements", done, all)
+            }
+            swinq::SensitivityProgress::Cache(found) => self.found(found),
+        }
+        interrupt::check()
+    }
+
+    /// Shows a report of `tune`. `Break` if the user has asked to stop.
+    pub fn show_tune(&mut self, progress: TuneProgress<'_>) -> ControlFlow<()> {
+        match progress {
+            TuneProgress::Calibrate(done, all) => self.stages.set("calibrate", "images", done, all),
+            TuneProgress::Cache(found) => self.found(found),
+            TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
+            TuneProgress::Probe => {}
+            TuneProgress::Trial { number, speedup, sqnr_db, difference, changes } => {
+                self.finish();
+                let change = changes.last().map_or("the start recipe".to_owned(), |last| {
+                    format!("{} changes, such as {last}", changes.len())
+                });
+                let points = 100.0 * difference.difference;
+                eprintln!(
+                    "trial {number}: {speedup:.2}x, {sqnr_db:.1} dB, top-1 {points:+.2} points; {change}"
+                );
+            }
+            TuneProgress::Verify(done, all) => self.stages.set("verify", "images", done, all),
+        }
+        interrupt::check()
+    }
+
+    /// Says what the file of finished measurements held.
+    fn found(&mut self, found: swinq::Found) {
+        self.finish();
+        let cache = &self.cache;
+        if found.replaced {
+            eprintln!("note: {cache} belongs to another run and is replaced");
+        }
+        if found.damaged > 0 {
+            let lines = found.damaged;
+            eprintln!("warning: {cache}: {lines} damaged lines; their measurements are made again");
+        }
+        if found.kept > 0 {
+            eprintln!("{} finished measurements are taken from {cache}", found.kept);
+        }
+    }
+
+    /// Ends the current bar with a line.
+    pub fn finish(&mut self) {
+        self.stages.finish();
+    }
+}
+
+/// The path `output` with `suffix` appended: a file that belongs to the output.
+pub fn beside(output: &Path, suffix: &str) -> PathBuf {
+    let mut name = output.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// The error of a stopped command says that nothing finished is lost.
+pub fn stopped(error: swinq::Error, cache: &Path) -> anyhow::Error {
+    match error {
+        swinq::Error::Interrupted => {
+            let cache = cache.display();
+            anyhow::anyhow!("stopped; finished measurements are in {cache}, and the same command continues")
+        }
+        error => error.into(),
+    }
+}

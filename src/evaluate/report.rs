@@ -1,0 +1,93 @@
+//! Reports as files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use jpeg_encoder::{ColorType, Encoder};
+use swinq_data::{RgbImage, preprocess};
+use swinq_eval::report::verdict::subject;
+use swinq_eval::{ReportExtras, Results, Thumbnail};
+use swinq_model::atomic::write_atomic;
+use swinq_model::{Resize, Transform};
+
+use crate::{Error, Images};
+
+/// Largest side of a thumbnail in pixels.
+const SIDE: usize = 128;
+/// JPEG quality of a thumbnail.
+const QUALITY: u8 = 76;
+
+/// The files of a report; each is optional.
+#[derive(Clone, Debug, Default)]
+pub struct ReportFiles {
+    /// The report as one HTML page.
+    pub html: Option<PathBuf>,
+    /// The report as Markdown.
+    pub markdown: Option<PathBuf>,
+    /// The figures as JSON.
+    pub json: Option<PathBuf>,
+}
+
+impl ReportFiles {
+    /// The paths that are set.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.json, &self.html, &self.markdown].into_iter().flatten()
+    }
+}
+
+/// Writes the report of `results` and `extras`. The page shows the images on which the model of its title disagrees most with the
+/// baseline if `images` is the data set of the results.
+///
+/// # Errors
+/// [`Error::Eval`] for results that are impossible; an error if a file cannot be written, or an image not be read.
+pub fn write_report(
+    results: &Results,
+    mut extras: ReportExtras,
+    images: Option<&Images>,
+    files: &ReportFiles,
+) -> Result<(), Error> {
+    results.check()?;
+    if let Some(path) = &files.json {
+        swinq_eval::write_results(path, results)?;
+    }
+    if let Some(path) = &files.html {
+        if let Some(images) = images {
+            extras.thumbnails = thumbnails(results, images)?;
+        }
+        let page = swinq_eval::html(results, &extras);
+        write_atomic(path, |out| out.write_all(page.as_bytes()))?;
+    }
+    if let Some(path) = &files.markdown {
+        let text = swinq_eval::markdown(results, &extras);
+        write_atomic(path, |out| out.write_all(text.as_bytes()))?;
+    }
+    Ok(())
+}
+
+/// Pictures of the images on which the report's model disagrees most with the baseline, as the model sees them.
+fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thumbnail>, Error> {
+    let (Some(dataset), Some(subject)) = (images.dataset(), subject(results)) else {
+        return Ok(BTreeMap::new());
+    };
+    let Some(transform) = results.data.as_ref().and_then(|data| data.transform.as_ref()) else {
+        return Ok(BTreeMap::new());
+    };
+    let ids =
+        results.models[subject].disagreements.iter().map(|image| image.id).filter(|&id| id < dataset.len());
+    ids.map(|id| Ok((id, thumbnail(&dataset.decode(id)?, transform)))).collect()
+}
+
+/// The input of the model, scaled down to at most [`SIDE`].
+fn thumbnail(image: &RgbImage, transform: &Transform) -> Thumbnail {
+    let size = transform.size;
+    let input = RgbImage::new(size, size, preprocess(image, transform));
+    let side = size.min(SIDE);
+    let small = Transform { size: side, resize: Resize::Direct, ..transform.clone() };
+    let pixels = preprocess(&input, &small);
+    let mut jpeg = Vec::new();
+    let encoder = Encoder::new(&mut jpeg, QUALITY);
+    encoder
+        .encode(&pixels, side as u16, side as u16, ColorType::Rgb)
+        .expect("the picture is small and the buffer grows");
+    Thumbnail { jpeg, width: side, height: side }
+}

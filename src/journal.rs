@@ -1,0 +1,231 @@
+//! A file of finished measurements, from which an interrupted run continues.
+//!
+//! The first line names the run: a hash of everything that its measurements depend on. Each further line holds one
+//! measurement. Every line begins with a checksum of its text, so that a damaged or incomplete line is found; such
+//! a line is dropped, and its measurement is made again.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use swinq_model::atomic::write_atomic;
+
+use crate::Error;
+use crate::hex::hex;
+
+/// What was found in a journal's file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Measurements of this run that need not be made again.
+    pub kept: usize,
+    /// Damaged lines, which were dropped.
+    pub damaged: usize,
+    /// Whether the file belonged to another run (another model, recipe, set of images or version), and was
+    /// replaced.
+    pub replaced: bool,
+}
+
+/// Finished measurements, by name.
+pub(crate) struct Journal {
+    entries: BTreeMap<String, Value>,
+    file: Option<(PathBuf, File)>,
+    found: Found,
+}
+
+impl Journal {
+    /// A journal in memory only.
+    pub(crate) fn in_memory() -> Journal {
+        Journal { entries: BTreeMap::new(), file: None, found: Found::default() }
+    }
+
+    /// The journal of the run `key` in the file `path`, which is made if it does not exist.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Model`] if the file cannot be read or written.
+    pub(crate) fn open(path: &Path, key: &str) -> Result<Journal, Error> {
+        let (entries, found) = match std::fs::read(path) {
+            Ok(bytes) => read(&bytes, key),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+            Err(error) => return Err(Error::io(path)(error)),
+        };
+        write_atomic(path, |out| {
+            out.write_all(line(&header(key)).as_bytes())?;
+            entries.iter().try_for_each(|(name, value)| out.write_all(line(&entry(name, value)).as_bytes()))
+        })?;
+        let file = OpenOptions::new().append(true).open(path).map_err(Error::io(path))?;
+        Ok(Journal { entries, file: Some((path.to_owned(), file)), found })
+    }
+
+    /// What the file held when it was opened.
+    pub(crate) fn found(&self) -> Found {
+        self.found
+    }
+
+    /// The measurement `name`, if it is finished.
+    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        // A value of another form cannot occur under the same key; if it did, it would be measured again.
+        self.entries.get(name).and_then(|value| T::deserialize(value).ok())
+    }
+
+    /// Adds a finished measurement.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be written.
+    pub(crate) fn put(&mut self, name: &str, value: &impl Serialize) -> Result<(), Error> {
+        let value = serde_json::to_value(value).expect("measurements are numbers, texts and lists");
+        if let Some((path, file)) = &mut self.file {
+            let line = line(&entry(name, &value));
+            file.write_all(line.as_bytes()).and_then(|()| file.flush()).map_err(Error::io(path))?;
+        }
+        self.entries.insert(name.to_owned(), value);
+        Ok(())
+    }
+}
+
+/// The entries of the run `key` in a file with the content `bytes`.
+fn read(bytes: &[u8], key: &str) -> (BTreeMap<String, Value>, Found) {
+    let mut found = Found::default();
+    let mut lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let first = lines.next().map(checked);
+    match first {
+        None => return (BTreeMap::new(), found),
+        Some(Some(value)) if value == header(key) => {}
+        Some(value) => {
+            (found.damaged, found.replaced) = (usize::from(value.is_none()), value.is_some());
+            return (BTreeMap::new(), found);
+        }
+    }
+    let mut entries = BTreeMap::new();
+    for line in lines {
+        match checked(line).as_ref().and_then(Value::as_array).map(Vec::as_slice) {
+            Some([Value::String(name), value]) => {
+                entries.insert(name.clone(), value.clone());
+            }
+            _ => found.damaged += 1,
+        }
+    }
+    found.kept = entries.len();
+    (entries, found)
+}
+
+fn header(key: &str) -> Value {
+    serde_json::json!({ "swinq measurements": env!("CARGO_PKG_VERSION"), "run": key })
+}
+
+fn entry(name: &str, value: &Value) -> Value {
+    serde_json::json!([name, value])
+}
+
+/// The line of `value`: a checksum, a space, the JSON.
+fn line(value: &Value) -> String {
+    let text = value.to_string();
+    format!("{} {text}\n", checksum(text.as_bytes()))
+}
+
+/// The value of a line, if its checksum is that of its text.
+fn checked(line: &[u8]) -> Option<Value> {
+    let (sum, text) = line.split_at_checked(16)?;
+    let text = text.strip_prefix(b" ")?;
+    if checksum(text).as_bytes() != sum {
+        return None;
+    }
+    serde_json::from_slice(text).ok()
+}
+
+/// The first 64 bits of the SHA-256, hexadecimal.
+fn checksum(text: &[u8]) -> String {
+    hex(&Sha256::digest(text)[..8])
+}
+
+/// A hash of everything that measurements depend on.
+pub(crate) struct RunKey(Sha256);
+
+impl RunKey {
+    /// Begins with the name of the command.
+    pub(crate) fn new(command: &str) -> RunKey {
+        RunKey(Sha256::new()).with(command.as_bytes())
+    }
+
+    /// Adds a part.
+    pub(crate) fn with(mut self, part: &[u8]) -> RunKey {
+        self.0.update((part.len() as u64).to_le_bytes());
+        self.0.update(part);
+        self
+    }
+
+    /// Adds a part in its JSON form.
+    pub(crate) fn with_json(self, part: &impl Serialize) -> RunKey {
+        let text = serde_json::to_string(part).expect("the part has a JSON form");
+        self.with(text.as_bytes())
+    }
+
+    /// The hash, hexadecimal.
+    pub(crate) fn finish(self) -> String {
+        hex(self.0.finalize())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(journal: &Journal) -> [Option<f64>; 3] {
+        ["a", "b", "c"].map(|name| journal.get(name))
+    }
+
+    #[test]
+    fn a_second_run_continues_and_damage_costs_only_the_damaged_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.cache");
+        let mut journal = Journal::open(&path, "key").unwrap();
+        for (name, value) in [("a", 1.0), ("b", 0.1 + 0.2), ("c", 3.0)] {
+            journal.put(name, &value).unwrap();
+        }
+        drop(journal);
+        let journal = Journal::open(&path, "key").unwrap();
+        assert_eq!(journal.found(), Found { kept: 3, ..Found::default() });
+        assert_eq!(values(&journal), [Some(1.0), Some(0.1 + 0.2), Some(3.0)]);
+
+        // One bit of the second measurement, and the end of the third.
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(3).position(|w| w == b"\"b\"").unwrap();
+        bytes[at + 4] ^= 1;
+        bytes.truncate(bytes.len() - 4);
+        std::fs::write(&path, &bytes).unwrap();
+        let mut journal = Journal::open(&path, "key").unwrap();
+        assert_eq!(journal.found(), Found { kept: 1, damaged: 2, replaced: false });
+        assert_eq!(values(&journal), [Some(1.0), None, None]);
+        journal.put("b", &2.0).unwrap();
+        drop(journal);
+        let journal = Journal::open(&path, "key").unwrap();
+        assert_eq!(journal.found(), Found { kept: 2, ..Found::default() });
+        assert_eq!(values(&journal), [Some(1.0), Some(2.0), None]);
+    }
+
+    #[test]
+    fn the_file_of_another_run_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.cache");
+        Journal::open(&path, "one").unwrap().put("a", &1.0).unwrap();
+        let journal = Journal::open(&path, "two").unwrap();
+        assert_eq!(journal.found(), Found { kept: 0, damaged: 0, replaced: true });
+        assert_eq!(values(&journal), [None; 3]);
+        drop(journal);
+        std::fs::write(&path, b"not a journal\n").unwrap();
+        assert_eq!(Journal::open(&path, "two").unwrap().found().damaged, 1);
+    }
+
+    #[test]
+    fn the_parts_of_a_key_do_not_run_together() {
+        let key = |parts: &[&str]| {
+            parts.iter().fold(RunKey::new("test"), |key, part| key.with(part.as_bytes())).finish()
+        };
+        assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+        assert_eq!(key(&["ab", "c"]), key(&["ab", "c"]));
+    }
+}

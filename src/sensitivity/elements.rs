@@ -1,0 +1,119 @@
+//! The sites, layers and attention products of a model whose quantization has an effect of its own.
+
+use swinq_eval::results::sensitivity::ElementKind;
+use swinq_int8_runtime::Outline;
+use swinq_model::site::{BlockId, all_linears, all_sites};
+use swinq_model::{Linear, QuantizedModel, Rule, Site};
+
+use crate::quantizer::switch;
+
+/// A site, a linear layer or an attention product.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) kind: PartKind,
+    /// Its quantized sites.
+    pub(crate) sites: Vec<Site>,
+}
+
+/// What a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PartKind {
+    Site(Site),
+    Linear(Linear),
+    /// `Q K^T` of a block.
+    Scores(BlockId),
+    /// The product of a block's probabilities and values.
+    Values(BlockId),
+}
+
+impl PartKind {
+    /// The sites that the part may have.
+    fn possible_sites(self) -> Vec<Site> {
+        match self {
+            PartKind::Site(site) => vec![site],
+            PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l), Site::Output(l)],
+            PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
+            PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
+        }
+    }
+
+    /// The kind in results.
+    pub(crate) fn result(self) -> ElementKind {
+        match self {
+            PartKind::Site(_) => ElementKind::Site,
+            PartKind::Linear(_) => ElementKind::Linear,
+            PartKind::Scores(_) | PartKind::Values(_) => ElementKind::AttentionProduct,
+        }
+    }
+
+    /// Multiply-accumulates of an image, from the plan of a model.
+    pub(crate) fn macs(self, plan: &Outline) -> u64 {
+        let of = |name: String| plan.steps.iter().find(|step| step.name == name).map_or(0, |step| step.macs);
+        match self {
+            PartKind::Site(_) => 0,
+            PartKind::Linear(linear) => of(linear.to_string()),
+            // The two products of a block have the same number.
+            PartKind::Scores(b) | PartKind::Values(b) => of(format!("{b}.attn")) / 2,
+        }
+    }
+}
+
+impl std::fmt::Display for PartKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PartKind::Site(site) => site.fmt(f),
+            PartKind::Linear(linear) => linear.fmt(f),
+            PartKind::Scores(b) => write!(f, "{b}.attn.qk"),
+            PartKind::Values(b) => write!(f, "{b}.attn.pv"),
+        }
+    }
+}
+
+impl Part {
+    /// The part `kind` of `model`, with the sites that are on.
+    pub(crate) fn of(model: &QuantizedModel, kind: PartKind) -> Part {
+        let mut sites = kind.possible_sites();
+        sites.retain(|&site| model.site(site).spec.enabled);
+        Part { kind, sites }
+    }
+
+    /// The rules that switch its sites on or off.
+    pub(crate) fn switched(&self, enable: bool) -> impl Iterator<Item = Rule> {
+        self.sites.iter().map(move |&site| switch(site, enable))
+    }
+}
+
+/// Every quantized site of `model`, in forward order.
+pub(crate) fn sites(model: &QuantizedModel) -> Vec<Part> {
+    let all = all_sites(&model.config).into_iter().map(|site| Part::of(model, PartKind::Site(site)));
+    all.filter(|part| !part.sites.is_empty()).collect()
+}
+
+/// Every linear layer and attention product of the architecture, in forward order.
+pub(crate) fn layer_kinds(model: &QuantizedModel) -> Vec<PartKind> {
+    let mut kinds = Vec::new();
+    for linear in all_linears(&model.config) {
+        kinds.push(PartKind::Linear(linear));
+        if let Linear::Qkv(block) = linear {
+            kinds.extend([PartKind::Scores(block), PartKind::Values(block)]);
+        }
+    }
+    kinds
+}
+
+/// Every linear layer and attention product of `model` that runs in INT8, in forward order.
+pub(crate) fn layers(model: &QuantizedModel) -> Vec<Part> {
+    let parts = layer_kinds(model).into_iter().map(|kind| Part::of(model, kind));
+    parts.filter(is_int8).collect()
+}
+
+/// Whether both operands of the part's product are on.
+pub(crate) fn is_int8(part: &Part) -> bool {
+    let on = |site| part.sites.contains(&site);
+    match part.kind {
+        PartKind::Site(_) => !part.sites.is_empty(),
+        PartKind::Linear(l) => on(Site::Input(l)) && on(Site::Weight(l)),
+        PartKind::Scores(b) => on(Site::Q(b)) && on(Site::K(b)),
+        PartKind::Values(b) => on(Site::V(b)) && on(Site::Probs(b)),
+    }
+}

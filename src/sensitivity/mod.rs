@@ -1,0 +1,362 @@
+//! Sensitivity: the effect of each site and layer of a recipe on a model's logits.
+//!
+//! Each part of the network (a site, a linear layer, a product of attention) is quantized alone in the float model,
+//! and left alone in float in the quantized model. The engine runs both. What a variant shares with the model that
+//! it was made from is computed once for a group of images, and the variant runs from its first difference on.
+
+pub(crate) mod elements;
+mod ranges;
+pub(crate) mod walk;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
+use swinq_eval::{Distortion, EffectSums};
+use swinq_int8_runtime::{Variant, VariantRunner};
+use swinq_model::{Batch, BatchSource, Logits, Recipe, Rule};
+
+use crate::journal::{Found, Journal, RunKey};
+use crate::quantizer::Quantizer;
+use crate::{EngineOptions, Error, Images, Model, ReadOptions, environment};
+use elements::{Part, layers, sites};
+use walk::{GROUP, Walk};
+
+/// Images on which the largest magnitudes of channels are found.
+const SPREAD_IMAGES: usize = 16;
+
+/// How sensitivity is measured.
+#[derive(Clone, Debug)]
+pub struct SensitivityOptions {
+    /// The recipe whose sites are measured.
+    pub recipe: Recipe,
+    /// How images are read.
+    pub read: ReadOptions,
+    /// Threads of the engine; 0 is one per core. The results do not depend on the number.
+    pub threads: usize,
+    /// The file that keeps finished measurements, so that an interrupted run continues; `None` keeps none.
+    pub cache: Option<PathBuf>,
+}
+
+/// What a long measurement tells its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SensitivityProgress {
+    /// Images of the calibration: done, all.
+    Calibrate(usize, usize),
+    /// What the file of finished measurements held.
+    Cache(Found),
+    /// Measurements: done, all.
+    Measure(usize, usize),
+}
+
+/// Measures the effect of every part of `model`, a float model, under the recipe of `options`.
+///
+/// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the images have
+/// them. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
+/// measured is in the cache.
+///
+/// # Errors
+/// [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; the errors of
+/// [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
+pub fn sensitivity(
+    model: Model,
+    options: &SensitivityOptions,
+    calibration: &Images,
+    images: &Images,
+    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+) -> Result<Sensitivity, Error> {
+    crate::calibration::check_recipe(&model, &options.recipe)?;
+    let float = model.into_float()?;
+    let batch = load(images, &float.transform, &options.read)?;
+    let quantizer =
+        Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |done, all| {
+            progress(SensitivityProgress::Calibrate(done, all))
+        })?;
+    let mut run = Run::new(quantizer, options, &batch)?;
+    if options.cache.is_some() && progress(SensitivityProgress::Cache(run.journal.found())).is_break() {
+        return Err(Error::Interrupted);
+    }
+    let measured = run.measure(&batch, progress)?;
+    run.results(options, images, &batch, measured)
+}
+
+/// All images, preprocessed.
+pub(crate) fn load(
+    images: &Images,
+    transform: &swinq_model::Transform,
+    read: &ReadOptions,
+) -> Result<Batch, Error> {
+    let mut batches = images.batches(transform, read)?;
+    let mut all = Batch { pixels: Vec::new(), size: transform.size, labels: Vec::new(), ids: Vec::new() };
+    for index in 0..batches.batches() {
+        let batch = batches.batch(0, index).map_err(Error::batch)?;
+        all.pixels.extend(batch.pixels);
+        all.labels.extend(batch.labels);
+        all.ids.extend(batch.ids);
+    }
+    Ok(all)
+}
+
+/// Some consecutive images of `all`.
+pub(crate) fn slice(all: &Batch, range: std::ops::Range<usize>) -> Batch {
+    let bytes = all.size * all.size * 3;
+    Batch {
+        pixels: all.pixels[range.start * bytes..range.end * bytes].to_vec(),
+        size: all.size,
+        labels: all.labels.get(range.clone()).unwrap_or_default().to_vec(),
+        ids: all.ids[range].to_vec(),
+    }
+}
+
+/// The groups of `all`.
+fn groups(all: &Batch) -> Vec<Batch> {
+    let starts = (0..all.len()).step_by(GROUP);
+    starts.map(|first| slice(all, first..(first + GROUP).min(all.len()))).collect()
+}
+
+/// The effects of all parts.
+struct Measured {
+    float: EffectSums,
+    whole: EffectSums,
+    /// For each part: quantized alone, and left alone in float.
+    parts: Vec<[EffectSums; 2]>,
+    blocks: Vec<(String, Distortion)>,
+}
+
+struct Run {
+    quantizer: Quantizer,
+    recipe: Recipe,
+    runner: VariantRunner,
+    journal: Journal,
+    /// Layers first, then sites.
+    parts: Vec<Part>,
+    layers: usize,
+}
+
+impl Run {
+    fn new(mut quantizer: Quantizer, options: &SensitivityOptions, batch: &Batch) -> Result<Run, Error> {
+        let recipe = options.recipe.clone();
+        let model = quantizer.apply(&recipe)?;
+        let runner = VariantRunner::new(model, EngineOptions::cpu(options.threads).cpu_options()?)?;
+        let mut parts = layers(model);
+        let layers = parts.len();
+        parts.extend(sites(model));
+        let journal = match &options.cache {
+            Some(path) => Journal::open(path, &run_key("sensitivity", &mut quantizer, &recipe, batch)?)?,
+            None => Journal::in_memory(),
+        };
+        Ok(Run { quantizer, recipe, runner, journal, parts, layers })
+    }
+
+    fn measure(
+        &mut self,
+        batch: &Batch,
+        progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+    ) -> Result<Measured, Error> {
+        let groups = groups(batch);
+        let each = 2 * self.parts.len() + 1;
+        let mut measured = Measured {
+            float: EffectSums::default(),
+            whole: EffectSums::default(),
+            parts: vec![Default::default(); self.parts.len()],
+            blocks: Vec::new(),
+        };
+        let float = self.float_recipe();
+        for (index, group) in groups.iter().enumerate() {
+            let mut done = index * each;
+            let mut finished = || {
+                done += 1;
+                match progress(SensitivityProgress::Measure(done, groups.len() * each)) {
+                    ControlFlow::Continue(()) => Ok(()),
+                    ControlFlow::Break(()) => Err(Error::Interrupted),
+                }
+            };
+            self.group(index, group, &float, &mut measured, &mut finished)?;
+        }
+        Ok(measured)
+    }
+
+    /// The recipe with every site off. Unlike [`Recipe::float`], it keeps the settings of the sites.
+    fn float_recipe(&self) -> Recipe {
+        let off = Rule { pattern: "**".to_owned(), enable: Some(false), ..Rule::default() };
+        self.recipe.clone().with_rule(off)
+    }
+
+    fn prepare(&mut self, recipe: &Recipe) -> Result<Variant, Error> {
+        Ok(self.runner.prepare(self.quantizer.apply(recipe)?)?)
+    }
+
+    /// Measures one group of images, and adds the sums to `measured`.
+    fn group(
+        &mut self,
+        index: usize,
+        group: &Batch,
+        float: &Recipe,
+        measured: &mut Measured,
+        finished: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let classes = self.quantizer.float().config.num_classes;
+        let bases = [self.prepare(float)?, self.prepare(&self.recipe.clone())?];
+        let reference = Walk::new(&bases[0], group, classes).logits(&mut self.runner, &bases[0]);
+        let sums = |logits: &Logits| {
+            let mut sums = EffectSums::default();
+            sums.add(&reference, logits, &group.labels).map(|()| sums)
+        };
+        measured.float.merge(&sums(&reference)?);
+        let whole = Walk::new(&bases[1], group, classes).logits(&mut self.runner, &bases[1]);
+        measured.whole.merge(&sums(&whole)?);
+        self.blocks(index, group, &bases, &mut measured.blocks)?;
+        finished()?;
+        let recipes = [float.clone(), self.recipe.clone()];
+        for (direction, (base, recipe)) in bases.iter().zip(&recipes).enumerate() {
+            let mut walk = Walk::new(base, group, classes);
+            for part in self.forward_order() {
+                let kind = self.parts[part].kind;
+                let name = format!("{index} {} {kind}", ["alone", "without"][direction]);
+                let found = match self.journal.get::<EffectSums>(&name) {
+                    Some(found) => found,
+                    None => {
+                        let mut changed = recipe.clone();
+                        changed.rules.extend(self.parts[part].switched(direction == 0));
+                        let variant = self.prepare(&changed)?;
+                        let found = sums(&walk.logits(&mut self.runner, &variant))?;
+                        drop(variant);
+                        self.runner.forget_unused();
+                        self.journal.put(&name, &found)?;
+                        found
+                    }
+                };
+                measured.parts[part][direction].merge(&found);
+                finished()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Indices of the parts by their first site, so that a walk goes forward only.
+    fn forward_order(&self) -> Vec<usize> {
+        let order = swinq_model::site::all_sites(&self.quantizer.float().config);
+        let first = |part: &Part| order.iter().position(|site| part.sites.contains(site));
+        let mut indices: Vec<usize> = (0..self.parts.len()).collect();
+        indices.sort_by_key(|&index| first(&self.parts[index]));
+        indices
+    }
+
+    /// Adds the distortion of the residual stream after each block of a group of images.
+    fn blocks(
+        &mut self,
+        index: usize,
+        group: &Batch,
+        [float, whole]: &[Variant; 2],
+        blocks: &mut Vec<(String, Distortion)>,
+    ) -> Result<(), Error> {
+        let name = format!("{index} blocks");
+        let found = match self.journal.get::<Vec<(String, Distortion)>>(&name) {
+            Some(found) => found,
+            None => {
+                let mut found = Vec::new();
+                let mut walks = [Walk::new(float, group, 0), Walk::new(whole, group, 0)];
+                let steps: Vec<String> = float.plan().steps.iter().map(|step| step.name.clone()).collect();
+                let positions: Vec<usize> = self.runner.positions().iter().map(|p| p.step).collect();
+                for (position, step) in positions.into_iter().enumerate() {
+                    let Some(place) = step.checked_sub(1).and_then(|step| place_after(&steps[step])) else {
+                        continue;
+                    };
+                    let [float, whole] = &mut walks;
+                    let reference = float.stream_at(&mut self.runner, position);
+                    let mut distortion = Distortion::default();
+                    distortion.update(reference, whole.stream_at(&mut self.runner, position))?;
+                    // Several steps complete the patch embedding; the last one counts.
+                    found.retain(|(earlier, _): &(String, Distortion)| *earlier != place);
+                    found.push((place, distortion));
+                }
+                self.journal.put(&name, &found)?;
+                found
+            }
+        };
+        if blocks.is_empty() {
+            *blocks = found;
+        } else {
+            blocks.iter_mut().zip(&found).for_each(|((_, sum), (_, found))| sum.merge(found));
+        }
+        Ok(())
+    }
+
+    fn results(
+        mut self,
+        options: &SensitivityOptions,
+        images: &Images,
+        batch: &Batch,
+        measured: Measured,
+    ) -> Result<Sensitivity, Error> {
+        let recipe = self.recipe.clone();
+        let plan = self.prepare(&recipe)?.plan().clone();
+        let element = |(part, [alone, without]): (&Part, &[EffectSums; 2])| Element {
+            name: part.kind.to_string(),
+            kind: part.kind.result(),
+            sites: part.sites.iter().map(ToString::to_string).collect(),
+            macs: part.kind.macs(&plan),
+            alone: alone.effect(),
+            without: without.effect(),
+        };
+        let mut elements: Vec<Element> = self.parts.iter().zip(&measured.parts).map(element).collect();
+        let sites = elements.split_off(self.layers);
+        let model = self.quantizer.apply(&recipe)?.clone();
+        let spread_on = slice(batch, 0..SPREAD_IMAGES.min(batch.len()));
+        let (float_effect, threads) = (measured.float.effect(), self.runner.threads());
+        Ok(Sensitivity {
+            schema: SENSITIVITY_SCHEMA,
+            model: subject(&self.quantizer),
+            images: batch.len(),
+            float_correct: float_effect.top1_correct,
+            whole: measured.whole.effect(),
+            layers: elements,
+            sites,
+            blocks: measured.blocks.iter().map(|(name, d)| BlockError::new(name, d)).collect(),
+            ranges: ranges::statistics(&self.quantizer, &model, &spread_on)?,
+            environment: environment(threads)?,
+            data: Some(images.info(&model.transform)),
+            recipe: options.recipe.clone(),
+        })
+    }
+}
+
+/// The model in results.
+pub(crate) fn subject(quantizer: &Quantizer) -> Subject {
+    let float = quantizer.float();
+    let file = std::path::Path::new(&float.source.file).file_name();
+    Subject {
+        name: file.map_or_else(|| float.config.name.clone(), |name| name.to_string_lossy().into_owned()),
+        architecture: float.config.name.clone(),
+        sha256: float.source.sha256.clone(),
+    }
+}
+
+/// A hash of everything that the measurements of a run depend on: parameters, ranges and codes, preprocessing,
+/// and the images.
+pub(crate) fn run_key(
+    command: &str,
+    quantizer: &mut Quantizer,
+    recipe: &Recipe,
+    batch: &Batch,
+) -> Result<String, Error> {
+    let mut key = RunKey::new(command).with_json(recipe);
+    let model = quantizer.apply(recipe)?;
+    for (site, state) in &model.sites {
+        key = key.with_json(&(site.to_string(), &state.spec, state.amax));
+    }
+    key = key.with_json(&model.transform);
+    let float = quantizer.float();
+    for (name, tensor) in &float.tensors {
+        let bytes: Vec<u8> = tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect();
+        key = key.with(name.as_bytes()).with(&bytes);
+    }
+    Ok(key.with_json(&float.config.name).with(&batch.pixels).with_json(&batch.labels).finish())
+}
+
+/// The place in the network whose output the step of this name completes; `None` within a block.
+fn place_after(step: &str) -> Option<String> {
+    let place = step.strip_suffix(".mlp.fc2").or_else(|| step.strip_suffix(".reduction"));
+    let embedding = step.starts_with("patch_embed") || step == "absolute_pos_embed";
+    place.map(str::to_owned).or_else(|| embedding.then(|| "patch_embed".to_owned()))
+}

@@ -1,0 +1,191 @@
+//! Statistics of the ranges at the quantized sites.
+
+use std::collections::BTreeMap;
+
+use candle_core::{D, Device, Tensor};
+use swinq_calib::{Histogram, largest_code, weight_scales};
+use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistics};
+use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_model::site::all_sites;
+use swinq_model::{Batch, Granularity, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
+
+use crate::Error;
+use crate::quantizer::Quantizer;
+
+/// The percentiles of the results.
+const PERCENTILES: [f64; 5] = [50.0, 99.0, 99.9, 99.99, 99.999];
+/// Bins of the histograms of the results.
+const BINS: usize = 64;
+
+/// Statistics of every quantized site of `model`, a model of `quantizer`, that has a range. The magnitudes are
+/// those of the calibration; the largest magnitudes of channels are those on `images`.
+pub(super) fn statistics(
+    quantizer: &Quantizer,
+    model: &QuantizedModel,
+    images: &Batch,
+) -> Result<Vec<RangeStatistics>, Error> {
+    let float = quantizer.float();
+    let swin = Swin::new(&float.config, &float.tensors, &Device::Cpu)?;
+    let mut channels = Channels { model, largest: BTreeMap::new() };
+    let tensor = swin.images(images, &float.transform)?;
+    for first in (0..images.len()).step_by(2) {
+        let some = tensor.narrow(0, first, 2.min(images.len() - first)).map_err(FloatError::from)?;
+        swin.forward(&some, &mut channels)?;
+    }
+    let mut all = Vec::new();
+    for site in all_sites(&model.config) {
+        let state = model.site(site);
+        if !state.spec.enabled {
+            continue;
+        }
+        if let Site::Weight(linear) = site {
+            all.push(weight(&float.tensors[&linear.weight_name()], linear, &state.spec)?);
+        } else if let (Some(amax), Some(histogram)) = (state.amax, quantizer.histogram(site)) {
+            let spread = channels.largest.get(&site).and_then(|largest| spread(largest));
+            all.push(activation(site, &state.spec, histogram, amax, spread));
+        }
+    }
+    Ok(all)
+}
+
+fn activation(
+    site: Site,
+    spec: &SiteSpec,
+    histogram: &Histogram,
+    amax: f32,
+    spread: Option<ChannelSpread>,
+) -> RangeStatistics {
+    let (all, zeros) = (histogram.count() as f64, histogram.zeros() as f64);
+    let below = |x: f64| below(histogram, x);
+    RangeStatistics {
+        site: site.to_string(),
+        calibrator: spec.amax.map_or_else(|| spec.calibrator.to_string(), |_| "fixed".to_owned()),
+        max: histogram.max(),
+        amax: Some(amax),
+        percentiles: percentiles(histogram),
+        clipped: ((all - below(f64::from(amax))) / all).max(0.0),
+        zeroed: ((below(f64::from(amax) / 254.0) - zeros) / all).max(0.0),
+        spread,
+        histogram: coarse(histogram),
+    }
+}
+
+fn weight(tensor: &HostTensor, linear: Linear, spec: &SiteSpec) -> Result<RangeStatistics, Error> {
+    let mut histogram = Histogram::new();
+    histogram.add(&tensor.data)?;
+    let (rows, columns) = tensor.matrix();
+    let scales = weight_scales(tensor, spec)?;
+    let largest_code = f32::from(largest_code(spec));
+    let (mut clipped, mut zeroed) = (0usize, 0usize);
+    for (row, values) in tensor.data.chunks(columns).enumerate() {
+        let scale = if scales.len() == 1 { scales[0] } else { scales[row] };
+        clipped += values.iter().filter(|w| w.abs() * scale.recip() > largest_code + 0.5).count();
+        zeroed += values.iter().filter(|w| **w != 0.0 && w.abs() * scale.recip() <= 0.5).count();
+    }
+    let largest: Vec<f32> = tensor.data.chunks(columns).map(largest_magnitude).collect();
+    let all = (rows * columns) as f64;
+    Ok(RangeStatistics {
+        site: Site::Weight(linear).to_string(),
+        calibrator: spec.calibrator.to_string(),
+        max: histogram.max(),
+        amax: (spec.granularity == Granularity::Tensor).then(|| scales[0] * largest_code),
+        percentiles: percentiles(&histogram),
+        clipped: clipped as f64 / all,
+        zeroed: zeroed as f64 / all,
+        spread: spread(&largest),
+        histogram: coarse(&histogram),
+    })
+}
+
+fn largest_magnitude(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |max, v| max.max(v.abs()))
+}
+
+/// The number of magnitudes below `x`; within a bin they count as spread evenly.
+fn below(histogram: &Histogram, x: f64) -> f64 {
+    let counts = histogram.counts();
+    let at = x / histogram.width();
+    let whole = (at as usize).min(counts.len());
+    let sum: u64 = counts[..whole].iter().sum();
+    let part = counts.get(whole).map_or(0.0, |&count| count as f64 * (at - whole as f64));
+    sum as f64 + part
+}
+
+fn percentiles(histogram: &Histogram) -> Vec<Percentile> {
+    let value = |percent: f64| {
+        let rank = histogram.count() as f64 * percent / 100.0;
+        let mut sum = 0.0;
+        let bin = histogram.counts().iter().position(|&count| {
+            sum += count as f64;
+            sum >= rank
+        });
+        let edge = bin.map_or(f64::INFINITY, |bin| (bin + 1) as f64 * histogram.width());
+        Percentile { percent, value: edge.min(f64::from(histogram.max())) as f32 }
+    };
+    PERCENTILES.map(value).to_vec()
+}
+
+/// The counts in [`BINS`] equal bins from 0 to the largest magnitude.
+fn coarse(histogram: &Histogram) -> Vec<u64> {
+    let mut bins = vec![0; BINS];
+    let max = f64::from(histogram.max()).max(f64::MIN_POSITIVE);
+    for (i, count) in histogram.counts().iter().enumerate() {
+        let center = (i as f64 + 0.5) * histogram.width();
+        bins[((center / max * BINS as f64) as usize).min(BINS - 1)] += count;
+    }
+    bins
+}
+
+/// The spread of the largest magnitudes of channels; `None` if there is no channel.
+fn spread(largest: &[f32]) -> Option<ChannelSpread> {
+    let mut sorted = largest.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    let top = *sorted.last()?;
+    Some(ChannelSpread {
+        channels: sorted.len(),
+        least: sorted[0],
+        median: sorted[sorted.len() / 2],
+        largest: top,
+        outlier: largest.iter().position(|&value| value == top)?,
+    })
+}
+
+/// Finds the largest magnitude of each channel at the sites whose tensors have channels: inputs and outputs of
+/// linear layers, `[rows, channels]`.
+struct Channels<'a> {
+    model: &'a QuantizedModel,
+    largest: BTreeMap<Site, Vec<f32>>,
+}
+
+impl Channels<'_> {
+    fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
+        let largest: Vec<f32> = x.abs()?.max(0)?.to_vec1()?;
+        let all = self.largest.entry(site).or_insert_with(|| vec![0.0; largest.len()]);
+        all.iter_mut().zip(largest).for_each(|(all, value)| *all = all.max(value));
+        Ok(())
+    }
+}
+
+impl Sites for Channels<'_> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        let has_channels = matches!(site, Site::Input(linear) if linear != Linear::PatchEmbed)
+            || matches!(site, Site::Output(_));
+        if has_channels && self.watches(site) {
+            let columns = x.dim(D::Minus1)?;
+            self.record(site, &x.reshape(((), columns))?)?;
+        }
+        Ok(x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        Float.weight(site, w)
+    }
+
+    fn watches(&self, site: Site) -> bool {
+        self.model.site(site).spec.enabled
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        Float.attend(site, logits, v)
+    }
+}

@@ -1,0 +1,117 @@
+//! Measures the launches of variants.
+
+use std::time::{Duration, Instant};
+
+use swinq_int8_runtime::{Start, Variant, VariantRunner};
+use swinq_model::QuantizedModel;
+
+use super::latencies::Latencies;
+use crate::{BackendChoice, Engine, EngineOptions, Error, noise};
+
+/// Time of one measurement.
+const MEASURE: Duration = Duration::from_millis(1500);
+/// The least rounds of a measurement.
+const ROUNDS: usize = 15;
+
+/// Measures models whose launches are not in a table yet.
+pub(super) struct Stopwatch {
+    engine: EngineOptions,
+    pixels: Vec<u8>,
+    batch_size: usize,
+}
+
+impl Stopwatch {
+    /// A stopwatch for models of `size` pixels on `engine`, which must be resolved.
+    pub(super) fn new(engine: &EngineOptions, size: usize, batch_size: usize) -> Result<Stopwatch, Error> {
+        let pixels = noise(size, batch_size)?.pixels;
+        Ok(Stopwatch { engine: engine.clone(), pixels, batch_size })
+    }
+
+    /// Adds the launches of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
+    /// two take turns.
+    pub(super) fn measure(
+        &self,
+        runner: &mut VariantRunner,
+        (model, variant): (&QuantizedModel, &Variant),
+        reference: (&QuantizedModel, &Variant),
+        table: &mut Latencies,
+    ) -> Result<(), Error> {
+        match self.engine.backend {
+            BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, table),
+            _ => {
+                self.measure_on_cpu(runner, variant, reference.1, table);
+                Ok(())
+            }
+        }
+    }
+
+    fn measure_on_cpu(
+        &self,
+        runner: &mut VariantRunner,
+        variant: &Variant,
+        reference: &Variant,
+        table: &mut Latencies,
+    ) {
+        let (images, last) = (self.batch_size, runner.positions().len() - 1);
+        let mut logits = vec![0.0; images * runner.positions()[last].values];
+        let mut infer = |runner: &mut VariantRunner, variant: &Variant| {
+            let start = Instant::now();
+            runner.run(variant, images, Start::Pixels(&self.pixels), last, &mut logits);
+            milliseconds(start.elapsed())
+        };
+        let (mut references, mut wholes, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let mut launches: Vec<Vec<f64>> = Vec::new();
+        let start = Instant::now();
+        // The first round warms up.
+        for round in 0.. {
+            if round > ROUNDS && start.elapsed() > MEASURE {
+                break;
+            }
+            let (reference, whole) = (infer(runner, reference), infer(runner, variant));
+            let profile = runner.profile(variant, images, &self.pixels);
+            if round == 0 {
+                names = profile.iter().map(|launch| launch.name.clone()).collect();
+                launches = vec![Vec::new(); names.len()];
+                continue;
+            }
+            references.push(reference);
+            wholes.push(whole);
+            let times = profile.iter().map(|launch| milliseconds(launch.time));
+            launches.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
+        }
+        let times: Vec<(String, f64)> = names.into_iter().zip(launches.into_iter().map(median)).collect();
+        table.add(variant.plan(), &times, median(wholes), median(references));
+    }
+
+    fn measure_on_gpu(
+        &self,
+        model: &QuantizedModel,
+        reference: &QuantizedModel,
+        table: &mut Latencies,
+    ) -> Result<(), Error> {
+        let (images, options) = (self.batch_size, &self.engine);
+        let (engine, reference) = (Engine::of(model, options)?, Engine::of(reference, options)?);
+        let profile = engine.profile(&self.pixels, 1)?;
+        let (mut wholes, mut references) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            for (engine, times) in [(&engine, &mut wholes), (&reference, &mut references)] {
+                let compute = engine.compute_times(images, 10)?.unwrap_or_default();
+                times.extend(compute.into_iter().map(milliseconds));
+            }
+        }
+        let times: Vec<(String, f64)> =
+            profile.into_iter().map(|launch| (launch.name, milliseconds(launch.time))).collect();
+        table.add(engine.plan(), &times, median(wholes), median(references));
+        Ok(())
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    1e3 * time.as_secs_f64()
+}
+
+/// The middle of the values; 0 for none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

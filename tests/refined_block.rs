@@ -1,0 +1,194 @@
+//! Refinement of a real block of a pretrained Swin-B (stage 2, block 2: 256 channels, 8 heads, shifted windows), on
+//! token maps with outlier channels.
+//!
+//! The block has no images, so a model around it makes its input: a patch embedding with seeded random weights
+//! turns noise into a 28 x 28 map of tokens, and a first block whose branches are zero passes it on. The channels
+//! of the tokens are normally distributed, with log-normal deviations; a few outlier channels are `ratio` times as
+//! large, with means of that size. What is compared are the outputs of the two branches, without the shortcut.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use candle_core::{Device, Tensor};
+use safetensors::SafeTensors;
+use swinq::Rule;
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_eval::Distortion;
+use swinq_float::{Attention, FakeQuant, Float, FloatError, LinearWeights, Sites, Swin};
+use swinq_model::params::parameters;
+use swinq_model::quantized::{FloatModel, QuantizedModel, Source};
+use swinq_model::{
+    Batch, BatchSource, BlockId, BoxError, Draws, Half, HostTensor, Operand, Ptq, Recipe, Site, StateDict,
+    SwinConfig, Transform,
+};
+
+/// Least gains in dB over `mode1`, and over `default` without refinement.
+const OVER_MODE1_DB: f64 = 3.0;
+const OVER_DEFAULT_DB: f64 = 1.5;
+/// Outlier channels.
+const OUTLIERS: usize = 6;
+
+fn config() -> SwinConfig {
+    SwinConfig {
+        name: "block of Swin-B".to_owned(),
+        image_size: 448,
+        patch_size: 16,
+        num_classes: 2,
+        embed_dim: 256,
+        depths: vec![2],
+        num_heads: vec![8],
+        window_size: 7,
+        patch_norm: false,
+        ..SwinConfig::default()
+    }
+}
+
+/// A normal number of mean 0 and variance 1, as a sum of uniform ones.
+fn normal(draws: &mut Draws) -> f64 {
+    (0..12).map(|_| draws.unit()).sum::<f64>() - 6.0
+}
+
+/// The model around the block of `file`, whose input has outliers of `ratio`.
+fn model(file: &SafeTensors, ratio: f64) -> FloatModel {
+    let config = config();
+    config.validate().unwrap();
+    let mut draws = Draws::new(ratio as u64);
+    let mut tensors = StateDict::new();
+    for (name, shape) in parameters(&config) {
+        let count: usize = shape.iter().product();
+        let data = match name.strip_prefix("layers.0.blocks.1") {
+            Some(rest) => {
+                let view = file.tensor(&format!("layers.1.blocks.1{rest}")).unwrap();
+                assert_eq!(view.shape(), shape, "{name}");
+                view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+            }
+            None if name.ends_with("norm.weight") || name.contains(".norm") => vec![1.0; count],
+            None => vec![0.0; count],
+        };
+        tensors.insert(name, HostTensor::new(shape, data));
+    }
+    let (mut means, mut rows) = (Vec::new(), Vec::new());
+    for channel in 0..config.embed_dim {
+        let outlier = if channel % (config.embed_dim / OUTLIERS) == 7 { ratio } else { 1.0 };
+        let deviation = outlier * (0.4 * normal(&mut draws)).exp();
+        means.push((outlier * 0.3 * normal(&mut draws)) as f32);
+        // Normalised pixels of noise have a variance of about 1.6.
+        rows.extend((0..768).map(|_| (deviation * normal(&mut draws) / (768.0f64 * 1.6).sqrt()) as f32));
+    }
+    tensors.get_mut("patch_embed.proj.weight").unwrap().data = rows;
+    tensors.get_mut("patch_embed.proj.bias").unwrap().data = means;
+    let transform = Transform::microsoft(config.image_size, false);
+    FloatModel { config, transform, labels: None, tensors, source: Source::default() }
+}
+
+/// Images of noise.
+struct Noise {
+    first: usize,
+    count: usize,
+}
+
+impl BatchSource for Noise {
+    fn batches(&self) -> usize {
+        self.count
+    }
+
+    fn images(&self) -> usize {
+        self.count
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let mut draws = Draws::keyed(&[(self.first + index) as u64]);
+        let pixels = (0..448 * 448 * 3).map(|_| draws.next() as u8).collect();
+        Ok(Batch { pixels, size: 448, labels: Vec::new(), ids: vec![index] })
+    }
+}
+
+/// Keeps the outputs of the block's branches.
+struct Branches<S> {
+    inner: S,
+    found: BTreeMap<Half, Vec<f32>>,
+}
+
+impl<S: Sites> Sites for Branches<S> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        if let Site::Add(BlockId { block: 1, .. }, half, Operand::Branch) = site {
+            self.found.entry(half).or_default().extend(x.flatten_all()?.to_vec1::<f32>()?);
+        }
+        self.inner.activation(site, x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        self.inner.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(site, logits, v)
+    }
+
+    fn watches(&self, site: Site) -> bool {
+        self.inner.watches(site)
+    }
+
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        self.inner.linear(layer, x)
+    }
+
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
+        self.inner.attention(attention)
+    }
+}
+
+fn branches(swin: &Swin, transform: &Transform, sites: impl Sites) -> BTreeMap<Half, Vec<f32>> {
+    let mut sites = Branches { inner: sites, found: BTreeMap::new() };
+    let mut images = Noise { first: 1000, count: 4 };
+    for index in 0..images.count {
+        let batch = images.batch(0, index).unwrap();
+        swin.forward(&swin.images(&batch, transform).unwrap(), &mut sites).unwrap();
+    }
+    sites.found
+}
+
+/// SQNR in dB of both branches together, and of each.
+fn sqnr(model: &FloatModel, int8: &QuantizedModel) -> (f64, Vec<f64>) {
+    let float = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
+    let exact = branches(&float, &model.transform, Float);
+    let swin = Swin::new(&int8.config, &int8.float_tensors(), &Device::Cpu).unwrap();
+    let found = branches(&swin, &model.transform, FakeQuant::new(int8, &Device::Cpu).unwrap());
+    let mut each = Vec::new();
+    let mut total = 0.0;
+    for (half, exact) in &exact {
+        let mut distortion = Distortion::default();
+        distortion.update(exact, &found[half]).unwrap();
+        each.push(distortion.sqnr_db());
+        total += 10f64.powf(-distortion.sqnr_db() / 10.0);
+    }
+    (-10.0 * (total / each.len() as f64).log10(), each)
+}
+
+fn calibrated(model: &FloatModel, recipe: &str, ptq: Ptq) -> QuantizedModel {
+    let rule = Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() };
+    // The first block only passes its input on.
+    let off = Rule { pattern: "layers.0.blocks.0.**".to_owned(), enable: Some(false), ..Rule::default() };
+    let recipe = Recipe::shipped(recipe).unwrap().with_rule(rule).with_rule(off);
+    let mut progress = |_| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    calibrate(model, &recipe, &mut Noise { first: 0, count: 12 }, options).unwrap().model
+}
+
+#[test]
+fn refinement_gains_on_a_real_block_with_outliers() {
+    let Some(data) = common::large_data("refinement_gains_on_a_real_block_with_outliers") else { return };
+    let bytes = std::fs::read(data.join("models/swin_b_block/block.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for ratio in [8.0, 16.0, 32.0] {
+        let model = model(&file, ratio);
+        let of = |recipe, ptq| sqnr(&model, &calibrated(&model, recipe, ptq));
+        let (mode1, default) = (of("mode1", Ptq::Basic), of("default", Ptq::Basic));
+        let refined = of("default", Ptq::Refined);
+        eprintln!("outliers x{ratio}: mode1 {mode1:.2?}, default {default:.2?}, refined {refined:.2?} dB");
+        assert!(refined.0 >= mode1.0 + OVER_MODE1_DB, "x{ratio}: {refined:?} dB, mode1 {mode1:?} dB");
+        assert!(refined.0 >= default.0 + OVER_DEFAULT_DB, "x{ratio}: {refined:?} dB, default {default:?} dB");
+    }
+}

@@ -1,0 +1,129 @@
+//! Tuning on the bundled sample: outliers are repaired, the result is deterministic and can be resumed, and goals
+//! out of reach are said to be so.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use common::{float_model, refused, sample_cfg, sample_data, sample_model, stdout, swinq};
+use swinq::eval::results::tune::{SearchEnd, Verdict, read_tuning};
+use swinq::model::quantized::FloatModel;
+use swinq::{
+    EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
+};
+
+/// Multiplies channel `channel` of a LayerNorm by `factor`, and divides the next layer's weights by it: the function
+/// of the model stays, but the layer's input has an outlier channel.
+fn plant(model: &mut FloatModel, norm: &str, layer: &str, channel: usize, factor: f32) {
+    for parameter in ["weight", "bias"] {
+        model.tensors.get_mut(&format!("{norm}.{parameter}")).unwrap().data[channel] *= factor;
+    }
+    let weight = model.tensors.get_mut(&format!("{layer}.weight")).unwrap();
+    let (_, columns) = weight.matrix();
+    weight.data.iter_mut().skip(channel).step_by(columns).for_each(|w| *w /= factor);
+}
+
+/// The sample with outlier channels before two layers.
+fn with_outliers() -> FloatModel {
+    let mut model = float_model();
+    plant(&mut model, "layers.1.blocks.0.norm2", "layers.1.blocks.0.mlp.fc1", 5, 64.0);
+    plant(&mut model, "layers.1.blocks.2.norm1", "layers.1.blocks.2.attn.qkv", 7, 64.0);
+    model
+}
+
+fn options(folder: &Path, max_drop: f64) -> TuneOptions {
+    TuneOptions {
+        recipe: Recipe::shipped("default").unwrap(),
+        read: ReadOptions::default(),
+        engine: EngineOptions::cpu(2),
+        batch_size: 1,
+        max_drop,
+        min_speedup: None,
+        budget: None,
+        cache: Some(folder.join("cache")),
+        latencies: Some(folder.join("latencies.json")),
+    }
+}
+
+fn tune(
+    model: FloatModel,
+    options: &TuneOptions,
+    count: usize,
+    progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+) -> Result<Tuned, Error> {
+    let images = |split, count| Images::open(sample_data(), split, Some(count), 0).unwrap();
+    let model = Model::from_float(model).unwrap();
+    swinq::tune(model, options, &images(Split::Train, 32), &images(Split::Val, count), progress)
+}
+
+#[test]
+fn outliers_are_repaired_and_a_stopped_search_continues() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path(), 0.0);
+    let mut trials = 0;
+    let mut stop = |progress: TuneProgress<'_>| {
+        trials += usize::from(matches!(progress, TuneProgress::Trial { .. }));
+        if trials == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let stopped = tune(with_outliers(), &options, 200, &mut stop);
+    assert!(matches!(stopped, Err(Error::Interrupted)), "the search needs more than one recipe");
+    let mut kept = 0;
+    let mut watch = |progress: TuneProgress<'_>| {
+        if let TuneProgress::Cache(found) = progress {
+            kept = found.kept;
+        }
+        ControlFlow::Continue(())
+    };
+    let tuned = tune(with_outliers(), &options, 200, &mut watch).unwrap();
+    assert!(kept > 30, "{kept} measurements of the stopped search are used");
+    let results = &tuned.results;
+    let (start, chosen) = (&results.candidates[0], &results.candidates[results.chosen]);
+    println!("{:?} {:?} {:?}", chosen.changes, chosen.effect, start.effect);
+    assert_eq!(results.end, SearchEnd::Reached);
+    assert!(chosen.effect.sqnr_db > start.effect.sqnr_db + 3.0);
+    assert!(chosen.top1_difference.difference >= 0.0);
+    assert!(chosen.int8_share >= 0.8, "{}", chosen.int8_share);
+    assert!(start.predicted_ms / chosen.predicted_ms >= 0.85, "the speed of the start recipe is kept");
+    assert!(results.kept && !results.front.is_empty());
+
+    // With the table of latencies and without the cache, the same recipe comes out.
+    std::fs::remove_file(folder.path().join("cache")).unwrap();
+    let table = std::fs::read(folder.path().join("latencies.json")).unwrap();
+    let again = tune(with_outliers(), &options, 200, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
+    assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);
+    assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
+}
+
+#[test]
+fn the_command_writes_its_files_and_says_what_is_out_of_reach() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("tuned.safetensors");
+    let run = |more: &[&str]| {
+        let mut command = swinq(["tune", "--backend", "cpu", "--images", "32", "--calibration-images", "16"]);
+        command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
+        command.arg("-o").arg(&output).args(more).assert()
+    };
+    let text = stdout(&run(&["--max-drop", "50"]).success());
+    // 16 images cannot prove anything, but a drop of more than 50 points.
+    assert!(text.contains("a drop of at most 50 points holds"), "{text}");
+    let results = read_tuning(&folder.path().join("tuned.safetensors.json")).unwrap();
+    assert_eq!(results.images.search, 16);
+    assert_eq!(results.images.verification, 16);
+    assert_eq!(results.verification.verdict, Verdict::Holds);
+    let model = Model::open(&output).unwrap();
+    let yaml = std::fs::read_to_string(folder.path().join("tuned.safetensors.yaml")).unwrap();
+    assert_eq!(Recipe::from_yaml("tuned", &yaml).unwrap(), model.as_quantized().recipe);
+
+    let text = stdout(&run(&["--max-drop", "5"]).success());
+    assert!(text.contains("not concluded") && text.contains("images would decide"), "{text}");
+    refused(run(&["--max-drop", "50", "--min-speedup", "1000"]), 3, &["1000x as fast as float"]);
+    refused(run(&["--max-drop=-1"]), 2, &["max-drop"]);
+    refused(run(&["--batch-size", "9"]), 1, &["at most 8"]);
+
+    let table = folder.path().join("tuned.safetensors.latencies.json");
+    let text = std::fs::read_to_string(&table).unwrap();
+    std::fs::write(&table, text.replace("\"batch_size\": 1", "\"batch_size\": 2")).unwrap();
+    refused(run(&["--max-drop", "50"]), 1, &["latencies.json", "batch 2"]);
+}
