@@ -69,7 +69,8 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 
 /// Decodes a JPEG or PNG file.
 ///
-/// JPEG: grey, YCbCr, RGB, CMYK and YCCK (the last two with Adobe's inverted inks), baseline or progressive. PNG:
+/// JPEG: grey, YCbCr, RGB, CMYK and YCCK (the last two with Adobe's inverted inks), baseline, progressive or with
+/// arithmetic coding. PNG:
 /// every colour type and depth, interlaced or not; alpha and `tRNS` are dropped; 16-bit grey saturates at 255 and
 /// other 16-bit samples keep their high byte, as in Pillow.
 ///
@@ -80,8 +81,8 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 /// - [`DecodeError::Truncated`] and [`DecodeError::Corrupt`] for damaged data. A JPEG without an end marker counts as
 ///   truncated even if all its pixels are there.
 ///
-/// A JPEG whose scan is too short but that has an end marker is not detected, because detection would need a
-/// second entropy decoder. Its missing coefficients are zero, as in Pillow.
+/// A JPEG whose scan is too short is an error, where Pillow fills in the rest, except with arithmetic coding: there
+/// it cannot be told from a scan that ends in zeros.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     match sniff(bytes) {
         Some(Format::Jpeg) => jpeg::decode(bytes),
