@@ -159,8 +159,8 @@ pub fn has_simd() -> bool {
 fn inks_to_rgb(samples: &mut Vec<u8>) {
     let pixels = samples.len() / 4;
     for pixel in 0..pixels {
-        let [c, m, y, k] = [0, 1, 2, 3].map(|ink| samples[4 * pixel + ink]);
-        samples[3 * pixel..3 * pixel + 3].copy_from_slice(&ink_to_rgb([c, m, y], k));
+        let stored = [0, 1, 2, 3].map(|ink| samples[4 * pixel + ink]);
+        samples[3 * pixel..3 * pixel + 3].copy_from_slice(&ink_to_rgb(stored));
     }
     samples.truncate(3 * pixels);
 }
@@ -168,9 +168,9 @@ fn inks_to_rgb(samples: &mut Vec<u8>) {
 /// Pillow's conversion of CMYK to RGB, from inks stored inverted as Adobe does (255 is no ink). With the inks `c
 /// = 255 - stored` and `k = 255 - stored_black`, a channel is `(255 - k) - c * (255 - k) / 255`, where the
 /// division rounds to the nearest integer.
-fn ink_to_rgb(stored: [u8; 3], stored_black: u8) -> [u8; 3] {
-    let light = u32::from(stored_black);
-    stored.map(|ink| {
+pub fn ink_to_rgb([c, m, y, black]: [u8; 4]) -> [u8; 3] {
+    let light = u32::from(black);
+    [c, m, y].map(|ink| {
         let product = u32::from(255 - ink) * light + 128;
         (light - (((product >> 8) + product) >> 8)) as u8
     })

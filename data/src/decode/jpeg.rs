@@ -19,6 +19,7 @@ fn decode_error(error: JpegError, bytes: &[u8]) -> DecodeError {
             "the JPEG ends after {} bytes, without an end marker",
             bytes.len()
         )),
+        JpegError::Unsupported(what) => DecodeError::Unsupported(format!("JPEG ({what})")),
         error => DecodeError::Corrupt(format!("JPEG: {error}")),
     }
 }
