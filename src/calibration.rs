@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use swinq_calib::{Histogram, Progress, Trial};
+use swinq_calib::{Histogram, Progress, Refinement, Trial};
 use swinq_eval::{RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
@@ -49,11 +49,25 @@ impl Calibrated {
     /// observed. `command` is the command line that calibrated the model.
     pub fn range_file(&self, command: Option<String>) -> Option<RangeFile> {
         let model = self.model.as_quantized();
+        // The histograms are those of the float model before refinement rewrote its activations.
+        let rewritten = |site: Site| {
+            self.trials.iter().filter(|trial| trial.kept()).any(|trial| {
+                match (trial.transform, trial.layer) {
+                    (Refinement::MigrateNorm, layer) => site == Site::Input(layer),
+                    (Refinement::MigrateValues, layer) => {
+                        site == Site::Input(layer)
+                            || layer.block().is_some_and(|block| site == Site::V(block))
+                    }
+                    _ => false,
+                }
+            })
+        };
         let record = model.provenance.calibration.as_ref().filter(|_| !self.histograms.is_empty())?;
         let coarse = |(&site, histogram): (&Site, &Histogram)| {
             let max = f64::from(histogram.max());
             let state = model.site(site);
-            let amax = state.amax.filter(|_| state.channels.is_none()).map(f64::from);
+            let comparable = state.channels.is_none() && !rewritten(site);
+            let amax = state.amax.filter(|_| comparable).map(f64::from);
             let (counts, width) = (histogram.counts(), histogram.width());
             (site.to_string(), RangeHistogram::coarse(counts, width, histogram.zeros(), max, amax))
         };

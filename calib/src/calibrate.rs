@@ -16,7 +16,7 @@ use crate::error::CalibError;
 use crate::histogram::Histogram;
 use crate::observe::Observe;
 use crate::quantize::assemble;
-use crate::refine::{Refined, Refiner, Sampler, Trial, refined_layers};
+use crate::refine::{Refined, RefinedParameters, Refiner, Sampler, Trial, refined_layers};
 
 /// Options of a calibration.
 pub struct CalibrateOptions<'a> {
@@ -65,6 +65,8 @@ pub struct Calibrated {
     pub ids: Vec<usize>,
     /// The transforms that were tried at layers whose `ptq` is not `basic`, in the order of the trials.
     pub trials: Vec<Trial>,
+    /// What refinement found.
+    pub refined: RefinedParameters,
 }
 
 /// Images per forward on the CPU. The number is small so that tensors stay in the cache.
@@ -123,8 +125,9 @@ pub fn calibrate(
         let step = Progress { phase: Phase::Refine, done, total };
         if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
     })?;
-    let trials = refined.trials.clone();
+    let (trials, parameters) = (refined.trials.clone(), refined.parameters(model));
     Ok(Calibrated {
+        refined: parameters,
         model: assemble(recipe, refined)?,
         trials,
         histograms,

@@ -11,6 +11,7 @@ pub(crate) mod walk;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use swinq_calib::Progress;
 use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
 use swinq_eval::{Distortion, EffectSums};
 use swinq_int8_runtime::{Variant, VariantRunner};
@@ -41,8 +42,8 @@ pub struct SensitivityOptions {
 /// What a long measurement tells its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SensitivityProgress {
-    /// Images of the calibration: done, all.
-    Calibrate(usize, usize),
+    /// Images or layers of the calibration.
+    Calibrate(Progress),
     /// What the file of finished measurements held.
     Cache(Found),
     /// Measurements: done, all.
@@ -68,10 +69,9 @@ pub fn sensitivity(
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let float = model.into_float()?;
     let batch = load(images, &float.transform, &options.read)?;
-    let quantizer =
-        Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |done, all| {
-            progress(SensitivityProgress::Calibrate(done, all))
-        })?;
+    let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |step| {
+        progress(SensitivityProgress::Calibrate(step))
+    })?;
     let mut run = Run::new(quantizer, options, &batch)?;
     if options.cache.is_some() && progress(SensitivityProgress::Cache(run.journal.found())).is_break() {
         return Err(Error::Interrupted);
@@ -343,9 +343,10 @@ pub(crate) fn run_key(
     let mut key = RunKey::new(command).with_json(recipe);
     let model = quantizer.apply(recipe)?;
     for (site, state) in &model.sites {
-        key = key.with_json(&(site.to_string(), &state.spec, state.amax));
+        let channels = state.channels.as_ref().map(|codes| (&codes.factors, &codes.zero_points));
+        key = key.with_json(&(site.to_string(), &state.spec, state.amax, channels));
     }
-    key = key.with_json(&model.transform);
+    key = key.with_json(&model.transform).with_json(quantizer.record());
     let float = quantizer.float();
     for (name, tensor) in &float.tensors {
         let bytes: Vec<u8> = tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect();
