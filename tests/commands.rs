@@ -144,7 +144,8 @@ fn predict_names_the_class_and_writes_logits() {
     let folder = tempfile::tempdir().unwrap();
     let logits = folder.path().join("l.safetensors");
     // The PNG and WebP files hold Pillow's pixels of the JPEG file.
-    let images = ["jpg", "png", "webp"].map(|kind| common::root().join(format!("tests/data/airplane.{kind}")));
+    let images =
+        ["jpg", "png", "webp"].map(|kind| common::root().join(format!("tests/data/airplane.{kind}")));
     let mut command = swinq(["predict"]);
     command.arg(sample_model()).args(images).arg("--cfg").arg(sample_cfg());
     command.args(["--topk", "3", "--json", "--logits"]).arg(&logits);
