@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::decode::{RgbImage, decode_image};
+use crate::decode::{Held, RgbImage, decode_held};
 use crate::error::DataError;
 use archive::Archive;
 
@@ -222,10 +222,15 @@ impl Dataset {
     /// Reads and decodes image `i`.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`decode_image`], with the name of the file, or with the name and offset of the
+    /// Those of [`Dataset::read`] and [`decode_image`](crate::decode_image), with the name of the file, or with the name and offset of the
     /// archive member.
     pub fn decode(&self, i: usize) -> Result<RgbImage, DataError> {
-        decode_image(&self.read(i)?).map_err(|source| {
+        self.decode_held(i).map(|held| held.image)
+    }
+
+    /// [`Dataset::decode`], with the share of memory kept until the image has been used.
+    pub(crate) fn decode_held(&self, i: usize) -> Result<Held, DataError> {
+        decode_held(&self.read(i)?).map_err(|source| {
             let (name, offset) = self.location(i);
             DataError::Image { name, offset, source }
         })
