@@ -141,7 +141,7 @@ mod tests {
         let first = budget.acquire(60);
         let order = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            for (position, bytes) in [(0, 90), (1, 10)] {
+            for (position, bytes) in [(0, 95), (1, 10)] {
                 let order = &order;
                 scope.spawn(move || {
                     let permit = budget.acquire(bytes);
@@ -154,7 +154,7 @@ mod tests {
             }
             drop(first);
         });
-        assert_eq!(order.into_inner().unwrap(), [90, 10]);
+        assert_eq!(order.into_inner().unwrap(), [95, 10]);
     }
 
     #[test]
