@@ -141,8 +141,9 @@ pub struct CalibrateArgs {
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
     /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges),
-    /// or refined (layers are rewritten, and ranges searched, by the error of each layer's output).
-    #[arg(long, value_name = "basic|refined", conflicts_with = "ft_amax")]
+    /// refined (layers are rewritten, and ranges searched, by the error of each layer's output), or reconstruct
+    /// (refined, and the codes of each weight are chosen by that error; minutes).
+    #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
     pub ptq: Option<Ptq>,
     /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
     #[arg(long, value_name = "PATTERN")]

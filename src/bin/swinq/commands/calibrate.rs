@@ -135,6 +135,7 @@ fn show(stages: &mut Stages, step: swinq::Progress) {
     let (label, unit) = match step.phase {
         Phase::Observe => ("calibrate", "images"),
         Phase::Refine => ("refine", "layers"),
+        Phase::Reconstruct => ("reconstruct", "layers"),
     };
     stages.set(label, unit, step.done, step.total);
 }
