@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use swinq_calib::{Histogram, Progress, Trial};
-use swinq_eval::{RangeFile, RangeHistogram};
+use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
+use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
-use swinq_model::quantized::{CalibrationRecord, FloatModel};
-use swinq_model::{ModelError, Recipe, Site};
+use swinq_model::quantized::{CalibrationRecord, FloatModel, Param};
+use swinq_model::site::all_linears;
+use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Site};
 
 use crate::{Error, FloatDevice, Images, Model, ReadOptions};
 
@@ -42,6 +43,8 @@ pub struct Calibrated {
     pub trials: Vec<Trial>,
     /// Histograms of the magnitudes at the observed sites.
     pub histograms: BTreeMap<Site, Histogram>,
+    /// SQNR in dB of the codes of each quantized weight against the float weight that they were made of.
+    pub weight_noise: BTreeMap<Site, f64>,
 }
 
 impl Calibrated {
@@ -49,16 +52,31 @@ impl Calibrated {
     /// observed. `command` is the command line that calibrated the model.
     pub fn range_file(&self, command: Option<String>) -> Option<RangeFile> {
         let model = self.model.as_quantized();
+        // The histograms are those of the float model before refinement rewrote its activations.
+        let rewritten = |site: Site| {
+            self.trials.iter().filter(|trial| trial.kept()).any(|trial| {
+                match (trial.transform, trial.layer) {
+                    (Refinement::MigrateNorm, layer) => site == Site::Input(layer),
+                    (Refinement::MigrateValues, layer) => {
+                        site == Site::Input(layer)
+                            || layer.block().is_some_and(|block| site == Site::V(block))
+                    }
+                    _ => false,
+                }
+            })
+        };
         let record = model.provenance.calibration.as_ref().filter(|_| !self.histograms.is_empty())?;
         let coarse = |(&site, histogram): (&Site, &Histogram)| {
             let max = f64::from(histogram.max());
             let state = model.site(site);
-            let amax = state.amax.filter(|_| state.channels.is_none()).map(f64::from);
+            let comparable = state.channels.is_none() && !rewritten(site);
+            let amax = state.amax.filter(|_| comparable).map(f64::from);
             let (counts, width) = (histogram.counts(), histogram.width());
             (site.to_string(), RangeHistogram::coarse(counts, width, histogram.zeros(), max, amax))
         };
         let sites = self.histograms.iter().map(coarse).collect();
-        Some(RangeFile::new(record.sha256.clone(), command, sites))
+        let weights = self.weight_noise.iter().map(|(site, db)| (site.to_string(), *db)).collect();
+        Some(RangeFile::new(record.sha256.clone(), command, weights, sites))
     }
 }
 
@@ -83,6 +101,9 @@ pub fn calibrate(
     let mut batches = images.batches(&model.transform, &options.read)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
+    let noise = weight_noise(&found.model, |name| {
+        found.refined.tensors.get(name).or_else(|| model.tensors.get(name))
+    })?;
     let (mut quantized, trials) = (found.model, found.trials);
     quantized.provenance.calibration = Some(record(images, &options.read, &found.ids, found.pixels_sha256));
     Ok(Calibrated {
@@ -90,7 +111,28 @@ pub fn calibrate(
         skipped: batches.skipped().to_vec(),
         trials,
         histograms: found.histograms,
+        weight_noise: noise,
     })
+}
+
+/// The SQNR of every quantized weight of `model` against the weights `float`, by name.
+fn weight_noise<'a>(
+    model: &QuantizedModel,
+    float: impl Fn(&str) -> Option<&'a HostTensor>,
+) -> Result<BTreeMap<Site, f64>, Error> {
+    let mut noise = BTreeMap::new();
+    for linear in all_linears(&model.config) {
+        let name = linear.weight_name();
+        let (Some(Param::Int8(codes)), Some(exact)) = (model.params.get(&name), float(&name)) else {
+            continue;
+        };
+        // The codes are those of the weight times the factors of its input channels.
+        let exact = fold_factors(exact, model.weight_factors(linear).unwrap_or_default());
+        let mut distortion = Distortion::default();
+        distortion.update(&exact.data, &codes.dequantize().data)?;
+        noise.insert(Site::Weight(linear), distortion.sqnr_db());
+    }
+    Ok(noise)
 }
 
 /// The record of a calibration that read the images `ids`, whose pixels have this hash.

@@ -141,7 +141,7 @@ impl Images {
     }
 
     /// Every second image, from the first and from the second.
-    pub(crate) fn halves(&self) -> [Images; 2] {
+    pub fn halves(&self) -> [Images; 2] {
         [0, 1].map(|first| match &self.source {
             Source::Sample(sample) => {
                 let ids = sample.ids.iter().copied().skip(first).step_by(2).collect();

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use swinq_calib::Histogram;
-use swinq_model::quantized::{CalibrationRecord, FloatModel, Param, SiteState};
+use swinq_calib::{Histogram, Progress, RefinedParameters, fold_factors, norm_before, quantize_weight};
+use swinq_model::quantized::{CalibrationRecord, ChannelCodes, FloatModel, Param, SiteState};
 use swinq_model::site::all_linears;
-use swinq_model::{ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
+use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
 use crate::calibration::record;
 use crate::{Error, FloatDevice, Images, ReadOptions};
@@ -16,44 +16,63 @@ const OPERANDS: &str = r"re:.*\.(input|q|k|v)";
 
 /// Applies recipes to one float model. The images were observed once: the histograms of the sites give the range
 /// of every calibrator.
+///
+/// Layers whose `ptq` is `refined` were refined once, with the sites of the first recipe. A later recipe that
+/// switches some of these sites off keeps what was found for the others, whereas [`calibrate`](crate::calibrate())
+/// would refine them again.
 pub(crate) struct Quantizer {
     float: FloatModel,
     histograms: BTreeMap<Site, Histogram>,
+    refined: RefinedParameters,
     record: CalibrationRecord,
     /// The ranges that calibrators chose so far.
     ranges: BTreeMap<(Site, String), f32>,
+    /// How the layers of `current` were made.
+    forms: BTreeMap<Linear, Form>,
     /// The model of the last recipe.
     current: QuantizedModel,
 }
 
+/// How the parameters of a layer are made.
+#[derive(Clone, PartialEq)]
+struct Form {
+    /// The settings of its weight.
+    weight: SiteSpec,
+    /// Whether the float parameters are those that refinement has rewritten.
+    rewritten: bool,
+    /// Whether the bias is corrected for the error of INT8.
+    corrected: bool,
+    /// Whether the weight includes the factors of the input's channels.
+    folded: bool,
+}
+
 impl Quantizer {
-    /// Runs `float` over `images`, and keeps the histogram of every site that `recipe` quantizes, and of the
-    /// operands of every product. `progress` is called with the number of images done and of all images.
+    /// Runs `float` over `images`, keeps the histogram of every site that `recipe` quantizes and of the operands of
+    /// every product, and refines the layers whose `ptq` asks for it. `progress` is called after every batch of
+    /// images and every refined layer.
     ///
     /// # Errors
-    /// The errors of [`calibrate`](crate::calibrate()); [`Error::Argument`] for a layer whose `ptq` is not `basic`.
+    /// The errors of [`calibrate`](crate::calibrate()); [`Error::Argument`] for a layer whose `ptq` is
+    /// `reconstruct`.
     pub(crate) fn calibrate(
         float: FloatModel,
         recipe: &Recipe,
         images: &Images,
         read: &ReadOptions,
-        progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Quantizer, Error> {
         check_ptq(&float, recipe)?;
-        let device = FloatDevice::Cpu.open()?;
-        let mut batches = images.batches(&float.transform, read)?;
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
-        let mut observed = |step: swinq_calib::Progress| progress(step.done, step.total);
-        let settings =
-            swinq_calib::CalibrateOptions { imported: None, device: &device, progress: &mut observed };
         let all = recipe.clone().with_rule(operands);
-        let found = swinq_calib::calibrate(&float, &all, &mut batches, settings)?;
+        let found = run(&float, &all, images, read, progress)?;
         Ok(Quantizer {
             current: QuantizedModel::from_float(&float)?,
             float,
             histograms: found.histograms,
+            refined: found.refined,
             record: record(images, read, &found.ids, found.pixels_sha256),
             ranges: BTreeMap::new(),
+            forms: BTreeMap::new(),
         })
     }
 
@@ -62,35 +81,48 @@ impl Quantizer {
         &self.float
     }
 
-    /// The magnitudes at `site`; `None` for a site that was not observed.
+    /// The magnitudes at `site` in the float model; `None` for a site that was not observed.
     pub(crate) fn histogram(&self, site: Site) -> Option<&Histogram> {
         self.histograms.get(&site)
     }
 
-    /// The float model with `recipe` applied, as [`calibrate`](crate::calibrate()) would make it. Only what differs
-    /// from the last call is made anew.
+    /// The images of the calibration.
+    pub(crate) fn record(&self) -> &CalibrationRecord {
+        &self.record
+    }
+
+    /// The float model with the parameters that refinement has rewritten: the same function.
+    pub(crate) fn rewritten(&self) -> FloatModel {
+        let mut model = self.float.clone();
+        model.tensors.extend(self.refined.tensors.clone());
+        model
+    }
+
+    /// Whether the range of an activation is one that refinement chose, which is valid for the rewritten model.
+    pub(crate) fn is_refined(&self, site: Site, model: &QuantizedModel) -> bool {
+        let ptq = |layer| model.site(Site::Weight(layer)).spec.ptq;
+        self.refined_range(site, &ptq).is_some()
+    }
+
+    /// The float model with `recipe` applied. Without refined layers it is the model that
+    /// [`calibrate`](crate::calibrate()) would make. Only what differs from the last call is made anew.
     ///
     /// # Errors
     /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and was
     /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`Quantizer::calibrate`].
     pub(crate) fn apply(&mut self, recipe: &Recipe) -> Result<&QuantizedModel, Error> {
         check_ptq(&self.float, recipe)?;
+        let table: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
         let mut states = BTreeMap::new();
-        for (site, spec) in recipe.resolve(&self.float.config)? {
-            let amax = if spec.needs_scale(site) { Some(self.range(site, &spec)?) } else { None };
-            states.insert(site, SiteState::new(spec, amax));
+        for (&site, spec) in &table {
+            states.insert(site, self.state(site, spec, &table)?);
         }
         for linear in all_linears(&self.float.config) {
-            let (site, name) = (Site::Weight(linear), linear.weight_name());
-            let spec = &states[&site].spec;
-            if self.current.sites[&site].spec == *spec {
-                continue;
+            let form = self.form(linear, &states);
+            if self.forms.get(&linear) != Some(&form) {
+                self.make_layer(linear, &form)?;
+                self.forms.insert(linear, form);
             }
-            let param = match spec.enabled {
-                true => Param::Int8(swinq_calib::quantize_weight(&self.float.tensors[&name], spec)?),
-                false => Param::Float(self.float.tensors[&name].clone()),
-            };
-            self.current.params.insert(name, param);
         }
         self.current.sites = states;
         self.current.recipe = recipe.clone();
@@ -98,7 +130,123 @@ impl Quantizer {
         Ok(&self.current)
     }
 
-    /// The range of an enabled activation.
+    /// The model that [`calibrate`](crate::calibrate()) makes of `recipe`. It runs the images again if layers have to be
+    /// refined.
+    ///
+    /// # Errors
+    /// The errors of [`Quantizer::calibrate`] and [`Quantizer::apply`].
+    pub(crate) fn finish(
+        &mut self,
+        recipe: &Recipe,
+        images: &Images,
+        read: &ReadOptions,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<QuantizedModel, Error> {
+        let refines = |(_, spec): &(Site, SiteSpec)| spec.enabled && spec.ptq != Ptq::Basic;
+        if !recipe.resolve(&self.float.config)?.iter().any(refines) {
+            return Ok(self.apply(recipe)?.clone());
+        }
+        let mut model = run(&self.float, recipe, images, read, progress)?.model;
+        model.provenance.calibration = Some(self.record.clone());
+        Ok(model)
+    }
+
+    fn state(
+        &mut self,
+        site: Site,
+        spec: &SiteSpec,
+        table: &BTreeMap<Site, SiteSpec>,
+    ) -> Result<SiteState, Error> {
+        if !spec.needs_scale(site) {
+            return Ok(SiteState::new(spec.clone(), None));
+        }
+        let ptq = |layer| table[&Site::Weight(layer)].ptq;
+        if spec.amax.is_none()
+            && let Some(amax) = self.refined_range(site, &ptq)
+        {
+            let Some(codes) = self.channels(site) else {
+                return Ok(SiteState::new(spec.clone(), Some(amax)));
+            };
+            // An `.output` site rounds the INT32 sums, which zero points would shift.
+            if !matches!(site, Site::Input(layer) if table[&Site::Output(layer)].enabled) {
+                let mut state = SiteState::new(spec.clone(), Some(amax));
+                state.channels = Some(codes.clone());
+                return Ok(state);
+            }
+        }
+        let amax = self.range(site, spec)?;
+        Ok(SiteState::new(spec.clone(), Some(amax)))
+    }
+
+    /// The range that refinement chose for `site`, if `ptq` refines the layer that it belongs to. The patch embedding and
+    /// the head are not refined.
+    fn refined_range(&self, site: Site, ptq: &dyn Fn(Linear) -> Ptq) -> Option<f32> {
+        let layer = match site {
+            Site::Input(Linear::PatchEmbed | Linear::Head) => return None,
+            Site::Input(layer) => layer,
+            Site::Q(block) | Site::K(block) | Site::V(block) => Linear::Proj(block),
+            _ => return None,
+        };
+        self.refined.ranges.get(&site).copied().filter(|_| ptq(layer) == Ptq::Refined)
+    }
+
+    /// The scales and zero points of channels that refinement found for `site`.
+    fn channels(&self, site: Site) -> Option<&ChannelCodes> {
+        match site {
+            Site::Input(Linear::Fc2(block)) => self.refined.channels.get(&block),
+            _ => None,
+        }
+    }
+
+    fn form(&self, linear: Linear, states: &BTreeMap<Site, SiteState>) -> Form {
+        let (weight, input) = (&states[&Site::Weight(linear)].spec, &states[&Site::Input(linear)]);
+        let refined = |layer| states[&Site::Weight(layer)].spec.ptq == Ptq::Refined;
+        // The values of attention move from `attn.qkv` into `attn.proj`.
+        let rewritten = match linear {
+            Linear::Qkv(block) | Linear::Proj(block) => {
+                refined(Linear::Qkv(block)) || refined(Linear::Proj(block))
+            }
+            _ => refined(linear),
+        };
+        Form {
+            weight: weight.clone(),
+            rewritten,
+            corrected: refined(linear) && weight.enabled && input.spec.enabled,
+            folded: weight.enabled && input.channels.is_some(),
+        }
+    }
+
+    /// Makes the parameters of a layer and of the norm before it.
+    fn make_layer(&mut self, linear: Linear, form: &Form) -> Result<(), Error> {
+        let tensor = |name: &str| {
+            let rewritten = self.refined.tensors.get(name).filter(|_| form.rewritten);
+            rewritten.or_else(|| self.float.tensors.get(name))
+        };
+        let (name, bias) = (linear.weight_name(), linear.bias_name());
+        let weight = tensor(&name).expect("a layer has a weight");
+        let factors = match self.channels(Site::Input(linear)) {
+            Some(codes) if form.folded => &codes.factors[..],
+            _ => &[],
+        };
+        let weight = match form.weight.enabled {
+            true => Param::Int8(quantize_weight(&fold_factors(weight, factors), &form.weight)?),
+            false => Param::Float(weight.clone()),
+        };
+        let mut made = vec![(name, weight)];
+        let corrected = self.refined.biases.get(&linear).filter(|_| form.corrected);
+        let corrected = corrected.map(|bias| HostTensor::new([bias.len()], bias.clone()));
+        made.extend(corrected.or_else(|| tensor(&bias).cloned()).map(|tensor| (bias, Param::Float(tensor))));
+        for parameter in ["weight", "bias"] {
+            let Some(norm) = norm_before(linear) else { break };
+            let name = format!("{norm}.{parameter}");
+            let tensor = tensor(&name).expect("a norm has a weight and a bias").clone();
+            made.push((name, Param::Float(tensor)));
+        }
+        self.current.params.extend(made);
+        Ok(())
+    }
+
+    /// The range of an enabled activation by its rule or its calibrator.
     fn range(&mut self, site: Site, spec: &SiteSpec) -> Result<f32, Error> {
         if let Some(amax) = spec.amax {
             return Ok(amax);
@@ -116,17 +264,31 @@ impl Quantizer {
     }
 }
 
-/// Refuses a recipe that rewrites layers: each candidate would need its own refinement.
+/// Calibrates `float` on the CPU.
+fn run(
+    float: &FloatModel,
+    recipe: &Recipe,
+    images: &Images,
+    read: &ReadOptions,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<swinq_calib::Calibrated, Error> {
+    let device = FloatDevice::Cpu.open()?;
+    let mut batches = images.batches(&float.transform, read)?;
+    let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
+    Ok(swinq_calib::calibrate(float, recipe, &mut batches, settings)?)
+}
+
+/// Refuses a recipe with reconstructed layers: the codes of each depend on all layers before it, so that every
+/// candidate would need its own reconstruction.
 fn check_ptq(float: &FloatModel, recipe: &Recipe) -> Result<(), Error> {
     let table = recipe.resolve(&float.config)?;
-    match table.iter().find(|(_, spec)| spec.enabled && spec.ptq != Ptq::Basic) {
+    match table.iter().find(|(_, spec)| spec.enabled && spec.ptq == Ptq::Reconstruct) {
         None => Ok(()),
-        Some((site, spec)) => Err(Error::argument(
+        Some((site, _)) => Err(Error::argument(
             "recipe",
             format!(
-                "{site} has `ptq: {}`, but sensitivity and tune quantize with `ptq: basic` only; state `basic` here, \
-                 and calibrate the recipe that `tune` writes with `--ptq {}`",
-                spec.ptq, spec.ptq
+                "{site} has `ptq: reconstruct`, but sensitivity and tune quantize with `basic` or `refined` only; state \
+                 `refined` here, and calibrate the recipe that `tune` writes with `--ptq reconstruct`"
             ),
         )),
     }
@@ -135,4 +297,69 @@ fn check_ptq(float: &FloatModel, recipe: &Recipe) -> Result<(), Error> {
 /// A rule for the sites of this name that switches them on or off.
 pub(crate) fn switch(site: Site, enable: bool) -> Rule {
     Rule { pattern: site.to_string(), enable: Some(enable), ..Rule::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use swinq_model::checkpoint::{LoadOptions, load_float};
+    use swinq_model::config::load_config;
+
+    use super::*;
+    use crate::{CalibrateOptions, Model, Split};
+
+    fn images() -> Images {
+        let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples/cifar10");
+        Images::open(&samples, Split::Train, Some(24), 0).unwrap()
+    }
+
+    fn float() -> FloatModel {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples/swin_micro_cifar10");
+        let cfg = load_config(folder.join("cfg.yaml").to_str().unwrap(), &[]).unwrap();
+        load_float(&folder.join("model.safetensors"), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+    }
+
+    #[test]
+    fn recipes_give_the_models_of_a_calibration() {
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let start = Recipe::shipped("default").unwrap();
+        let read = ReadOptions::default();
+        let mut quantizer = Quantizer::calibrate(float(), &start, &images(), &read, go_on).unwrap();
+        let rule = |pattern: &str| Rule { pattern: pattern.to_owned(), ..Rule::default() };
+        let off = Rule { enable: Some(false), ..rule("layers.1.blocks.0.mlp.fc1.{input,weight}") };
+        let basic = Rule { ptq: Some(Ptq::Basic), ..rule("layers.1.blocks.1.mlp.fc2.weight") };
+        let recipes = [
+            start.clone(),
+            start.clone().with_rule(off),
+            start.clone().with_rule(basic),
+            start.clone().with_ptq(Ptq::Basic),
+            start.clone(),
+        ];
+        let mut models: Vec<QuantizedModel> = Vec::new();
+        for recipe in recipes {
+            let options = CalibrateOptions { recipe: recipe.clone(), ..CalibrateOptions::default() };
+            let model = Model::from_float(float()).unwrap();
+            let want = crate::calibrate(model, &options, &images(), go_on).unwrap().model;
+            let found = quantizer.apply(&recipe).unwrap();
+            assert_eq!(found.sites, want.as_quantized().sites, "{:?}", recipe.rules.last());
+            // A layer that is off keeps its rewritten parameters here, which are the same function.
+            if recipe.rules.last().and_then(|rule| rule.enable) != Some(false) || recipe == start {
+                assert_eq!(found, want.as_quantized(), "{:?}", recipe.rules.last());
+            }
+            models.push(found.clone());
+        }
+        assert!(models[0] == models[4] && models.windows(2).all(|pair| pair[0] != pair[1]));
+        let rewritten = quantizer.rewritten();
+        assert_ne!(rewritten.tensors, float().tensors);
+    }
+
+    #[test]
+    fn reconstruction_is_refused() {
+        let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Reconstruct);
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let found = Quantizer::calibrate(float(), &recipe, &images(), &ReadOptions::default(), go_on);
+        let message = found.err().expect("refused").to_string();
+        assert!(message.contains("reconstruct") && message.contains("refined"), "{message}");
+    }
 }

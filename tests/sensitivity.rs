@@ -127,12 +127,7 @@ fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
     let float = float_model();
     let options = swinq::CalibrateOptions::default();
     let mut go_on = |_, _| ControlFlow::Continue(());
-    let model = Model::from_float(float.clone()).unwrap();
-    let calibrated =
-        swinq::calibrate(model, &options, &images(64, Split::Train), &mut |_| ControlFlow::Continue(()))
-            .unwrap();
-    let quantized = calibrated.model.as_quantized();
-    let ranges = quantized.sites.iter().filter_map(|(site, state)| Some((*site, state.amax?))).collect();
+    let calibration = images(64, Split::Train);
     let images = images(96, Split::Val);
     let engine = Engine::new(&Model::from_float(float.clone()).unwrap(), &EngineOptions::cpu(2)).unwrap();
     let reference = engine.infer_images(&images, &ReadOptions::default(), &mut go_on).unwrap();
@@ -141,8 +136,11 @@ fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
     let exhaustive = results.layers.iter().map(|layer| {
         let none = options.recipe.clone().with_rule(rule("**", false));
         let recipe = layer.sites.iter().fold(none, |recipe, site| recipe.with_rule(rule(site, true)));
-        let model = swinq::calib::quantize(&float, &recipe, &ranges).unwrap();
-        sqnr(&model, &reference, &images)
+        let (model, options) = (Model::from_float(float.clone()).unwrap(), options.clone());
+        let options = swinq::CalibrateOptions { recipe, ..options };
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let calibrated = swinq::calibrate(model, &options, &calibration, go_on).unwrap();
+        sqnr(calibrated.model.as_quantized(), &reference, &images)
     });
     let exhaustive: Vec<f64> = exhaustive.collect();
     let measured: Vec<f64> = results.layers.iter().map(|layer| layer.alone.sqnr_db).collect();

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use common::{float_model, refused, sample_cfg, sample_data, sample_model, stdout, swinq};
 use swinq::eval::results::tune::{SearchEnd, Verdict, read_tuning};
+use swinq::model::Ptq;
 use swinq::model::quantized::FloatModel;
 use swinq::{
     EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
@@ -34,7 +35,7 @@ fn with_outliers() -> FloatModel {
 
 fn options(folder: &Path, max_drop: f64) -> TuneOptions {
     TuneOptions {
-        recipe: Recipe::shipped("default").unwrap(),
+        recipe: Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic),
         read: ReadOptions::default(),
         engine: EngineOptions::cpu(2),
         batch_size: 1,
@@ -93,6 +94,32 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
     let again = tune(with_outliers(), &options, 200, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
     assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);
+    assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
+}
+
+#[test]
+fn refined_layers_need_no_repair_and_lose_the_scales_of_channels_where_the_accuracy_allows() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe::shipped("default").unwrap();
+    let mut options = TuneOptions { recipe, ..options(folder.path(), 50.0) };
+    options.cache = None;
+    let tuned = tune(with_outliers(), &options, 32, &mut |_| ControlFlow::Continue(())).unwrap();
+    let candidates = &tuned.results.candidates;
+    assert!(candidates[0].effect.sqnr_db > 36.0, "{:?}", candidates[0].effect);
+    let basic: Vec<_> = candidates
+        .iter()
+        .filter(|c| c.changes.iter().any(|change| change.ends_with("fc2: ptq basic")))
+        .collect();
+    println!("{:?}", candidates.iter().map(|c| (&c.changes, c.predicted_ms)).collect::<Vec<_>>());
+    for candidate in basic {
+        assert!(candidate.predicted_ms < candidates[0].predicted_ms && candidate.effect.sqnr_db > 30.0);
+    }
+    // The checkpoint is what a calibration with the written recipe gives.
+    let recipe = candidates[tuned.results.chosen].recipe.clone();
+    let calibration = Images::open(sample_data(), Split::Train, Some(32), 0).unwrap();
+    let again = swinq::CalibrateOptions { recipe, ..swinq::CalibrateOptions::default() };
+    let model = Model::from_float(with_outliers()).unwrap();
+    let again = swinq::calibrate(model, &again, &calibration, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
 }
 

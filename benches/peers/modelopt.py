@@ -1,8 +1,10 @@
 """Fidelity of INT8 Swins: swinq's recipe `default` against NVIDIA ModelOpt's INT8 and INT8 SmoothQuant.
 
-    python benches/peers/modelopt.py SWINQ MODEL DATA [--plant norms,values --factor 32] [--calibrate 320] [--limit N]
+    python benches/peers/modelopt.py SWINQ MODEL DATA [--plant norms,values --factor 32] [--calibrate 80] [--every N]
 
-SWINQ is the release binary. MODEL is a folder with `model.safetensors` in timm's names and `cfg.yaml`, and DATA a
+--every N evaluates every N-th image of `val` only, in every tool.
+
+SWINQ is the program. MODEL is a folder with `model.safetensors` in timm's names and `cfg.yaml`, and DATA a
 folder with `train.zip`, `val.zip` and their maps. Every tool calibrates the same images and quantizes the same linear
 layers: those of the blocks and of patch merging. ModelOpt simulates INT8 in PyTorch and leaves attention in float;
 swinq computes in integers and quantizes attention as well. Prints correct images, agreement with float, and the SQNR
@@ -129,14 +131,23 @@ def planted(tensors, place, factor):
     return tensors
 
 
-def swinq(args, folder, weights, names):
-    """Runs `swinq calibrate` and `swinq eval`; returns the names of the calibration images and prints the figures."""
+def extract(split, names, folder):
+    """Writes the images `names` as `val` of an ImageFolder."""
+    for name in names:
+        path = folder / "val" / f"{split.labels[name]:04}" / name.replace("/", "_").replace("@", "_")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(split.archive.read(name.split("@")[-1].removeprefix("/")))
+    return folder
+
+
+def swinq(args, folder, weights, images):
+    """Runs `swinq calibrate`, and `swinq eval` on `images`; prints the figures, and returns the names of the calibration images."""
     cfg, int8, results = str(args.model / "cfg.yaml"), folder / "int8.safetensors", folder / "results.json"
     command = [args.swinq, "calibrate", str(weights), "--cfg", cfg, "--data-path", str(args.data), "-o", str(int8)]
     command += ["--batches", str(args.calibrate // 8), "--batch-size", "8", *args.options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    command = [args.swinq, "eval", str(weights), str(int8), "--cfg", cfg, "--data-path", str(args.data), "--no-latency"]
-    command += ["--backend", "cpu", "--json", str(results)] + (["--limit", str(args.limit)] if args.limit else [])
+    command = [args.swinq, "eval", str(weights), str(int8), "--cfg", cfg, "--data-path", str(images), "--no-latency"]
+    command += ["--backend", "cpu", "--json", str(results)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     found = json.loads(results.read_text())["models"][1]
     print(
@@ -156,15 +167,15 @@ def main():
     parser.add_argument("data", type=pathlib.Path)
     parser.add_argument("--plant", default="", help="places, separated by commas: norms, values")
     parser.add_argument("--factor", type=float, default=32)
-    parser.add_argument("--calibrate", type=int, default=320)
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--calibrate", type=int, default=80)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--options", nargs="*", default=[], help="more options of `swinq calibrate`")
     args = parser.parse_args()
     cfg = yaml.safe_load((args.model / "cfg.yaml").read_text())
     tensors = {name: tensor.float() for name, tensor in load_file(args.model / "model.safetensors").items()}
     size = cfg["DATA"]["IMG_SIZE"]
     train, val = Split(args.data, "train", size), Split(args.data, "val", size)
-    names = list(val.labels)
+    names = list(val.labels)[:: args.every]
     labels = torch.tensor([val.labels[name] for name in names])
     for place in [None, *filter(None, args.plant.split(","))]:
         print(f"{args.model.name}, " + (f"{place} x{args.factor:g}" if place else "untouched"))
@@ -172,7 +183,8 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
-            images = [name.split("@")[-1].removeprefix("/") for name in swinq(args, folder, folder / "model.safetensors", names)]
+            evaluated = args.data if args.every == 1 else extract(val, names, folder / "images")
+            images = [name.split("@")[-1].removeprefix("/") for name in swinq(args, folder, folder / "model.safetensors", evaluated)]
         model = network(cfg, weights)
         exact = logits(model, val, names)
         for name, config in (("INT8", mtq.INT8_DEFAULT_CFG), ("INT8 SmoothQuant", mtq.INT8_SMOOTHQUANT_CFG)):

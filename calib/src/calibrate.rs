@@ -17,7 +17,7 @@ use crate::histogram::Histogram;
 use crate::observe::Observe;
 use crate::quantize::assemble;
 use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
-use crate::refine::{Refined, Refiner, Sampler, Trial, refined_layers};
+use crate::refine::{Refined, RefinedParameters, Refiner, Sampler, Trial, refined_layers};
 
 /// Options of a calibration.
 pub struct CalibrateOptions<'a> {
@@ -68,6 +68,8 @@ pub struct Calibrated {
     pub ids: Vec<usize>,
     /// The transforms that were tried at layers whose `ptq` is not `basic`, in the order of the trials.
     pub trials: Vec<Trial>,
+    /// What refinement found.
+    pub refined: RefinedParameters,
 }
 
 /// Images per forward on the CPU. The number is small so that tensors stay in the cache.
@@ -127,6 +129,7 @@ pub fn calibrate(
         let step = Progress { phase: Phase::Refine, done, total };
         if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
     })?;
+    let parameters = refined.parameters(model);
     let mut quantized = assemble(recipe, &refined)?;
     let mut trials = refined.trials;
     if let Some(batches) = run.kept {
@@ -145,6 +148,7 @@ pub fn calibrate(
         quantized.validate()?;
     }
     Ok(Calibrated {
+        refined: parameters,
         model: quantized,
         trials,
         histograms,

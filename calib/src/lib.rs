@@ -22,5 +22,5 @@ pub use error::CalibError;
 pub use histogram::Histogram;
 pub use observe::Observe;
 pub use quantize::quantize;
-pub use refine::{Refinement, Trial};
+pub use refine::{RefinedParameters, Refinement, Trial, norm_before};
 pub use weight::{largest_code, quantize_by_scales, quantize_weight, weight_scales};

@@ -192,6 +192,8 @@ fn sensitivity_and_tuning_survive_a_round_trip_and_other_files_are_refused() {
         images: 8,
         float_correct: None,
         whole: effect(30.0),
+        site_images: 4,
+        site_whole: effect(30.5),
         layers: vec![element],
         sites: Vec::new(),
         blocks: vec![BlockError { name: "patch_embed".to_owned(), sqnr_db: f64::INFINITY, cosine: 1.0 }],

@@ -251,6 +251,11 @@ impl Recipe {
         self
     }
 
+    /// Appends a rule that sets how the numbers of every layer are found.
+    pub fn with_ptq(self, ptq: Ptq) -> Recipe {
+        self.with_rule(Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() })
+    }
+
     /// The effective setting of every site of `config`, in forward order.
     ///
     /// # Errors

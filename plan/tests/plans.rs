@@ -9,7 +9,7 @@ use std::path::Path;
 use swinq_calib::quantize;
 use swinq_model::quantized::Param;
 use swinq_model::site::all_sites;
-use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, WindowPolicy};
+use swinq_model::{Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, WindowPolicy};
 use swinq_plan::{Norm, Op, Order, Plan, Store, TensorId, Values, Weight};
 use swinq_testing::model::{random, small};
 
@@ -36,7 +36,7 @@ fn model(config: SwinConfig, recipe: &str) -> QuantizedModel {
     }
     let sites = all_sites(&float.config).into_iter().enumerate();
     let ranges: BTreeMap<Site, f32> = sites.map(|(i, site)| (site, 1.0 + i as f32 / 8.0)).collect();
-    quantize(&float, &Recipe::shipped(recipe).unwrap(), &ranges).unwrap()
+    quantize(&float, &Recipe::shipped(recipe).unwrap().with_ptq(Ptq::Basic), &ranges).unwrap()
 }
 
 /// Address of the data that `values` borrows.
@@ -201,7 +201,7 @@ fn blocks_of_one_stage_and_shift_share_their_row_order() {
 
 #[test]
 fn weights_stored_as_codes_are_dequantized_where_their_product_runs_in_float() {
-    let mut recipe = Recipe::shipped("default").unwrap();
+    let mut recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
     recipe.rules.push(swinq_model::Rule {
         pattern: "layers.0.blocks.0.mlp.fc1.input".to_owned(),
         enable: Some(false),

@@ -126,8 +126,8 @@ impl Candidate {
         self.measured.as_ref()
     }
 
-    /// Records the file or directory that the model was read from: its path, its hash, and the histograms of its
-    /// calibration if they lie beside it. Returns a remark for the reader if the histograms belong to another
+    /// Records the file or directory that the model was read from: its path, its hash, and the histograms and the
+    /// noise of weights of its calibration if they lie beside it. Returns a remark for the reader if the histograms belong to another
     /// calibration, and are therefore left out.
     ///
     /// # Errors
@@ -148,6 +148,7 @@ impl Candidate {
         let mut sites = file.sites;
         for site in &mut self.result.sites {
             site.histogram = sites.remove(&site.site);
+            site.sqnr_db = file.weights.get(&site.site).copied();
         }
         Ok(None)
     }
@@ -223,15 +224,6 @@ impl Candidate {
         let launches = engine.profile(&batch.pixels, RUNS)?.into_iter().map(launch).collect();
         self.result.profile = Some(Profile { batch: batch_size, launches });
         Ok(())
-    }
-
-    /// Measures the noise of every quantized weight against the weights of `float`, and stores it.
-    #[cfg(feature = "float")]
-    pub(super) fn measure_weights(&mut self, float: &Model) {
-        let Some(model) = self.measured.as_ref().filter(|_| !self.result.sites.is_empty()) else { return };
-        for (site, db) in super::weight_noise::measure(model.as_quantized(), float.as_quantized()) {
-            self.set_noise(&site.to_string(), db);
-        }
     }
 
     #[cfg(feature = "float")]

@@ -5,8 +5,6 @@ mod latency;
 mod report;
 #[cfg(feature = "float")]
 mod site_noise;
-#[cfg(feature = "float")]
-mod weight_noise;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -33,8 +31,8 @@ pub struct EvaluateOptions {
     /// How latency is measured.
     pub latency_options: LatencyOptions,
     /// Whether to measure the quantization noise of every site on a few images, for the candidates that keep
-    /// their model ([`Candidate::with_sites_of`]). The noise of weights is measured if the float model that
-    /// they were made from is a candidate that keeps its model.
+    /// their model ([`Candidate::with_sites_of`]). The noise of weights is that of their calibration
+    /// ([`Candidate::record_file`]).
     #[cfg(feature = "float")]
     pub site_noise: bool,
     /// Whether to measure the time of each launch, at the smallest batch size in `latency`.
@@ -105,22 +103,11 @@ pub fn evaluate(
     }
     #[cfg(feature = "float")]
     if options.site_noise {
-        measure_noise(candidates, images)?;
+        candidates.iter_mut().try_for_each(|candidate| candidate.measure_sites(images))?;
     }
     results.data = Some(data_info(candidates, images));
     results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
     Ok(results)
-}
-
-/// Measures the noise of activations and of weights.
-#[cfg(feature = "float")]
-fn measure_noise(candidates: &mut [Candidate], images: &Images) -> Result<(), Error> {
-    let models: Vec<crate::Model> = candidates.iter().filter_map(Candidate::model).cloned().collect();
-    for candidate in candidates {
-        candidate.measure_sites(images)?;
-        models.iter().for_each(|float| candidate.measure_weights(float));
-    }
-    Ok(())
 }
 
 /// The description of the images, with the class names of a model that has them, else of the data set.

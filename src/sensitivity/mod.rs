@@ -11,8 +11,9 @@ pub(crate) mod walk;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use swinq_calib::Progress;
 use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
-use swinq_eval::{Distortion, EffectSums};
+use swinq_eval::{Distortion, EffectSums, EvalError};
 use swinq_int8_runtime::{Variant, VariantRunner};
 use swinq_model::{Batch, BatchSource, Logits, Recipe, Rule};
 
@@ -41,8 +42,8 @@ pub struct SensitivityOptions {
 /// What a long measurement tells its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SensitivityProgress {
-    /// Images of the calibration: done, all.
-    Calibrate(usize, usize),
+    /// Images or layers of the calibration.
+    Calibrate(Progress),
     /// What the file of finished measurements held.
     Cache(Found),
     /// Measurements: done, all.
@@ -68,10 +69,9 @@ pub fn sensitivity(
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let float = model.into_float()?;
     let batch = load(images, &float.transform, &options.read)?;
-    let quantizer =
-        Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |done, all| {
-            progress(SensitivityProgress::Calibrate(done, all))
-        })?;
+    let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |step| {
+        progress(SensitivityProgress::Calibrate(step))
+    })?;
     let mut run = Run::new(quantizer, options, &batch)?;
     if options.cache.is_some() && progress(SensitivityProgress::Cache(run.journal.found())).is_break() {
         return Err(Error::Interrupted);
@@ -114,13 +114,32 @@ fn groups(all: &Batch) -> Vec<Batch> {
     starts.map(|first| slice(all, first..(first + GROUP).min(all.len()))).collect()
 }
 
+/// Single sites are measured on one of so many images of a group: there are twice as many sites as layers, and layers
+/// are what recipes change.
+const SITE_SHARE: usize = 2;
+
 /// The effects of all parts.
 struct Measured {
     float: EffectSums,
-    whole: EffectSums,
+    /// Of the whole recipe, on the images of the layers and of the sites.
+    whole: [EffectSums; 2],
+    /// Number of images of the sites.
+    site_images: usize,
     /// For each part: quantized alone, and left alone in float.
     parts: Vec<[EffectSums; 2]>,
     blocks: Vec<(String, Distortion)>,
+}
+
+/// Parts to measure on some images of a group.
+struct Job<'a> {
+    /// Index of the group.
+    group: usize,
+    images: &'a Batch,
+    /// Indices of the parts in forward order.
+    parts: Vec<usize>,
+    /// The float model and the model with the whole recipe, and their recipes.
+    bases: &'a [Variant; 2],
+    recipes: &'a [Recipe; 2],
 }
 
 struct Run {
@@ -157,7 +176,8 @@ impl Run {
         let each = 2 * self.parts.len() + 1;
         let mut measured = Measured {
             float: EffectSums::default(),
-            whole: EffectSums::default(),
+            whole: Default::default(),
+            site_images: 0,
             parts: vec![Default::default(); self.parts.len()],
             blocks: Vec::new(),
         };
@@ -195,24 +215,45 @@ impl Run {
         measured: &mut Measured,
         finished: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let classes = self.quantizer.float().config.num_classes;
-        let bases = [self.prepare(float)?, self.prepare(&self.recipe.clone())?];
-        let reference = Walk::new(&bases[0], group, classes).logits(&mut self.runner, &bases[0]);
-        let sums = |logits: &Logits| {
-            let mut sums = EffectSums::default();
-            sums.add(&reference, logits, &group.labels).map(|()| sums)
-        };
-        measured.float.merge(&sums(&reference)?);
-        let whole = Walk::new(&bases[1], group, classes).logits(&mut self.runner, &bases[1]);
-        measured.whole.merge(&sums(&whole)?);
-        self.blocks(index, group, &bases, &mut measured.blocks)?;
-        finished()?;
         let recipes = [float.clone(), self.recipe.clone()];
-        for (direction, (base, recipe)) in bases.iter().zip(&recipes).enumerate() {
-            let mut walk = Walk::new(base, group, classes);
-            for part in self.forward_order() {
+        let bases = [self.prepare(&recipes[0])?, self.prepare(&recipes[1])?];
+        self.blocks(index, group, &bases, &mut measured.blocks)?;
+        let few = slice(group, 0..group.len().div_ceil(SITE_SHARE));
+        measured.site_images += few.len();
+        for (set, images) in [group, &few].into_iter().enumerate() {
+            let classes = self.quantizer.float().config.num_classes;
+            let reference = Walk::new(&bases[0], images, classes).logits(&mut self.runner, &bases[0]);
+            let sums = |logits: &Logits| {
+                let mut sums = EffectSums::default();
+                sums.add(&reference, logits, &images.labels).map(|()| sums)
+            };
+            if set == 0 {
+                measured.float.merge(&sums(&reference)?);
+            }
+            let whole = Walk::new(&bases[1], images, classes).logits(&mut self.runner, &bases[1]);
+            measured.whole[set].merge(&sums(&whole)?);
+            let of_set = |part: &usize| (*part >= self.layers) == (set == 1);
+            let parts = self.forward_order().into_iter().filter(of_set).collect();
+            let job = Job { group: index, images, parts, bases: &bases, recipes: &recipes };
+            self.parts(&job, &sums, measured, finished)?;
+        }
+        finished()
+    }
+
+    /// Measures the parts of a job, and adds the sums to `measured`.
+    fn parts(
+        &mut self,
+        job: &Job<'_>,
+        sums: &dyn Fn(&Logits) -> Result<EffectSums, EvalError>,
+        measured: &mut Measured,
+        finished: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let classes = self.quantizer.float().config.num_classes;
+        for (direction, (base, recipe)) in job.bases.iter().zip(job.recipes).enumerate() {
+            let mut walk = Walk::new(base, job.images, classes);
+            for &part in &job.parts {
                 let kind = self.parts[part].kind;
-                let name = format!("{index} {} {kind}", ["alone", "without"][direction]);
+                let name = format!("{} {} {kind}", job.group, ["alone", "without"][direction]);
                 let found = match self.journal.get::<EffectSums>(&name) {
                     Some(found) => found,
                     None => {
@@ -304,12 +345,15 @@ impl Run {
         let model = self.quantizer.apply(&recipe)?.clone();
         let spread_on = slice(batch, 0..SPREAD_IMAGES.min(batch.len()));
         let (float_effect, threads) = (measured.float.effect(), self.runner.threads());
+        let [whole, site_whole] = measured.whole.map(|sums| sums.effect());
         Ok(Sensitivity {
             schema: SENSITIVITY_SCHEMA,
             model: subject(&self.quantizer),
             images: batch.len(),
             float_correct: float_effect.top1_correct,
-            whole: measured.whole.effect(),
+            whole,
+            site_images: measured.site_images,
+            site_whole,
             layers: elements,
             sites,
             blocks: measured.blocks.iter().map(|(name, d)| BlockError::new(name, d)).collect(),
@@ -343,9 +387,10 @@ pub(crate) fn run_key(
     let mut key = RunKey::new(command).with_json(recipe);
     let model = quantizer.apply(recipe)?;
     for (site, state) in &model.sites {
-        key = key.with_json(&(site.to_string(), &state.spec, state.amax));
+        let channels = state.channels.as_ref().map(|codes| (&codes.factors, &codes.zero_points));
+        key = key.with_json(&(site.to_string(), &state.spec, state.amax, channels));
     }
-    key = key.with_json(&model.transform);
+    key = key.with_json(&model.transform).with_json(quantizer.record());
     let float = quantizer.float();
     for (name, tensor) in &float.tensors {
         let bytes: Vec<u8> = tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect();

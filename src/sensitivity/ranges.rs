@@ -6,8 +6,9 @@ use candle_core::{D, Device, Tensor};
 use swinq_calib::{Histogram, largest_code, weight_scales};
 use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistics};
 use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_model::quantized::ChannelCodes;
 use swinq_model::site::all_sites;
-use swinq_model::{Batch, Granularity, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
+use swinq_model::{Batch, Granularity, HostTensor, Linear, ModelError, QuantizedModel, Site, SiteSpec};
 
 use crate::Error;
 use crate::quantizer::Quantizer;
@@ -17,16 +18,19 @@ const PERCENTILES: [f64; 5] = [50.0, 99.0, 99.9, 99.99, 99.999];
 /// Bins of the histograms of the results.
 const BINS: usize = 64;
 
-/// Statistics of every quantized site of `model`, a model of `quantizer`, that has a range. The magnitudes are
-/// those of the calibration; the largest magnitudes of channels are those on `images`.
+/// Statistics of every quantized site of `model`, a model of `quantizer`, that has a range. The magnitudes are those of
+/// the calibration; the largest magnitudes of channels are those on `images`. At refined layers, whose inputs
+/// refinement has rewritten, the magnitudes are those on `images`, too.
 pub(super) fn statistics(
     quantizer: &Quantizer,
     model: &QuantizedModel,
     images: &Batch,
 ) -> Result<Vec<RangeStatistics>, Error> {
-    let float = quantizer.float();
+    let float = quantizer.rewritten();
     let swin = Swin::new(&float.config, &float.tensors, &Device::Cpu)?;
-    let mut channels = Channels { model, largest: BTreeMap::new() };
+    let refined = all_sites(&model.config).into_iter().filter(|&site| quantizer.is_refined(site, model));
+    let histograms = refined.map(|site| (site, Histogram::new())).collect();
+    let mut channels = Channels { model, largest: BTreeMap::new(), histograms, codes: BTreeMap::new() };
     let tensor = swin.images(images, &float.transform)?;
     for first in (0..images.len()).step_by(2) {
         let some = tensor.narrow(0, first, 2.min(images.len() - first)).map_err(FloatError::from)?;
@@ -40,21 +44,27 @@ pub(super) fn statistics(
         }
         if let Site::Weight(linear) = site {
             all.push(weight(&float.tensors[&linear.weight_name()], linear, &state.spec)?);
-        } else if let (Some(amax), Some(histogram)) = (state.amax, quantizer.histogram(site)) {
-            let spread = channels.largest.get(&site).and_then(|largest| spread(largest));
-            all.push(activation(site, &state.spec, histogram, amax, spread));
+            continue;
+        }
+        let refined = channels.histograms.get(&site);
+        let histogram = refined.or_else(|| quantizer.histogram(site));
+        if let (Some(amax), Some(histogram)) = (state.amax, histogram) {
+            let mut found = activation(site, &state.spec, histogram, amax);
+            found.spread = channels.largest.get(&site).and_then(|largest| spread(largest));
+            if refined.is_some() && state.spec.amax.is_none() {
+                found.calibrator = "refined".to_owned();
+            }
+            if let Some(codes) = channels.codes.get(&site) {
+                found.amax = None;
+                (found.clipped, found.zeroed) = codes.fractions();
+            }
+            all.push(found);
         }
     }
     Ok(all)
 }
 
-fn activation(
-    site: Site,
-    spec: &SiteSpec,
-    histogram: &Histogram,
-    amax: f32,
-    spread: Option<ChannelSpread>,
-) -> RangeStatistics {
+fn activation(site: Site, spec: &SiteSpec, histogram: &Histogram, amax: f32) -> RangeStatistics {
     let (all, zeros) = (histogram.count() as f64, histogram.zeros() as f64);
     let below = |x: f64| below(histogram, x);
     RangeStatistics {
@@ -65,7 +75,7 @@ fn activation(
         percentiles: percentiles(histogram),
         clipped: ((all - below(f64::from(amax))) / all).max(0.0),
         zeroed: ((below(f64::from(amax) / 254.0) - zeros) / all).max(0.0),
-        spread,
+        spread: None,
         histogram: coarse(histogram),
     }
 }
@@ -151,10 +161,44 @@ fn spread(largest: &[f32]) -> Option<ChannelSpread> {
 }
 
 /// Finds the largest magnitude of each channel at the sites whose tensors have channels: inputs and outputs of
-/// linear layers, `[rows, channels]`.
+/// linear layers, `[rows, channels]`. Counts the magnitudes at the sites of `histograms`, and the codes at sites with a
+/// scale for each channel.
 struct Channels<'a> {
     model: &'a QuantizedModel,
     largest: BTreeMap<Site, Vec<f32>>,
+    histograms: BTreeMap<Site, Histogram>,
+    codes: BTreeMap<Site, CodeCounts>,
+}
+
+/// Counts of the values at a site with a scale and a zero point for each channel.
+#[derive(Default)]
+struct CodeCounts {
+    all: usize,
+    /// Values whose code is outside -128 to 127 before it is clamped.
+    clipped: usize,
+    /// Values other than 0 with the code of 0.
+    zeroed: usize,
+}
+
+impl CodeCounts {
+    /// Adds `x`, rows of as many values as `codes` has channels, for the site's scale `step`.
+    fn add(&mut self, x: &[f32], codes: &ChannelCodes, step: f32) {
+        let recips: Vec<f32> = codes.factors.iter().map(|factor| (step * factor).recip()).collect();
+        for row in x.chunks_exact(recips.len()) {
+            for ((x, recip), zero) in row.iter().zip(&recips).zip(&codes.zero_points) {
+                let units = (x * recip).round_ties_even();
+                self.clipped += usize::from(!(-128.0..=127.0).contains(&(units + f32::from(*zero))));
+                self.zeroed += usize::from(units == 0.0 && *x != 0.0);
+            }
+        }
+        self.all += x.len();
+    }
+
+    /// The fractions of the values that are clipped and zeroed.
+    fn fractions(&self) -> (f64, f64) {
+        let of_all = |count: usize| count as f64 / self.all.max(1) as f64;
+        (of_all(self.clipped), of_all(self.zeroed))
+    }
 }
 
 impl Channels<'_> {
@@ -164,10 +208,24 @@ impl Channels<'_> {
         all.iter_mut().zip(largest).for_each(|(all, value)| *all = all.max(value));
         Ok(())
     }
+
+    /// Counts the values of a site whose range refinement chose.
+    fn count(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
+        let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
+        let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+        histogram.add(&values).map_err(|error| ModelError::site(site, error.to_string()))?;
+        if let (Some(codes), Some(step)) =
+            (&self.model.site(site).channels, self.model.activation_scale(site)?)
+        {
+            self.codes.entry(site).or_default().add(&values, codes, step);
+        }
+        Ok(())
+    }
 }
 
 impl Sites for Channels<'_> {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        self.count(site, &x)?;
         let has_channels = matches!(site, Site::Input(linear) if linear != Linear::PatchEmbed)
             || matches!(site, Site::Output(_));
         if has_channels && self.watches(site) {

@@ -155,6 +155,11 @@ impl Bench {
         &self.quantizer
     }
 
+    /// The quantizer of the models, to make the final one.
+    pub(super) fn quantizer_mut(&mut self) -> &mut Quantizer {
+        &mut self.quantizer
+    }
+
     /// Runs a recipe on all search images, unless the journal has it. `tick` is called after every batch, and may
     /// stop the run.
     pub(super) fn trial(

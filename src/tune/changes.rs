@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use swinq_model::site::all_linears;
-use swinq_model::{Calibrator, Granularity, QuantizedModel, Recipe, Rule, Site};
+use swinq_model::{Calibrator, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
 use crate::sensitivity::elements::{Part, PartKind, is_int8, layer_kinds};
 
@@ -14,6 +14,8 @@ pub(super) enum Aspect {
     Calibrator,
     /// The granularity of the part's weight.
     Granularity,
+    /// How the part's ranges and codes are found.
+    Ptq,
     /// Whether the part is quantized.
     Precision,
 }
@@ -25,6 +27,8 @@ pub(super) enum Change {
     Calibrator(Calibrator),
     /// A scale per output channel of the part's weight.
     PerChannel,
+    /// The part is not refined, so that its input has one scale.
+    Basic,
     /// The part is left in float.
     Off,
     /// The part is quantized, although the start recipe leaves it in float.
@@ -36,6 +40,7 @@ impl Change {
         match self {
             Change::Calibrator(_) => Aspect::Calibrator,
             Change::PerChannel => Aspect::Granularity,
+            Change::Basic => Aspect::Ptq,
             Change::Off | Change::On => Aspect::Precision,
         }
     }
@@ -44,6 +49,7 @@ impl Change {
         match self {
             Change::Calibrator(calibrator) => format!("{kind}: calibrator {calibrator}"),
             Change::PerChannel => format!("{kind}: weight per channel"),
+            Change::Basic => format!("{kind}: ptq basic"),
             Change::Off if matches!(kind, PartKind::Site(_)) => format!("{kind}: off"),
             Change::Off => format!("{kind}: float"),
             Change::On => format!("{kind}: INT8"),
@@ -58,8 +64,10 @@ pub(super) struct Space {
     parts: Vec<Part>,
     /// Whether the start recipe runs the part in INT8, or rounds at it.
     on: Vec<bool>,
-    /// Changes that may be tried, by part.
+    /// Changes that may be tried to remove noise, by part.
     options: Vec<Vec<Change>>,
+    /// Parts whose input has a scale for each channel, which costs time.
+    per_input_channel: Vec<usize>,
 }
 
 /// Changes from the start recipe, by part and aspect.
@@ -73,9 +81,17 @@ impl Space {
             all_linears(&model.config).into_iter().map(|linear| PartKind::Site(Site::Output(linear)));
         let is_on = |kind: &PartKind| !Part::of(model, *kind).sites.is_empty();
         kinds.extend(outputs.filter(is_on));
-        let mut space =
-            Space { start: start.clone(), parts: Vec::new(), on: Vec::new(), options: Vec::new() };
-        for kind in kinds {
+        let mut space = Space {
+            start: start.clone(),
+            parts: Vec::new(),
+            on: Vec::new(),
+            options: Vec::new(),
+            per_input_channel: Vec::new(),
+        };
+        for (index, kind) in kinds.into_iter().enumerate() {
+            if matches!(kind, PartKind::Linear(l) if model.site(Site::Input(l)).channels.is_some()) {
+                space.per_input_channel.push(index);
+            }
             let part = Part::of(model, kind);
             let on = is_int8(&part);
             space.options.push(if on { repairs(model, &part) } else { Vec::new() });
@@ -109,10 +125,13 @@ impl Space {
         self.options[index].iter().filter(unused).copied()
     }
 
-    /// Parts that the start recipe leaves in float and `state` does not change.
-    pub(super) fn additions<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
+    /// The changes of `state` that may save time: parts that the start recipe leaves in float are quantized, and inputs
+    /// with a scale for each channel get one scale.
+    pub(super) fn savings<'a>(&'a self, state: &'a State) -> impl Iterator<Item = (usize, Change)> + 'a {
         let off = |index: &usize| !self.on[*index] && !state.contains_key(&(*index, Aspect::Precision));
-        (0..self.len()).filter(off)
+        let added = (0..self.len()).filter(off).map(|index| (index, Change::On));
+        let on = |index: &usize| self.is_on(state, *index);
+        added.chain(self.per_input_channel.iter().copied().filter(on).map(|index| (index, Change::Basic)))
     }
 
     /// `state` with one more change.
@@ -168,6 +187,7 @@ impl Space {
             Change::Calibrator(calibrator) => {
                 for_sites(false, Rule { calibrator: Some(calibrator), ..Rule::default() })
             }
+            Change::Basic => for_sites(true, Rule { ptq: Some(Ptq::Basic), ..Rule::default() }),
             Change::PerChannel => {
                 for_sites(true, Rule { granularity: Some(Granularity::Channel), ..Rule::default() })
             }
@@ -189,7 +209,16 @@ fn operands(kind: PartKind) -> Vec<Site> {
 fn repairs(model: &QuantizedModel, part: &Part) -> Vec<Change> {
     let mut changes = Vec::new();
     let spec = |site: Site| &model.site(site).spec;
-    let calibrated = |site: &&Site| spec(**site).needs_scale(**site) && spec(**site).amax.is_none();
+    // Refinement searches the ranges of the layers that it refines.
+    let refined = |site: Site| match site {
+        Site::Input(layer) => spec(Site::Weight(layer)).ptq != Ptq::Basic,
+        Site::Q(block) | Site::K(block) | Site::V(block) => {
+            spec(Site::Weight(Linear::Proj(block))).ptq != Ptq::Basic
+        }
+        _ => false,
+    };
+    let calibrated =
+        |site: &&Site| spec(**site).needs_scale(**site) && spec(**site).amax.is_none() && !refined(**site);
     if let Some(&site) = part.sites.iter().find(calibrated) {
         let all = [
             Calibrator::Max,
@@ -253,7 +282,7 @@ mod tests {
         let names: Vec<String> = (0..space.len()).map(|i| space.kind(i).to_string()).collect();
         assert!(names.contains(&"layers.0.blocks.0.attn.qkv.output".to_owned()));
         assert!(!names.iter().any(|name| name.ends_with("fc2.output")));
-        let additions: Vec<&str> = space.additions(&State::new()).map(|i| names[i].as_str()).collect();
+        let additions: Vec<&str> = space.savings(&State::new()).map(|(i, _)| names[i].as_str()).collect();
         assert_eq!(additions, ["patch_embed.proj", "head"]);
     }
 }

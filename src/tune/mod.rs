@@ -14,6 +14,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use swinq_calib::Progress;
 use swinq_eval::Interval;
 use swinq_eval::results::tune::{CostModel, Goal, TUNE_SCHEMA, TuneImages, Tuning};
 use swinq_model::Recipe;
@@ -65,8 +66,8 @@ pub struct Tuned {
 /// What a search tells its caller.
 #[derive(Clone, Copy, Debug)]
 pub enum TuneProgress<'a> {
-    /// Images of the calibration: done, all.
-    Calibrate(usize, usize),
+    /// Images or layers of the calibration.
+    Calibrate(Progress),
     /// What the file of finished measurements held.
     Cache(Found),
     /// Models whose launches are timed: done, all.
@@ -123,9 +124,9 @@ pub fn tune(
         let problem = "the images have no labels, and a drop of accuracy needs them".to_owned();
         return Err(Error::Labels { problem });
     }
-    let mut on_images = |done, all| progress(TuneProgress::Calibrate(done, all));
+    let mut on_step = |step| progress(TuneProgress::Calibrate(step));
     let mut quantizer =
-        Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut on_images)?;
+        Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut on_step)?;
     let journal = match &options.cache {
         Some(path) => Journal::open(path, &run_key("tune", &mut quantizer, &options.recipe, &search)?)?,
         None => Journal::in_memory(),
@@ -145,7 +146,15 @@ pub fn tune(
     let mut timed = |done, all| report(progress, TuneProgress::Latencies(done, all));
     let mut bench = Bench::new(parts, &space, &mut timed)?;
     let outcome = Search::new(&mut bench, space, options, progress).run()?;
-    finish(bench, outcome, options, &engine, (images, &verification), counts, progress)
+    let of = ImageSets { all: images, calibration, verification: &verification };
+    finish(bench, outcome, options, &engine, of, counts, progress)
+}
+
+/// The images of a search.
+struct ImageSets<'a> {
+    all: &'a Images,
+    calibration: &'a Images,
+    verification: &'a Images,
 }
 
 /// Verifies and measures the chosen recipe, and assembles the results.
@@ -154,15 +163,18 @@ fn finish(
     outcome: Outcome,
     options: &TuneOptions,
     engine: &EngineOptions,
-    (images, verification): (&Images, &Images),
+    images: ImageSets<'_>,
     counts: TuneImages,
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
     let Outcome { mut candidates, chosen, kept, end } = outcome;
-    let model = bench.model(&candidates[chosen].recipe)?;
+    let mut on_step = |step| progress(TuneProgress::Calibrate(step));
+    let recipe = &candidates[chosen].recipe;
+    let model = bench.quantizer_mut().finish(recipe, images.calibration, &options.read, &mut on_step)?;
     let float = bench.model(&Recipe::float())?;
     let mut on_images = |done, all| progress(TuneProgress::Verify(done, all));
-    let verification = verify::verify([&float, &model], engine, verification, options, &mut on_images)?;
+    let verification =
+        verify::verify([&float, &model], engine, images.verification, options, &mut on_images)?;
     let start = bench.model(&candidates[0].recipe)?;
     let latencies = verify::latencies([&float, &start, &model], engine, options.batch_size)?;
     let [float_latency, start_latency, latency] = latencies;
@@ -193,7 +205,7 @@ fn finish(
         verification,
         end,
         environment: environment(engine.threads)?,
-        data: Some(images.info(&model.transform)),
+        data: Some(images.all.info(&model.transform)),
     };
     Ok(Tuned { results, model: Model::from_quantized(model)? })
 }

@@ -84,11 +84,12 @@ impl<'a> Search<'a> {
         Ok(self.outcome(end))
     }
 
-    /// Takes back changes that cost time and are not needed, and quantizes layers that the start recipe leaves in
-    /// float, as long as the accuracy is kept. Returns whether there was enough time.
+    /// Takes back changes that cost time and are not needed, quantizes layers that the start recipe leaves in float, and
+    /// replaces scales of input channels by one scale, as long as the accuracy is kept. Returns whether there was enough time.
     fn speed_up(&mut self, mut state: State) -> Result<bool, Error> {
         let undo = state.keys().map(|&key| Step::Undo(key));
-        let steps: Vec<Step> = undo.chain(self.space.additions(&state).map(Step::Add)).collect();
+        let savings = self.space.savings(&state).map(|(index, change)| Step::Add(index, change));
+        let steps: Vec<Step> = undo.chain(savings).collect();
         let mut savings = Vec::new();
         for step in steps {
             if let Some(saving) = self.saving(&state, step)? {
@@ -272,8 +273,8 @@ fn ticker(
 enum Step {
     /// Takes a change back.
     Undo((usize, Aspect)),
-    /// Quantizes a part that the start recipe leaves in float.
-    Add(usize),
+    /// Adds a change that saves time.
+    Add(usize, Change),
 }
 
 impl Step {
@@ -284,7 +285,7 @@ impl Step {
                 state.remove(&key);
                 state
             }
-            Step::Add(index) => space.with(state, index, Change::On),
+            Step::Add(index, change) => space.with(state, index, change),
         }
     }
 }

@@ -116,19 +116,21 @@ pub fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points.
+/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points. The weights are
+/// those of `model`, which refinement may have rewritten; `float` is the model that it was made of.
 pub fn with_channels(
     mut model: QuantizedModel,
     float: &FloatModel,
     wanted: impl Fn(BlockId) -> bool,
 ) -> QuantizedModel {
     let stages = model.config.stages();
+    let float = FloatModel { tensors: model.float_tensors(), ..float.clone() };
     for block in blocks(&model).into_iter().filter(|&block| wanted(block)) {
         if let Some(amax) = model.site(Site::Input(Linear::Fc2(block))).amax {
             let seed = 7 * block.stage + block.block;
             let channels = random_channels(stages[block.stage].hidden, seed as u64);
             // The zero points move most of the range above zero.
-            set_channel_codes(&mut model, float, block, 0.6 * amax, channels).unwrap();
+            set_channel_codes(&mut model, &float, block, 0.6 * amax, channels).unwrap();
         }
     }
     model

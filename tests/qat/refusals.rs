@@ -6,7 +6,7 @@ use std::process::Command;
 
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::load_config;
-use swinq_model::{QuantizedModel, Recipe};
+use swinq_model::{Ptq, QuantizedModel, Recipe};
 
 use crate::common::{files, float_model, refused, sample_cfg, sample_data, sample_model, swinq};
 use crate::{Folder, calibrated, data};
@@ -65,7 +65,7 @@ fn teachers_that_cannot_teach() {
 fn of_another_network(folder: &Folder) -> PathBuf {
     let opts = [("MODEL.SWIN.DEPTHS".to_owned(), "[2, 2]".to_owned())];
     let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
-    let recipe = Recipe::shipped("default").unwrap();
+    let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
     let sites = recipe.resolve(&cfg.config).unwrap();
     let ranges = sites.iter().filter(|(site, spec)| spec.needs_scale(*site)).map(|(site, _)| (*site, 1.0));
     let model = swinq_calib::quantize(&random_model(&cfg, 1), &recipe, &ranges.collect()).unwrap();

@@ -128,6 +128,39 @@ impl<'a> Refined<'a> {
     }
 }
 
+/// What refinement found, apart from the model that it was found for.
+#[derive(Clone, Debug, Default)]
+pub struct RefinedParameters {
+    /// The rewritten float parameters, by name. Together they leave the function of the float model as it is.
+    pub tensors: BTreeMap<String, HostTensor>,
+    /// The range of every site that has one. At the input of `mlp.fc2` of a block in `channels` it is the common range.
+    pub ranges: BTreeMap<Site, f32>,
+    /// The blocks whose hidden channels have their own scales and zero points.
+    pub channels: BTreeMap<BlockId, ChannelCodes>,
+    /// The corrected biases of layers that run in INT8.
+    pub biases: BTreeMap<Linear, Vec<f32>>,
+}
+
+impl Refined<'_> {
+    /// What differs from `original`, the model before refinement.
+    pub fn parameters(&self, original: &FloatModel) -> RefinedParameters {
+        let rewritten = match &self.model {
+            Cow::Borrowed(_) => BTreeMap::new(),
+            Cow::Owned(model) => {
+                let changed =
+                    model.tensors.iter().filter(|(name, tensor)| original.tensors[*name] != **tensor);
+                changed.map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
+            }
+        };
+        RefinedParameters {
+            tensors: rewritten,
+            ranges: self.ranges.clone(),
+            channels: self.channels.clone(),
+            biases: self.biases.clone(),
+        }
+    }
+}
+
 /// What a refinement works on.
 pub(crate) struct Refiner<'a> {
     /// The setting of every site.
@@ -371,8 +404,8 @@ impl<'a> Refiner<'a> {
     }
 }
 
-/// The norm whose output only `layer` reads.
-fn norm_before(layer: Linear) -> Option<String> {
+/// The module path of the norm whose output only `layer` reads.
+pub fn norm_before(layer: Linear) -> Option<String> {
     match layer {
         Linear::Qkv(block) => Some(format!("{block}.norm1")),
         Linear::Fc1(block) => Some(format!("{block}.norm2")),

@@ -43,7 +43,7 @@ impl SensitivitySection {
             summary: summary(found),
             layers,
             other_layers,
-            sites: rows(&found.sites, &found.whole, total),
+            sites: rows(&found.sites, &found.site_whole, total),
             blocks: blocks(found),
             ranges: found.ranges.iter().map(range).collect(),
         }

@@ -67,6 +67,9 @@ pub struct RangeFile {
     /// The command that calibrated the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
+    /// SQNR in dB of the codes of each quantized weight against the float weight that they were made of.
+    #[serde(default)]
+    pub weights: BTreeMap<String, f64>,
     /// Histograms by site.
     pub sites: BTreeMap<String, RangeHistogram>,
 }
@@ -77,13 +80,14 @@ impl RangeFile {
         checkpoint.with_extension("ranges.json")
     }
 
-    /// A file of the histograms `sites` of the calibration with this hash.
+    /// A file of the histograms `sites` of the calibration with this hash, and of the SQNR of `weights`.
     pub fn new(
         calibration_sha256: String,
         command: Option<String>,
+        weights: BTreeMap<String, f64>,
         sites: BTreeMap<String, RangeHistogram>,
     ) -> RangeFile {
-        RangeFile { version: VERSION, calibration_sha256, command, sites }
+        RangeFile { version: VERSION, calibration_sha256, command, weights, sites }
     }
 
     /// Writes the file atomically, one site per line.
@@ -159,7 +163,8 @@ mod tests {
         for sites in
             [BTreeMap::new(), [("a.b".to_owned(), histogram.clone()), ("c".to_owned(), histogram)].into()]
         {
-            let file = RangeFile::new("5e".repeat(32), Some("swinq calibrate".to_owned()), sites);
+            let weights = BTreeMap::from([("head.weight".to_owned(), 41.5)]);
+            let file = RangeFile::new("5e".repeat(32), Some("swinq calibrate".to_owned()), weights, sites);
             file.write(&path).unwrap();
             assert_eq!(RangeFile::read(&path).unwrap(), Some(file));
         }

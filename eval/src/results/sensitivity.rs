@@ -30,6 +30,10 @@ pub struct Sensitivity {
     pub float_correct: Option<usize>,
     /// The model with the whole recipe.
     pub whole: Effect,
+    /// Number of images on which single sites were measured.
+    pub site_images: usize,
+    /// The model with the whole recipe on these images.
+    pub site_whole: Effect,
     /// Linear layers and attention products that run in INT8, in forward order.
     pub layers: Vec<Element>,
     /// Sites that are quantized, in forward order.

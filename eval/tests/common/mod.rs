@@ -238,6 +238,8 @@ pub fn sensitivity() -> Sensitivity {
         images: 64,
         float_correct: Some(60),
         whole: effect(39.0),
+        site_images: 32,
+        site_whole: effect(38.5),
         layers: (0..20).map(linear).collect(),
         sites: (0..20).map(site).collect(),
         blocks: (0..6).map(block).collect(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use swinq_calib::quantize;
 use swinq_model::site::all_sites;
-use swinq_model::{QuantizedModel, Recipe, Site, SwinConfig};
+use swinq_model::{Ptq, QuantizedModel, Recipe, Site, SwinConfig};
 use swinq_testing::model::{random, small};
 
 /// `float` leaves every site off; the others are shipped.
@@ -27,7 +27,7 @@ pub fn model(recipe: &str) -> QuantizedModel {
         return QuantizedModel::from_float(&float).unwrap();
     }
     let ranges: BTreeMap<Site, f32> = all_sites(&float.config).into_iter().map(|site| (site, 3.0)).collect();
-    quantize(&float, &Recipe::shipped(recipe).unwrap(), &ranges).unwrap()
+    quantize(&float, &Recipe::shipped(recipe).unwrap().with_ptq(Ptq::Basic), &ranges).unwrap()
 }
 
 /// Pixels of `images` images, no two of which are equal.

@@ -121,7 +121,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     let newest = tiles.keys().filter(|shape| !shape.1).map(|shape| shape.0).max();
     for (shape, of_shape) in &tiles {
         let of_cut = match scope {
-            Scope::Few => &usual[..1],
+            Scope::Few | Scope::Middle => &usual[..1],
             Scope::Most if Some(shape.0) < newest || shape.1 => &usual[..2],
             Scope::Most => &usual[..3],
             Scope::All => &kinds,
@@ -136,7 +136,7 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         let every = scope > Scope::Few && newest == Some(instruction);
         let of_tile = if every { &kinds[..] } else { &usual };
         pairs.extend(of_tile.iter().map(|&kind| (kind, deepest(of_shape))));
-        if scope > Scope::Few {
+        if scope > Scope::Middle {
             pairs.extend(of_shape.iter().map(|&tile| (usual[0], tile)));
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::{Calibrator, Ptq};
-use swinq::{Dialect, FloatDevice, Images, Split};
+use swinq::{Dialect, FloatDevice, Images, Recipe, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, positive};
 
@@ -140,9 +140,9 @@ pub struct CalibrateArgs {
     /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
-    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges),
-    /// refined (layers are rewritten, and ranges searched, by the error of each layer's output), or reconstruct
-    /// (refined, and the codes of each weight are chosen by that error; minutes).
+    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges), refined
+    /// (layers are rewritten, and ranges searched, by the error of each layer's output), which the recipe `default`
+    /// states, or reconstruct (refined, and the codes of each weight are chosen by that error; minutes).
     #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
     pub ptq: Option<Ptq>,
     /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
@@ -244,6 +244,9 @@ pub struct EvalArgs {
     /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.
     #[arg(long, value_name = "FILE")]
     pub sensitivity: Option<PathBuf>,
+    /// JSON of `swinq tune`, to show the recipes that were tried in the report.
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
     /// Output folder of a `swinq qat` run, to show its curves and job in the report.
     #[arg(long, value_name = "FOLDER")]
     pub training: Option<PathBuf>,
@@ -358,9 +361,6 @@ pub struct SensitivityArgs {
     pub images: usize,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
-    /// Recipe whose sites are measured: default, mode1, mode2, or a YAML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
-    pub recipe: String,
     /// Threads (0: one per core).
     #[arg(long, default_value_t = 0)]
     pub threads: usize,
@@ -399,9 +399,6 @@ pub struct TuneArgs {
     pub images: Option<usize>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
-    /// Recipe from which the search starts: default, mode1, mode2, or a YAML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
-    pub recipe: String,
     /// The largest drop of top-1 accuracy, in percentage points.
     #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points)]
     pub max_drop: f64,
@@ -422,6 +419,9 @@ pub struct TuneArgs {
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
     #[arg(long, value_name = "FILE")]
     pub latencies: Option<PathBuf>,
+    /// Write a report of the search, and of float and the tuned model on the verification images, as one HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all candidates and
     /// the front) and OUTPUT.cache (finished measurements).
     #[arg(short, long, value_name = "FILE")]
@@ -437,9 +437,15 @@ Examples:
 A run that was interrupted continues if it is started again with the same arguments. The exit code is 3 if the goal
 is not reached, or is refuted by the verification.";
 
-/// Arguments that select the images of a calibration.
+/// Arguments of a calibration by `sensitivity` and `tune`.
 #[derive(Clone, Debug, Args)]
 pub struct CalibrationArgs {
+    /// Recipe to measure, or to start the search from: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// How the numbers of every layer are found; overrides the recipe: basic or refined.
+    #[arg(long, value_name = "basic|refined")]
+    pub ptq: Option<Ptq>,
     /// Part of the data set on which ranges are calibrated.
     #[arg(long, default_value = "train")]
     pub calibration_split: Split,
@@ -452,6 +458,12 @@ pub struct CalibrationArgs {
 }
 
 impl CalibrationArgs {
+    /// The recipe.
+    pub fn recipe(&self) -> Result<Recipe, swinq::Error> {
+        let recipe = swinq::load_recipe(&self.recipe)?;
+        Ok(self.ptq.into_iter().fold(recipe, Recipe::with_ptq))
+    }
+
     /// The images of the data set `data` on which ranges are calibrated.
     pub fn images(&self, data: &Path) -> Result<Images, swinq::Error> {
         Images::open(data, self.calibration_split, Some(self.calibration_images), self.seed)

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             None => commands::bench::run(&args),
         },
         Command::Sensitivity(args) => commands::sensitivity::run(&args),
-        Command::Tune(args) => commands::tune::run(&args),
+        Command::Tune(args) => commands::tune::run(&args, &words),
         Command::Predict(args) => commands::predict::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),

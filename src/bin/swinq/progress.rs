@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use swinq::Phase;
 
 /// Progress over a known number of images or other units.
 pub struct Progress {
@@ -87,6 +88,16 @@ impl Stages {
             *seen = done;
             progress.set(done);
         }
+    }
+
+    /// Shows a step of a calibration.
+    pub fn calibration(&mut self, step: swinq::Progress) {
+        let (label, unit) = match step.phase {
+            Phase::Observe => ("calibrate", "images"),
+            Phase::Refine => ("refine", "layers"),
+            Phase::Reconstruct => ("reconstruct", "layers"),
+        };
+        self.set(label, unit, step.done, step.total);
     }
 
     /// Ends the current stage, if there is one.

@@ -23,9 +23,7 @@ impl Steps {
     /// Shows a report of `sensitivity`. `Break` if the user has asked to stop.
     pub fn show(&mut self, progress: swinq::SensitivityProgress) -> ControlFlow<()> {
         match progress {
-            swinq::SensitivityProgress::Calibrate(done, all) => {
-                self.stages.set("calibrate", "images", done, all)
-            }
+            swinq::SensitivityProgress::Calibrate(step) => self.stages.calibration(step),
             swinq::SensitivityProgress::Measure(done, all) => {
                 self.stages.set("measure", "measurements", done, all)
             }
@@ -37,7 +35,7 @@ impl Steps {
     /// Shows a report of `tune`. `Break` if the user has asked to stop.
     pub fn show_tune(&mut self, progress: TuneProgress<'_>) -> ControlFlow<()> {
         match progress {
-            TuneProgress::Calibrate(done, all) => self.stages.set("calibrate", "images", done, all),
+            TuneProgress::Calibrate(step) => self.stages.calibration(step),
             TuneProgress::Cache(found) => self.found(found),
             TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
             TuneProgress::Probe => {}

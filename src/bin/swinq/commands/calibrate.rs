@@ -7,8 +7,7 @@ use anyhow::Context;
 use swinq::eval::RangeFile;
 use swinq::model::{Calibrator, Ptq};
 use swinq::{
-    CalibrateOptions, Calibrated, FloatDevice, Images, Model, Phase, ReadOptions, Recipe, Refinement, Rule,
-    Trial,
+    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule, Trial,
 };
 
 use crate::args::CalibrateArgs;
@@ -67,10 +66,10 @@ fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
         recipe = recipe.with_rule(activations(calibrator));
     }
     if let Some(value) = args.ptq {
-        recipe = recipe.with_rule(ptq(value));
+        recipe = recipe.with_ptq(value);
     }
     if args.ft_amax.is_some() {
-        recipe = recipe.with_rule(ptq(Ptq::Basic));
+        recipe = recipe.with_ptq(Ptq::Basic);
     }
     for pattern in &args.disable {
         recipe = recipe.with_rule(Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() });
@@ -80,10 +79,6 @@ fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
 
 fn activations(calibrator: Calibrator) -> Rule {
     Rule { pattern: ACTIVATIONS.to_owned(), calibrator: Some(calibrator), ..Rule::default() }
-}
-
-fn ptq(value: Ptq) -> Rule {
-    Rule { pattern: "**.weight".to_owned(), ptq: Some(value), ..Rule::default() }
 }
 
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {
@@ -102,7 +97,7 @@ fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Re
     let options = CalibrateOptions { recipe, read, device: args.device };
     let mut stages = Stages::default();
     let calibrated = swinq::calibrate(model, &options, &images, &mut |step| {
-        show(&mut stages, step);
+        stages.calibration(step);
         interrupt::check()
     })?;
     stages.finish();
@@ -128,16 +123,6 @@ fn transforms(trials: &[Trial]) -> Vec<String> {
         format!("refined    {transform}: kept in {kept} of {all} layers, mean gain {mean:.1} dB")
     };
     by_transform.into_iter().map(line).collect()
-}
-
-/// Shows the progress of a calibration.
-fn show(stages: &mut Stages, step: swinq::Progress) {
-    let (label, unit) = match step.phase {
-        Phase::Observe => ("calibrate", "images"),
-        Phase::Refine => ("refine", "layers"),
-        Phase::Reconstruct => ("reconstruct", "layers"),
-    };
-    stages.set(label, unit, step.done, step.total);
 }
 
 /// Prints the effective settings, so that the user sees the effect of every option.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use swinq::eval::results::sensitivity::read_sensitivity;
+use swinq::eval::results::tune::read_tuning;
 use swinq::eval::{self, Accuracy, Latency, LatencyOptions, ModelResult, ReportExtras, Results};
 use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions, ReportFiles};
 
@@ -23,13 +24,14 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
         ReportFiles { html: args.report.clone(), markdown: args.markdown.clone(), json: args.json.clone() };
     check_outputs(files.paths(), args.models.iter().map(PathBuf::as_path))?;
     let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
+    let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
     let detailed = files.paths().next().is_some();
     let images = Images::open(&args.data.data_path, args.split, args.limit, args.seed)?;
     let mut results = evaluate(args, &images, detailed)?;
     results.commands = vec![shell::join(words)];
     results.training = training;
-    let extras = ReportExtras { sensitivity, ..ReportExtras::default() };
+    let extras = ReportExtras { sensitivity, tuning, ..ReportExtras::default() };
     swinq::write_report(&results, extras, Some(&images), &files)?;
     for path in files.paths() {
         say!("wrote {}", path.display());
@@ -38,7 +40,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
 }
 
 /// The results; with `detailed`, also what only files show.
-fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
+pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
     let (mut candidates, notes) = candidates(args, detailed)?;
     say!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {

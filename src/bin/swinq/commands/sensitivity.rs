@@ -19,12 +19,12 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
     let cache = beside(&args.output, ".cache");
     let outputs: [&PathBuf; 2] = [&args.output, &cache];
-    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.calibration.recipe)]))?;
     let model = model_arg::open_float(&args.model, &args.float)?;
     let (data, calibration) = (&args.data.data_path, &args.calibration);
     let images = Images::open(data, args.split, Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
-    let recipe = swinq::load_recipe(&args.recipe)?;
+    let recipe = args.calibration.recipe()?;
     say!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
     say!("calibration  {} of {}", train.len(), train.describe());
     say!("images       {} of {}", images.len(), images.describe());

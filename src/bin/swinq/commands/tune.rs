@@ -1,18 +1,21 @@
 //! `swinq tune`.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
+use clap::Parser;
 use swinq::eval::results::tune::{SearchEnd, Verdict, write_tuning};
-use swinq::eval::{Interval, Tuning};
+use swinq::eval::{Interval, ReportExtras, Tuning};
 use swinq::model::atomic::write_atomic;
-use swinq::{Images, ReadOptions, TuneOptions};
+use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
-use crate::args::{TuneArgs, Usage};
+use super::eval;
+use crate::args::{Cli, Command, TuneArgs, Usage};
 use crate::out::say;
 use crate::paths::check_outputs;
 use crate::steps::{Steps, beside, stopped};
-use crate::{backend_arg, model_arg};
+use crate::{backend_arg, model_arg, shell};
 
 /// The error for a search that does not reach its goal; the program ends with exit code 3.
 #[derive(Debug)]
@@ -26,15 +29,18 @@ impl std::fmt::Display for Unreached {
 
 impl std::error::Error for Unreached {}
 
-/// Runs the command.
-pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
+/// Runs the command; `words` is the command line, for the report.
+pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let cache = beside(&args.output, ".cache");
     let table = args.latencies.clone().unwrap_or_else(|| beside(&args.output, ".latencies.json"));
     let [yaml, json] = [".yaml", ".json"].map(|suffix| beside(&args.output, suffix));
     let cfg = args.float.cfg.as_ref().map(Path::new);
     let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
-    let outputs: [&PathBuf; 5] = [&args.output, &cache, &table, &yaml, &json];
-    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    let outputs = [&args.output, &cache, &table, &yaml, &json];
+    check_outputs(
+        outputs.into_iter().chain(&args.report),
+        inputs.into_iter().flatten().chain([Path::new(&args.calibration.recipe)]),
+    )?;
     let model = model_arg::open_float(&args.model, &args.float)?;
     let (data, calibration) = (&args.data.data_path, &args.calibration);
     let images = Images::open(data, args.split, args.images, calibration.seed)?;
@@ -44,7 +50,7 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
         return Err(Usage("`tune` takes one --gemm".to_owned()).into());
     };
     let options = TuneOptions {
-        recipe: swinq::load_recipe(&args.recipe)?,
+        recipe: calibration.recipe()?,
         read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
         engine: engine.clone(),
         batch_size: args.batch_size,
@@ -68,7 +74,39 @@ pub fn run(args: &TuneArgs) -> anyhow::Result<()> {
     write_tuning(&json, &tuned.results)?;
     print(&tuned.results);
     say!("wrote {}, {} and {}", args.output.display(), yaml.display(), json.display());
-    check_goal(&tuned.results)
+    let goal = check_goal(&tuned.results);
+    if let Some(file) = &args.report {
+        let [_, verification] = images.halves();
+        report(args, words, file, &verification, tuned.results)?;
+    }
+    goal
+}
+
+/// Evaluates float and the tuned model on the verification images, and writes the report.
+fn report(
+    args: &TuneArgs,
+    words: &[String],
+    file: &Path,
+    verification: &Images,
+    tuning: Tuning,
+) -> anyhow::Result<()> {
+    let path = |path: &Path| path.as_os_str().to_owned();
+    let fixed =
+        ["swinq", "eval", "--name", "A=float", "--name", "B=tuned", "--data-path"].map(OsString::from);
+    let paths = [path(&args.data.data_path), path(&args.model), path(&args.output)];
+    let Command::Eval(mut eval) = Cli::try_parse_from(fixed.into_iter().chain(paths))?.command else {
+        unreachable!("the words are those of eval")
+    };
+    (eval.float, eval.data, eval.backend) = (args.float.clone(), args.data.clone(), args.backend.clone());
+    (eval.threads, eval.latency) = (args.threads, vec![args.batch_size]);
+    say!("");
+    let mut results = eval::evaluate(&eval, verification, true)?;
+    results.commands = vec![shell::join(words)];
+    let extras = ReportExtras { tuning: Some(tuning), ..ReportExtras::default() };
+    let files = ReportFiles { html: Some(file.to_owned()), ..ReportFiles::default() };
+    swinq::write_report(&results, extras, Some(verification), &files)?;
+    say!("wrote {}", file.display());
+    Ok(())
 }
 
 fn print(results: &Tuning) {
