@@ -143,17 +143,21 @@ fn simulation_agrees_with_the_engine() {
 fn predict_names_the_class_and_writes_logits() {
     let folder = tempfile::tempdir().unwrap();
     let logits = folder.path().join("l.safetensors");
-    let image = common::root().join("tests/data/airplane.jpg");
+    // The PNG and WebP files hold Pillow's pixels of the JPEG file.
+    let images =
+        ["jpg", "png", "webp"].map(|kind| common::root().join(format!("tests/data/airplane.{kind}")));
     let mut command = swinq(["predict"]);
-    command.arg(sample_model()).arg(&image).arg(&image).arg("--cfg").arg(sample_cfg());
+    command.arg(sample_model()).args(images).arg("--cfg").arg(sample_cfg());
     command.args(["--topk", "3", "--json", "--logits"]).arg(&logits);
     let found: serde_json::Value = serde_json::from_str(&stdout(&command.assert().success())).unwrap();
-    assert_eq!(found.as_array().unwrap().len(), 2);
+    assert_eq!(found.as_array().unwrap().len(), 3);
     assert_eq!(found[0]["topk"].as_array().unwrap().len(), 3);
     assert_eq!(found[0]["topk"][0]["class"], 0);
     let bytes = std::fs::read(&logits).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    assert_eq!(tensors.tensor("logits").unwrap().shape(), [2, 10]);
+    let logits = tensors.tensor("logits").unwrap();
+    assert_eq!(logits.shape(), [3, 10]);
+    assert_eq!(logits.data()[..80], logits.data()[40..], "the same pixels, other logits");
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn bench_of_random_weights_needs_no_file() {
 #[test]
 fn doctor_and_quickstart() {
     let text = stdout(&swinq(["doctor"]).assert().success());
-    assert!(text.contains("scalar") && text.contains("GPU"), "{text}");
+    assert!(text.contains("scalar") && text.contains("JPEG  ") && text.contains("GPU"), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let mut command = swinq(["quickstart", "--out"]);
     let text = stdout(&command.arg(folder.path().join("q")).assert().success());

@@ -8,9 +8,9 @@ use crate::dataset::Split;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The file has a known image format that this crate does not decode.
+    /// The file has a known image format, or uses a part of one, that this crate does not decode.
     #[error("format not supported: {0}; convert the image to JPEG or PNG")]
-    Unsupported(&'static str),
+    Unsupported(String),
     /// The first bytes of the file are of no known image format.
     #[error("not an image: {0}")]
     Unknown(String),

@@ -32,4 +32,5 @@ pub use decode::{MAX_PIXELS, RgbImage, decode_image};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use preprocess::preprocess;
+pub use swinq_jpeg::has_simd as jpeg_has_simd;
 pub use train::{TrainLoader, TrainOptions};

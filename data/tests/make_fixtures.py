@@ -4,18 +4,20 @@
     make_fixtures.py                       the committed fixtures, in tests/fixtures
     make_fixtures.py --large FOLDER        200 images of random sizes and every mode; run the test on them with
                                            SWINQ_PARITY=FOLDER
-    make_fixtures.py --pillow SRC DST      decodes every JPEG of SRC with Pillow and writes it as PNG to DST (for
-                                           examples/jpeg_difference.rs)
+        --photos PHOTOS...                 and 200 photographs (folders or zip archives of JPEG files) as lossy WebP
 
-A folder of fixtures holds the images; `pixels.tsv`, lines `file<TAB>width<TAB>height<TAB>sha256 of convert("RGB")`
-for every PNG; `inputs.tsv`, lines `file<TAB>size<TAB>shorter side or "direct"<TAB>filter<TAB>sha256 of the input`;
-and for every JPEG the file `<name>.png` with Pillow's pixels, because JPEG decoders may differ.
+A folder of fixtures holds the images; `pixels.tsv`, lines `file<TAB>width<TAB>height<TAB>sha256 of convert("RGB")`;
+and `inputs.tsv`, lines `file<TAB>size<TAB>shorter side or "direct"<TAB>filter<TAB>sha256 of the input`.
+JPEG files of further kinds come from ../jpeg/tests/make_jpegs.py; with arithmetic coding if `jpegtran` is found.
 """
 import argparse
 import hashlib
 import io
 import pathlib
+import random
+import shutil
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -25,6 +27,9 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "jpeg/tests"))
+import make_jpegs  # noqa: E402
 
 FILTERS = {"bicubic": InterpolationMode.BICUBIC, "bilinear": InterpolationMode.BILINEAR}
 # Size, shorter side (None: direct), filter. The first five are those of Microsoft, timm, torchvision (V1 tiny, V2 base)
@@ -177,6 +182,60 @@ def small(rng):
     }.items()
 
 
+def jpegs_of_every_kind(rng):
+    image = Image.fromarray(picture(rng, 53, 47, 3))
+    files = dict(make_jpegs.variants(image, random.Random(1)))
+    files |= dict(make_jpegs.arithmetic(shutil.which("jpegtran"), files["420"]))
+    for kind, data in files.items():
+        yield f"kind_{kind}.jpg", bytes(data)
+
+
+def saved(image, kind, **options):
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def bmp(width, height, bits, compression, masks, data, flipped=False):
+    """A BMP that Pillow reads but does not write."""
+    fields = struct.pack("<IiiHHIIiiII", 40, width, -height if flipped else height, 1, bits, compression, 0, 0, 0, 0, 0)
+    fields += b"".join(struct.pack("<I", mask) for mask in masks)
+    return b"BM" + struct.pack("<III", 14 + len(fields) + len(data), 0, 14 + len(fields)) + fields + data
+
+
+def other_formats(rng):
+    """WebP, BMP, TIFF and Netpbm."""
+    noise = lambda mode: Image.open(io.BytesIO(pillow_png(rng, mode, 21, 13)))
+    rgb, rgba, grey, bilevel, palette = map(noise, ["RGB", "RGBA", "L", "1", "P"])
+    cmyk, deep = rgb.convert("CMYK"), noise("I;16")
+    photo = Image.fromarray(picture(rng, 53, 47, 3))
+    yield "kind_lossless.webp", saved(photo, "WEBP", lossless=True)
+    yield "kind_lossless_alpha.webp", saved(rgba, "WEBP", lossless=True, exact=True)
+    yield "kind_lossy.webp", saved(photo, "WEBP", quality=80)
+    yield "kind_lossy_alpha.webp", saved(Image.merge("RGBA", (*photo.split(), photo.convert("L"))), "WEBP", quality=60)
+    for name, image in [("rgb", rgb), ("grey", grey), ("bilevel", bilevel), ("palette", palette), ("rgba", rgba)]:
+        yield f"kind_{name}.bmp", saved(image, "BMP")
+    row = lambda count: rng.bytes(count * 7)
+    yield "kind_565.bmp", bmp(10, 7, 16, 3, [0xF800, 0x7E0, 0x1F], row(20))
+    yield "kind_555.bmp", bmp(9, 7, 16, 0, [], row(20), flipped=True)
+    yield "kind_masks.bmp", bmp(5, 7, 32, 3, [0xFF000000, 0xFF0000, 0xFF00], row(20))
+    yield "kind_core.bmp", b"BM" + struct.pack("<IIIIHHHH", 26 + 7 * 16, 0, 26, 12, 5, 7, 1, 24) + row(16)
+    for name, image in [("rgb", rgb), ("grey", grey), ("bilevel", bilevel), ("rgba", rgba), ("cmyk", cmyk), ("deep", deep)]:
+        yield f"kind_{name}.tif", saved(image, "TIFF")
+    for compression in ("packbits", "tiff_lzw", "tiff_adobe_deflate"):
+        yield f"kind_{compression}.tif", saved(photo, "TIFF", compression=compression)
+    yield "kind_predictor.tiff", saved(photo, "TIFF", compression="tiff_lzw", tiffinfo={317: 2})
+    yield "kind_rows.tiff", saved(photo, "TIFF", tiffinfo={278: 5})
+    yield "kind_rgb.ppm", saved(rgb, "PPM")
+    yield "kind_grey.pgm", saved(grey, "PPM").replace(b"P5\n", b"P5 # a comment\n")
+
+
+def lossy_webp(photos):
+    for index, data in zip(range(200), make_jpegs.photographs(photos)):
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        yield f"kind_{index:03}.webp", saved(image, "WEBP", quality=[50, 75, 80, 90, 100][index % 5])
+
+
 def large(rng):
     modes = ["L", "LA", "RGB", "RGBA", "P", "PA", "1", "I;16"]
     raw = [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (8, 4), (16, 4), (8, 6), (16, 6)]
@@ -206,37 +265,28 @@ def write(folder, images):
     for name, data in images:
         (folder / name).write_bytes(data)
         image = Image.open(io.BytesIO(data)).convert("RGB")
-        if name.endswith(".jpg"):
-            image.save(folder / f"{name}.png", optimize=True)
-        else:
-            pixels.append(f"{name}\t{image.width}\t{image.height}\t{sha(np.asarray(image))}\n")
+        pixels.append(f"{name}\t{image.width}\t{image.height}\t{sha(np.asarray(image))}\n")
+        if name.startswith("kind_"):
+            continue
         for size, shorter, filter_name in TRANSFORMS:
             digest = sha(network_input(image, size, shorter, filter_name))
             inputs.append(f"{name}\t{size}\t{shorter or 'direct'}\t{filter_name}\t{digest}\n")
     (folder / "pixels.tsv").write_text("".join(pixels))
     (folder / "inputs.tsv").write_text("".join(inputs))
-    print(f"{folder}: {len(pixels)} PNG, {len(inputs)} inputs")
-
-
-def dump_pillow(source, target):
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.suffix.lower() in (".jpg", ".jpeg"):
-            Image.open(path).convert("RGB").save(target / f"{path.name}.png", compress_level=1)
+    print(f"{folder}: {len(pixels)} images, {len(inputs)} inputs")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", type=pathlib.Path)
-    parser.add_argument("--pillow", type=pathlib.Path, nargs=2)
+    parser.add_argument("--photos", nargs="*", default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.pillow:
-        dump_pillow(*arguments.pillow)
-    elif arguments.large:
-        write(arguments.large, large(np.random.default_rng(20)))
+    if arguments.large:
+        write(arguments.large, [*large(np.random.default_rng(20)), *lossy_webp(arguments.photos)])
     else:
-        write(pathlib.Path(__file__).parent / "fixtures", small(np.random.default_rng(7)))
+        rng = np.random.default_rng(7)
+        write(pathlib.Path(__file__).parent / "fixtures", [*small(rng), *jpegs_of_every_kind(rng), *other_formats(rng)])
 
 
 if __name__ == "__main__":

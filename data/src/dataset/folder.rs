@@ -6,8 +6,7 @@ use rayon::prelude::*;
 
 use crate::error::DataError;
 
-/// Extensions of image files: those of torchvision's `ImageFolder`. Formats that this crate cannot decode are
-/// included, so that such a file causes an error instead of being left out silently.
+/// Extensions of image files: those of torchvision's `ImageFolder`. All of these formats decode.
 const EXTENSIONS: [&str; 9] = ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"];
 
 /// The direct entries of a folder in sorted order, without hidden ones.

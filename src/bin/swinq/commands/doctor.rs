@@ -21,6 +21,8 @@ pub fn run() -> anyhow::Result<()> {
         Ok(cpu) => say!("in use     {} (set SWINQ_ISA to choose another)", cpu),
         Err(error) => say!("in use     none: {error}"),
     }
+    let jpeg = if swinq::data::jpeg_has_simd() { "vector code" } else { "C (faster if built with nasm)" };
+    say!("JPEG       {jpeg}");
     say!("\nGPU");
     libraries();
     devices();

@@ -1,0 +1,50 @@
+//! Decoding of binary PGM and PPM files with samples of 8 bits.
+
+use super::{RgbImage, check_size};
+use crate::error::DecodeError;
+
+/// Decodes a Netpbm file.
+pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+    let channels = match bytes.get(1) {
+        Some(b'5') => 1,
+        Some(b'6') => 3,
+        _ => return Err(DecodeError::Unsupported("PBM, PAM or text PGM/PPM".to_owned())),
+    };
+    let mut at = 2;
+    let mut number = || next_number(bytes, &mut at);
+    let (width, height, largest) = (number()?, number()?, number()?);
+    check_size(width, height)?;
+    if largest != 255 {
+        return Err(DecodeError::Unsupported(format!("PGM/PPM with samples up to {largest}")));
+    }
+    let (width, height) = (width as usize, height as usize);
+    // One space separates the header from the samples.
+    let samples = bytes.get(at + 1..at + 1 + width * height * channels).ok_or_else(truncated)?;
+    let pixels = match channels {
+        1 => samples.iter().flat_map(|&grey| [grey; 3]).collect(),
+        _ => samples.to_vec(),
+    };
+    Ok(RgbImage { width, height, pixels })
+}
+
+fn truncated() -> DecodeError {
+    DecodeError::Truncated("the PGM/PPM ends inside its header or image data".to_owned())
+}
+
+/// Reads a number of at most nine digits after spaces and comments, and moves `at` behind it.
+fn next_number(bytes: &[u8], at: &mut usize) -> Result<u64, DecodeError> {
+    loop {
+        match bytes.get(*at).ok_or_else(truncated)? {
+            b'#' => *at += bytes[*at..].iter().position(|&byte| byte == b'\n').ok_or_else(truncated)?,
+            byte if byte.is_ascii_whitespace() => *at += 1,
+            _ => break,
+        }
+    }
+    let rest = &bytes[*at..];
+    let length = rest.iter().position(|byte| !byte.is_ascii_digit()).ok_or_else(truncated)?;
+    let number = std::str::from_utf8(&rest[..length.min(10)]).ok().and_then(|text| text.parse().ok());
+    *at += length;
+    number
+        .filter(|_| length < 10)
+        .ok_or_else(|| DecodeError::Corrupt("PGM/PPM: the header has no number where one belongs".to_owned()))
+}
