@@ -9,13 +9,14 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use swinq_float::{FloatError, Swin};
 use swinq_model::quantized::{FloatModel, check_range};
-use swinq_model::{Batch, BatchSource, Calibrator, ModelError, Ptq, QuantizedModel, Recipe, Site, SiteSpec};
+use swinq_model::{Batch, BatchSource, Calibrator, QuantizedModel, Recipe, Site, SiteSpec};
 
 use crate::calibrator::amax;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
 use crate::observe::Observe;
 use crate::quantize::assemble;
+use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
 use crate::refine::{Refined, RefinedParameters, Refiner, Sampler, Trial, refined_layers};
 
 /// Options of a calibration.
@@ -25,7 +26,7 @@ pub struct CalibrateOptions<'a> {
     pub imported: Option<&'a BTreeMap<Site, f32>>,
     /// The device that runs the float model. Activations are counted in host memory on every device.
     pub device: &'a Device,
-    /// Called after every batch of images and every refined layer. `Break` stops the calibration.
+    /// Called after every batch of images, and every refined or reconstructed layer. `Break` stops the calibration.
     pub progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
@@ -47,6 +48,8 @@ pub enum Phase {
     Observe,
     /// Layers are rewritten, and their ranges are searched. The work is counted in layers.
     Refine,
+    /// The codes of weights are chosen, layer by layer in the order of execution. The work is counted in layers.
+    Reconstruct,
 }
 
 /// The result of a calibration.
@@ -73,6 +76,10 @@ pub struct Calibrated {
 const IMAGES_PER_FORWARD: usize = 2;
 /// Images per forward on a GPU: enough to occupy it, few enough for its memory.
 const IMAGES_PER_GPU_FORWARD: usize = 16;
+
+fn images_per_forward(device: &Device) -> usize {
+    if device.is_cpu() { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD }
+}
 
 /// Calibrates `model` for `recipe` on all batches of epoch 0 of `source`, and quantizes it.
 ///
@@ -104,16 +111,13 @@ pub fn calibrate(
         |(site, spec): &(&Site, &SiteSpec)| spec.needs_scale(**site) && !fixed.contains(site);
     let observed: Vec<(Site, Calibrator)> =
         specs.iter().filter(needs_observation).map(|(site, spec)| (*site, spec.calibrator)).collect();
-    if let Some((site, _)) = specs.iter().find(|(_, spec)| spec.enabled && spec.ptq == Ptq::Reconstruct) {
-        let problem = "has ptq reconstruct, which this version does not have; use refined";
-        return Err(ModelError::site(*site, problem).into());
-    }
-    let layers = refined_layers(&specs);
+    let (layers, reconstructed) = (refined_layers(&specs), reconstructed_layers(&specs));
     let blocks = layers.iter().filter_map(|layer| layer.block()).collect();
     let observe = Observe::new(observed.iter().map(|(site, _)| *site));
     let sampler = Sampler::new(observe, layers.clone(), blocks, source.images());
-    let mut run = Run { sampler, hash: Sha256::new(), ids: Vec::new() };
-    if !(observed.is_empty() && layers.is_empty()) {
+    let kept = (!reconstructed.is_empty()).then(Vec::new);
+    let mut run = Run { sampler, hash: Sha256::new(), ids: Vec::new(), kept };
+    if !(observed.is_empty() && layers.is_empty() && reconstructed.is_empty()) {
         run.all_batches(model, options.device, source, options.progress)?;
     }
     let (samples, observe) = run.sampler.into_samples();
@@ -125,10 +129,27 @@ pub fn calibrate(
         let step = Progress { phase: Phase::Refine, done, total };
         if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
     })?;
-    let (trials, parameters) = (refined.trials.clone(), refined.parameters(model));
+    let parameters = refined.parameters(model);
+    let mut quantized = assemble(recipe, &refined)?;
+    let mut trials = refined.trials;
+    if let Some(batches) = run.kept {
+        let reconstruction = Reconstruction {
+            float: &refined.model,
+            model: &mut quantized,
+            layers: &reconstructed,
+            images: &in_order(&batches, images_per_forward(options.device)),
+            device: options.device,
+        };
+        let total = reconstructed.len();
+        trials.extend(reconstruction.run(&mut |done| {
+            let step = Progress { phase: Phase::Reconstruct, done, total };
+            if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
+        })?);
+        quantized.validate()?;
+    }
     Ok(Calibrated {
         refined: parameters,
-        model: assemble(recipe, refined)?,
+        model: quantized,
         trials,
         histograms,
         pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -141,6 +162,8 @@ struct Run {
     sampler: Sampler,
     hash: Sha256,
     ids: Vec<usize>,
+    /// The images, if a later phase needs them.
+    kept: Option<Vec<Batch>>,
 }
 
 impl Run {
@@ -170,8 +193,7 @@ impl Run {
         }
         let images = swin.images(batch, &model.transform)?;
         // The histograms do not depend on the number of images per forward.
-        let cpu = images.device().is_cpu();
-        let per_forward = if cpu { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD };
+        let per_forward = images_per_forward(images.device());
         for first in (0..batch.len()).step_by(per_forward) {
             let last = batch.len().min(first + per_forward);
             let images = images.narrow(0, first, last - first).map_err(FloatError::from)?;
@@ -180,6 +202,9 @@ impl Run {
         }
         self.hash.update(&batch.pixels);
         self.ids.extend(&batch.ids);
+        if let Some(kept) = &mut self.kept {
+            kept.push(batch.clone());
+        }
         Ok(())
     }
 }

@@ -94,7 +94,7 @@ pub enum CalibError {
         /// Number of images observed before.
         images: usize,
     },
-    /// The progress callback stopped the refinement.
+    /// The progress callback stopped the refinement or the reconstruction.
     #[error("interrupted; nothing was written")]
     Stopped,
     /// An error of the model or of its recipe.

@@ -10,6 +10,7 @@ mod error;
 pub mod histogram;
 mod observe;
 mod quantize;
+mod reconstruct;
 mod refine;
 pub mod rounding;
 pub mod weight;

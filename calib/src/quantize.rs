@@ -31,14 +31,14 @@ pub fn quantize(
             refuse_ptq(site, spec.ptq)?;
         }
     }
-    assemble(recipe, Refined::new(model, ranges.clone()))
+    assemble(recipe, &Refined::new(model, ranges.clone()))
 }
 
 /// Applies `recipe` to a refined model, and rounds its weights as [`quantize`] does it.
-pub(crate) fn assemble(recipe: &Recipe, refined: Refined<'_>) -> Result<QuantizedModel, CalibError> {
+pub(crate) fn assemble(recipe: &Recipe, refined: &Refined<'_>) -> Result<QuantizedModel, CalibError> {
     let Refined { model, ranges, channels, biases, .. } = refined;
-    let mut quantized = QuantizedModel::from_float(&model)?;
-    quantized.sites = site_states(&model, recipe, &ranges)?;
+    let mut quantized = QuantizedModel::from_float(model)?;
+    quantized.sites = site_states(model, recipe, ranges)?;
     quantized.recipe = recipe.clone();
     for linear in all_linears(&model.config) {
         let site = Site::Weight(linear);
@@ -50,12 +50,12 @@ pub(crate) fn assemble(recipe: &Recipe, refined: Refined<'_>) -> Result<Quantize
             quantized.params.insert(name, Param::Int8(weight));
         }
     }
-    for (block, codes) in channels {
+    for (&block, codes) in channels {
         let amax = ranges[&Site::Input(Linear::Fc2(block))];
-        set_channel_codes(&mut quantized, &model, block, amax, codes)?;
+        set_channel_codes(&mut quantized, model, block, amax, codes.clone())?;
     }
     for (linear, bias) in biases {
-        let bias = HostTensor::new([bias.len()], bias);
+        let bias = HostTensor::new([bias.len()], bias.clone());
         quantized.params.insert(linear.bias_name(), Param::Float(bias));
     }
     quantized.validate()?;

@@ -179,6 +179,48 @@ fn moments_do_not_depend_on_the_division_of_the_rows() {
 }
 
 #[test]
+fn statistics_of_two_parts_merge_into_those_of_all_rows() {
+    let layer = Layer::random(4, 0, 900, 3, 10);
+    let part = |rows: std::ops::Range<usize>| {
+        let mut moments = Moments::new(10, 3);
+        // The parts have different means.
+        let x: Vec<f32> =
+            layer.x[rows.start * 10..rows.end * 10].iter().map(|x| x + rows.start as f32 / 100.0).collect();
+        moments.add(&x, &layer.t[rows.start * 3..rows.end * 3]).unwrap();
+        (x, moments.finish().unwrap())
+    };
+    let ((mut x, first), (more, second)) = (part(0..300), part(300..900));
+    x.extend(more);
+    let mut all = Moments::new(10, 3);
+    all.add(&x, &layer.t).unwrap();
+    let (all, merged) = (all.finish().unwrap(), first.merged(&second));
+    assert_eq!(merged.rows, 900);
+    close(&merged.x_mean, &all.x_mean, 1e-5);
+    close(&merged.t_mean, &all.t_mean, 1e-5);
+    close(&merged.tx, &all.tx, 1e-3);
+    close(&merged.tt, &all.tt, 1e-3);
+    for i in 0..10 {
+        close(&merged.xx[i * 10..][..=i], &all.xx[i * 10..][..=i], 1e-3);
+    }
+}
+
+#[test]
+fn the_error_of_statistics_is_that_of_the_rows() {
+    let layer = Layer::random(5, 0, 1500, 6, 20);
+    let statistics = layer.statistics();
+    for (rounded, bias) in [
+        (quantize_weight(&layer.weight, &spec(4, CHANNEL)).unwrap(), layer.bias.clone()),
+        (layer.round(&spec(4, CHANNEL), true).weight, layer.round(&spec(4, CHANNEL), true).bias.unwrap()),
+    ] {
+        let errors = layer.errors(&rounded.dequantize().data, &bias);
+        let expected = errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64;
+        let added: Vec<f32> = bias.iter().zip(&layer.bias).map(|(b, float)| b - float).collect();
+        let found = statistics.error(&rounded, &added).unwrap();
+        assert!((found - expected).abs() < 1e-3 * expected, "{found} and {expected}");
+    }
+}
+
+#[test]
 fn a_large_mean_does_not_hide_the_variance() {
     let mut rng = Rng(3);
     let x: Vec<f32> = (0..3000).map(|_| 10_000.0 + rng.float()).collect();

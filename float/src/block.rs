@@ -27,8 +27,8 @@ pub(super) struct BlockContext<'a> {
     pub ops: &'a Ops,
 }
 
-/// One block on the residual stream `[images * tokens, c]`.
-pub(super) fn block(
+/// The attention branch of a block, added to the residual stream `[images * tokens, c]`.
+pub(super) fn attention_half(
     x: Tensor,
     weights: &BlockWeights,
     context: &BlockContext,
@@ -37,7 +37,17 @@ pub(super) fn block(
     let ops = context.ops;
     let input = ops.norm_then_gather(&x, &weights.norm1, &context.windows.partition)?;
     let branch = attention(input, weights, context, sites)?;
-    let x = residual(x, branch, weights.id, Half::Attn, ops, sites)?;
+    residual(x, branch, weights.id, Half::Attn, ops, sites)
+}
+
+/// The MLP of a block, added to the residual stream `[images * tokens, c]`.
+pub(super) fn mlp_half(
+    x: Tensor,
+    weights: &BlockWeights,
+    context: &BlockContext,
+    sites: &mut dyn Sites,
+) -> Result<Tensor, FloatError> {
+    let ops = context.ops;
     let hidden = linear(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
     let branch = linear(hidden, &weights.fc2, sites)?;
     let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;

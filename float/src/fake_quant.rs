@@ -129,15 +129,29 @@ impl FakeQuant {
             channels.extend(model.column_quantizers(site)?.map(|columns| (site, columns)));
         }
         let mut found = FakeQuant { quantizers, channels, probs, weights: BTreeMap::new(), arithmetic };
-        let mut floats = model.float_tensors();
         for linear in all_linears(&model.config) {
             if let Some(Param::Int8(weight)) = model.params.get(&linear.weight_name()) {
-                let float = floats.remove(&linear.weight_name()).expect("every parameter has float values");
-                let weight = found.prepare(linear, weight, float, device)?;
+                let weight = found.prepare(linear, weight, model.float_weight(linear), device)?;
                 found.weights.insert(linear, weight);
             }
         }
         Ok(found)
+    }
+
+    /// Takes over the weight of `linear` from `model`, which otherwise is the model of this simulation.
+    ///
+    /// # Errors
+    /// [`ModelError::Tensor`] if the weight was not or is not INT8.
+    pub fn update(&mut self, model: &QuantizedModel, linear: Linear) -> Result<(), FloatError> {
+        let name = linear.weight_name();
+        let (Some(Param::Int8(weight)), Some(old)) = (model.params.get(&name), self.weights.get(&linear))
+        else {
+            return Err(ModelError::tensor(name, "is not an INT8 weight of the simulated model").into());
+        };
+        let device = old.float.device().clone();
+        let weight = self.prepare(linear, weight, model.float_weight(linear), &device)?;
+        self.weights.insert(linear, weight);
+        Ok(())
     }
 
     fn prepare(

@@ -11,6 +11,7 @@ mod error;
 mod fake_quant;
 pub mod ops;
 mod packed;
+mod segment;
 mod swin;
 pub mod tape;
 mod weights;
@@ -21,6 +22,7 @@ pub use attention::Attention;
 pub use classifier::FloatClassifier;
 pub use error::FloatError;
 pub use fake_quant::FakeQuant;
+pub use segment::Segment;
 pub use swin::Swin;
 pub use weights::LinearWeights;
 

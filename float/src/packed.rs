@@ -77,6 +77,11 @@ impl PackedLinear {
         PackedLinear::new(&self.workers, weight, None, None, false)
     }
 
+    /// The layer of `weight` with another bias.
+    pub fn with_bias(&self, weight: &Tensor, bias: &Tensor, gelu: bool) -> Result<PackedLinear> {
+        PackedLinear::new(&self.workers, weight, Some(bias), None, gelu)
+    }
+
     /// Runs the layer on `x` `[rows, in]`.
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;

@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 
 use crate::Sites;
-use crate::block::{BlockContext, block, linear};
+use crate::block::{BlockContext, attention_half, linear, mlp_half};
 use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
 use crate::packed::Packing;
+use crate::segment::Segment;
 use crate::tape::Tape;
 use crate::weights::{LinearWeights, Source, StageWeights, Windows};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
-use swinq_model::site::{Linear, Site};
+use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
 
 /// A Swin V1 in float, which runs with any [`Sites`].
@@ -161,13 +162,45 @@ impl Swin {
             let problem = format!("the model takes [n, 3, {size}, {size}], not {:?}", images.dims());
             return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
         }
-        let mut x = self.embed(images, sites)?;
-        for (weights, maps) in self.stages.iter().zip(&self.maps) {
-            x = self.stage(x, weights, maps, sites)?;
+        let mut segments = Segment::all(&self.config).into_iter();
+        segments.try_fold(images.clone(), |x, segment| self.run(segment, x, sites))
+    }
+
+    /// The output of one segment for its input `x`. A forward pass runs every segment of [`Segment::all`] on the
+    /// output of the one before.
+    ///
+    /// # Errors
+    /// An input of another shape than [`Segment`] states, and errors of `sites`.
+    ///
+    /// # Panics
+    /// If the network does not have the segment.
+    pub fn run(&self, segment: Segment, x: Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        match segment {
+            Segment::Embed => self.embed(&x, sites),
+            Segment::Half(id, half) => self.half(id, half, x, sites),
+            Segment::Merge(stage) => {
+                let (norm, reduction) =
+                    self.stages[stage].merge.as_ref().expect("the stage ends with merging");
+                linear(self.ops.gather_then_norm(&x, &self.maps[stage].merge, norm)?, reduction, sites)
+            }
+            Segment::Head => {
+                let tokens = self.stages.last().expect("there is a stage").stage.tokens();
+                let x = self.ops.norm(&x, &self.norm)?;
+                let features = self.ops.mean_rows(&x, x.dim(0)? / tokens)?;
+                linear(features, &self.head, sites)
+            }
         }
-        let x = self.ops.norm(&x, &self.norm)?;
-        let features = self.ops.mean_rows(&x, n)?;
-        linear(features, &self.head, sites)
+    }
+
+    /// Replaces the bias `[out]` of `linear`, in a network for inference.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    ///
+    /// # Panics
+    /// If the network does not have the layer, the layer has no bias, or `bias` has another length.
+    pub fn set_bias(&mut self, linear: Linear, bias: &[f32]) -> Result<(), FloatError> {
+        Ok(self.linear_mut(linear).set_bias(bias)?)
     }
 
     /// Patch embedding: `[n, 3, size, size]` to tokens `[n * grid^2, embed_dim]`.
@@ -194,28 +227,33 @@ impl Swin {
         Ok(cut.contiguous()?.reshape((n * grid * grid, 3 * patch * patch))?)
     }
 
-    fn stage(
-        &self,
-        mut x: Tensor,
-        weights: &StageWeights,
-        maps: &StageMaps,
-        sites: &mut dyn Sites,
-    ) -> Result<Tensor, FloatError> {
-        for (index, weights_of_block) in weights.blocks.iter().enumerate() {
-            let context = BlockContext {
-                stage: &weights.stage,
-                scale: self.config.attention_scale(&weights.stage),
-                windows: &maps.windows[index % 2],
-                relative_index: &maps.relative_index,
-                ops: &self.ops,
-            };
-            x = block(x, weights_of_block, &context, sites)?;
+    fn half(&self, id: BlockId, half: Half, x: Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        let (weights, maps) = (&self.stages[id.stage], &self.maps[id.stage]);
+        let context = BlockContext {
+            stage: &weights.stage,
+            scale: self.config.attention_scale(&weights.stage),
+            windows: &maps.windows[id.block % 2],
+            relative_index: &maps.relative_index,
+            ops: &self.ops,
+        };
+        match half {
+            Half::Attn => attention_half(x, &weights.blocks[id.block], &context, sites),
+            Half::Mlp => mlp_half(x, &weights.blocks[id.block], &context, sites),
         }
-        match &weights.merge {
-            Some((norm, reduction)) => {
-                linear(self.ops.gather_then_norm(&x, &maps.merge, norm)?, reduction, sites)
+    }
+
+    fn linear_mut(&mut self, linear: Linear) -> &mut LinearWeights {
+        let stages = &mut self.stages;
+        match linear {
+            Linear::PatchEmbed => &mut self.patch_embed,
+            Linear::Qkv(id) => &mut stages[id.stage].blocks[id.block].qkv,
+            Linear::Proj(id) => &mut stages[id.stage].blocks[id.block].proj,
+            Linear::Fc1(id) => &mut stages[id.stage].blocks[id.block].fc1,
+            Linear::Fc2(id) => &mut stages[id.stage].blocks[id.block].fc2,
+            Linear::Reduction(stage) => {
+                &mut stages[stage].merge.as_mut().expect("the stage ends with merging").1
             }
-            None => Ok(x),
+            Linear::Head => &mut self.head,
         }
     }
 }

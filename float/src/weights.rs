@@ -37,6 +37,18 @@ impl LinearWeights {
         self.packed.as_ref()
     }
 
+    /// Replaces the bias.
+    pub(super) fn set_bias(&mut self, bias: &[f32]) -> candle_core::Result<()> {
+        let old = self.bias.as_ref().expect("the layer has a bias");
+        assert_eq!(old.dims(), [bias.len()], "a bias for every output of {}", self.linear);
+        let bias = Tensor::from_slice(bias, bias.len(), old.device())?;
+        if let Some(packed) = &self.packed {
+            self.packed = Some(packed.with_bias(&self.weight, &bias, self.gelu)?);
+        }
+        self.bias = Some(bias);
+        Ok(())
+    }
+
     /// The product of `x` `[rows, in]` with `weight`, which is the result of the weight's site. The output
     /// site takes the product.
     ///

@@ -1,70 +1,123 @@
 //! Atomic file writes: a file has its complete content or does not exist.
+//!
+//! A file is written as `.swinq-*.part` in the folder of its target, then renamed. While it is written it is locked, so
+//! that a later write in this folder can tell the remains of a process that was killed, which it removes, from files that
+//! another process is writing.
 
+use std::fs::{File, TryLockError};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 use crate::error::ModelError;
 
+const PREFIX: &str = ".swinq-";
+const SUFFIX: &str = ".part";
+/// The most symbolic links that a path may lead through, as Linux has it.
+const MOST_LINKS: usize = 40;
+
 /// Writes `path` through a temporary file in the same folder: flush, fsync, rename, fsync of the folder. A failure at
-/// any point leaves an existing `path` unchanged and leaves no other file behind.
+/// any point leaves an existing file unchanged and leaves no other file behind.
+///
+/// Symbolic links are followed. A file that exists keeps its permissions; a new one has those of the umask.
 ///
 /// # Errors
-/// [`ModelError::Io`] naming `path`.
+/// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe or a socket.
 pub fn write_atomic(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<(), ModelError> {
-    let mut file = temporary_beside(path)?;
-    let attempt = |file: &mut std::fs::File| {
+    let target = target_of(path)?;
+    let mut file = temporary_beside(path, &target)?;
+    let attempt = |file: &mut File| {
         let mut buffered = std::io::BufWriter::new(&mut *file);
         write(&mut buffered)?;
         buffered.flush()?;
         drop(buffered);
-        file.sync_all()?;
-        set_ordinary_permissions(file)
+        if let Ok(existing) = target.metadata() {
+            file.set_permissions(existing.permissions())?;
+        }
+        file.sync_all()
     };
     attempt(file.as_file_mut()).map_err(|e| ModelError::io(path, e))?;
-    file.persist(path).map_err(|e| ModelError::io(path, e.error))?;
-    let folder = std::fs::File::open(folder_of(path)).and_then(|folder| folder.sync_all());
+    file.persist(&target).map_err(|e| ModelError::io(path, e.error))?;
+    let folder = File::open(folder_of(&target)).and_then(|folder| folder.sync_all());
     folder.map_err(|e| ModelError::io(path, e))
+}
+
+/// Checks that a file can be created at `path`, so that long work does not fail when it saves its result.
+///
+/// # Errors
+/// Those of [`write_atomic`].
+pub fn check_writable(path: &Path) -> Result<(), ModelError> {
+    let target = target_of(path)?;
+    temporary_beside(path, &target).map(|_| ())
+}
+
+/// The file that `path` names after its symbolic links. It need not exist.
+fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
+    let mut target = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match target.symlink_metadata() {
+            Ok(found) if found.is_symlink() => {
+                let link = target.read_link().map_err(|e| ModelError::io(path, e))?;
+                target = folder_of(&target).join(link);
+            }
+            Ok(found) if found.is_file() => return Ok(target),
+            Ok(found) if found.is_dir() => {
+                return Err(ModelError::file(path, "is a folder; name a file to write"));
+            }
+            Ok(_) => {
+                let problem = "is not a regular file but a device, a pipe or a socket; name a file to write";
+                return Err(ModelError::file(path, problem));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(target),
+            Err(error) => return Err(ModelError::io(path, error)),
+        }
+    }
+    Err(ModelError::file(path, "leads through too many symbolic links"))
 }
 
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile, ModelError> {
-    let folder = folder_of(path);
+/// A locked temporary file in the folder of `target`. Errors name `path`.
+fn temporary_beside(path: &Path, target: &Path) -> Result<NamedTempFile, ModelError> {
+    let folder = folder_of(target);
     if !folder.is_dir() {
-        return Err(ModelError::file(
-            path,
-            format!("the folder {} does not exist; create it first", folder.display()),
-        ));
+        let problem = format!("the folder {} does not exist; create it first", folder.display());
+        return Err(ModelError::file(path, problem));
     }
-    let file = tempfile::Builder::new().prefix(".swinq-").suffix(".part").tempfile_in(folder);
-    // Only the kind of the error is kept: its text names the temporary file, which the user does not know.
-    file.map_err(|e| ModelError::io(path, e.kind().into()))
-}
-
-/// Checks that a file can be created at `path`, so that long work does not fail when it saves its result.
-///
-/// # Errors
-/// [`ModelError::Io`] or [`ModelError::File`] naming `path`.
-pub fn check_writable(path: &Path) -> Result<(), ModelError> {
-    temporary_beside(path)?;
-    if path.is_dir() {
-        return Err(ModelError::file(path, "is a folder; name a file to write"));
+    remove_remains(folder);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX).suffix(SUFFIX);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    loop {
+        // Only the kind of the error is kept: its text names the temporary file, which the user does not know.
+        let file = builder.tempfile_in(folder).map_err(|e| ModelError::io(path, e.kind().into()))?;
+        match file.as_file().try_lock() {
+            // Another process took the file for remains between its creation and its lock.
+            Err(TryLockError::WouldBlock) => {}
+            Ok(()) if !file.path().exists() => {}
+            // File systems without locks are as good as any, but for the remains.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
+        }
     }
-    Ok(())
 }
 
-#[cfg(unix)]
-fn set_ordinary_permissions(file: &std::fs::File) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
-}
-
-#[cfg(not(unix))]
-fn set_ordinary_permissions(_: &std::fs::File) -> std::io::Result<()> {
-    Ok(())
+/// Removes the temporary files in `folder` that no process is writing. What cannot be read or removed stays.
+fn remove_remains(folder: &Path) {
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
+        let regular = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if ours && regular && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // A file that another process removes first is gone all the same.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }

@@ -44,6 +44,8 @@ pub enum Refinement {
     Range,
     /// The mean error of the output is subtracted from the bias.
     BiasCorrection,
+    /// The codes and the bias are chosen by the error of the output in the network that is quantized so far.
+    Rounding,
 }
 
 impl std::fmt::Display for Refinement {
@@ -55,6 +57,7 @@ impl std::fmt::Display for Refinement {
             Refinement::AttentionRanges => "range search in attention",
             Refinement::Range => "range search",
             Refinement::BiasCorrection => "bias correction",
+            Refinement::Rounding => "rounding by output error",
         })
     }
 }

@@ -1,8 +1,9 @@
 //! First and second moments of a layer's input and of its target output.
 
 use rayon::prelude::*;
+use swinq_model::quantized::Int8Weight;
 
-use super::algebra::{add_product, matrix};
+use super::algebra::{add_product, matrix, product};
 use crate::error::CalibError;
 
 /// Rows that are collected before their products are added: enough to make the product fast.
@@ -23,6 +24,7 @@ pub struct Moments {
     sums: [Vec<f64>; 2],
     xx: Vec<f64>,
     tx: Vec<f64>,
+    tt: Vec<f64>,
     pending: [Vec<f32>; 2],
 }
 
@@ -39,6 +41,8 @@ pub struct Statistics {
     pub xx: Vec<f64>,
     /// Covariances of the target outputs with the inputs, `[outputs, inputs]`.
     pub tx: Vec<f64>,
+    /// Variances of the target outputs, `[outputs]`.
+    pub tt: Vec<f64>,
 }
 
 impl Moments {
@@ -52,6 +56,7 @@ impl Moments {
             sums: [vec![0.0; inputs], vec![0.0; outputs]],
             xx: vec![0.0; inputs * inputs],
             tx: vec![0.0; outputs * inputs],
+            tt: vec![0.0; outputs],
             pending: [Vec::new(), Vec::new()],
         }
     }
@@ -103,6 +108,9 @@ impl Moments {
         let (x_rows, t_rows) = (matrix(&x, rows, self.inputs)?, matrix(&t, rows, self.outputs)?);
         add_product(&mut self.xx, &x_rows, &x_rows, true)?;
         add_product(&mut self.tx, &t_rows, &x_rows, false)?;
+        for row in t.chunks_exact(self.outputs) {
+            self.tt.iter_mut().zip(row).for_each(|(sum, &t)| *sum += f64::from(t).powi(2));
+        }
         self.rows += rows;
         x.clear();
         t.clear();
@@ -124,6 +132,7 @@ impl Moments {
                 row.iter_mut().zip(&x_shift).for_each(|(sum, other)| *sum = *sum / n - mean * other);
             });
         }
+        let tt = self.tt.iter().zip(&t_shift).map(|(sum, mean)| sum / n - mean * mean).collect();
         let means = |offset: Vec<f32>, shift: Vec<f64>| {
             offset.into_iter().zip(shift).map(|(o, s)| f64::from(o) + s).collect()
         };
@@ -133,11 +142,71 @@ impl Moments {
             t_mean: means(t_offset, t_shift),
             xx: self.xx,
             tx: self.tx,
+            tt,
         })
     }
 }
 
 impl Statistics {
+    /// The statistics of the rows of both.
+    ///
+    /// # Panics
+    /// If they are those of layers of different sizes.
+    pub fn merged(&self, other: &Statistics) -> Statistics {
+        let (k, n) = (self.x_mean.len(), self.t_mean.len());
+        assert_eq!((k, n), (other.x_mean.len(), other.t_mean.len()), "statistics of one layer");
+        let rows = self.rows + other.rows;
+        let (a, b) = (self.rows as f64 / rows as f64, other.rows as f64 / rows as f64);
+        let mean = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| a * x + b * y).collect::<Vec<f64>>();
+        let apart = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x - y).collect::<Vec<f64>>();
+        let (dx, dt) = (apart(&self.x_mean, &other.x_mean), apart(&self.t_mean, &other.t_mean));
+        // The covariance of the union has a part between the two means.
+        let covariance = |x: &[f64], y: &[f64], left: &[f64]| -> Vec<f64> {
+            let entry = |at: usize| a * x[at] + b * y[at] + a * b * left[at / k] * dx[at % k];
+            (0..x.len()).into_par_iter().map(entry).collect()
+        };
+        let tt = mean(&self.tt, &other.tt).into_iter().zip(&dt).map(|(tt, d)| tt + a * b * d * d).collect();
+        Statistics {
+            rows,
+            x_mean: mean(&self.x_mean, &other.x_mean),
+            t_mean: mean(&self.t_mean, &other.t_mean),
+            xx: covariance(&self.xx, &other.xx, &dx),
+            tx: covariance(&self.tx, &other.tx, &dt),
+            tt,
+        }
+    }
+
+    /// The mean over rows and outputs of the squared error `V x + d - t`, with the weight `V` of codes and `d` `[outputs]`,
+    /// which is what the layer adds beyond its float bias (nothing: zeros).
+    ///
+    /// # Errors
+    /// Candle's errors.
+    ///
+    /// # Panics
+    /// If the weight is that of a layer of another size.
+    pub fn error(&self, weight: &Int8Weight, d: &[f32]) -> candle_core::Result<f64> {
+        let (n, k) = weight.matrix();
+        assert!(self.xx.len() == k * k && self.tx.len() == n * k && d.len() == n, "statistics of this layer");
+        let values: Vec<f64> = weight.dequantize().data.into_iter().map(f64::from).collect();
+        let full = |at: usize| {
+            let (i, j) = (at / k, at % k);
+            self.xx[i.max(j) * k + i.min(j)]
+        };
+        let full: Vec<f64> = (0..k * k).into_par_iter().map(full).collect();
+        let products: Vec<f64> = product(&matrix(&values, n, k)?, &matrix(&full, k, k)?)?;
+        let channel = |c: usize| {
+            let (row, at) = (&values[c * k..][..k], c * k..(c + 1) * k);
+            let terms = row.iter().zip(&products[at.clone()]).zip(self.tx[at].iter().zip(&self.x_mean));
+            let (mut quadratic, mut mean) = (0.0, 0.0);
+            for ((v, product), (tx, m)) in terms {
+                quadratic += v * (product - 2.0 * tx);
+                mean += v * m;
+            }
+            quadratic + self.tt[c] + (mean + f64::from(d[c]) - self.t_mean[c]).powi(2)
+        };
+        Ok((0..n).map(channel).sum::<f64>().max(0.0) / n as f64)
+    }
+
     /// The statistics for inputs that are divided by `factors`, one for each input.
     pub fn divide_inputs(&mut self, factors: &[f32]) {
         let factors: Vec<f64> = factors.iter().map(|&f| f64::from(f)).collect();

@@ -60,7 +60,7 @@ impl Layers {
             .filter(|base| Some(base.batch) == profile.map(|p| p.batch));
         let names = match profile {
             Some(profile) => in_order(profile.launches.iter().map(|launch| launch.name.as_str())),
-            None => in_order(sites.keys().filter_map(|site| site.strip_suffix(".weight"))),
+            None => in_order(model.sites.iter().filter_map(|site| site.site.strip_suffix(".weight"))),
         };
         if names.is_empty() {
             return None;

@@ -22,7 +22,7 @@ use crate::error::ModelError;
 use crate::params::check_parameters;
 use crate::recipe::{Recipe, SiteSpec};
 use crate::site::{Linear, Site, all_linears, all_sites};
-use crate::tensor::StateDict;
+use crate::tensor::{HostTensor, StateDict};
 use swinq_kernels::ColumnQuantizers;
 
 /// A trained float Swin in Microsoft's naming, checked against its configuration.
@@ -165,13 +165,23 @@ impl QuantizedModel {
     pub fn float_tensors(&self) -> StateDict {
         let mut tensors: StateDict =
             self.params.iter().map(|(name, param)| (name.clone(), param.to_float())).collect();
-        for linear in all_linears(&self.config) {
-            let Some(factors) = self.weight_factors(linear) else { continue };
-            let weight = tensors.get_mut(&linear.weight_name()).expect("a quantized weight is a parameter");
+        for linear in all_linears(&self.config).into_iter().filter(|&l| self.weight_factors(l).is_some()) {
+            tensors.insert(linear.weight_name(), self.float_weight(linear));
+        }
+        tensors
+    }
+
+    /// The float values of the weight of `linear`, as in [`QuantizedModel::float_tensors`].
+    ///
+    /// # Panics
+    /// If the model does not have the layer.
+    pub fn float_weight(&self, linear: Linear) -> HostTensor {
+        let mut weight = self.params[&linear.weight_name()].to_float();
+        if let Some(factors) = self.weight_factors(linear) {
             let rows = weight.data.chunks_exact_mut(factors.len());
             rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, f)| *w /= f));
         }
-        tensors
+        weight
     }
 
     /// The factors of the input channels that the INT8 weight of `linear` includes, if any.

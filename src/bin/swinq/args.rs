@@ -140,10 +140,10 @@ pub struct CalibrateArgs {
     /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
-    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges), or
-    /// refined (layers are rewritten, and ranges searched, by the error of each layer's output), which the recipe
-    /// `default` states.
-    #[arg(long, value_name = "basic|refined", conflicts_with = "ft_amax")]
+    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges), refined
+    /// (layers are rewritten, and ranges searched, by the error of each layer's output), which the recipe `default`
+    /// states, or reconstruct (refined, and the codes of each weight are chosen by that error; minutes).
+    #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
     pub ptq: Option<Ptq>,
     /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
     #[arg(long, value_name = "PATTERN")]

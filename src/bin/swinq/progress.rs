@@ -95,6 +95,7 @@ impl Stages {
         let (label, unit) = match step.phase {
             Phase::Observe => ("calibrate", "images"),
             Phase::Refine => ("refine", "layers"),
+            Phase::Reconstruct => ("reconstruct", "layers"),
         };
         self.set(label, unit, step.done, step.total);
     }

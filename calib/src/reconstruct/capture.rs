@@ -1,0 +1,75 @@
+//! What a network computes at one layer.
+
+use candle_core::{Device, Tensor};
+use swinq_float::{Attention, FloatError, LinearWeights, Sites};
+use swinq_model::site::{BlockId, Operand};
+use swinq_model::{Linear, Site};
+
+use super::networks::half_after;
+
+/// What is kept of a linear layer and its input.
+type Take = fn(&LinearWeights, &Tensor) -> candle_core::Result<Tensor>;
+
+/// Runs as `inner` does, and keeps a tensor of one layer, and the shortcut that its output is added to.
+pub struct Capture<'a> {
+    inner: &'a mut dyn Sites,
+    layer: Linear,
+    take: Take,
+    taken: Option<Tensor>,
+    shortcut: Option<Tensor>,
+}
+
+impl<'a> Capture<'a> {
+    /// Keeps what `take` returns for `layer` and its input.
+    pub fn new(inner: &'a mut dyn Sites, layer: Linear, take: Take) -> Capture<'a> {
+        Capture { inner, layer, take, taken: None, shortcut: None }
+    }
+
+    /// The tensor, and the shortcut if the layer's output is added to one.
+    ///
+    /// # Panics
+    /// If the layer was not run.
+    pub fn into_values(self) -> candle_core::Result<(Vec<f32>, Option<Vec<f32>>)> {
+        let values = |x: Tensor| x.flatten_all()?.to_device(&Device::Cpu)?.to_vec1::<f32>();
+        Ok((values(self.taken.expect("the layer was run"))?, self.shortcut.map(values).transpose()?))
+    }
+}
+
+impl Sites for Capture<'_> {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        let x = self.inner.activation(site, x)?;
+        if let Site::Add(block, half, Operand::Shortcut) = site
+            && (self.layer.block(), half_after(self.layer)) == (Some(block), Some(half))
+        {
+            self.shortcut = Some(x.clone());
+        }
+        Ok(x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        self.inner.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(site, logits, v)
+    }
+
+    fn watches(&self, site: Site) -> bool {
+        self.inner.watches(site)
+    }
+
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
+        self.inner.block_output(block, x)
+    }
+
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        if layer.linear == self.layer {
+            self.taken = Some((self.take)(layer, x)?);
+        }
+        self.inner.linear(layer, x)
+    }
+
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
+        self.inner.attention(attention)
+    }
+}

@@ -1,0 +1,60 @@
+//! The parts of a network between which only the residual stream is alive.
+
+use swinq_model::arch::SwinConfig;
+use swinq_model::site::{BlockId, Half, Linear};
+
+/// A part of the network that reads and returns one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Segment {
+    /// Patch embedding, with its norm and position embedding: normalised images `[n, 3, size, size]` to tokens
+    /// `[n * tokens, c]`.
+    Embed,
+    /// One of a block's two branches, and its addition to the residual stream `[n * tokens, c]`.
+    Half(BlockId, Half),
+    /// The patch merging that ends a stage: `[n * tokens, c]` to `[n * tokens / 4, 2 c]`.
+    Merge(usize),
+    /// The last norm, the mean over tokens, and the classifier: `[n * tokens, c]` to logits `[n, classes]`.
+    Head,
+}
+
+impl Segment {
+    /// Every segment of `config`, in forward order.
+    pub fn all(config: &SwinConfig) -> Vec<Segment> {
+        let mut segments = vec![Segment::Embed];
+        for (stage, &depth) in config.depths.iter().enumerate() {
+            for block in 0..depth {
+                let id = BlockId { stage, block };
+                segments.extend([Segment::Half(id, Half::Attn), Segment::Half(id, Half::Mlp)]);
+            }
+            if stage + 1 < config.depths.len() {
+                segments.push(Segment::Merge(stage));
+            }
+        }
+        segments.push(Segment::Head);
+        segments
+    }
+
+    /// The linear layers of the segment, in forward order.
+    pub fn linears(self) -> Vec<Linear> {
+        match self {
+            Segment::Embed => vec![Linear::PatchEmbed],
+            Segment::Half(block, Half::Attn) => vec![Linear::Qkv(block), Linear::Proj(block)],
+            Segment::Half(block, Half::Mlp) => vec![Linear::Fc1(block), Linear::Fc2(block)],
+            Segment::Merge(stage) => vec![Linear::Reduction(stage)],
+            Segment::Head => vec![Linear::Head],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swinq_model::site::all_linears;
+
+    #[test]
+    fn the_segments_contain_every_layer_in_forward_order() {
+        let config = SwinConfig::default();
+        let linears: Vec<Linear> = Segment::all(&config).into_iter().flat_map(Segment::linears).collect();
+        assert_eq!(linears, all_linears(&config));
+    }
+}

@@ -1,0 +1,90 @@
+//! Writing files: what is refused, followed, kept and cleaned up.
+
+#![cfg(unix)]
+
+use std::fs::{File, read, read_dir, write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use swinq_model::atomic::{check_writable, write_atomic};
+
+fn save(path: &Path, content: &[u8]) -> Result<(), String> {
+    write_atomic(path, |out| out.write_all(content)).map_err(|error| error.to_string())
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o777
+}
+
+#[test]
+fn only_regular_files_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let link = folder.path().join("link");
+    symlink(&socket, &link).unwrap();
+    for path in [Path::new("/dev/null"), &socket, &link] {
+        let message = save(path, b"x").unwrap_err();
+        assert!(message.contains("regular file") && message.contains(path.to_str().unwrap()), "{message}");
+        assert!(check_writable(path).is_err());
+    }
+    assert!(!Path::new("/dev/null").metadata().unwrap().is_file() && !socket.metadata().unwrap().is_file());
+    let message = save(folder.path(), b"x").unwrap_err();
+    assert!(message.contains("is a folder"), "{message}");
+    assert!(save(&folder.path().join("no/file"), b"x").unwrap_err().contains("does not exist"));
+}
+
+#[test]
+fn symbolic_links_are_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    let [target, new] = ["data/target", "data/new"].map(|name| folder.path().join(name));
+    write(&target, "old").unwrap();
+    for (name, to) in [("existing", "data/target"), ("dangling", "data/new"), ("second", "existing")] {
+        let link = folder.path().join(name);
+        symlink(to, &link).unwrap();
+        save(&link, name.as_bytes()).unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink(), "{name}");
+    }
+    assert_eq!((read(&target).unwrap(), read(&new).unwrap()), (b"second".to_vec(), b"dangling".to_vec()));
+    let circle = folder.path().join("circle");
+    symlink("circle", &circle).unwrap();
+    assert!(save(&circle, b"x").unwrap_err().contains("symbolic links"));
+}
+
+#[test]
+fn permissions_are_those_of_the_old_file_or_of_the_umask() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, new, ordinary] = ["old", "new", "ordinary"].map(|name| folder.path().join(name));
+    write(&old, "old").unwrap();
+    std::fs::set_permissions(&old, PermissionsExt::from_mode(0o640)).unwrap();
+    File::create(&ordinary).unwrap();
+    save(&old, b"x").unwrap();
+    save(&new, b"x").unwrap();
+    assert_eq!((mode(&old), mode(&new)), (0o640, mode(&ordinary)));
+}
+
+#[test]
+fn remains_of_a_killed_process_are_removed_and_files_being_written_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let [remains, busy, other] =
+        [".swinq-killed.part", ".swinq-busy.part", ".other.part"].map(|name| folder.path().join(name));
+    for path in [&remains, &busy, &other] {
+        write(path, "half").unwrap();
+    }
+    let lock = File::open(&busy).unwrap();
+    lock.try_lock().unwrap();
+    // A write inside a write: the inner one must not remove the outer one's file.
+    let path = folder.path().join("file");
+    write_atomic(&path, |out| {
+        save(&folder.path().join("inner"), b"inner").map_err(std::io::Error::other)?;
+        out.write_all(b"outer")
+    })
+    .unwrap();
+    let mut left: Vec<String> =
+        read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, [".other.part", ".swinq-busy.part", "file", "inner"]);
+    assert_eq!(read(&path).unwrap(), b"outer");
+}
