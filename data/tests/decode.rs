@@ -71,6 +71,27 @@ fn headers_beyond_the_pixel_limit_are_refused() {
     }
 }
 
+#[test]
+fn parts_of_formats_that_are_not_decoded_are_named() {
+    let changed = |name: &str, at: usize, value: u8| {
+        let (_, mut bytes) = fixtures().into_iter().find(|(found, _)| found == name).unwrap();
+        bytes[at] = value;
+        decode_image(&bytes).unwrap_err()
+    };
+    // The compression of a BMP, a kind of Netpbm, and the coding of a JPEG.
+    let jpeg = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rgb444.jpg")).unwrap();
+    let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
+    for (error, word) in [
+        (changed("kind_grey.bmp", 30, 1), "BMP with run-length coding"),
+        (changed("kind_rgb.bmp", 28, 7), "BMP with 7 bits"),
+        (changed("kind_rgb.ppm", 1, b'7'), "PAM"),
+        (changed("rgb444.jpg", frame + 1, 0xc3), "SOF type 0xc3"),
+    ] {
+        let named = matches!(&error, DecodeError::Unsupported(what) if what.contains(word));
+        assert!(named && error.to_string().contains("convert the image"), "{error}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
     #[test]
