@@ -9,7 +9,7 @@ use swinq_float::{FakeQuant, Float, FloatError, Sites, Swin, ops};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{
-    Batch, BatchSource, BoxError, Calibrator, HostTensor, Recipe, Rule, Site, StateDict, SwinConfig,
+    Batch, BatchSource, BoxError, Calibrator, HostTensor, Ptq, Recipe, Rule, Site, StateDict, SwinConfig,
     Transform,
 };
 use swinq_testing::Rng;
@@ -80,7 +80,7 @@ fn run(model: &FloatModel, recipe: &Recipe, images: usize) -> Result<Calibrated,
 }
 
 fn shipped(name: &str) -> Recipe {
-    Recipe::shipped(name).unwrap()
+    Recipe::shipped(name).unwrap().with_ptq(Ptq::Basic)
 }
 
 fn site(name: &str) -> Site {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::dataset::Dataset;
-use crate::decode::RgbImage;
+use crate::decode::{Held, Permit, RgbImage};
 use crate::error::DataError;
 
 /// A data set that caches its decoded images. Every decoded image is added until the cached pixels reach the
@@ -40,17 +40,19 @@ impl DecodedCache {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The decoded image `id`. Errors are not cached.
-    pub(crate) fn image(&self, id: usize) -> Result<Arc<RgbImage>, DataError> {
+    /// The decoded image `id`, and its share of the memory for decoding if it was decoded now, to be kept until the image
+    /// has been used. Errors are not cached.
+    pub(crate) fn image(&self, id: usize) -> Result<(Arc<RgbImage>, Option<Permit>), DataError> {
         let slot = self.slots.get(id);
         if let Some(image) = slot.and_then(OnceLock::get) {
-            return Ok(Arc::clone(image));
+            return Ok((Arc::clone(image), None));
         }
-        let image = Arc::new(self.dataset.decode(id)?);
+        let Held { image, permit } = self.dataset.decode_held(id)?;
+        let image = Arc::new(image);
         if let Some(slot) = slot {
             self.add(slot, &image);
         }
-        Ok(image)
+        Ok((image, Some(permit)))
     }
 
     /// Adds `image` to the cache, unless there is no room or another thread has already added it.

@@ -28,7 +28,7 @@ mod train;
 
 pub use augment::Augment;
 pub use dataset::{Dataset, Layout, Split};
-pub use decode::{MAX_PIXELS, RgbImage, decode_image};
+pub use decode::{MAX_PIXELS, RgbImage, decode_image, set_decode_memory};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use preprocess::preprocess;

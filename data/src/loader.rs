@@ -132,6 +132,6 @@ impl Source for InOrder {
     }
 
     fn load(&self, _batch: BatchId, _slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
-        Ok(preprocess(&self.dataset.decode(id)?, &self.transform))
+        Ok(preprocess(&self.dataset.decode_held(id)?.image, &self.transform))
     }
 }

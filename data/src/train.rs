@@ -212,7 +212,7 @@ impl Source for Shuffled {
 
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
         let position = batch.index * self.batch_size() + slot;
-        let image = self.cache.image(id)?;
+        let (image, _permit) = self.cache.image(id)?;
         let key = [SAMPLE_KEY, self.options.seed, batch.epoch, position as u64];
         let variation = self.options.augment.draw((image.width, image.height), &key);
         Ok(variation.apply(&image, &self.transform))

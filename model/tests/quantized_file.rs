@@ -233,7 +233,7 @@ fn metadata_that_contradicts_is_refused() {
     });
     let weight = format!("{FC1}.weight");
     refused(&[&weight, "contradicts the stored recipe"], |p| {
-        p.document["sites"][&weight]["ptq"] = json!("refined")
+        p.document["sites"][&weight]["ptq"] = json!("reconstruct")
     });
     refused(&["unexpected head.bias"], |p| {
         p.document["sites"]["head.bias"] = p.document["sites"]["head.input"].clone()

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#define JPEG_INTERNALS /* for the colour converter */
 #include <jpeglib.h>
 
 #include <jerror.h>
@@ -16,6 +17,9 @@ enum kind { DECODED = 0, TRUNCATED = 1, CORRUPT = 2, UNSUPPORTED = 3, MEMORY = 4
 
 /* A file may contain this many scans. Every scan is a pass over the whole image, even if it has only a few bytes. */
 #define MAX_SCANS 100
+
+/* Rows requested at once; libjpeg may return fewer. */
+#define ROWS 16
 
 /* The next three structures have counterparts in lib.rs. */
 struct swinq_jpeg_header {
@@ -193,6 +197,62 @@ int swinq_jpeg_read_header(const struct swinq_jpeg_input *input, struct swinq_jp
   return guarded(&decoder, input, only_header, header);
 }
 
+/* libjpeg's internal questions whether it has vector code for a step, and the processor runs it. */
+extern int jsimd_can_idct_islow(void);
+extern int jsimd_can_ycc_rgb(void);
+
+enum { STEP = 32 };
+
+static inline int16_t clamp(int16_t value) {
+  value = value < 0 ? 0 : value;
+  return value > 255 ? 255 : value;
+}
+
+/* JFIF's conversion of STEP pixels from YCbCr to RGB, with libjpeg's rounding, in 16-bit steps that a compiler turns into
+ * vector code. The upper half of 2 * f * x, plus 1, halved, is the upper half of f * x, rounded. Writes one byte more
+ * than the pixels have. */
+static void ycc_to_rgb_step(const uint8_t *restrict luma, const uint8_t *restrict cb, const uint8_t *restrict cr,
+                            uint8_t out[restrict 3 * STEP + 1]) {
+  enum { RED = 26345, BLUE = -14942, GREEN_CB = -22554, GREEN_CR = 18734 };
+  uint32_t pixels[STEP];
+  for (int i = 0; i < STEP; i++) {
+    int16_t y = luma[i], u = (int16_t)(cb[i] - 128), v = (int16_t)(cr[i] - 128);
+    int16_t u2 = (int16_t)(2 * u), v2 = (int16_t)(2 * v);
+    int16_t red = (int16_t)((int16_t)((v2 * RED) >> 16) + 1) >> 1;
+    int16_t blue = (int16_t)((int16_t)((u2 * BLUE) >> 16) + 1) >> 1;
+    int16_t green = (int16_t)((u * GREEN_CB + v * GREEN_CR + 32768) >> 16);
+    uint16_t r = (uint16_t)clamp((int16_t)(y + v + red));
+    uint16_t g = (uint16_t)clamp((int16_t)(y - v + green));
+    uint16_t b = (uint16_t)clamp((int16_t)(y + u2 + blue));
+    pixels[i] = (uint32_t)(uint16_t)(r | g << 8) | (uint32_t)b << 16;
+  }
+  for (int i = 0; i < STEP; i++) memcpy(out + 3 * i, &pixels[i], 4);
+}
+
+/* Replaces libjpeg's C code, which looks up tables, in builds without vector code. For little-endian processors. */
+static void ycc_to_rgb(j_decompress_ptr info, JSAMPIMAGE input, JDIMENSION row, JSAMPARRAY output, int rows) {
+  uint8_t pixels[3 * STEP + 1];
+  for (; rows > 0; rows--, row++, output++) {
+    JDIMENSION at = 0, width = info->output_width;
+    for (; at + STEP <= width; at += STEP) {
+      ycc_to_rgb_step(input[0][row] + at, input[1][row] + at, input[2][row] + at, pixels);
+      memcpy(*output + 3 * (size_t)at, pixels, 3 * STEP);
+    }
+    if (at == width) continue;
+    uint8_t rest[3][STEP] = {{0}};
+    for (int i = 0; i < 3; i++) memcpy(rest[i], input[i][row] + at, width - at);
+    ycc_to_rgb_step(rest[0], rest[1], rest[2], pixels);
+    memcpy(*output + 3 * (size_t)at, pixels, 3 * (size_t)(width - at));
+  }
+}
+
+static int is_little_endian(void) {
+  const uint16_t one = 1;
+  uint8_t first;
+  memcpy(&first, &one, 1);
+  return first == 1;
+}
+
 struct target {
   uint8_t *samples;
   size_t length;
@@ -208,9 +268,15 @@ static void all_rows(struct decoder *decoder, void *argument) {
   if (info->output_components != (int)header.channels || row * info->output_height != target->length)
     fail_with(decoder, CORRUPT, "the buffer does not have the size of the image");
   jpeg_start_decompress(info);
+  if (info->jpeg_color_space == JCS_YCbCr && info->out_color_space == JCS_RGB && !jsimd_can_ycc_rgb() &&
+      is_little_endian())
+    info->cconvert->color_convert = ycc_to_rgb;
   while (info->output_scanline < info->output_height) {
-    JSAMPROW at = target->samples + row * info->output_scanline;
-    if (jpeg_read_scanlines(info, &at, 1) != 1) fail_with(decoder, CORRUPT, "a row could not be decoded");
+    JSAMPROW rows[ROWS];
+    JDIMENSION count = info->output_height - info->output_scanline;
+    if (count > ROWS) count = ROWS;
+    for (JDIMENSION i = 0; i < count; i++) rows[i] = target->samples + row * (info->output_scanline + i);
+    if (jpeg_read_scanlines(info, rows, count) == 0) fail_with(decoder, CORRUPT, "a row could not be decoded");
   }
   jpeg_finish_decompress(info);
 }
@@ -224,7 +290,5 @@ int swinq_jpeg_decode(const struct swinq_jpeg_input *input, uint8_t *samples, si
   return guarded(&decoder, input, all_rows, &target);
 }
 
-/* libjpeg's internal question whether it has vector code for the IDCT, and the processor runs it. */
-extern int jsimd_can_idct_islow(void);
-
+/* Whether libjpeg has vector code for the IDCT. */
 int swinq_jpeg_has_simd(void) { return jsimd_can_idct_islow() != 0; }

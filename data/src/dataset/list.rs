@@ -1,69 +1,139 @@
 //! Text files of a data set: lists of images with their classes, and class names.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use super::names::Names;
 use crate::error::DataError;
 
+/// Maximum length of a line in bytes. A longer one is no path of a file.
+const MAX_LINE: u64 = 1 << 16;
+
+/// Number of names that are compared at once in the search for repeated names: 16 MiB of hashes.
+const COMPARED: usize = 1 << 21;
+
 /// The contents of a list: one name per image, and either one label per image or no labels at all.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Listing {
-    pub(super) names: Vec<String>,
+    pub(super) names: Names,
     pub(super) labels: Vec<u32>,
 }
 
 /// Reads and parses the list `path`.
 pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
-    let bytes = std::fs::read(path).map_err(|error| DataError::io(path, error))?;
-    parse(&bytes, path)
+    parse(|| File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)), path)
 }
 
 /// Parses lines `path<TAB>class`, `path<spaces>class` or `path`. Either all lines have a class or none has. Blank
-/// lines are skipped. A path that is listed twice is an error.
-pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Listing, DataError> {
-    let mut listing = Listing { names: Vec::new(), labels: Vec::new() };
-    let mut seen: HashMap<&str, usize> = HashMap::new();
-    for (line, text) in lines(bytes, path)? {
-        let problem = |problem: String| DataError::List { path: path.to_owned(), line, problem };
-        let (name, label) = split_line(text).map_err(problem)?;
-        if let Some(first) = seen.insert(name, line) {
-            return Err(problem(format!(
-                "`{name}` is already listed in line {first}; remove one of the two lines"
-            )));
-        }
+/// lines are skipped. A path that is listed twice is an error. `open` opens the text at its start.
+fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Listing, DataError> {
+    let reader = || open().map_err(|error| DataError::io(path, error));
+    let mut listing = Listing { names: Names::default(), labels: Vec::new() };
+    for_each_line(reader()?, path, |_, text| {
+        let (name, label) = split_line(text)?;
         if label.is_some() != (listing.labels.len() == listing.names.len()) && !listing.names.is_empty() {
             let (this, others) =
                 if label.is_some() { ("has a class", "have none") } else { ("has no class", "have one") };
-            return Err(problem(format!(
+            return Err(format!(
                 "`{text}` {this}, but the lines before it {others}; write a class in every line or in none"
-            )));
+            ));
         }
-        listing.names.push(name.to_owned());
+        listing.names.push(name);
         listing.labels.extend(label);
-    }
+        Ok(())
+    })?;
     if listing.names.is_empty() {
         return Err(DataError::layout(path, "the list is empty; write one `path<TAB>class` per line"));
+    }
+    listing.names.shrink();
+    listing.labels.shrink_to_fit();
+    if let Some(repeated) = repeated(&listing.names) {
+        refuse_repeated(&repeated, reader()?, path)?;
     }
     Ok(listing)
 }
 
-/// Non-blank lines with their numbers, counted from 1. Line ends, surrounding whitespace and a byte order mark are
-/// removed.
-fn lines<'a>(bytes: &'a [u8], path: &Path) -> Result<Vec<(usize, &'a str)>, DataError> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let mut lines = Vec::new();
-    for (index, raw) in bytes.split(|&byte| byte == b'\n').enumerate() {
-        let text = std::str::from_utf8(raw).map_err(|_| DataError::List {
-            path: path.to_owned(),
-            line: index + 1,
-            problem: "not UTF-8 text; is this a list of images?".to_owned(),
-        })?;
-        let text = text.trim();
+/// A name that occurs more than once, if there is one. Only a part of the names' hashes is in memory at a time.
+fn repeated(names: &Names) -> Option<String> {
+    let parts = names.len().div_ceil(COMPARED) as u64;
+    (0..parts).find_map(|part| {
+        let mut hashes = Vec::new();
+        names.visit(|_, name| hashes.extend(Some(hash(name)).filter(|hash| hash % parts == part)));
+        hashes.sort_unstable();
+        let mut equal: Vec<u64> =
+            hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        equal.dedup();
+        if equal.is_empty() { None } else { first_repeated(names, &equal) }
+    })
+}
+
+/// The first name that occurs again, among the names whose hashes are in the sorted list `hashes`.
+fn first_repeated(names: &Names, hashes: &[u64]) -> Option<String> {
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let mut found = None;
+    names.visit(|_, name| {
+        if found.is_none() && hashes.binary_search(&hash(name)).is_ok() {
+            let count = counts.entry(name.to_owned()).or_default();
+            *count += 1;
+            if *count == 2 {
+                found = Some(name.to_owned());
+            }
+        }
+    });
+    found
+}
+
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The error for `repeated`, which names the first two lines that have it.
+fn refuse_repeated(repeated: &str, reader: impl BufRead, path: &Path) -> Result<(), DataError> {
+    let mut first = None;
+    for_each_line(reader, path, |line, text| match (split_line(text), first) {
+        (Ok((name, _)), Some(first)) if name == repeated => {
+            Err(format!("`{name}` is already listed in line {first}; remove one of the two lines"))
+        }
+        (Ok((name, _)), None) if name == repeated => {
+            first = Some(line);
+            Ok(())
+        }
+        _ => Ok(()),
+    })
+}
+
+/// Calls `each(line, text)` for every line that is not blank; lines are counted from 1. Line ends, surrounding whitespace
+/// and a byte order mark are removed. An error of `each` becomes the line's.
+fn for_each_line(
+    mut reader: impl BufRead,
+    path: &Path,
+    mut each: impl FnMut(usize, &str) -> Result<(), String>,
+) -> Result<(), DataError> {
+    let mut bytes = Vec::new();
+    for line in 1.. {
+        bytes.clear();
+        let read = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes);
+        if read.map_err(|error| DataError::io(path, error))? == 0 {
+            break;
+        }
+        let problem = |problem: String| DataError::List { path: path.to_owned(), line, problem };
+        if bytes.len() as u64 == MAX_LINE && !bytes.ends_with(b"\n") {
+            return Err(problem(format!("longer than {MAX_LINE} bytes; is this a list of images?")));
+        }
+        let text = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes) } else { &bytes };
+        let text = std::str::from_utf8(text)
+            .map_err(|_| problem("not UTF-8 text; is this a list of images?".to_owned()))?
+            .trim();
         if !text.is_empty() {
-            lines.push((index + 1, text));
+            each(line, text).map_err(problem)?;
         }
     }
-    Ok(lines)
+    Ok(())
 }
 
 /// Splits a line into path and class. Text after a tab must be a class number. Text after a space that is not a
@@ -101,8 +171,12 @@ pub(super) fn class_names(folder: &Path, labels: &[u32]) -> Result<Option<Vec<St
     if !path.is_file() {
         return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(|error| DataError::io(&path, error))?;
-    let names: Vec<String> = lines(&bytes, &path)?.into_iter().map(|(_, text)| text.to_owned()).collect();
+    let file = File::open(&path).map_err(|error| DataError::io(&path, error))?;
+    let mut names = Vec::new();
+    for_each_line(BufReader::new(file), &path, |_, text| {
+        names.push(text.to_owned());
+        Ok(())
+    })?;
     let needed = labels.iter().max().map_or(0, |&label| label as usize + 1);
     if names.len() < needed {
         let problem = format!(
@@ -120,17 +194,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn parse_bytes(bytes: &[u8]) -> Result<Listing, String> {
+        parse(|| Ok(bytes), Path::new("val_map.txt")).map_err(|error| error.to_string())
+    }
+
     fn parse_text(text: &str) -> Result<Listing, String> {
-        parse(text.as_bytes(), Path::new("val_map.txt")).map_err(|error| error.to_string())
+        parse_bytes(text.as_bytes())
     }
 
     #[test]
     fn tabs_spaces_and_line_ends() {
         let listing = parse_text("\u{feff}a/b c.jpg\t3\r\n\r\nd.jpg   12 \ne f.jpg 0").unwrap();
-        assert_eq!(listing.names, ["a/b c.jpg", "d.jpg", "e f.jpg"]);
+        assert_eq!(listing.names.to_vec(), ["a/b c.jpg", "d.jpg", "e f.jpg"]);
         assert_eq!(listing.labels, [3, 12, 0]);
         let unlabelled = parse_text("a b.jpg\nc.jpg\n").unwrap();
-        assert_eq!(unlabelled, Listing { names: vec!["a b.jpg".into(), "c.jpg".into()], labels: vec![] });
+        assert_eq!(
+            (unlabelled.names.to_vec(), unlabelled.labels),
+            (vec!["a b.jpg".into(), "c.jpg".into()], vec![])
+        );
     }
 
     #[test]
@@ -149,14 +230,16 @@ mod tests {
             assert!(message.contains(line) && message.contains(word), "{text:?}: {message}");
         }
         assert!(parse_text(" \n\n").unwrap_err().contains("empty"));
-        let message = parse(b"a.jpg\t0\n\xff\xfe\t1\n", Path::new("m.txt")).unwrap_err().to_string();
-        assert!(message.contains("m.txt, line 2") && message.contains("UTF-8"), "{message}");
+        let message = parse_bytes(b"a.jpg\t0\n\xff\xfe\t1\n").unwrap_err();
+        assert!(message.contains("val_map.txt, line 2") && message.contains("UTF-8"), "{message}");
+        let long = "a".repeat(70_000);
+        assert!(parse_text(&format!("b.jpg\n{long}\n")).unwrap_err().contains("line 2: longer"));
     }
 
     proptest! {
         #[test]
         fn any_bytes_parse_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(listing) = parse(&bytes, Path::new("x.txt")) {
+            if let Ok(listing) = parse_bytes(&bytes) {
                 prop_assert!(listing.labels.is_empty() || listing.labels.len() == listing.names.len());
             }
         }
@@ -167,7 +250,7 @@ mod tests {
         ) {
             let text: String = entries.iter().map(|(name, label)| format!("{name}\t{label}\n")).collect();
             let listing = parse_text(&text).unwrap();
-            prop_assert!(listing.names.iter().eq(entries.keys()));
+            prop_assert!(listing.names.to_vec().iter().eq(entries.keys()));
             prop_assert!(listing.labels.iter().eq(entries.values()));
         }
     }

@@ -4,6 +4,7 @@ mod archive;
 mod cursor;
 mod folder;
 mod list;
+mod names;
 mod open;
 mod sample;
 
@@ -12,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::decode::{RgbImage, decode_image};
+use crate::decode::{Held, RgbImage, decode_held};
 use crate::error::DataError;
 use archive::Archive;
+use names::Names;
 
 /// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,7 +100,7 @@ struct Inner {
     root: PathBuf,
     source: Source,
     /// Name of each image: a path relative to the source's folder, a path as given, or a member of the archive.
-    names: Vec<String>,
+    names: Names,
     /// Class of each image; empty if the data set has no labels.
     labels: Vec<u32>,
     class_names: Option<Vec<String>>,
@@ -170,8 +172,10 @@ impl Dataset {
     /// If `i` is not below [`Dataset::len`]. The same holds for the other methods that take a position.
     pub fn name(&self, i: usize) -> String {
         match &self.inner.source {
-            Source::Archive { archive, .. } => format!("{}@/{}", archive.file_name(), self.inner.names[i]),
-            Source::Folder(_) | Source::Paths(_) => self.inner.names[i].clone(),
+            Source::Archive { archive, .. } => {
+                format!("{}@/{}", archive.file_name(), self.inner.names.get(i))
+            }
+            Source::Folder(_) | Source::Paths(_) => self.inner.names.get(i),
         }
     }
 
@@ -213,7 +217,7 @@ impl Dataset {
     pub fn read(&self, i: usize) -> Result<Vec<u8>, DataError> {
         let read = |path: PathBuf| std::fs::read(&path).map_err(|error| DataError::io(path, error));
         match &self.inner.source {
-            Source::Folder(root) => read(root.join(&self.inner.names[i])),
+            Source::Folder(root) => read(root.join(self.inner.names.get(i))),
             Source::Paths(paths) => read(paths[i].clone()),
             Source::Archive { archive, members } => archive.read(members[i]),
         }
@@ -222,10 +226,15 @@ impl Dataset {
     /// Reads and decodes image `i`.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`decode_image`], with the name of the file, or with the name and offset of the
+    /// Those of [`Dataset::read`] and [`decode_image`](crate::decode_image), with the name of the file, or with the name and offset of the
     /// archive member.
     pub fn decode(&self, i: usize) -> Result<RgbImage, DataError> {
-        decode_image(&self.read(i)?).map_err(|source| {
+        self.decode_held(i).map(|held| held.image)
+    }
+
+    /// [`Dataset::decode`], with the share of memory kept until the image has been used.
+    pub(crate) fn decode_held(&self, i: usize) -> Result<Held, DataError> {
+        decode_held(&self.read(i)?).map_err(|source| {
             let (name, offset) = self.location(i);
             DataError::Image { name, offset, source }
         })
@@ -233,7 +242,7 @@ impl Dataset {
 
     /// Full name of image `i` for error messages and, in an archive, the offset of its local header.
     fn location(&self, i: usize) -> (String, Option<u64>) {
-        let name = &self.inner.names[i];
+        let name = self.inner.names.get(i);
         match &self.inner.source {
             Source::Folder(root) => (root.join(name).display().to_string(), None),
             Source::Paths(paths) => (paths[i].display().to_string(), None),

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::archive::Archive;
 use super::folder::{self, Entries};
 use super::list::{self, Listing};
+use super::names::Names;
 use super::{Dataset, Inner, Layout, Source, Split};
 use crate::decode::sniff;
 use crate::error::DataError;
@@ -75,14 +76,16 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         layout: Layout::ImageFolder,
         root: root.to_owned(),
         source: Source::Folder(root.to_owned()),
-        names: Vec::new(),
+        names: Names::default(),
         labels: Vec::new(),
         class_names: None,
         num_classes: None,
     };
     match (folders.is_empty(), images.is_empty()) {
         (false, true) => {
-            (inner.names, inner.labels) = folder::class_images(folder, prefix, &folders)?;
+            let names;
+            (names, inner.labels) = folder::class_images(folder, prefix, &folders)?;
+            inner.names = names.into_iter().collect();
             inner.num_classes = Some(folders.len());
             inner.class_names = Some(folders);
         }
@@ -125,23 +128,26 @@ fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
     }
     let listing = list::read(map)?;
     let archive = Archive::open(zip)?;
-    let found: Vec<Option<usize>> = listing.names.iter().map(|name| archive.find(name)).collect();
-    let missing: Vec<String> =
-        listing.names.iter().zip(&found).filter(|(_, m)| m.is_none()).map(|(name, _)| name.clone()).collect();
-    if !missing.is_empty() {
-        let mut first: Vec<String> = missing.iter().take(5).cloned().collect();
+    let (mut members, mut first, mut missing) = (Vec::new(), Vec::new(), 0);
+    listing.names.visit(|_, name| match archive.find(name) {
+        Some(member) => members.push(member),
+        None => {
+            missing += 1;
+            first.extend((missing <= SHOWN).then(|| name.to_owned()));
+        }
+    });
+    if missing > 0 {
         if let Some(example) = archive.file_names().next() {
             first.push(format!("while the archive has, for example, {example}"));
         }
         return Err(DataError::MissingImages {
             list: map.to_owned(),
             place: zip.to_owned(),
-            count: missing.len(),
+            count: missing,
             total: listing.names.len(),
             first,
         });
     }
-    let members = found.into_iter().flatten().collect();
     from_listing(root, parent(map), Layout::Zip, Source::Archive { archive, members }, listing)
 }
 
@@ -155,18 +161,40 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
     }
     let listing = list::read(path)?;
     let folder = parent(path);
-    let missing: Vec<String> =
-        listing.names.par_iter().filter(|name| !folder.join(name).is_file()).cloned().collect();
-    if !missing.is_empty() {
+    let (missing, first) = missing_files(&listing.names, folder);
+    if missing > 0 {
         return Err(DataError::MissingImages {
             list: path.to_owned(),
             place: folder.to_owned(),
-            count: missing.len(),
+            count: missing,
             total: listing.names.len(),
-            first: missing.into_iter().take(5).collect(),
+            first,
         });
     }
     from_listing(path, folder, Layout::List, Source::Folder(folder.to_owned()), listing)
+}
+
+/// Number of missing names that an error shows.
+const SHOWN: usize = 5;
+
+/// Number of `names` that are no files in `folder`, and the first of them.
+fn missing_files(names: &Names, folder: &Path) -> (usize, Vec<String>) {
+    let in_block = |block| {
+        let (mut count, mut first) = (0, Vec::new());
+        names.visit_block(block, |_, name| {
+            if !folder.join(name).is_file() {
+                count += 1;
+                first.extend((count <= SHOWN).then(|| name.to_owned()));
+            }
+        });
+        (count, first)
+    };
+    let join = |(before, mut first): (usize, Vec<String>), (after, rest): (usize, Vec<String>)| {
+        let room = SHOWN.saturating_sub(first.len());
+        first.extend(rest.into_iter().take(room));
+        (before + after, first)
+    };
+    (0..names.blocks()).into_par_iter().map(in_block).reduce(|| (0, Vec::new()), join)
 }
 
 fn from_listing(

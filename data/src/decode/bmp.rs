@@ -1,6 +1,6 @@
 //! Decoding of Windows bitmaps (BMP), with Pillow's conversions to RGB. Bitmaps with run-length coding are refused.
 
-use super::{RgbImage, check_size};
+use super::{Held, admit};
 use crate::error::DecodeError;
 
 /// Length of the file header, which precedes the bitmap header.
@@ -35,9 +35,9 @@ enum Layout {
 }
 
 /// Decodes a BMP file.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     let header = read_header(bytes)?;
-    check_size(header.width as u64, header.height as u64)?;
+    let permit = admit(header.width as u64, header.height as u64, 3)?;
     let layout = layout(bytes, &header)?;
     let start = pixels_start(bytes, &header, &layout)?;
     let row = (header.width * usize::from(header.bits)).div_ceil(8);
@@ -49,7 +49,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
         let row = bytes.get(at..at + row).ok_or_else(truncated)?;
         unpack_row(row, &header, &layout, &mut pixels)?;
     }
-    Ok(RgbImage { width: header.width, height: header.height, pixels })
+    Ok(Held::new(header.width, header.height, pixels, permit))
 }
 
 fn truncated() -> DecodeError {

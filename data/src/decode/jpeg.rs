@@ -2,15 +2,16 @@
 
 use swinq_jpeg::JpegError;
 
-use super::{RgbImage, check_size};
+use super::{Held, budget, check_size};
 use crate::error::DecodeError;
 
 /// Decodes a JPEG file. Damage that loses samples is an error.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     let header = swinq_jpeg::read_header(bytes).map_err(|error| decode_error(error, bytes))?;
     check_size(header.width as u64, header.height as u64)?;
+    let permit = budget::acquire(header.memory);
     let pixels = swinq_jpeg::decode(bytes, &header).map_err(|error| decode_error(error, bytes))?;
-    Ok(RgbImage { width: header.width, height: header.height, pixels })
+    Ok(Held::new(header.width, header.height, pixels, permit))
 }
 
 fn decode_error(error: JpegError, bytes: &[u8]) -> DecodeError {

@@ -4,6 +4,7 @@
 //! as in torchvision's `ImageFolder`. Detected damage is an error: an incomplete image is never returned.
 
 mod bmp;
+mod budget;
 mod jpeg;
 mod netpbm;
 mod png;
@@ -11,6 +12,9 @@ mod tiff;
 mod webp;
 
 use crate::error::DecodeError;
+pub(crate) use budget::Permit;
+
+pub use budget::set_decode_memory;
 
 /// Maximum number of pixels of an image: the limit above which Pillow refuses a "decompression bomb".
 pub const MAX_PIXELS: u64 = 178_956_970;
@@ -95,7 +99,27 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 ///
 /// A JPEG whose scan is too short is an error, where Pillow fills in the rest, except with arithmetic coding: there
 /// it cannot be told from a scan that ends in zeros.
+///
+/// The call waits while other calls use the process's [memory for decoding](set_decode_memory).
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+    decode_held(bytes).map(|held| held.image)
+}
+
+/// A decoded image with its share of the memory for decoding. Whoever holds it must not decode another image.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) image: RgbImage,
+    pub(crate) permit: Permit,
+}
+
+impl Held {
+    fn new(width: usize, height: usize, pixels: Vec<u8>, permit: Permit) -> Held {
+        Held { image: RgbImage { width, height, pixels }, permit }
+    }
+}
+
+/// [`decode_image`], with the share of memory kept until the image has been used.
+pub(crate) fn decode_held(bytes: &[u8]) -> Result<Held, DecodeError> {
     match sniff(bytes) {
         Some(Format::Jpeg) => jpeg::decode(bytes),
         Some(Format::Png) => png::decode(bytes),
@@ -126,7 +150,14 @@ fn drop_every_fourth(samples: &mut Vec<u8>) {
     samples.truncate(3 * pixels);
 }
 
-/// Refuses an image without pixels or with too many, before memory is allocated for it.
+/// Refuses an image without pixels or with too many, and waits for `bytes_per_pixel` of memory for each pixel, before any
+/// is allocated.
+fn admit(width: u64, height: u64, bytes_per_pixel: u64) -> Result<Permit, DecodeError> {
+    check_size(width, height)?;
+    Ok(budget::acquire(width * height * bytes_per_pixel))
+}
+
+/// Refuses an image without pixels or with too many.
 fn check_size(width: u64, height: u64) -> Result<(), DecodeError> {
     if width == 0 || height == 0 {
         return Err(DecodeError::Corrupt(format!("the header claims {width} x {height} pixels")));

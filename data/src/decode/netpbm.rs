@@ -1,10 +1,10 @@
 //! Decoding of binary PGM and PPM files with samples of 8 bits.
 
-use super::{RgbImage, check_size};
+use super::{Held, admit};
 use crate::error::DecodeError;
 
 /// Decodes a Netpbm file.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     let channels = match bytes.get(1) {
         Some(b'5') => 1,
         Some(b'6') => 3,
@@ -13,7 +13,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let mut at = 2;
     let mut number = || next_number(bytes, &mut at);
     let (width, height, largest) = (number()?, number()?, number()?);
-    check_size(width, height)?;
+    let permit = admit(width, height, 3)?;
     if largest != 255 {
         return Err(DecodeError::Unsupported(format!("PGM/PPM with samples up to {largest}")));
     }
@@ -24,7 +24,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
         1 => samples.iter().flat_map(|&grey| [grey; 3]).collect(),
         _ => samples.to_vec(),
     };
-    Ok(RgbImage { width, height, pixels })
+    Ok(Held::new(width, height, pixels, permit))
 }
 
 fn truncated() -> DecodeError {

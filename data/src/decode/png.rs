@@ -4,14 +4,14 @@ use std::io::Cursor;
 
 use ::png::{BitDepth, ColorType, Decoder, DecodingError, Limits};
 
-use super::{RgbImage, check_size};
+use super::{Held, budget, check_size};
 use crate::error::DecodeError;
 
 /// Bytes that the decoder may allocate in addition to the image: more than a row of the widest image allowed.
 const MAX_DECODER_BYTES: usize = 256 << 20;
 
 /// Decodes a PNG file.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_DECODER_BYTES });
     decoder.set_transformations(::png::Transformations::IDENTITY);
     decoder.set_ignore_text_chunk(true);
@@ -22,6 +22,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let size = reader
         .output_buffer_size()
         .ok_or_else(|| DecodeError::Corrupt("PNG: the image does not fit in memory".to_owned()))?;
+    let permit =
+        budget::acquire(size as u64 + 3 * u64::from(reader.info().width) * u64::from(reader.info().height));
     let mut raw = vec![0; size];
     let frame = reader.next_frame(&mut raw).map_err(decode_error)?;
     let (width, height) = (frame.width as usize, frame.height as usize);
@@ -35,7 +37,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
             "PNG: the decoder returned fewer rows than the header claims".to_owned(),
         ));
     }
-    Ok(RgbImage { width, height, pixels })
+    Ok(Held::new(width, height, pixels, permit))
 }
 
 fn decode_error(error: DecodingError) -> DecodeError {

@@ -6,21 +6,22 @@ use ::tiff::decoder::{Decoder, DecodingResult, Limits};
 use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 
-use super::{MAX_PIXELS, RgbImage, check_size, drop_every_fourth};
+use super::{Held, MAX_PIXELS, admit, drop_every_fourth};
 use crate::error::DecodeError;
 
 /// Bytes of the largest image: four samples of 16 bits per pixel.
 const MAX_BYTES: usize = MAX_PIXELS as usize * 8;
 
 /// Decodes the first image of a TIFF file.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size = MAX_BYTES;
     limits.intermediate_buffer_size = MAX_BYTES;
     let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(decode_error)?.with_limits(limits);
     let (width, height) = decoder.dimensions().map_err(decode_error)?;
-    check_size(u64::from(width), u64::from(height))?;
     let color = decoder.colortype().map_err(decode_error)?;
+    let stored = (u64::from(color.bit_depth()) * u64::from(color.num_samples())).div_ceil(8);
+    let permit = admit(u64::from(width), u64::from(height), stored + 4)?;
     check_tags(&mut decoder, color)?;
     let samples = decoder.read_image().map_err(decode_error)?;
     let (width, height) = (width as usize, height as usize);
@@ -28,7 +29,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     if pixels.len() != width * height * 3 {
         return Err(DecodeError::Corrupt("TIFF: the samples do not fill the image".to_owned()));
     }
-    Ok(RgbImage { width, height, pixels })
+    Ok(Held::new(width, height, pixels, permit))
 }
 
 fn decode_error(error: TiffError) -> DecodeError {

@@ -4,15 +4,18 @@ use std::io::{Cursor, ErrorKind};
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::{RgbImage, check_size};
+use super::{Held, admit};
 use crate::error::DecodeError;
 
+/// Memory of the decoder for a pixel: RGBA twice, or RGBA beside the planes of a lossy image.
+const BYTES_PER_PIXEL: u64 = 8;
+
 /// Decodes a still WebP file and drops its alpha.
-pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     check_length(bytes)?;
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(decode_error)?;
     let (width, height) = decoder.dimensions();
-    check_size(u64::from(width), u64::from(height))?;
+    let permit = admit(u64::from(width), u64::from(height), BYTES_PER_PIXEL)?;
     if decoder.is_animated() {
         return Err(DecodeError::Unsupported("animated WebP".to_owned()));
     }
@@ -23,7 +26,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     if channels == 4 {
         super::drop_every_fourth(&mut pixels);
     }
-    Ok(RgbImage { width, height, pixels })
+    Ok(Held::new(width, height, pixels, permit))
 }
 
 /// Refuses a file that is shorter than its first chunk states: the decoder needs its last bytes in few cases.

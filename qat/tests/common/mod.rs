@@ -7,14 +7,15 @@ use std::ops::ControlFlow;
 use candle_core::{Device, Tensor};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{QuantizedModel, Recipe};
+use swinq_model::{Ptq, QuantizedModel, Recipe};
 #[allow(unused_imports)] // Each test binary uses its own part.
 pub use swinq_testing::model::{StripedImages as Images, odd, padded, random, random_channels, shifted};
 
-/// `float`, calibrated on images of `source`.
+/// `float`, calibrated on images of `source`. A shipped recipe leaves the float weights as they are, from which the tests
+/// compute what they expect.
 pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> QuantizedModel {
     let recipe = match Recipe::shipped(recipe) {
-        Some(recipe) => recipe,
+        Some(recipe) => recipe.with_ptq(Ptq::Basic),
         None => Recipe::from_yaml("test", recipe).unwrap(),
     };
     let mut progress = |_| ControlFlow::Continue(());
