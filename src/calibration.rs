@@ -9,6 +9,7 @@ use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FloatModel, Param};
 use swinq_model::site::all_linears;
+use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Site};
 
 use crate::{Error, FloatDevice, Images, Model, ReadOptions};
@@ -181,7 +182,7 @@ pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
     if let Some(recipe) = Recipe::shipped(name) {
         return Ok(recipe);
     }
-    let text = std::fs::read_to_string(name).map_err(|error| {
+    let text = text_file::read(Path::new(name), MAX_WRITTEN).map_err(|error| {
         let problem = format!("not one of default, mode1, mode2, and no such file can be read: {error}");
         ModelError::recipe(name, problem)
     })?;

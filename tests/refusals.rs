@@ -380,3 +380,33 @@ fn a_reader_that_goes_away_and_a_full_output() {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("standard output") && !message.contains("panicked"), "{message}");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn devices_oversized_files_and_own_inputs() {
+    let folder = Folder::new();
+    let good = quantized(&folder);
+    let zero = &["/dev/zero", "not a regular file"];
+    refused(calibrate(&folder.path("out"), &["--recipe", "/dev/zero"]), 1, zero);
+    refused(swinq(["qat", "/dev/zero"]).assert(), 1, zero);
+    refused(calibrate(Path::new("/dev/null"), &[]), 1, &["/dev/null", "not a regular file"]);
+    let rules = "  - {match: \"**\", enable: true}\n".repeat(4097);
+    let long = folder.write("long.yaml", format!("name: long\nrules:\n{rules}"));
+    let long = long.to_str().unwrap();
+    refused(calibrate(&folder.path("out"), &["--recipe", long]), 1, &["4097 rules", "at most 4096"]);
+    let big = folder.write("big.yaml", vec![b' '; (1 << 20) + 1]);
+    refused(
+        calibrate(&folder.path("out"), &["--recipe", big.to_str().unwrap()]),
+        1,
+        &["more than 1048576 bytes"],
+    );
+    let cfg = folder.path("cfg.yaml");
+    std::fs::copy(sample_cfg(), &cfg).unwrap();
+    let list = folder.write("list.txt", "");
+    for (output, path) in [("--report", &cfg), ("--json", &list)] {
+        let mut command = swinq(["eval", "--no-latency"]);
+        command.arg(sample_model()).arg(&good).arg("--cfg").arg(&cfg).arg("--data-path").arg(&list);
+        refused(command.arg(output).arg(path).assert(), 1, &["would replace the input"]);
+    }
+    assert_eq!(std::fs::read(&cfg).unwrap(), std::fs::read(sample_cfg()).unwrap());
+}

@@ -14,6 +14,7 @@ pub mod quantized;
 pub mod recipe;
 pub mod site;
 pub mod tensor;
+pub mod text_file;
 
 pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};

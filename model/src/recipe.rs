@@ -211,6 +211,9 @@ impl SiteSpec {
     }
 }
 
+/// The most rules of a recipe.
+const MAX_RULES: usize = 4096;
+
 impl Recipe {
     /// A shipped recipe: `default`, `mode1` or `mode2`. `None` for other names.
     pub fn shipped(name: &str) -> Option<Recipe> {
@@ -231,6 +234,10 @@ impl Recipe {
     pub fn from_yaml(origin: &str, text: &str) -> Result<Recipe, ModelError> {
         let recipe: Recipe =
             serde_saphyr::from_str(text).map_err(|e| ModelError::recipe(origin, e.to_string()))?;
+        if recipe.rules.len() > MAX_RULES {
+            let problem = format!("has {} rules; a recipe may have at most {MAX_RULES}", recipe.rules.len());
+            return Err(ModelError::recipe(origin, problem));
+        }
         for rule in &recipe.rules {
             rule.check().map_err(|problem| {
                 ModelError::recipe(origin, format!("rule `{}`: {problem}", rule.pattern))

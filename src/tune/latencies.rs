@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use swinq_int8_runtime::Outline;
 use swinq_model::atomic::write_atomic;
+use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::Error;
 use crate::hex::hex;
@@ -46,7 +47,7 @@ impl Latencies {
     /// # Errors
     /// [`Error::Io`]; [`Error::Argument`] for a file that is no such table, or is of another machine or batch size.
     pub(crate) fn open(path: &Path, machine: String, batch_size: usize) -> Result<Latencies, Error> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match text_file::read(path, MAX_RESULTS) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Latencies::new(machine, batch_size));

@@ -6,13 +6,14 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use swinq_model::atomic::write_atomic;
+use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::error::EvalError;
 
 /// Reads the JSON file at `path`, which `command` writes with the schema version `schema`.
 pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32) -> Result<T, EvalError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
+    let text = text_file::read(path, MAX_RESULTS)
+        .map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
     let refuse = |problem: String| EvalError::File { path: path.to_owned(), problem };
     let malformed = |error: serde_json::Error| refuse(format!("{error}; give a file that `{command}` wrote"));
     let value: serde_json::Value = serde_json::from_str(&text).map_err(malformed)?;

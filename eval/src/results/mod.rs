@@ -18,6 +18,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use swinq_model::Transform;
+use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::environment::{Environment, Load};
 use crate::error::EvalError;
@@ -130,8 +131,8 @@ impl Results {
 /// # Errors
 /// [`EvalError::Io`], [`EvalError::File`] if the text is not such JSON, [`EvalError::Results`] of [`Results::check`].
 pub fn read_results(path: &Path) -> Result<Results, EvalError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
+    let text = text_file::read(path, MAX_RESULTS)
+        .map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
     let results: Results = serde_json::from_str(&text).map_err(|error| {
         let next = "give a file that `swinq eval --json` or `swinq bench --json` wrote";
         EvalError::file(path, format!("{error}; {next}"))

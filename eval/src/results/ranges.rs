@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use swinq_model::atomic::write_atomic;
+use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::error::EvalError;
 
@@ -119,7 +120,7 @@ impl RangeFile {
     /// # Errors
     /// [`EvalError::Io`]; [`EvalError::File`] if it is not such a file or has another version.
     pub fn read(path: &Path) -> Result<Option<RangeFile>, EvalError> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match text_file::read(path, MAX_RESULTS) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(EvalError::Io { path: path.to_owned(), source }),

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::error::EvalError;
 
@@ -74,7 +75,7 @@ enum Line {
 pub fn read_training(folder: &Path) -> Result<TrainingRun, EvalError> {
     let read = |name: &str| {
         let path = folder.join(name);
-        let text = std::fs::read_to_string(&path).map_err(|source| match source.kind() {
+        let text = text_file::read(&path, MAX_RESULTS).map_err(|source| match source.kind() {
             ErrorKind::NotFound => {
                 EvalError::file(&path, "does not exist; give the `output` folder of a `swinq qat` run")
             }

@@ -2,15 +2,13 @@
 //! file, the overrides.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::keys::{self, Known};
 use super::value::Value;
 use crate::error::ModelError;
+use crate::text_file::{self, MAX_WRITTEN};
 
-/// Largest configuration file accepted, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 /// Deepest nesting of `BASE` files.
 const MAX_CHAIN: usize = 16;
 /// Most files that one configuration may include.
@@ -47,7 +45,7 @@ impl Settings {
             return Err(ModelError::file(path, problem));
         }
         chain.push(identity);
-        let text = read_bounded(path)?;
+        let text = text_file::read(path, MAX_WRITTEN).map_err(|e| ModelError::io(path, e))?;
         let entries = parse(path, &text)?;
         for base in base_files(path, &entries)? {
             let folder = path.parent().unwrap_or(Path::new(""));
@@ -125,19 +123,6 @@ impl Settings {
         }
         Ok(())
     }
-}
-
-fn read_bounded(path: &Path) -> Result<String, ModelError> {
-    let file = std::fs::File::open(path).map_err(|e| ModelError::io(path, e))?;
-    let mut text = String::new();
-    let read = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|e| ModelError::io(path, e))?;
-    if read as u64 > MAX_BYTES {
-        return Err(ModelError::file(
-            path,
-            format!("has more than {MAX_BYTES} bytes, too many for a configuration"),
-        ));
-    }
-    Ok(text)
 }
 
 fn parse(origin: &Path, text: &str) -> Result<Vec<(String, Value)>, ModelError> {

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use swinq_model::text_file::{self, MAX_WRITTEN};
 
 pub use course::{Course, Length};
 pub use error::JobError;
@@ -43,8 +44,6 @@ use values::{on_off, optional_path};
 
 /// Epochs of a job that gives no length.
 const DEFAULT_EPOCHS: f64 = 3.0;
-/// Largest job file accepted, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 
 /// A training job. Every value is effective and checked; paths are relative to the current folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -159,7 +158,11 @@ impl Job {
     pub fn load(name_or_path: &str, overrides: &[(String, String)]) -> Result<Job, JobError> {
         match Job::shipped(name_or_path) {
             Some(text) => Job::from_yaml(name_or_path, text, overrides),
-            None => Job::from_yaml(name_or_path, &read_bounded(Path::new(name_or_path))?, overrides),
+            None => {
+                let path = Path::new(name_or_path);
+                let io = |source| JobError::Io { path: path.to_owned(), source };
+                Job::from_yaml(name_or_path, &text_file::read(path, MAX_WRITTEN).map_err(io)?, overrides)
+            }
         }
     }
 
@@ -258,14 +261,4 @@ fn schema() -> Value {
         ..Job::default()
     };
     serde_json::to_value(job).expect("a job is plain data")
-}
-
-fn read_bounded(path: &Path) -> Result<String, JobError> {
-    let io_error = |source| JobError::Io { path: path.to_owned(), source };
-    let size = std::fs::metadata(path).map_err(io_error)?.len();
-    if size > MAX_BYTES {
-        let problem = format!("has {size} bytes; a job file may have at most {MAX_BYTES}");
-        return Err(JobError::Yaml { job: path.display().to_string(), problem });
-    }
-    std::fs::read_to_string(path).map_err(io_error)
 }

@@ -22,7 +22,10 @@ const LATENCY_SECONDS: f64 = 2.0;
 pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let files =
         ReportFiles { html: args.report.clone(), markdown: args.markdown.clone(), json: args.json.clone() };
-    check_outputs(files.paths(), args.models.iter().map(PathBuf::as_path))?;
+    let cfg = args.float.cfg.as_ref().map(PathBuf::from);
+    let others = [&args.sensitivity, &args.tuning, &cfg].into_iter().flatten();
+    let inputs = args.models.iter().chain([&args.data.data_path]).chain(others);
+    check_outputs(files.paths(), inputs.map(PathBuf::as_path))?;
     let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
