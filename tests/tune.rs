@@ -7,11 +7,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{float_model, refused, sample_cfg, sample_data, sample_model, stdout, swinq};
+use swinq::eval::results::sensitivity::Effect;
 use swinq::eval::results::tune::{SearchEnd, Verdict, read_tuning};
-use swinq::model::Ptq;
 use swinq::model::quantized::FloatModel;
+use swinq::model::{Batch, BatchSource, Granularity, Linear, Ptq, Rule, all_linears};
 use swinq::{
-    EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
+    Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
 };
 
 /// Multiplies channel `channel` of a LayerNorm by `factor`, and divides the next layer's weights by it: the function
@@ -95,6 +96,64 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
     assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
+}
+
+/// The sample with an outlier channel in the output of every `mlp.fc2` and of patch merging. Its function is another.
+fn with_output_outliers() -> FloatModel {
+    let mut model = float_model();
+    for layer in all_linears(&model.config) {
+        if let Linear::Fc2(_) | Linear::Reduction(_) = layer {
+            let weight = model.tensors.get_mut(&layer.weight_name()).unwrap();
+            let (rows, width) = weight.matrix();
+            weight.data[rows / 3 * width..][..width].iter_mut().for_each(|w| *w *= 32.0);
+        }
+    }
+    model
+}
+
+/// Validation images, labelled with the classes that `model` predicts.
+fn labelled_by(model: &FloatModel, count: usize) -> Images {
+    let images = Images::open(sample_data(), Split::Val, Some(count), 0).unwrap();
+    let engine = Engine::new(&Model::from_float(model.clone()).unwrap(), &EngineOptions::cpu(2)).unwrap();
+    let found =
+        engine.infer_images(&images, &ReadOptions::default(), &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let mut batches = images.batches(&model.transform, &ReadOptions::default()).unwrap();
+    let mut all =
+        Batch { pixels: Vec::new(), size: model.transform.size, labels: Vec::new(), ids: found.ids };
+    for index in 0..batches.batches() {
+        all.pixels.extend(batches.batch(0, index).unwrap().pixels);
+    }
+    let rows = found.logits.values.chunks(found.logits.classes);
+    all.labels =
+        rows.map(|row| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32).collect();
+    Images::from_batch(all).unwrap()
+}
+
+#[test]
+fn outliers_in_outputs_switch_off_the_sites_that_mode_2_switches_off() {
+    let folder = tempfile::tempdir().unwrap();
+    // With one scale for each weight, the outlier rows would spoil the weights, too.
+    let per_channel =
+        Rule { pattern: "**.weight".to_owned(), granularity: Some(Granularity::Channel), ..Rule::default() };
+    let recipe = Recipe::shipped("mode1").unwrap().with_rule(per_channel);
+    let options = TuneOptions { recipe, cache: None, ..options(folder.path(), 6.5) };
+    let float = with_output_outliers();
+    let images = labelled_by(&float, 240);
+    let calibration = Images::open(sample_data(), Split::Train, Some(32), 0).unwrap();
+    let model = Model::from_float(float).unwrap();
+    let tuned =
+        swinq::tune(model, &options, &calibration, &images, &mut |_| ControlFlow::Continue(())).unwrap();
+    let results = &tuned.results;
+    for candidate in &results.candidates {
+        let Effect { sqnr_db, top1_changes, .. } = candidate.effect;
+        println!("{sqnr_db:.1} dB, {top1_changes}, {:.3} ms {:?}", candidate.predicted_ms, candidate.changes);
+    }
+    assert!(results.kept && results.candidates[0].effect.top1_changes > 10);
+    let changes = &results.candidates[results.chosen].changes;
+    let output = |change: &str| {
+        change.ends_with("mlp.fc2.output: off") || change.ends_with("downsample.reduction.output: off")
+    };
+    assert!(changes.len() >= 3 && changes.iter().all(|change| output(change)), "{changes:?}");
 }
 
 #[test]

@@ -6,11 +6,13 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use swinq_eval::results::tune::{SearchEnd, TuneCandidate};
+use swinq_model::Site;
 
 use super::bench::{Bench, Probe, Trial};
 use super::changes::{Aspect, Change, Space, State};
 use super::{TuneOptions, TuneProgress};
 use crate::Error;
+use crate::sensitivity::elements::PartKind;
 
 /// Parts with the greatest gain whose repairs are tried in a round.
 const REPAIRED: usize = 3;
@@ -20,6 +22,8 @@ const RANKED: usize = 10;
 const FREE: f64 = 0.005;
 /// The least share of the noise that a change must remove.
 const LEAST_GAIN: f64 = 0.01;
+/// The share of the gain of leaving a layer in float that makes a change almost as good.
+const ALMOST: f64 = 0.8;
 /// The least share of the latency that a change must save to be worth a trial.
 const LEAST_SAVING: f64 = 0.002;
 
@@ -144,10 +148,10 @@ impl<'a> Search<'a> {
         let repairs: Vec<(usize, Change)> = repairs.collect();
         gains.extend(self.gains(state, noise, repairs)?);
         let Some(time) = self.predict(state)? else { return Ok(None) };
+        gains.retain(|gain| gain.gain >= LEAST_GAIN && !self.banned.contains(&(gain.index, gain.change)));
         let mut best: Option<(f64, usize, Change)> = None;
-        for gain in gains {
-            let banned = self.banned.contains(&(gain.index, gain.change));
-            if banned || gain.gain < LEAST_GAIN {
+        for gain in &gains {
+            if self.is_needless(gain, &gains) {
                 continue;
             }
             let next = self.space.with(state, gain.index, gain.change);
@@ -158,6 +162,23 @@ impl<'a> Search<'a> {
             }
         }
         Ok(best.map(|(_, index, change)| (index, change)))
+    }
+
+    /// Whether `gain` leaves a layer in float although a change that keeps its product in INT8 is almost as good. Times
+    /// of small layers are not exact enough to decide between the two.
+    fn is_needless(&self, gain: &Gain, gains: &[Gain]) -> bool {
+        let layer = self.space.kind(gain.index);
+        if gain.change != Change::Off || matches!(layer, PartKind::Site(_)) {
+            return false;
+        }
+        let keeps_product = |other: &Gain| {
+            let of_layer = match (self.space.kind(other.index), layer) {
+                (PartKind::Site(Site::Output(output)), PartKind::Linear(linear)) => output == linear,
+                (kind, layer) => kind == layer && other.change != Change::Off,
+            };
+            of_layer && other.gain >= ALMOST * gain.gain
+        };
+        gains.iter().any(keeps_product)
     }
 
     /// The share of the noise that each change of `state` removes, on the probe images.

@@ -1,6 +1,6 @@
 """Fidelity of INT8 Swins: swinq's recipe `default` against NVIDIA ModelOpt's INT8 and INT8 SmoothQuant.
 
-    python benches/peers/modelopt.py SWINQ MODEL DATA [--plant norms,values --factor 32] [--calibrate 80] [--every N]
+    python benches/peers/nvidia_modelopt.py SWINQ MODEL DATA [--plant norms,values --factor 32] [--calibrate 80] [--every N]
 
 --every N evaluates every N-th image of `val` only, in every tool.
 
@@ -41,15 +41,15 @@ CHANNELS = 3
 
 
 def network(cfg, tensors):
-    data, swin = cfg["DATA"], cfg["MODEL"]["SWIN"]
+    data, swin = cfg.get("DATA", {}), cfg["MODEL"].get("SWIN", {})
     model = SwinTransformer(
-        img_size=data["IMG_SIZE"],
-        patch_size=swin["PATCH_SIZE"],
+        img_size=data.get("IMG_SIZE", 224),
+        patch_size=swin.get("PATCH_SIZE", 4),
         num_classes=cfg["MODEL"]["NUM_CLASSES"],
-        embed_dim=swin["EMBED_DIM"],
-        depths=swin["DEPTHS"],
-        num_heads=swin["NUM_HEADS"],
-        window_size=swin["WINDOW_SIZE"],
+        embed_dim=swin.get("EMBED_DIM", 96),
+        depths=swin.get("DEPTHS", [2, 2, 6, 2]),
+        num_heads=swin.get("NUM_HEADS", [3, 6, 12, 24]),
+        window_size=swin.get("WINDOW_SIZE", 7),
     )
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and all("relative_position_index" in k or "attn_mask" in k for k in missing), (missing, unexpected)
@@ -173,7 +173,7 @@ def main():
     args = parser.parse_args()
     cfg = yaml.safe_load((args.model / "cfg.yaml").read_text())
     tensors = {name: tensor.float() for name, tensor in load_file(args.model / "model.safetensors").items()}
-    size = cfg["DATA"]["IMG_SIZE"]
+    size = cfg.get("DATA", {}).get("IMG_SIZE", 224)
     train, val = Split(args.data, "train", size), Split(args.data, "val", size)
     names = list(val.labels)[:: args.every]
     labels = torch.tensor([val.labels[name] for name in names])
