@@ -19,7 +19,7 @@ use std::path::Path;
 use swinq::model::quantized::FloatModel;
 use swinq::model::{Draws, Linear, Ptq, all_linears};
 use swinq::{
-    CalibrateOptions, Candidate, EngineOptions, EvaluateOptions, Images, Model, Recipe, Rule, Split, Trial,
+    CalibrateOptions, Candidate, EngineOptions, EvaluateOptions, Images, Model, Recipe, Split, Trial,
     calibrate, evaluate,
 };
 
@@ -112,7 +112,7 @@ impl Subject {
         Subject { model: common::float_model(), calibration, validation }
     }
 
-    /// A model of the folder of large data, calibrated on 320 images.
+    /// A model of the folder of large data, calibrated on 80 images and measured on 400.
     fn large(data: &Path, model: &str, images: &str) -> Subject {
         let folder = data.join("models").join(model);
         let options = swinq::OpenOptions {
@@ -123,8 +123,8 @@ impl Subject {
         let open = |split, count| Images::open(data.join("data").join(images), split, count, 0).unwrap();
         Subject {
             model: model.as_quantized().clone().into_float().unwrap(),
-            calibration: open(Split::Train, Some(320)),
-            validation: open(Split::Val, None),
+            calibration: open(Split::Train, Some(80)),
+            validation: open(Split::Val, Some(400)),
         }
     }
 
@@ -132,8 +132,7 @@ impl Subject {
     /// transforms that were tried.
     fn sqnr(&self, model: &FloatModel, ptq: Ptq) -> (f64, Vec<Trial>) {
         let float = Model::from_float(model.clone()).unwrap();
-        let rule = Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() };
-        let recipe = Recipe::shipped("default").unwrap().with_rule(rule);
+        let recipe = Recipe::shipped("default").unwrap().with_ptq(ptq);
         let options = CalibrateOptions { recipe, ..CalibrateOptions::default() };
         let go = &mut |_| ControlFlow::Continue(());
         let found = calibrate(float.clone(), &options, &self.calibration, go).unwrap();
@@ -193,11 +192,7 @@ fn planted_channels_of_the_full_models_cost_little() {
 #[test]
 fn the_ranges_do_not_depend_on_the_batch_size() {
     let subject = Subject::sample();
-    let recipe = Recipe::shipped("default").unwrap().with_rule(Rule {
-        pattern: "**.weight".to_owned(),
-        ptq: Some(Ptq::Refined),
-        ..Rule::default()
-    });
+    let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Refined);
     let images = subject.calibration.first(12);
     let calibrated = [1, 8].map(|batch_size| {
         let read = swinq::ReadOptions { batch_size, ..swinq::ReadOptions::default() };
