@@ -218,6 +218,7 @@ impl Run {
         let recipes = [float.clone(), self.recipe.clone()];
         let bases = [self.prepare(&recipes[0])?, self.prepare(&recipes[1])?];
         self.blocks(index, group, &bases, &mut measured.blocks)?;
+        finished()?;
         let few = slice(group, 0..group.len().div_ceil(SITE_SHARE));
         measured.site_images += few.len();
         for (set, images) in [group, &few].into_iter().enumerate() {
@@ -237,7 +238,7 @@ impl Run {
             let job = Job { group: index, images, parts, bases: &bases, recipes: &recipes };
             self.parts(&job, &sums, measured, finished)?;
         }
-        finished()
+        Ok(())
     }
 
     /// Measures the parts of a job, and adds the sums to `measured`.
