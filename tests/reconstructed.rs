@@ -9,13 +9,11 @@
 mod common;
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
+use common::subject::Subject;
 use swinq::model::Ptq;
-use swinq::model::quantized::FloatModel;
 use swinq::{
-    CalibrateOptions, Candidate, EngineOptions, EvaluateOptions, Images, Model, Recipe, Rule, Split,
-    calibrate, evaluate,
+    CalibrateOptions, Candidate, EngineOptions, EvaluateOptions, Model, Recipe, Rule, calibrate, evaluate,
 };
 
 /// Least gain in dB of 4-bit weights over the nearest codes without refinement.
@@ -23,13 +21,6 @@ const GAIN_DB: f64 = 6.0;
 /// Most percentage points of top-1 accuracy that 4-bit weights may lose, by the lower limit of the paired 95 %
 /// interval.
 const LOSS_POINTS: f64 = 1.0;
-
-/// A model, the images to calibrate on, and those to measure on.
-struct Subject {
-    model: FloatModel,
-    calibration: Images,
-    validation: Images,
-}
 
 /// What a quantized model is compared by.
 #[derive(Debug)]
@@ -40,28 +31,6 @@ struct Measured {
 }
 
 impl Subject {
-    fn sample() -> Subject {
-        let images = |split, count| Images::open(common::sample_data(), split, Some(count), 0).unwrap();
-        let (calibration, validation) = (images(Split::Train, 48), images(Split::Val, 120));
-        Subject { model: common::float_model(), calibration, validation }
-    }
-
-    /// A model of the folder of large data, calibrated on 80 images.
-    fn large(data: &Path, model: &str, images: &str) -> Subject {
-        let folder = data.join("models").join(model);
-        let options = swinq::OpenOptions {
-            cfg: Some(folder.join("cfg.yaml").to_str().unwrap().to_owned()),
-            ..swinq::OpenOptions::default()
-        };
-        let model = Model::open_with(folder.join("model.safetensors"), &options).unwrap();
-        let open = |split, count| Images::open(data.join("data").join(images), split, count, 0).unwrap();
-        Subject {
-            model: model.as_quantized().clone().into_float().unwrap(),
-            calibration: open(Split::Train, Some(80)),
-            validation: open(Split::Val, None),
-        }
-    }
-
     /// The recipe `default` with weights of these bits, for each `ptq`.
     fn measure<const N: usize>(&self, bits: u8, ptq: [Ptq; N]) -> [Measured; N] {
         let float = Model::from_float(self.model.clone()).unwrap();
@@ -111,7 +80,7 @@ fn eight_bit_weights_of_the_sample_do_not_lose() {
 fn the_full_models_hold_their_accuracy() {
     let Some(data) = common::large_data("the_full_models_hold_their_accuracy") else { return };
     for (model, images) in [("swin_micro_cifar10", "cifar10"), ("swin_t_imagenette", "imagenette")] {
-        let subject = Subject::large(&data, model, images);
+        let subject = Subject::large(&data, model, images, None);
         subject.four_bits();
         let [refined, reconstructed] = subject.measure(8, [Ptq::Refined, Ptq::Reconstruct]);
         assert!(reconstructed.sqnr_db >= refined.sqnr_db, "{model}: {reconstructed:?}, {refined:?}");

@@ -125,10 +125,7 @@ pub fn calibrate(
     ranges.extend(choose_ranges(&observed, &histograms)?);
     let refiner = Refiner { specs: &specs, fixed: &fixed, samples, refined: Refined::new(model, ranges) };
     let total = layers.len();
-    let refined = refiner.run(layers, &mut |done| {
-        let step = Progress { phase: Phase::Refine, done, total };
-        if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
-    })?;
+    let refined = refiner.run(layers, &mut layers_done(Phase::Refine, total, options.progress))?;
     let parameters = refined.parameters(model);
     let mut quantized = assemble(recipe, &refined)?;
     let mut trials = refined.trials;
@@ -141,10 +138,8 @@ pub fn calibrate(
             device: options.device,
         };
         let total = reconstructed.len();
-        trials.extend(reconstruction.run(&mut |done| {
-            let step = Progress { phase: Phase::Reconstruct, done, total };
-            if (options.progress)(step).is_break() { Err(CalibError::Stopped) } else { Ok(()) }
-        })?);
+        let mut done = layers_done(Phase::Reconstruct, total, options.progress);
+        trials.extend(reconstruction.run(&mut done)?);
         quantized.validate()?;
     }
     Ok(Calibrated {
@@ -155,6 +150,18 @@ pub fn calibrate(
         pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
         ids: run.ids,
     })
+}
+
+/// Reports that layers of a phase are done; [`CalibError::Stopped`] if the callback stops the calibration.
+fn layers_done(
+    phase: Phase,
+    total: usize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> impl FnMut(usize) -> Result<(), CalibError> {
+    move |done| match progress(Progress { phase, done, total }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(CalibError::Stopped),
+    }
 }
 
 /// A run of the float model over the images.

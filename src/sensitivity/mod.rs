@@ -221,9 +221,12 @@ impl Run {
         finished()?;
         let few = slice(group, 0..group.len().div_ceil(SITE_SHARE));
         measured.site_images += few.len();
+        let classes = self.quantizer.float().config.num_classes;
+        let all = bases.each_ref().map(|base| Walk::new(base, group, classes).logits(&mut self.runner, base));
         for (set, images) in [group, &few].into_iter().enumerate() {
-            let classes = self.quantizer.float().config.num_classes;
-            let reference = Walk::new(&bases[0], images, classes).logits(&mut self.runner, &bases[0]);
+            let of_set =
+                |all: &Logits| Logits { values: all.values[..images.len() * classes].to_vec(), classes };
+            let [reference, whole] = all.each_ref().map(of_set);
             let sums = |logits: &Logits| {
                 let mut sums = EffectSums::default();
                 sums.add(&reference, logits, &images.labels).map(|()| sums)
@@ -231,7 +234,6 @@ impl Run {
             if set == 0 {
                 measured.float.merge(&sums(&reference)?);
             }
-            let whole = Walk::new(&bases[1], images, classes).logits(&mut self.runner, &bases[1]);
             measured.whole[set].merge(&sums(&whole)?);
             let of_set = |part: &usize| (*part >= self.layers) == (set == 1);
             let parts = self.forward_order().into_iter().filter(of_set).collect();

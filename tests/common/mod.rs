@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test binary uses only a part of this module.
 
+pub mod subject;
+
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 

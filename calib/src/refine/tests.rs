@@ -2,7 +2,7 @@
 
 use candle_core::Device;
 use swinq_float::{Float, Swin};
-use swinq_model::{BatchSource, Recipe, Rule};
+use swinq_model::{BatchSource, Recipe};
 use swinq_testing::model::{self as random_models, NoiseImages};
 
 use super::*;
@@ -15,8 +15,7 @@ fn noise(model: &FloatModel) -> NoiseImages {
 
 /// The recipe `default` with every layer refined.
 fn specs(model: &FloatModel) -> BTreeMap<Site, SiteSpec> {
-    let rule = Rule { pattern: "**.weight".to_owned(), ptq: Some(Ptq::Refined), ..Rule::default() };
-    let recipe = Recipe::shipped("default").unwrap().with_rule(rule);
+    let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Refined);
     recipe.resolve(&model.config).unwrap().into_iter().collect()
 }
 
