@@ -122,7 +122,8 @@ fn figures(a: &ModelResult, b: &ModelResult) -> Vec<Row> {
     let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
     let size = |bytes: f64| mebibytes(bytes as u64);
     push("peak memory", (bytes(a.peak_memory_bytes), bytes(b.peak_memory_bytes)), &size, true);
-    push("size", (bytes(a.size_bytes), bytes(b.size_bytes)), &size, true);
+    push("parameters", (bytes(a.size_bytes), bytes(b.size_bytes)), &size, true);
+    push("file", (bytes(a.file_bytes), bytes(b.file_bytes)), &size, true);
     rows
 }
 

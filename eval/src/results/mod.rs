@@ -45,6 +45,9 @@ pub struct Results {
     /// The data set; absent for random inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataInfo>,
+    /// Peak memory of the process, which held all models, the images and the buffers of decoding, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
     /// The load of the machine while latency was measured, by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub load: BTreeMap<usize, Load>,
@@ -98,6 +101,7 @@ impl Results {
             models: Vec::new(),
             environment,
             data: None,
+            peak_memory_bytes: None,
             load: BTreeMap::new(),
             training: None,
             commands: Vec::new(),
@@ -139,6 +143,15 @@ pub fn read_results(path: &Path) -> Result<Results, EvalError> {
     })?;
     results.check()?;
     Ok(results)
+}
+
+/// `results` as the text that [`write_results`] writes.
+///
+/// # Errors
+/// [`EvalError::Results`] of [`Results::check`].
+pub fn results_json(results: &Results) -> Result<String, EvalError> {
+    results.check()?;
+    file::text(results)
 }
 
 /// Writes `results` as indented JSON. The file is replaced atomically.

@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::out;
+
 /// Two signals within this time count as one, because `timeout` and service managers signal a process and
 /// then its group.
 const TWICE: Duration = Duration::from_millis(500);
@@ -17,7 +19,7 @@ pub fn install() {
     let handler = move || {
         let first: &Instant = first.get_or_init(Instant::now);
         if !STOP.swap(true, Ordering::SeqCst) {
-            eprintln!("\nstopping; press Ctrl-C again to end at once");
+            out::error_line(format_args!("\nstopping; press Ctrl-C again to end at once"));
         } else if first.elapsed() > TWICE {
             std::process::exit(1);
         }

@@ -1,11 +1,13 @@
 //! Opens the model that the MODEL argument names.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Context;
 use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
+use crate::out::detail;
 
 /// The options for reading a float checkpoint that `args` state.
 pub fn open_options(args: &FloatArgs) -> OpenOptions {
@@ -20,12 +22,31 @@ pub fn open_options(args: &FloatArgs) -> OpenOptions {
 
 /// Opens the model at `path`, in any supported format.
 pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    Model::open_with(path, &open_options(args)).map_err(usage)
+    let start = Instant::now();
+    let model = Model::open_with(path, &open_options(args)).map_err(usage)?;
+    describe(path, &model, start);
+    Ok(model)
 }
 
 /// Opens a float checkpoint or directory.
 pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    Model::open_float(path, &open_options(args)).map_err(usage)
+    let start = Instant::now();
+    let model = Model::open_float(path, &open_options(args)).map_err(usage)?;
+    describe(path, &model, start);
+    Ok(model)
+}
+
+/// With `-v`, says what was opened and how long that took.
+fn describe(path: &Path, model: &Model, start: Instant) {
+    let source = &model.as_quantized().provenance.source;
+    detail!(
+        "opened {}: {}, tensors named as by {}, {}, {:.3} s",
+        path.display(),
+        model.config().name,
+        source.dialect,
+        model.transform(),
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// Random weights of the shape that `--cfg` gives.

@@ -15,16 +15,16 @@ use super::Usage;
 pub struct FloatArgs {
     /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
     /// Microsoft's keys.
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Model options")]
     pub cfg: Option<String>,
     /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
-    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft")]
+    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft", help_heading = "Model options")]
     pub dialect: Option<Dialect>,
     /// Preprocessing (default: from the configuration or directory).
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
 }
 
@@ -73,21 +73,27 @@ pub struct BackendArgs {
     /// Backend of the models: the GPU if there is one, the CPU engine, or the CUDA engine.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// CUDA: ordinal of the GPU.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Ordinal of the GPU.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "CUDA options")]
     pub device: usize,
-    /// CUDA: type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
-    #[arg(long, value_enum, default_value_t = Residual::F16)]
+    /// Type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
+    #[arg(long, value_enum, default_value_t = Residual::F16, help_heading = "CUDA options")]
     pub residual: Residual,
-    /// CUDA: implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
-    #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
+    /// Implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
+    #[arg(
+        long,
+        value_name = "own|cublaslt|auto",
+        value_delimiter = ',',
+        default_value = "auto",
+        help_heading = "CUDA options"
+    )]
     pub gemm: Vec<Gemm>,
-    /// CUDA: how kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
+    /// How kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
     /// few or all candidates.
-    #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
+    #[arg(long, value_name = "table|off|quick|full", default_value = "table", help_heading = "CUDA options")]
     pub autotune: Autotune,
-    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
-    #[arg(long)]
+    /// Mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
+    #[arg(long, help_heading = "CUDA options")]
     pub nvtx: bool,
 }
 
@@ -115,19 +121,19 @@ pub enum Residual {
 #[derive(Clone, Debug, Args)]
 pub struct CalibrationArgs {
     /// Recipe to measure, or to start the search from: default, mode1, mode2, or a YAML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "default", help_heading = "Calibration options")]
     pub recipe: String,
     /// How the numbers of every layer are found; overrides the recipe: basic or refined.
-    #[arg(long, value_name = "basic|refined")]
+    #[arg(long, value_name = "basic|refined", help_heading = "Calibration options")]
     pub ptq: Option<Ptq>,
     /// Part of the data set on which ranges are calibrated.
-    #[arg(long, default_value = "train")]
+    #[arg(long, default_value = "train", help_heading = "Calibration options")]
     pub calibration_split: Split,
     /// Number of images on which ranges are calibrated.
-    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one, help_heading = "Calibration options")]
     pub calibration_images: usize,
     /// Seed of the samples of images.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, help_heading = "Calibration options")]
     pub seed: u64,
 }
 
