@@ -20,12 +20,22 @@ pub fn open_options(args: &FloatArgs) -> OpenOptions {
 
 /// Opens the model at `path`, in any supported format.
 pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    Model::open_with(path, &open_options(args)).map_err(usage)
+    let model = Model::open_with(path, &open_options(args)).map_err(usage)?;
+    warn(&model);
+    Ok(model)
 }
 
 /// Opens a float checkpoint or directory.
 pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    Model::open_float(path, &open_options(args)).map_err(usage)
+    let model = Model::open_float(path, &open_options(args)).map_err(usage)?;
+    warn(&model);
+    Ok(model)
+}
+
+fn warn(model: &Model) {
+    for warning in model.warnings() {
+        eprintln!("warning: {warning}");
+    }
 }
 
 /// Random weights of the shape that `--cfg` gives.
