@@ -1,0 +1,128 @@
+//! Arguments of the commands that measure models: `eval`, `bench` and `compare`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use swinq::{FloatDevice, Split};
+use swinq_ladder::LadderCommand;
+use swinq_ladder::parse::{at_least_one, positive};
+
+use super::{BackendArgs, DataArgs, FloatArgs};
+
+/// Arguments of `eval`.
+#[derive(Clone, Debug, Args)]
+pub struct EvalArgs {
+    /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
+    pub simulate: Option<Simulate>,
+    /// Device of the fake quantization; cuda needs a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", requires = "simulate")]
+    pub simulate_device: Option<FloatDevice>,
+    /// Evaluate a seeded sample of this many images, spread over the classes.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub limit: Option<usize>,
+    /// Seed of that sample.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Images per batch.
+    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Batch sizes whose latency is measured after the accuracy.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
+    pub latency: Vec<usize>,
+    /// Do not measure latency.
+    #[arg(long, conflicts_with = "latency")]
+    pub no_latency: bool,
+    /// Write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a report as one self-contained HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write the report as Markdown.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Short name of a model in tables and reports; KEY is a letter (A for the first model) or the model's path.
+    #[arg(long, value_name = "KEY=NAME")]
+    pub name: Vec<String>,
+    /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.
+    #[arg(long, value_name = "FILE")]
+    pub sensitivity: Option<PathBuf>,
+    /// JSON of `swinq tune`, to show the recipes that were tried in the report.
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
+    /// Output folder of a `swinq qat` run, to show its curves and job in the report.
+    #[arg(long, value_name = "FOLDER")]
+    pub training: Option<PathBuf>,
+}
+
+/// How a quantized model is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Simulate {
+    /// The float forward with quantize-dequantize at each site.
+    Fake,
+    /// The engine on its scalar reference.
+    Exact,
+}
+
+/// Arguments of `bench`.
+#[derive(Clone, Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
+pub struct BenchArgs {
+    /// Time one op instead of models.
+    #[command(subcommand)]
+    pub ladder: Option<LadderCommand>,
+    /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
+    #[arg(required_unless_present = "random_weights", value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Also time random weights of the shape that --cfg gives, in float.
+    #[arg(long, value_name = "SEED", requires = "cfg")]
+    pub random_weights: Option<u64>,
+    /// Batch sizes.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = at_least_one)]
+    pub batch_size: Vec<usize>,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Seconds of measurement for each model and batch size.
+    #[arg(long, default_value_t = 3.0, value_parser = positive)]
+    pub seconds: f64,
+    /// Also print the time of each launch.
+    #[arg(long)]
+    pub profile: bool,
+    /// Write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Arguments of `compare`.
+#[derive(Clone, Debug, Args)]
+pub struct CompareArgs {
+    /// JSON of the first run.
+    pub first: PathBuf,
+    /// JSON of the second run.
+    pub second: PathBuf,
+}

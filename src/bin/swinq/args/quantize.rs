@@ -1,0 +1,86 @@
+//! Arguments of the commands that write a checkpoint from images: `calibrate` and `qat`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use swinq::model::{Calibrator, Ptq};
+use swinq::{FloatDevice, Split};
+use swinq_ladder::parse::at_least_one;
+
+use super::FloatArgs;
+
+/// Arguments of `calibrate`.
+#[derive(Clone, Debug, Args)]
+pub struct CalibrateArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    #[arg(required_unless_present = "random_weights")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Random weights of the shape that --cfg gives, instead of a checkpoint.
+    #[arg(long, value_name = "SEED", requires = "cfg", conflicts_with = "model")]
+    pub random_weights: Option<u64>,
+    /// Images to calibrate on: ImageFolder root, Swin zip layout root, list file, or folder of images.
+    #[arg(long, value_name = "PATH", required_unless_present = "ft_amax")]
+    pub data_path: Option<PathBuf>,
+    /// Part of the data set to draw from.
+    #[arg(long, default_value = "train")]
+    pub split: Split,
+    /// Recipe: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// FasterTransformer's INT8 mode; short for --recipe mode1 or mode2.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with = "recipe")]
+    pub int8_mode: Option<u8>,
+    /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
+    #[arg(long)]
+    pub calibrator: Option<Calibrator>,
+    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges), refined
+    /// (layers are rewritten, and ranges searched, by the error of each layer's output), which the recipe `default`
+    /// states, or reconstruct (refined, and the codes of each weight are chosen by that error; minutes).
+    #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
+    pub ptq: Option<Ptq>,
+    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
+    #[arg(long, value_name = "PATTERN")]
+    pub disable: Vec<String>,
+    /// Take ranges from a FasterTransformer `*_calib.pth` instead of calibrating.
+    #[arg(long, value_name = "FILE", conflicts_with = "data_path")]
+    pub ft_amax: Option<PathBuf>,
+    /// Batches to calibrate on.
+    #[arg(long, default_value_t = 10, value_parser = at_least_one)]
+    pub batches: usize,
+    /// Images per batch.
+    #[arg(long, default_value_t = 8, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Seed of the sample of images.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Number of corrupt images to leave out; one more is an error.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip_corrupt: usize,
+    /// Threads of the decoder (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Device of the float forward; cuda needs a build with candle's CUDA (`--features cuda`).
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]
+    pub device: FloatDevice,
+    /// Quantized checkpoint to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+/// Arguments of `qat`.
+#[derive(Clone, Debug, Args)]
+pub struct QatArgs {
+    /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
+    pub job: String,
+    /// Overrides of the job, as `KEY VALUE` pairs (optimizer.lr 1e-4).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    pub opts: Vec<String>,
+    /// Continue from the latest checkpoint in the job's output folder.
+    #[arg(long)]
+    pub resume: bool,
+    /// Check everything, print the effective job and schedule, and stop before the first iteration.
+    #[arg(long)]
+    pub dry_run: bool,
+}

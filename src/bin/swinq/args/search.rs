@@ -1,0 +1,111 @@
+//! Arguments of the commands that measure or search recipes: `sensitivity` and `tune`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use swinq::Split;
+use swinq_ladder::parse::{at_least_one, positive};
+
+use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs};
+
+/// Arguments of `sensitivity`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = SENSITIVITY_EXAMPLES)]
+pub struct SensitivityArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set on which effects are measured.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    /// Number of images on which effects are measured: a seeded sample, spread over the classes.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub images: usize,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Layers to print, from the most sensitive.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// File to write: the results as JSON. Finished measurements are kept beside it, in FILE.cache.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+const SENSITIVITY_EXAMPLES: &str = "\
+Examples:
+  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet -o sensitivity.json
+  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 \\
+      --images 256 -o mode1.json
+
+A run that was interrupted continues if it is started again with the same arguments.";
+
+/// Arguments of `tune`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = TUNE_EXAMPLES)]
+pub struct TuneArgs {
+    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// Part of the data set for search and verification.
+    #[arg(long, default_value = "val")]
+    pub split: Split,
+    /// Number of images for search and verification, one half each: a seeded sample, spread over the classes
+    /// (default: all).
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub images: Option<usize>,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+    /// The largest drop of top-1 accuracy, in percentage points.
+    #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points)]
+    pub max_drop: f64,
+    /// The least speedup over the float model on the same engine.
+    #[arg(long, value_name = "FACTOR", value_parser = positive)]
+    pub min_speedup: Option<f64>,
+    /// Minutes that the search may take, without calibration and verification.
+    #[arg(long, value_name = "MINUTES", value_parser = positive)]
+    pub budget: Option<f64>,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Images per inference whose latency counts; at most 8 on the CPU.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub batch_size: usize,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
+    #[arg(long, value_name = "FILE")]
+    pub latencies: Option<PathBuf>,
+    /// Write a report of the search, and of float and the tuned model on the verification images, as one HTML page.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all candidates and
+    /// the front) and OUTPUT.cache (finished measurements).
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+}
+
+const TUNE_EXAMPLES: &str = "\
+Examples:
+  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --max-drop 0.2 -o tuned.safetensors
+  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 --images 4000 \\
+      --min-speedup 2 --budget 30 -o tuned.safetensors
+
+A run that was interrupted continues if it is started again with the same arguments. The exit code is 3 if the goal
+is not reached, or is refuted by the verification.";
+
+/// Percentage points: 0 or more.
+fn points(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if x >= 0.0 && f64::is_finite(x) => Ok(x),
+        _ => Err("must be 0 or a positive number".to_owned()),
+    }
+}

@@ -1,0 +1,152 @@
+//! Arguments that several commands share.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use swinq::int8_runtime::cuda::{Autotune, Gemm};
+use swinq::model::Ptq;
+use swinq::{Dialect, Images, Recipe, Split};
+use swinq_ladder::parse::at_least_one;
+
+use super::Usage;
+
+/// Arguments for reading a float checkpoint.
+#[derive(Clone, Debug, Default, Args)]
+pub struct FloatArgs {
+    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
+    /// Microsoft's keys.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub cfg: Option<String>,
+    /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    pub opts: Vec<String>,
+    /// Naming convention of the tensors (default: detected).
+    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft")]
+    pub dialect: Option<Dialect>,
+    /// Preprocessing (default: from the configuration or directory).
+    #[arg(long, value_enum)]
+    pub transform: Option<Family>,
+}
+
+/// The family whose evaluation preprocessing is used.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Family {
+    /// Microsoft: shorter side to int(256 / 224 * size), center crop (direct with TEST.CROP False).
+    Ms,
+    /// timm: shorter side to floor(size / crop_pct), center crop.
+    Timm,
+    /// torchvision: the weights' own resize, center crop.
+    Torchvision,
+    /// Hugging Face: direct resize.
+    Hf,
+}
+
+impl FloatArgs {
+    /// Refuses arguments for reading a float checkpoint if no model is one: a quantized checkpoint contains
+    /// its own configuration.
+    pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {
+        let given =
+            self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
+        if given && !any_float {
+            let text = "--cfg, --opts, --dialect and --transform apply to float checkpoints only, and every model \
+                        given is quantized; leave these options out";
+            return Err(Usage(text.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// Arguments that select the images.
+#[derive(Clone, Debug, Args)]
+pub struct DataArgs {
+    /// ImageFolder root, Swin zip layout root, list file, or folder of images.
+    #[arg(long, value_name = "PATH")]
+    pub data_path: PathBuf,
+    /// Number of corrupt images to leave out; one more is an error.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip_corrupt: usize,
+}
+
+/// Arguments that select the backend and its options.
+#[derive(Clone, Debug, Args)]
+pub struct BackendArgs {
+    /// Backend of the models: the GPU if there is one, the CPU engine, or the CUDA engine.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// CUDA: ordinal of the GPU.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// CUDA: type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
+    #[arg(long, value_enum, default_value_t = Residual::F16)]
+    pub residual: Residual,
+    /// CUDA: implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
+    #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
+    pub gemm: Vec<Gemm>,
+    /// CUDA: how kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
+    /// few or all candidates.
+    #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
+    pub autotune: Autotune,
+    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
+    #[arg(long)]
+    pub nvtx: bool,
+}
+
+/// The backend that runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The GPU if one can be used, else the CPU.
+    Auto,
+    /// The CPU engine.
+    Cpu,
+    /// The CUDA engine.
+    Cuda,
+}
+
+/// Elements of the residual stream on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Residual {
+    /// Half precision.
+    F16,
+    /// Single precision.
+    F32,
+}
+
+/// Arguments of a calibration by `sensitivity` and `tune`.
+#[derive(Clone, Debug, Args)]
+pub struct CalibrationArgs {
+    /// Recipe to measure, or to start the search from: default, mode1, mode2, or a YAML file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    pub recipe: String,
+    /// How the numbers of every layer are found; overrides the recipe: basic or refined.
+    #[arg(long, value_name = "basic|refined")]
+    pub ptq: Option<Ptq>,
+    /// Part of the data set on which ranges are calibrated.
+    #[arg(long, default_value = "train")]
+    pub calibration_split: Split,
+    /// Number of images on which ranges are calibrated.
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one)]
+    pub calibration_images: usize,
+    /// Seed of the samples of images.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl CalibrationArgs {
+    /// The recipe.
+    pub fn recipe(&self) -> Result<Recipe, swinq::Error> {
+        let recipe = swinq::load_recipe(&self.recipe)?;
+        Ok(self.ptq.into_iter().fold(recipe, Recipe::with_ptq))
+    }
+
+    /// The images of the data set `data` on which ranges are calibrated.
+    pub fn images(&self, data: &Path) -> Result<Images, swinq::Error> {
+        Images::open(data, self.calibration_split, Some(self.calibration_images), self.seed)
+    }
+}
+
+/// The words after `--opts` as pairs of key and value. Their number is even, because clap takes two at a
+/// time.
+pub fn pairs(words: &[String]) -> Vec<(String, String)> {
+    let (pairs, _) = words.as_chunks::<2>();
+    pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()
+}
