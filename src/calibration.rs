@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
 use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
-use swinq_model::quantized::{CalibrationRecord, FloatModel, Param};
+use swinq_model::quantized::{CalibrationRecord, FileRecord, FloatModel, Param};
 use swinq_model::site::all_linears;
 use swinq_model::text_file::{self, MAX_WRITTEN};
-use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Site};
+use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Rule, Site, SwinConfig};
 
+use crate::hex::hex;
 use crate::{Error, FloatDevice, Images, Model, ReadOptions};
 
 /// How a model is calibrated.
@@ -166,6 +168,19 @@ pub fn quantize_with_ranges(
     Model::from_quantized(swinq_calib::quantize(&model, recipe, ranges)?)
 }
 
+/// Quantizes `model` with the ranges of the FasterTransformer `*_calib.pth` in `file`, which the provenance of the
+/// result records. Returns the model and the number of ranges in the file.
+///
+/// # Errors
+/// The errors of [`load_ft_ranges`] and of [`quantize_with_ranges`]; [`Error::Io`].
+pub fn quantize_with_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> Result<(Model, usize), Error> {
+    let ranges = load_ft_ranges(file, &model)?;
+    let sha256 = hex(Sha256::digest(std::fs::read(file).map_err(Error::io(file))?));
+    let mut quantized = quantize_with_ranges(model, recipe, &ranges)?.into_quantized();
+    quantized.provenance.imported_ranges = Some(FileRecord { file: file.display().to_string(), sha256 });
+    Ok((Model::from_quantized(quantized)?, ranges.len()))
+}
+
 /// Reads the ranges (the amax of each site) of a FasterTransformer `*_calib.pth`, for `model`.
 ///
 /// # Errors
@@ -187,6 +202,18 @@ pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
         ModelError::recipe(name, problem)
     })?;
     Ok(Recipe::from_yaml(name, &text)?)
+}
+
+/// The recipe with `rules` added at its end. Its name says that it is changed, unless the rules have no effect on a
+/// model with this configuration.
+///
+/// # Errors
+/// [`Error::Model`] for a rule that matches no site or that its sites do not accept.
+pub fn change_recipe(recipe: Recipe, rules: Vec<Rule>, config: &SwinConfig) -> Result<Recipe, Error> {
+    let (name, before) = (recipe.name.clone(), recipe.resolve(config)?);
+    let changed = rules.into_iter().fold(recipe, Recipe::with_rule);
+    let name = if changed.resolve(config)? == before { name } else { changed.name.clone() };
+    Ok(Recipe { name, ..changed })
 }
 
 /// Refuses a recipe that does not fit the model or leaves all of it in float, before any image is read.

@@ -70,7 +70,8 @@ pub use preprocessing::Family;
 
 #[cfg(feature = "float")]
 pub use calibration::{
-    CalibrateOptions, Calibrated, calibrate, load_ft_ranges, load_recipe, quantize_with_ranges,
+    CalibrateOptions, Calibrated, calibrate, change_recipe, load_ft_ranges, load_recipe,
+    quantize_with_ft_ranges, quantize_with_ranges,
 };
 #[cfg(feature = "float")]
 pub use float_device::FloatDevice;

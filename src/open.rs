@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use swinq_model::checkpoint::{self, LoadOptions};
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::{
     Dialect, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file, load_config,
@@ -76,7 +76,30 @@ struct Inner {
     model: QuantizedModel,
     /// Whether the model was read from a checkpoint that contains its configuration.
     describes_itself: bool,
+    /// The version and the hash of the file, if the model was read from one in swinq's format.
+    file: Option<FileInfo>,
+    /// Findings that are suspicious but not errors, one sentence each.
+    warnings: Vec<String>,
     packed: PackedWeights,
+}
+
+impl Inner {
+    /// A model that was not read from a file in swinq's format.
+    fn new(model: QuantizedModel, describes_itself: bool) -> Inner {
+        let packed = PackedWeights::default();
+        Inner { model, describes_itself, file: None, warnings: Vec::new(), packed }
+    }
+}
+
+/// A warning if the file `path` has no hash.
+pub(crate) fn without_hash(path: &Path, file: &FileInfo) -> Option<String> {
+    file.hash.is_none().then(|| {
+        format!(
+            "{} has format version {}, which has no hash: damage to it may not be found; calibrate again to get one",
+            path.display(),
+            file.format_version
+        )
+    })
 }
 
 impl Model {
@@ -102,8 +125,9 @@ impl Model {
             return Err(Error::NotFound { path: path.to_owned() });
         }
         if is_quantized_file(path) {
-            let model = QuantizedModel::load(path).map_err(Error::open(path))?;
-            return Ok(Model::checked(model, true));
+            let (model, file) = QuantizedModel::load_with_info(path).map_err(Error::open(path))?;
+            let warnings = without_hash(path, &file).into_iter().collect();
+            return Ok(Model::of(Inner { file: Some(file), warnings, ..Inner::new(model, true) }));
         }
         Model::from_float(options.load_float(path)?)
     }
@@ -144,7 +168,21 @@ impl Model {
 
     /// `model`, which has passed its checks.
     fn checked(model: QuantizedModel, describes_itself: bool) -> Model {
-        Model { inner: Arc::new(Inner { model, describes_itself, packed: PackedWeights::default() }) }
+        Model::of(Inner::new(model, describes_itself))
+    }
+
+    fn of(inner: Inner) -> Model {
+        Model { inner: Arc::new(inner) }
+    }
+
+    /// Findings about the model's file that are suspicious but not errors, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.inner.warnings
+    }
+
+    /// The version and the hash of the file, if the model was read from a file in swinq's format.
+    pub fn file_info(&self) -> Option<&FileInfo> {
+        self.inner.file.as_ref()
     }
 
     /// Class names by class index; `None` if they are not known.
@@ -201,16 +239,21 @@ impl Model {
         &self.inner.packed
     }
 
+    /// The complete model. Copies the weights only if other handles of the model exist.
+    pub fn into_quantized(self) -> QuantizedModel {
+        match Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner.model,
+            Err(shared) => shared.model.clone(),
+        }
+    }
+
     /// The float model. Copies the weights only if other handles of the model exist.
     ///
     /// # Errors
     /// [`Error::Argument`] for a quantized model.
     #[cfg(feature = "float")]
     pub(crate) fn into_float(self) -> Result<FloatModel, Error> {
-        let model = match Arc::try_unwrap(self.inner) {
-            Ok(inner) => inner.model,
-            Err(shared) => shared.model.clone(),
-        };
+        let model = self.into_quantized();
         let name = model.config.name.clone();
         model.into_float().ok_or_else(|| {
             let problem = format!("{name} is quantized already; give the float model that it was made from");

@@ -37,11 +37,20 @@ fn options_of_calibrate_take_effect() {
     let line = |text: &str, site: &str| {
         text.lines().find(|l| l.trim_start_matches(['|', ' ']).starts_with(site)).unwrap().to_owned()
     };
+    let text = inspect(&[]);
+    for word in
+        ["made by       PTQ\n", "recipe        default\n", "format version 2, hash xxh3-128:", "verified"]
+    {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
     let text = inspect(&["--calibrator", "mse"]);
+    assert!(text.contains("recipe        default, changed\n"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.input").contains("mse"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.weight").contains("max"), "{text}");
     let text = inspect(&["--disable", "**.fc2.*"]);
     assert!(line(&text, "layers.0.blocks.0.mlp.fc2.input").contains("| float"), "{text}");
+    // A rule without effect changes no recipe.
+    assert!(inspect(&["--ptq", "refined"]).contains("recipe        default\n"));
     let text = inspect(&["--int8-mode", "1"]);
     assert!(line(&text, "layers.0.blocks.0.mlp.fc2.output").contains("| s8"), "{text}");
     let text = inspect(&["--int8-mode", "2"]);

@@ -12,6 +12,7 @@ use swinq_eval::{
     DataInfo, Disagreement, Environment, EvalError, Guess, LaunchResult, Load, ModelResult, Precision,
     Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
 };
+use swinq_model::quantized::{Chosen, FileRecord, TrainingRecord};
 use swinq_model::{Recipe, Transform};
 
 fn keys(value: &Value) -> Vec<&str> {
@@ -218,6 +219,17 @@ fn results_conform_to_the_published_schema() {
     let violations = |value: &Value| swinq_testing::violations(&schema, value);
     let mut full = common::complete(common::results());
     full.models[1].sqnr_db = Some(f64::INFINITY);
+    let file = |file: &str| FileRecord { file: file.to_owned(), sha256: "ef".repeat(32) };
+    let origin = full.models[1].origin.as_mut().unwrap();
+    origin.imported_ranges = Some(file("swin_calib.pth"));
+    origin.training = Some(TrainingRecord {
+        start: Some(file("q.safetensors")),
+        loss: [("kl".to_owned(), 1.0)].into(),
+        final_loss: Some(0.4),
+        teacher: Some(file("swin_t.pth")),
+        chosen_by: Some(Chosen { data: "imagenet".to_owned(), images: 1000, top1: 0.8 }),
+        ..TrainingRecord::default()
+    });
     let value = serde_json::to_value(&full).unwrap();
     assert_eq!(violations(&value), Vec::<String>::new());
     let bare = serde_json::to_value(Results::new(Environment::default())).unwrap();

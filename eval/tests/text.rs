@@ -2,6 +2,7 @@
 
 mod common;
 
+use swinq_eval::compare::{Limits, exceeded};
 use swinq_eval::{Accuracy, Latency, acc_line, compare, performance_summary, table};
 
 #[test]
@@ -86,7 +87,7 @@ fn the_table_shows_differences_from_the_first_model() {
 #[test]
 fn comparing_a_run_with_itself_finds_no_difference() {
     let results = common::results();
-    let text = compare(&results, &results);
+    let text = compare(&results, &results).unwrap();
     assert!(!text.contains("differs") && !text.contains("differ:") && !text.contains("only in"), "{text}");
     for line in text.lines().filter(|line| line.starts_with("| ") && !line.contains("| change")) {
         assert!(line.ends_with(" 0 |"), "{line}");
@@ -101,7 +102,9 @@ fn comparing_names_the_changes() {
     b.environment.cpu = Some("another".to_owned());
     b.models[0].name = "renamed.pth".to_owned();
     b.models[1].top1_correct = Some(40_474);
-    b.models[1].latency_ms.get_mut(&8).unwrap().median /= 2.0;
+    let stats = b.models[1].latency_ms.get_mut(&8).unwrap();
+    stats.median /= 2.0;
+    stats.median_interval = stats.median_interval.map(|interval| interval.map(|end| end / 2.0));
     b.models[1].sqnr_db = Some(f64::INFINITY);
     let site = b.models[1].sites.iter_mut().find(|site| site.scale.is_some()).unwrap();
     site.enabled = false;
@@ -110,7 +113,7 @@ fn comparing_names_the_changes() {
     for site in &mut b.models[2].sites {
         site.sqnr_db = None;
     }
-    let text = compare(&a, &b);
+    let text = compare(&a, &b).unwrap();
     let row = |start: &str| {
         let line =
             text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"));
@@ -130,5 +133,55 @@ fn comparing_names_the_changes() {
 
     let mut other_data = a.clone();
     other_data.data = Some(swinq_eval::DataInfo { sha256: Some("ab".to_owned()), ..Default::default() });
-    assert!(compare(&a, &other_data).contains("accuracies cannot be compared"));
+    assert!(compare(&a, &other_data).unwrap().contains("accuracies cannot be compared"));
+}
+
+#[test]
+fn noise_is_counted_and_not_listed() {
+    let a = common::results();
+    let mut b = a.clone();
+    let at = |b: &mut swinq_eval::Results, batch: usize, factor: f64| {
+        let stats = b.models[1].latency_ms.get_mut(&batch).unwrap();
+        (stats.median, stats.p99) = (factor * stats.median, factor * stats.p99);
+        stats.median_interval = stats.median_interval.map(|interval| interval.map(|end| factor * end));
+    };
+    at(&mut b, 8, 1.015);
+    at(&mut b, 32, 1.5);
+    let text = compare(&a, &b).unwrap();
+    assert!(text.contains("2 figures of time and memory differ no more than repeated runs do"), "{text}");
+    let models: Vec<&str> = text.split("\n\n").collect();
+    let model = models.iter().find(|part| part.contains("default")).unwrap();
+    assert!(!model.contains("ms @ 8 ") && model.contains("median ms @ 32"), "{model}");
+    let site = b.models[1].sites.iter_mut().find(|site| site.sqnr_db.is_some()).unwrap();
+    site.sqnr_db = site.sqnr_db.map(|db| db + 0.004);
+    assert!(!compare(&a, &b).unwrap().contains("sites differ"));
+}
+
+#[test]
+fn limits_name_what_exceeds_them_and_refuse_other_conditions() {
+    let a = common::results();
+    let mut b = a.clone();
+    b.models[1].top1_correct = Some(40_274);
+    b.models[1].latency_ms.get_mut(&8).unwrap().median *= 1.1;
+    let limits = |max_drop, max_slowdown| Limits { max_drop, max_slowdown };
+    let found = exceeded(&a, &b, &limits(Some(0.1), Some(5.0))).unwrap();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].contains("drops by 0.200 points") && found[0].contains("limit is 0.1"), "{found:?}");
+    assert!(found[1].contains("batch 8 is 10.0 % slower"), "{found:?}");
+    assert_eq!(exceeded(&a, &b, &limits(Some(0.21), Some(11.0))).unwrap(), Vec::<String>::new());
+    assert_eq!(
+        exceeded(&b, &a, &limits(Some(0.0), Some(0.0))).unwrap(),
+        Vec::<String>::new(),
+        "it got better"
+    );
+    b.environment.threads += 1;
+    let error = exceeded(&a, &b, &limits(None, Some(5.0))).unwrap_err().to_string();
+    assert!(error.contains("latencies cannot be compared"), "{error}");
+    b.data = Some(swinq_eval::DataInfo { sha256: Some("ab".to_owned()), ..Default::default() });
+    assert!(exceeded(&a, &b, &limits(Some(1.0), None)).unwrap_err().to_string().contains("accuracies"));
+    let mut c = a.clone();
+    c.models.remove(0);
+    assert!(exceeded(&a, &c, &limits(Some(1.0), None)).unwrap_err().to_string().contains("first run only"));
+    c.models.clear();
+    assert!(compare(&a, &c).unwrap_err().to_string().contains("no model has a figure in both"));
 }

@@ -104,6 +104,22 @@ impl Transform {
         }
     }
 
+    /// Checks that means and standard deviations are plausible for pixels in 0..1: means in -1..=2, deviations in
+    /// 0.001..=10.
+    ///
+    /// # Errors
+    /// The field and the problem.
+    pub fn check_statistics(&self) -> Result<(), (&'static str, String)> {
+        let within = |name, values: &[f32; 3], low: f32, high: f32| {
+            if values.iter().all(|v| (low..=high).contains(v)) {
+                return Ok(());
+            }
+            Err((name, format!("{values:?} are not all in {low}..={high}, which pixels in 0..1 need")))
+        };
+        within("mean", &self.mean, -1.0, 2.0)?;
+        within("std", &self.std, 1e-3, 10.0)
+    }
+
     /// Table of normalised pixels, `[channel][byte]`: `(byte / 255 - mean) / std` in f32. The order of operations is
     /// that of torchvision's `ToTensor` and `Normalize`.
     pub fn lookup(&self) -> [[f32; 256]; 3] {

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod draws;
 pub mod error;
+mod json_keys;
 pub mod params;
 pub mod pattern;
 pub mod quantized;

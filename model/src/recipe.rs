@@ -211,6 +211,8 @@ impl SiteSpec {
     }
 }
 
+/// The end of the name of a recipe to which rules were added.
+const CHANGED: &str = ", changed";
 /// The most rules of a recipe.
 const MAX_RULES: usize = 4096;
 
@@ -252,15 +254,19 @@ impl Recipe {
         serde_saphyr::to_string_with_options(self, options).expect("a recipe holds texts and numbers only")
     }
 
-    /// Appends a rule.
+    /// Appends a rule. A recipe that was shipped or read from a file is then no longer the one of that name: the name
+    /// says that it is changed.
     pub fn with_rule(mut self, rule: Rule) -> Recipe {
         self.rules.push(rule);
+        if !self.name.ends_with(CHANGED) {
+            self.name += CHANGED;
+        }
         self
     }
 
     /// Appends a rule that sets how the numbers of every layer are found.
     pub fn with_ptq(self, ptq: Ptq) -> Recipe {
-        self.with_rule(Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() })
+        self.with_rule(Rule::with_ptq(ptq))
     }
 
     /// The effective setting of every site of `config`, in forward order.
@@ -316,6 +322,11 @@ fn default_spec(site: Site) -> SiteSpec {
 }
 
 impl Rule {
+    /// The rule that sets how the numbers of every layer are found.
+    pub fn with_ptq(ptq: Ptq) -> Rule {
+        Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() }
+    }
+
     /// Checks the values that are wrong at every site.
     fn check(&self) -> Result<(), String> {
         if self.pattern.is_empty() {

@@ -234,6 +234,33 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
     assert!(refusal("hf_modules.bin", &small).contains("bias table is not resized"));
 }
 
+/// A safetensors file whose header is `header`.
+fn with_header(header: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    std::fs::write(&path, bytes).unwrap();
+    assert!(!is_quantized_file(&path));
+    load_float(&path, &options_with(&[])).unwrap_err().to_string()
+}
+
+#[test]
+fn headers_with_too_many_or_repeated_names_are_refused_early() {
+    let tensor = r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]}"#;
+    let tensors: Vec<String> = (0..1_200_000).map(|i| format!(r#""{i}":{tensor}"#)).collect();
+    let began = std::time::Instant::now();
+    let message = with_header(&format!("{{{}}}", tensors.join(",")));
+    assert!(message.contains("more than 400000 keys"), "{message}");
+    let keys: Vec<String> = (0..5_000_000).map(|i| format!(r#""{i}":"""#)).collect();
+    let message = with_header(&format!(r#"{{"__metadata__":{{{}}}}}"#, keys.join(",")));
+    assert!(message.contains("more than 400000 keys"), "{message}");
+    assert!(began.elapsed().as_secs() < 20, "refused after {:?}", began.elapsed());
+    let message = with_header(&format!(r#"{{"a":{tensor},"a":{tensor}}}"#));
+    assert!(message.contains("`a` is stated twice"), "{message}");
+    let message = with_header(&format!("{{\"a\":{tensor}}}\n"));
+    assert!(message.contains("other than spaces"), "{message}");
+}
+
 /// Writes `tensors` as f32 safetensors and loads them.
 fn load_written(tensors: &StateDict) -> Result<FloatModel, ModelError> {
     let folder = tempfile::tempdir().unwrap();

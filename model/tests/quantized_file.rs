@@ -12,6 +12,7 @@ use swinq_model::quantized::{ChannelCodes, Int8Weight, Param, Provenance, SiteSt
 use swinq_model::{
     HostTensor, QuantizedModel, Recipe, Site, SwinConfig, Transform, WindowPolicy, all_linears,
 };
+use twox_hash::XxHash3_128;
 
 const FC1: &str = "layers.0.blocks.0.mlp.fc1";
 const HIDDEN: &str = "layers.0.blocks.0.mlp.fc2.input";
@@ -117,12 +118,42 @@ impl Parts {
         self.tensors.insert(name.to_owned(), (Dtype::F32, shape.to_vec(), bytes));
     }
 
+    /// Reads the file of these parts with the hash that they have.
     fn load(&self, metadata: bool) -> Result<QuantizedModel, String> {
+        load_bytes(&self.bytes(metadata.then(|| self.hashed())))
+    }
+
+    /// The file of these parts with this document.
+    fn bytes(&self, document: Option<String>) -> Vec<u8> {
         let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
             (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
         });
-        let metadata = metadata.then(|| [("swinq".to_owned(), self.document.to_string())].into());
-        load_bytes(&safetensors::serialize(views, metadata).unwrap())
+        let metadata = document.map(|text| [("swinq".to_owned(), text)].into());
+        safetensors::serialize(views, metadata).unwrap()
+    }
+
+    /// The document with the hash that it has to state, if it states one.
+    fn hashed(&self) -> String {
+        let mut document = self.document.clone();
+        let zeros = "0".repeat(32);
+        let Some(hash) = document.get_mut("hash") else { return document.to_string() };
+        *hash = json!(format!("xxh3-128:{zeros}"));
+        let text = document.to_string();
+        text.replacen(&zeros, &self.digits(&text), 1)
+    }
+
+    /// The hash of the tensors and of a document with this text, as docs/quantized-checkpoint.md defines it.
+    fn digits(&self, text: &str) -> String {
+        let stated = text.find("xxh3-128:").unwrap() + "xxh3-128:".len();
+        let mut content = text.to_owned();
+        content.replace_range(stated..stated + 32, &"0".repeat(32));
+        let mut content = content.into_bytes();
+        content.push(b'\n');
+        for (name, (dtype, shape, bytes)) in &self.tensors {
+            content.extend(format!("{name} {dtype:?} {shape:?}\n").bytes());
+            content.extend(bytes);
+        }
+        format!("{:032x}", XxHash3_128::oneshot(&content))
     }
 }
 
@@ -177,7 +208,7 @@ fn other_files_are_refused() {
     assert_message(load_bytes(&[]), &["not a safetensors file"]);
     let words = ["this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float"];
     assert_message(Parts::new("default").load(false), &words);
-    refused(&["format version 2", "reads version 1"], |p| p.document["format_version"] = json!(2));
+    refused(&["format version 3", "reads versions 1 to 2"], |p| p.document["format_version"] = json!(3));
     refused(&["no format_version"], |p| p.document["format_version"] = json!("one"));
     refused(&["metadata is damaged", "surplus"], |p| p.document["surplus"] = json!(1));
     let missing = QuantizedModel::load("/nonexistent/q.safetensors".as_ref()).unwrap_err().to_string();
@@ -209,7 +240,7 @@ fn impossible_scales_are_refused() {
     refused(&["site layers.0.blocks.0.mlp.fc1.input", "half calibrated", "swinq calibrate"], |p| {
         drop(p.tensors.remove(&site))
     });
-    for bad in [-0.5, 0.0, -0.0, f32::NAN, f32::INFINITY, 1e-45] {
+    for bad in [-0.5, 0.0, -0.0, f32::NAN, f32::INFINITY, 1e-45, 7e26] {
         refused(&[&site, "cannot be a scale"], |p| p.set_f32(&site, &[], &[bad]));
         let weight = format!("{FC1}.weight.scale");
         refused(&[&weight, "index 3", "cannot be a scale"], |p| {
@@ -244,7 +275,15 @@ fn metadata_that_contradicts_is_refused() {
     refused(&["matches no site"], |p| p.document["recipe"]["rules"][0]["match"] = json!("nothing"));
     refused(&["labels", "1 names for 3 classes"], |p| p.document["labels"] = json!(["one"]));
     refused(&["transform.size", "32"], |p| p.document["transform"]["size"] = json!(32));
-    refused(&["transform.std"], |p| p.document["transform"]["std"] = json!([1.0, 0.0, 1.0]));
+    for bad in [0.0, 1e-6, 7e26, -0.2] {
+        refused(&["transform.std", "0.001..=10"], |p| {
+            p.document["transform"]["std"] = json!([1.0, bad, 1.0])
+        });
+    }
+    for bad in [-3.5, 7e26] {
+        refused(&["transform.mean", "-1..=2"], |p| p.document["transform"]["mean"] = json!([0.5, 0.5, bad]));
+    }
+    refused(&["surplus"], |p| p.document["provenance"]["surplus"] = json!(1));
     refused(&["NUM_HEADS"], |p| p.document["architecture"]["num_heads"] = json!([0, 2]));
 }
 
@@ -259,13 +298,14 @@ fn scales_and_zero_points_of_channels_are_kept_and_need_version_2_of_the_numbers
     assert_eq!(names, expected.iter().collect::<Vec<_>>());
     assert_eq!(model.size_bytes(), self::model("default").size_bytes() + 8 * 5);
 
-    // A file without channels' scales does not name a version, and may name either.
+    // A file without channels' scales names the first version, and may name either.
     parts = Parts::new("default");
-    assert_eq!(parts.document.get("numbers"), None);
+    assert_eq!(parts.document["numbers"], json!(1));
     for numbers in [1, 2] {
         parts.document["numbers"] = json!(numbers);
         assert_eq!(parts.load(true).unwrap(), self::model("default"));
     }
+    refused(&["no numbers"], |p| drop(p.document.as_object_mut().unwrap().remove("numbers")));
     for unknown in [json!(0), json!(3), json!("2")] {
         refused(&["version", "number contract", "1 to 2"], |p| p.document["numbers"] = unknown.clone());
     }
@@ -280,7 +320,7 @@ fn scales_and_zero_points_of_channels_that_do_not_fit_are_refused() {
     refused(&["missing", &zero_point], &|p| drop(p.tensors.remove(&zero_point)));
     refused(&[&factor, "shape [7]", "[8]"], &|p| p.set_f32(&factor, &[7], &[1.0; 7]));
     refused(&[&zero_point, "F32", "must be I8"], &|p| p.set_f32(&zero_point, &[8], &[1.0; 8]));
-    for bad in [-0.5, 0.0, f32::NAN, f32::INFINITY, 1e-45] {
+    for bad in [-0.5, 0.0, f32::NAN, f32::INFINITY, 1e-45, 7e26] {
         let mut factors = [1.0; 8];
         factors[5] = bad;
         refused(&[&factor, "index 5", "cannot be a scale"], &|p| p.set_f32(&factor, &[8], &factors));
@@ -356,6 +396,118 @@ fn inconsistent_models_are_not_written() {
         },
         "channel 0",
     );
+}
+
+/// The file of `parts` as version 1 of the format had it.
+fn version_1(mut parts: Parts, numbers: Option<u64>) -> Parts {
+    let document = parts.document.as_object_mut().unwrap();
+    document.insert("format_version".to_owned(), json!(1));
+    drop((document.remove("hash"), document.remove("numbers")));
+    document.extend(numbers.map(|numbers| ("numbers".to_owned(), json!(numbers))));
+    parts
+}
+
+#[test]
+fn version_1_is_read_and_has_no_hash() {
+    for (model, numbers) in [(model("default"), None), (model("mode1"), Some(1)), (with_channels(), Some(2))]
+    {
+        let parts = version_1(Parts::of(&model), numbers);
+        let folder = folder();
+        let path = folder.path().join("q.safetensors");
+        std::fs::write(&path, parts.bytes(Some(parts.document.to_string()))).unwrap();
+        let (read, info) = QuantizedModel::load_with_info(&path).unwrap();
+        assert_eq!(read, model);
+        assert_eq!((info.format_version, info.numbers, info.hash), (1, numbers.unwrap_or(1), None));
+        model.save(&path).unwrap();
+        let (read, info) = QuantizedModel::load_with_info(&path).unwrap();
+        assert_eq!((read, info.format_version), (model, 2));
+        assert_eq!(info.hash.unwrap().len(), "xxh3-128:".len() + 32);
+    }
+    let mut mixed = version_1(Parts::new("default"), None);
+    mixed.document["hash"] = json!("xxh3-128:");
+    assert_message(mixed.load(true), &["format version 1 has no hash"]);
+}
+
+#[test]
+fn the_hash_is_that_of_the_document_and_the_tensors() {
+    for model in [model("mode2"), with_channels()] {
+        let bytes = saved(&model);
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let text = &metadata.metadata().as_ref().unwrap()["swinq"];
+        let parts = Parts::of(&model);
+        let stated = parts.document["hash"].as_str().unwrap();
+        assert_eq!(stated, format!("xxh3-128:{}", parts.digits(text)));
+    }
+    refused(&["no hash"], |p| drop(p.document.as_object_mut().unwrap().remove("hash")));
+    for (hash, words) in
+        [("", "is not xxh3-128:"), ("blake3:00", "is not xxh3-128:"), ("xxh3-128:é", "digits")]
+    {
+        let mut parts = Parts::new("default");
+        parts.document["hash"] = json!(hash);
+        assert_message(load_bytes(&parts.bytes(Some(parts.document.to_string()))), &[words, "q.safetensors"]);
+    }
+}
+
+/// Changes that leave a consistent file with other logits are found by the hash alone.
+#[test]
+fn every_flipped_byte_and_swapped_tensor_is_refused() {
+    let bytes = saved(&with_channels());
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut random = 1u64;
+    let mut next = move |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    let (mut unlike_hash, flips) = (0, 600);
+    for flip in 0..flips {
+        // Half of the flips are in the tensors, which are a small part of this file.
+        let place = if flip % 2 == 0 { next(header) } else { header + next(bytes.len() - header) };
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 1 << next(8);
+        let message = load_bytes(&damaged).expect_err(&format!("byte {place} flipped, and accepted"));
+        unlike_hash += u32::from(!message.contains("its content has the hash"));
+    }
+    assert!(unlike_hash < flips / 2, "only {} of {flips} flips were left to the hash", flips - unlike_hash);
+
+    let parts = Parts::of(&model("default"));
+    let shaped = |name: &str| parts.tensors[name].clone();
+    for [a, b] in
+        [["norm.bias", "norm.weight"], ["layers.0.blocks.0.norm1.bias", "layers.0.blocks.0.norm2.bias"]]
+    {
+        let mut swapped = parts.clone();
+        let (of_a, of_b) = (shaped(a), shaped(b));
+        swapped.tensors.insert(a.to_owned(), (of_b.0, of_b.1, of_b.2.iter().rev().copied().collect()));
+        swapped.tensors.insert(b.to_owned(), (of_a.0, of_a.1, of_a.2.iter().rev().copied().collect()));
+        assert_ne!(swapped.tensors[a].2, parts.tensors[a].2);
+        assert_message(
+            load_bytes(&swapped.bytes(Some(parts.document.to_string()))),
+            &["its content has the hash"],
+        );
+    }
+}
+
+#[test]
+fn keys_that_are_stated_twice_are_refused() {
+    let parts = version_1(Parts::new("default"), None);
+    for (once, twice) in [
+        (r#""format_version":1"#, r#""format_version":1,"format_version":1"#),
+        (r#""num_classes":3"#, r#""num_classes":3,"num_classes":3"#),
+        (r#""head.input":"#, r#""head.input":{},"head.input":"#),
+    ] {
+        let text = parts.document.to_string();
+        assert!(text.contains(once), "{once} is not in {text}");
+        let outcome = load_bytes(&parts.bytes(Some(text.replacen(once, twice, 1))));
+        assert_message(outcome, &["stated twice"]);
+    }
+    // A tensor that is stated twice in the header: the reader of safetensors keeps one of them.
+    let bytes = parts.bytes(Some(parts.document.to_string()));
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+    let entry = header.find(r#""norm.bias":"#).unwrap();
+    let end = entry + header[entry..].find('}').unwrap() + 2;
+    let header = format!("{}{}{}", &header[..end], &header[entry..end], &header[end..]);
+    let twice = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat();
+    assert_message(load_bytes(&twice), &["`norm.bias` is stated twice"]);
 }
 
 proptest! {

@@ -15,6 +15,7 @@ pub mod job;
 pub mod log;
 pub mod loss;
 mod progress;
+mod record;
 pub mod run;
 pub mod scales;
 pub mod schedule;
@@ -25,5 +26,6 @@ pub mod trainer;
 
 pub use error::QatError;
 pub use job::Job;
+pub use record::record;
 pub use run::{Hooks, Outcome, Validation, run};
 pub use trainer::{IterationReport, Start, Trainer};

@@ -110,6 +110,11 @@ impl Trainer {
         self.progress.iteration
     }
 
+    /// The progress of the training.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
     /// The state that a checkpoint holds.
     pub fn state(&mut self) -> (&mut Progress, State<'_>) {
         let state = State {

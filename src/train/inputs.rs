@@ -5,12 +5,13 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use swinq_data::Split;
 use swinq_model::config::LoadedConfig;
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::{Ptq, QuantizedModel, SwinConfig, load_config};
 use swinq_qat::job::{Identity, Job};
 use swinq_qat::{QatError, init};
 
 use crate::hex::hex;
+use crate::open::without_hash;
 use crate::{Error, Images, OpenOptions};
 
 /// The models and images of a job.
@@ -42,20 +43,19 @@ impl Inputs {
         let mut float = start(job, loaded.as_ref(), &train)?;
         check_classes(&train, &float.config)?;
         check_classes(&val, &float.config)?;
-        let (quantized, warning) = match job.model.as_deref().filter(|_| job.quant) {
+        let (quantized, warnings) = match job.model.as_deref().filter(|_| job.quant) {
             Some(path) => {
-                let model = calibrated(path, &float)?;
-                let warning = other_source(path, &model, &float);
-                (Some(model), warning)
+                let (model, file) = calibrated(path, &float)?;
+                let warnings = [without_hash(path, &file), other_source(path, &model, &float)];
+                (Some(model), warnings.into_iter().flatten().collect())
             }
-            None => (None, None),
+            None => (None, Vec::new()),
         };
         if let Some(model) = quantized.as_ref().filter(|model| is_refined(model)) {
             float.tensors = model.float_tensors();
         }
         let teacher = job.teacher_path().map(|path| teacher(job, path, &float)).transpose()?;
         let drop_path = job.drop_path.or(loaded.map(|loaded| loaded.drop_path)).unwrap_or(0.0);
-        let warnings = warning.into_iter().collect();
         Ok(Inputs { float, quantized, teacher, train, val, drop_path, warnings })
     }
 
@@ -138,8 +138,8 @@ fn check_classes(images: &Images, config: &SwinConfig) -> Result<(), Error> {
 }
 
 /// Loads the calibrated checkpoint, which must have the same architecture as `float`.
-fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> {
-    let model = QuantizedModel::load(path)
+fn calibrated(path: &Path, float: &FloatModel) -> Result<(QuantizedModel, FileInfo), Error> {
+    let (model, file) = QuantizedModel::load_with_info(path)
         .map_err(|error| Error::JobModel { key: "model", source: Box::new(Error::open(path)(error)) })?;
     let mismatch =
         |problem: String| Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
@@ -162,7 +162,7 @@ fn calibrated(path: &Path, float: &FloatModel) -> Result<QuantizedModel, Error> 
             model.transform, float.transform
         ));
     }
-    Ok(model)
+    Ok((model, file))
 }
 
 /// Whether the calibration of `model` rewrote its parameters, so that its ranges are not those of the float model.

@@ -111,7 +111,11 @@ impl Training {
     pub fn save(&self, trainer: &Trainer) -> Result<[PathBuf; 2], Error> {
         let name = if self.job.quant { "model.safetensors" } else { "float.safetensors" };
         let [model, job] = [name, "job.yaml"].map(|name| self.job.output.join(name));
-        trainer.model()?.save(&model)?;
+        let identity = self.inputs.identity(&self.job)?;
+        let mut trained = trainer.model()?;
+        let record = swinq_qat::record(&self.job, &identity, &self.course, trainer.progress());
+        trained.provenance.training = Some(record);
+        trained.save(&model)?;
         write_atomic(&job, |out| out.write_all(self.job.to_string().as_bytes()))?;
         Ok([model, job])
     }

@@ -73,6 +73,11 @@ fn calibrated() -> &'static Path {
     path
 }
 
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn eval(model: &Path) -> String {
     let mut command = swinq(["eval"]);
     command.arg(model).arg("--data-path").arg(sample_data()).args(["--limit", "20", "--no-latency"]);
@@ -99,6 +104,24 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     let model = folder.out().join("model.safetensors");
     assert!(std::fs::read(&model).unwrap() != std::fs::read(calibrated()).unwrap());
     assert!(eval(&model).contains(" * Acc@1 "));
+    let text = stdout(&swinq(["inspect"]).arg(&model).assert().success());
+    let [teacher, start] = [sample_model(), calibrated().to_owned()].map(|path| {
+        let sha256 = sha256(&std::fs::read(&path).unwrap());
+        format!("{} (SHA-256 {sha256})", path.display())
+    });
+    let images = format!("3 iterations on 256 images of {}", sample_data().display());
+    for word in ["made by       QAT: job qat, ", &images, "loss 1 kl + 1 labels", &teacher, &start] {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+    let page = folder.path("report.html");
+    let mut command = swinq(["eval", "--limit", "20", "--no-latency", "--data-path"]);
+    command.arg(sample_data()).arg(calibrated()).arg(&model).arg("--report").arg(&page);
+    command.assert().success();
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(
+        page.contains("QAT: job qat, 3 iterations") && page.contains(">PTQ<"),
+        "the report names the methods"
+    );
     refused(folder.run(&[]), 1, &["checkpoints", "--resume"]);
 }
 

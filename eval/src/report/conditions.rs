@@ -79,7 +79,15 @@ fn model_facts(model: &ModelResult, name: &str) -> ModelFacts {
             set.seed,
             set.sha256
         ),
-        None => "ranges imported or fixed by the recipe".to_owned(),
+        None => match &origin.imported_ranges {
+            Some(file) => format!("none; ranges imported from {file}"),
+            None => "none; ranges imported or fixed by the recipe".to_owned(),
+        },
+    });
+    let made_by = origin.map(|origin| match &origin.training {
+        Some(training) if training.quantized => format!("QAT: {training}"),
+        Some(training) => format!("PTQ after training in float: {training}"),
+        None => "PTQ".to_owned(),
     });
     let source = origin.map(|origin| format!("{}, SHA-256 {}", origin.source, origin.source_sha256));
     ModelFacts {
@@ -89,6 +97,7 @@ fn model_facts(model: &ModelResult, name: &str) -> ModelFacts {
             ("SHA-256", model.sha256.clone()),
             ("architecture", model.architecture.clone()),
             ("arithmetic", Some(format!("{}, {}", model.precision, model.backend))),
+            ("quantized by", made_by),
             ("recipe", model.recipe.clone()),
             ("calibrators", calibrators(model)),
             ("calibration set", calibration),

@@ -37,8 +37,11 @@ fn calibration(model: &ModelResult, name: &str) -> Option<Step> {
     let set = origin.calibration.as_ref()?;
     let recipe = model.recipe.as_deref().unwrap_or("default");
     let shipped = swinq_model::Recipe::shipped(recipe).is_some_and(|shipped| shipped.rules == origin.rules);
-    let recipe = if shipped { recipe.to_owned() } else { format!("{recipe}.yaml") };
-    let path = model.path.as_deref().unwrap_or(&model.name);
+    let words = recipe.split([' ', ',']).filter(|word| !word.is_empty()).collect::<Vec<_>>();
+    let recipe = if shipped { recipe.to_owned() } else { format!("{}.yaml", words.join("-")) };
+    // A training started from a calibrated checkpoint, which is then what calibration wrote.
+    let start = origin.training.as_ref().and_then(|training| training.start.as_ref());
+    let path = start.map(|start| start.file.as_str()).or(model.path.as_deref()).unwrap_or(&model.name);
     let text = match shipped {
         true => {
             format!("Calibrate {name} (rebuilt from the checkpoint; the path of the images is not recorded)")

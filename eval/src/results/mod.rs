@@ -18,7 +18,6 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use swinq_model::Transform;
-use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::environment::{Environment, Load};
 use crate::error::EvalError;
@@ -135,12 +134,7 @@ impl Results {
 /// # Errors
 /// [`EvalError::Io`], [`EvalError::File`] if the text is not such JSON, [`EvalError::Results`] of [`Results::check`].
 pub fn read_results(path: &Path) -> Result<Results, EvalError> {
-    let text = text_file::read(path, MAX_RESULTS)
-        .map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    let results: Results = serde_json::from_str(&text).map_err(|error| {
-        let next = "give a file that `swinq eval --json` or `swinq bench --json` wrote";
-        EvalError::file(path, format!("{error}; {next}"))
-    })?;
+    let results: Results = file::read(path, "swinq eval --json` or `swinq bench --json", SCHEMA)?;
     results.check()?;
     Ok(results)
 }

@@ -1,6 +1,7 @@
 //! Where a model and its ranges come from.
 
 use serde::{Deserialize, Serialize};
+use swinq_model::quantized::{FileRecord, TrainingRecord};
 use swinq_model::{QuantizedModel, Rule};
 
 /// The origin of a quantized model.
@@ -15,6 +16,12 @@ pub struct Origin {
     /// The calibration; absent if every range was imported or fixed by the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationSet>,
+    /// The file of ranges that were imported, if they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported_ranges: Option<FileRecord>,
+    /// The training after the calibration, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
     /// The rules of the recipe, in order; the last rule that matches a site and states a key decides it.
     pub rules: Vec<Rule>,
     /// The command that made the model, if the file of its histograms records it.
@@ -50,6 +57,8 @@ impl Origin {
             source: provenance.source.file.clone(),
             source_sha256: provenance.source.sha256.clone(),
             calibration,
+            imported_ranges: provenance.imported_ranges.clone(),
+            training: provenance.training.clone(),
             rules: model.recipe.rules.clone(),
             command: None,
         }

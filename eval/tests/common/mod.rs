@@ -137,7 +137,7 @@ fn complete_model(model: &mut ModelResult) {
         source_sha256: "ab".repeat(32),
         calibration: Some(CalibrationSet { images: 80, seed: 0, batch_size: 8, sha256: "cd".repeat(32) }),
         rules: Recipe::shipped(model.recipe.as_deref().unwrap()).unwrap().rules,
-        command: None,
+        ..Origin::default()
     });
     for (i, site) in model.sites.iter_mut().filter(|site| site.scale.is_some()).enumerate() {
         let amax = site.amax().unwrap();

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::batch::Filter;
 use crate::error::ModelError;
+use crate::json_keys;
 
 /// Largest JSON file accepted, in bytes; ample for the class names of ImageNet-22k.
 const MAX_JSON: u64 = 64 << 20;
@@ -28,6 +29,8 @@ impl Json {
             ));
         }
         let text = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
+        json_keys::check(&text, json_keys::MAX_KEYS)
+            .map_err(|problem| ModelError::file(path, format!("is not readable JSON: {problem}")))?;
         match serde_json::from_slice(&text) {
             Ok(Value::Object(fields)) => Ok(Json { path: path.to_owned(), fields }),
             Ok(_) => Err(ModelError::file(path, "is not a JSON object")),

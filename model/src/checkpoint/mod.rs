@@ -21,6 +21,7 @@ use std::path::Path;
 pub use dialect::Dialect;
 pub use ft::{ft_key, ft_site, import_ft_amax};
 pub use random::random_model;
+pub(crate) use safetensors::check_header;
 pub use safetensors::is_quantized_file;
 
 use crate::arch::{SwinConfig, WindowPolicy};
@@ -99,7 +100,7 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
 /// Loads a float model in this program's own format, which holds its own description.
 fn load_own(path: &Path) -> Result<FloatModel, ModelError> {
     let file = CheckpointFile::open(path)?;
-    let model = QuantizedModel::from_bytes(path, file.bytes())?.into_float().ok_or_else(|| {
+    let model = QuantizedModel::from_bytes(path, file.bytes())?.0.into_float().ok_or_else(|| {
         let problem = "is a quantized checkpoint, but a float one is needed; use the float checkpoint it was made from \
                        (`swinq inspect` names it)";
         ModelError::file(path, problem)

@@ -6,24 +6,33 @@ use std::path::Path;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::file::{
-    Document, FORMAT_VERSION, METADATA_KEY, NUMBERS_VERSION, SiteEntry, factor_name, scale_name,
+    Document, FORMAT_VERSION, FileInfo, METADATA_KEY, NUMBERS_VERSION, SiteEntry, factor_name, scale_name,
     zero_point_name,
 };
-use super::{ChannelCodes, Int8Weight, Param, QuantizedModel, SiteState, channel_codes_allowed_at, scale_of};
+use super::{
+    ChannelCodes, Int8Weight, LARGEST_SCALE, Param, QuantizedModel, SiteState, channel_codes_allowed_at,
+    hash, scale_of,
+};
 use crate::arch::SwinConfig;
+use crate::checkpoint::check_header;
 use crate::error::ModelError;
+use crate::json_keys;
 use crate::params::{name_list, parameters};
 use crate::recipe::SiteSpec;
 use crate::site::{Linear, Site, all_linears};
 use crate::tensor::HostTensor;
 
 /// Reads the model in `bytes`; errors name the file `path`.
-pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
-    let file = SafeTensors::deserialize(bytes).map_err(|e| {
+pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileInfo), ModelError> {
+    let unreadable = |e: String| {
         let problem = format!("not a safetensors file, or a damaged or truncated one ({e}); create it again");
         ModelError::file(path, problem)
-    })?;
-    let document = read_document(path, bytes)?;
+    };
+    check_header(bytes).map_err(unreadable)?;
+    let file = SafeTensors::deserialize(bytes).map_err(|e| unreadable(e.to_string()))?;
+    let document = read_document(path, bytes, &file)?;
+    let Document { format_version, numbers, ref hash, .. } = document;
+    let info = FileInfo { format_version, numbers, hash: hash.clone() };
     document.architecture.validate()?;
     check_transform(&document)?;
     let specs: BTreeMap<Site, SiteSpec> =
@@ -43,10 +52,11 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelE
         provenance: document.provenance,
     };
     model.validate()?;
-    Ok(model)
+    Ok((model, info))
 }
 
-fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
+/// The document, after the hash of the file is verified.
+fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Document, ModelError> {
     let damaged = |e: String| {
         ModelError::file(path, format!("its `{METADATA_KEY}` metadata is damaged: {e}; calibrate again"))
     };
@@ -56,21 +66,30 @@ fn read_document(path: &Path, bytes: &[u8]) -> Result<Document, ModelError> {
             "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float";
         ModelError::file(path, problem)
     })?;
+    json_keys::check(text.as_bytes(), json_keys::MAX_KEYS).map_err(damaged)?;
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
-    match value.get("format_version").and_then(serde_json::Value::as_u64) {
-        Some(FORMAT_VERSION) => {
-            check_numbers(path, &value)?;
-            serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
+    let version = value.get("format_version").and_then(serde_json::Value::as_u64);
+    match version.ok_or_else(|| damaged("it has no format_version".to_owned()))? {
+        1 if value.get("hash").is_some() => return Err(damaged("format version 1 has no hash".to_owned())),
+        1 => {}
+        FORMAT_VERSION => {
+            let hash = value.get("hash").and_then(serde_json::Value::as_str);
+            let hash = hash.ok_or_else(|| damaged("it has no hash".to_owned()))?;
+            hash::verify(hash, text, file).map_err(|problem| ModelError::file(path, problem))?;
+            if value.get("numbers").is_none() {
+                return Err(damaged("it has no numbers, the version of the number contract".to_owned()));
+            }
         }
-        Some(other) => Err(ModelError::file(
-            path,
-            format!(
-                "has format version {other}, but this swinq reads version {FORMAT_VERSION}; use the swinq that \
+        other => {
+            let problem = format!(
+                "has format version {other}, but this swinq reads versions 1 to {FORMAT_VERSION}; use the swinq that \
                  wrote it, or calibrate again"
-            ),
-        )),
-        None => Err(damaged("it has no format_version".to_owned())),
+            );
+            return Err(ModelError::file(path, problem));
+        }
     }
+    check_numbers(path, &value)?;
+    serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
 }
 
 /// Refuses a version of the number contract that this program does not know.
@@ -118,14 +137,9 @@ fn check_transform(document: &Document) -> Result<(), ModelError> {
             format!("{} pixels, but the architecture takes {size}; calibrate again", transform.size);
         return Err(ModelError::config("transform.size", problem));
     }
-    if transform.mean.iter().any(|m| !m.is_finite()) {
-        let problem = format!("{:?} are not all finite; calibrate again", transform.mean);
-        return Err(ModelError::config("transform.mean", problem));
-    }
-    if transform.std.iter().any(|s| !(s.is_finite() && *s > 0.0)) {
-        let problem = format!("{:?} are not all positive and finite; calibrate again", transform.std);
-        return Err(ModelError::config("transform.std", problem));
-    }
+    transform.check_statistics().map_err(|(field, problem)| {
+        ModelError::config(format!("transform.{field}"), format!("{problem}; calibrate again"))
+    })?;
     Ok(())
 }
 
@@ -290,7 +304,7 @@ fn read_codes(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<i8>
     Ok(bytemuck::cast_slice(view.data()).to_vec())
 }
 
-/// Reads scales: F32, positive and finite, with finite reciprocals.
+/// Reads scales: F32, positive, at most [`LARGEST_SCALE`], with finite reciprocals.
 fn read_scales(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<f32>, ModelError> {
     let view = view(name, shape, file)?;
     if view.dtype() != Dtype::F32 {
@@ -298,12 +312,12 @@ fn read_scales(name: &str, shape: &[usize], file: &SafeTensors) -> Result<Vec<f3
         return Err(ModelError::tensor(name, problem));
     }
     let scales = f32_values(view.data());
-    match scales.iter().position(|&s| !(s.is_finite() && s > 0.0 && (1.0 / s).is_finite())) {
+    match scales.iter().position(|&s| !(s > 0.0 && s <= LARGEST_SCALE && (1.0 / s).is_finite())) {
         None => Ok(scales),
         Some(index) => {
             let problem = format!(
-                "holds {} at index {index}, which cannot be a scale (it must be positive and finite, and so must its \
-                 reciprocal); calibrate again",
+                "holds {} at index {index}, which cannot be a scale (it must be positive and at most \
+                 {LARGEST_SCALE:e}, with a finite reciprocal); calibrate again",
                 scales[index]
             );
             Err(ModelError::tensor(name, problem))

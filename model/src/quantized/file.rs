@@ -1,4 +1,4 @@
-//! The quantized-checkpoint file, version 1: one safetensors file, specified in `docs/quantized-checkpoint.md`.
+//! The quantized-checkpoint file, version 2: one safetensors file, specified in `docs/quantized-checkpoint.md`.
 //!
 //! The tensors are authoritative. The JSON under the metadata key `swinq` describes them; JSON that contradicts them is
 //! refused.
@@ -10,7 +10,7 @@ use std::path::Path;
 use safetensors::{Dtype, View};
 use serde::{Deserialize, Serialize};
 
-use super::{ChannelCodes, Param, Provenance, QuantizedModel, SiteState, decode};
+use super::{ChannelCodes, Param, Provenance, QuantizedModel, SiteState, decode, hash};
 use crate::arch::SwinConfig;
 use crate::atomic::write_atomic;
 use crate::batch::Transform;
@@ -18,21 +18,36 @@ use crate::error::ModelError;
 use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
 
-/// Version of the format that this crate writes and reads.
-pub const FORMAT_VERSION: u64 = 1;
+/// Version of the format that this crate writes. It also reads version 1, which has no hash.
+pub const FORMAT_VERSION: u64 = 2;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
 /// with their own scales and zero points.
 pub const NUMBERS_VERSION: u64 = 2;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
+/// How the file of a model is written: what [`QuantizedModel`] does not tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Version of the format.
+    pub format_version: u64,
+    /// Version of the number contract by which the model runs.
+    pub numbers: u64,
+    /// The hash that was verified, as the file states it; `None` for version 1 of the format.
+    pub hash: Option<String>,
+}
+
 /// The JSON document of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
     pub format_version: u64,
-    /// The oldest version of the number contract by which the model can run.
-    #[serde(default = "first", skip_serializing_if = "is_first")]
+    /// The hash of the tensors and of this document ([`super::hash`]); absent in version 1 of the format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    /// The oldest version of the number contract by which the model can run. In version 1 of the format it may be
+    /// absent, which is version 1 of the contract.
+    #[serde(default = "first")]
     pub numbers: u64,
     pub architecture: SwinConfig,
     pub transform: Transform,
@@ -45,10 +60,6 @@ pub(super) struct Document {
 
 fn first() -> u64 {
     1
-}
-
-fn is_first(numbers: &u64) -> bool {
-    *numbers == 1
 }
 
 /// One row of the document's site table. `amax` is the range in use, calibrated or fixed.
@@ -107,18 +118,26 @@ impl QuantizedModel {
         write_atomic(path, |out| out.write_all(&bytes))
     }
 
-    /// Reads a quantized checkpoint. Float tensors may be F32, F16 or BF16.
+    /// Reads a quantized checkpoint, after its hash is verified. Float tensors may be F32, F16 or BF16.
     ///
     /// # Errors
     /// [`ModelError::Io`] if the file cannot be read. Other errors name the tensor or site: another kind of file, another
-    /// format version, tensors that are missing, unexpected, or of a wrong shape or type, unusable scales, and metadata
-    /// that contradicts the tensors or itself.
+    /// format version, a content that does not have the file's hash, tensors that are missing, unexpected, or of a wrong
+    /// shape or type, unusable scales, and metadata that contradicts the tensors or itself.
     pub fn load(path: &Path) -> Result<QuantizedModel, ModelError> {
+        Ok(QuantizedModel::load_with_info(path)?.0)
+    }
+
+    /// [`QuantizedModel::load`], with the version and the hash of the file.
+    ///
+    /// # Errors
+    /// Those of [`QuantizedModel::load`].
+    pub fn load_with_info(path: &Path) -> Result<(QuantizedModel, FileInfo), ModelError> {
         QuantizedModel::from_bytes(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
     }
 
-    /// [`QuantizedModel::load`] on the bytes of the file; errors name `path`.
-    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<QuantizedModel, ModelError> {
+    /// [`QuantizedModel::load_with_info`] on the bytes of the file; errors name `path`.
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileInfo), ModelError> {
         decode::decode(path, bytes)
     }
 
@@ -144,15 +163,21 @@ impl QuantizedModel {
                 tensors.insert(zero_point_name(site), Stored::i8(vec![zero_points.len()], zero_points));
             }
         }
-        let metadata = [(METADATA_KEY.to_owned(), self.document()?)].into();
+        let placeholder = hash::placeholder();
+        let document = self.document(&placeholder)?;
+        let stored = tensors.iter().map(|(name, t)| (name.as_str(), t.dtype, &*t.shape, &*t.bytes));
+        let document = document.replacen(&placeholder, &hash::of(&document, stored), 1);
+        let metadata = [(METADATA_KEY.to_owned(), document)].into();
         safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
             ModelError::tensor(METADATA_KEY, format!("the model cannot be serialized as safetensors: {e}"))
         })
     }
 
-    fn document(&self) -> Result<String, ModelError> {
+    /// The JSON document, which states this `hash`.
+    fn document(&self, hash: &str) -> Result<String, ModelError> {
         let document = Document {
             format_version: FORMAT_VERSION,
+            hash: Some(hash.to_owned()),
             numbers: if self.sites.values().any(|state| state.channels.is_some()) { 2 } else { 1 },
             architecture: self.config.clone(),
             transform: self.transform.clone(),

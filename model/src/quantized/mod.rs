@@ -7,14 +7,16 @@
 mod channels;
 mod decode;
 pub mod file;
+mod hash;
 mod param;
 mod provenance;
 
 use std::collections::BTreeMap;
 
 pub use channels::{ChannelCodes, allowed_at as channel_codes_allowed_at};
+pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
-pub use provenance::{CalibrationRecord, Provenance, Source};
+pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Source, TrainingRecord};
 
 use crate::arch::SwinConfig;
 use crate::batch::Transform;
@@ -102,7 +104,7 @@ impl QuantizedModel {
             provenance: Provenance {
                 tool_version: env!("CARGO_PKG_VERSION").to_owned(),
                 source: model.source.clone(),
-                calibration: None,
+                ..Provenance::default()
             },
         })
     }
@@ -293,18 +295,24 @@ pub fn scale_of(amax: f32) -> f32 {
     amax / 127.0
 }
 
-/// Checks that `amax` is usable as a range: positive and finite, with a finite `1 / (amax / 127)`.
+/// The largest plausible scale of an activation or a weight. Values of a network that need a larger one would lose
+/// their squares, which norms sum in f32.
+pub const LARGEST_SCALE: f32 = 1e9;
+
+/// Checks that `amax` is usable as a range: positive, with a scale of at most [`LARGEST_SCALE`] and a finite
+/// `1 / (amax / 127)`.
 ///
 /// # Errors
 /// [`ModelError::Site`] with the value.
 pub fn check_range(site: Site, amax: f32) -> Result<(), ModelError> {
     let scale = scale_of(amax);
-    if amax.is_finite() && amax > 0.0 && scale > 0.0 && (1.0 / scale).is_finite() {
+    if scale > 0.0 && scale <= LARGEST_SCALE && (1.0 / scale).is_finite() {
         return Ok(());
     }
     let problem = format!(
-        "amax {amax} cannot be a range (it must be positive and finite, and so must 127 / amax); calibrate on images \
-         that reach this site, or disable it with a rule"
+        "amax {amax} cannot be a range (it must be positive, with a finite 127 / amax, and at most {:e}); calibrate on \
+         images that reach this site, or disable it with a rule",
+        127.0 * LARGEST_SCALE
     );
     Err(ModelError::site(site, problem))
 }

@@ -49,9 +49,12 @@ impl Int8Weight {
             let problem = format!("{} scales for {rows} output channels", self.scales.len());
             return Err(ModelError::tensor(name, problem));
         }
-        if let Some(row) = self.scales.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-            let problem =
-                format!("scale {} of output channel {row} is not a positive number", self.scales[row]);
+        if let Some(row) = self.scales.iter().position(|s| !(*s > 0.0 && *s <= super::LARGEST_SCALE)) {
+            let problem = format!(
+                "scale {} of output channel {row} is not a positive number of at most {:e}",
+                self.scales[row],
+                super::LARGEST_SCALE
+            );
             return Err(ModelError::tensor(name, problem));
         }
         if self.codes.contains(&-128) {

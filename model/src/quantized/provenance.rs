@@ -1,9 +1,13 @@
 //! The provenance of a model: its float checkpoint, its calibration and the program that wrote it.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The origin of a float checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Source {
     /// The file's path, as the user gave it.
     pub file: String,
@@ -15,6 +19,7 @@ pub struct Source {
 
 /// The images of a calibration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CalibrationRecord {
     /// Names of the images, in the order of use.
     pub images: Vec<String>,
@@ -26,8 +31,101 @@ pub struct CalibrationRecord {
     pub batch_size: usize,
 }
 
+/// A file by its name and content.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// The file's path, as the user gave it.
+    pub file: String,
+    /// SHA-256 of its bytes, hexadecimal.
+    pub sha256: String,
+}
+
+/// The training that a model went through after its calibration.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingRecord {
+    /// Name of the job.
+    pub job: String,
+    /// SHA-256 of everything in the job that has an effect on the trained model, hexadecimal.
+    pub job_sha256: String,
+    /// Whether the model was quantized during the training.
+    pub quantized: bool,
+    /// The calibrated checkpoint that the training started from; absent for a training in float.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<FileRecord>,
+    /// Iterations done.
+    pub iterations: u64,
+    /// The weights of the parts of the loss that have one: `labels`, `kl`, `features`.
+    pub loss: BTreeMap<String, f64>,
+    /// Moving average of the loss at the end; absent before the first iteration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub final_loss: Option<f64>,
+    /// The teacher, if the loss needed one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<FileRecord>,
+    /// The training images: their path; the SHA-256 is that of the list of their names and labels.
+    pub data: FileRecord,
+    /// Number of training images.
+    pub images: u64,
+    /// Seed of the training.
+    pub seed: u64,
+    /// Set for a model that is not the last of its training: the validation that chose it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen_by: Option<Chosen>,
+}
+
+impl fmt::Display for FileRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (SHA-256 {})", self.file, self.sha256)
+    }
+}
+
+/// In words, on one line.
+impl fmt::Display for TrainingRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TrainingRecord { job, iterations, images, data, seed, .. } = self;
+        write!(f, "job {job}, {iterations} iterations on {images} images of {data}, seed {seed}")?;
+        let parts: Vec<String> = self.loss.iter().map(|(part, weight)| format!("{weight} {part}")).collect();
+        write!(f, ", loss {}", parts.join(" + "))?;
+        if let Some(loss) = self.final_loss {
+            write!(f, " ({loss:.4} at the end)")?;
+        }
+        if let Some(teacher) = &self.teacher {
+            write!(f, ", teacher {teacher}")?;
+        }
+        if let Some(start) = &self.start {
+            write!(f, ", from {start}")?;
+        }
+        match &self.chosen_by {
+            Some(chosen) => write!(f, "; {chosen}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Chosen { data, images, top1 } = self;
+        write!(f, "the best validated: {images} images of {data} chose it, top-1 {:.2} %", 100.0 * top1)
+    }
+}
+
+/// The validation that chose a model among others. Its accuracy on these images is therefore too high an estimate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chosen {
+    /// Path of the validation images.
+    pub data: String,
+    /// Number of images.
+    pub images: u64,
+    /// Fraction of them classified correctly, 0 to 1.
+    pub top1: f64,
+}
+
 /// The origin of a quantized model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// Version of swinq that wrote the file.
     pub tool_version: String,
@@ -36,4 +134,23 @@ pub struct Provenance {
     /// The calibration; absent if every range was imported or fixed by the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
+    /// The file of ranges that were imported; absent if they were calibrated or fixed by the recipe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported_ranges: Option<FileRecord>,
+    /// The training after the calibration, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
+    /// Where the class names come from, in words; absent if there are none or the float checkpoint holds them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels_from: Option<String>,
+}
+
+impl Provenance {
+    /// How the model was quantized: `QAT` if it was quantized while it was trained, else `PTQ`.
+    pub fn method(&self) -> &'static str {
+        match &self.training {
+            Some(training) if training.quantized => "QAT",
+            _ => "PTQ",
+        }
+    }
 }

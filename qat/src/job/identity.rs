@@ -50,6 +50,11 @@ impl Job {
 }
 
 impl Identity {
+    /// The value of `key`, if it is a text.
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.as_str()
+    }
+
     /// SHA-256 of the canonical JSON (keys sorted, no spaces), hexadecimal.
     pub fn sha256(&self) -> String {
         let text = serde_json::to_string(&self.0).expect("a map of plain values");

@@ -71,16 +71,20 @@ fn parse() -> Cli {
     }
     .write_global();
     let mut command = Cli::command().color(color);
-    let matches = command.try_get_matches_from_mut(words).unwrap_or_else(|error| error.exit());
+    let matches =
+        command.try_get_matches_from_mut(&words).unwrap_or_else(|error| args::explain(error, &words).exit());
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
 }
 
-/// 2 for a contradictory command line, 3 for a search that does not reach its goal, 1 for any other failure.
+/// 2 for a contradictory command line, 3 for a search that does not reach its goal, 4 for a
+/// comparison that exceeds a limit, 1 for any other failure.
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<args::Usage>() {
         2
     } else if error.is::<commands::tune::Unreached>() {
         3
+    } else if error.is::<commands::compare::Exceeded>() {
+        4
     } else {
         1
     }

@@ -7,23 +7,31 @@ use anyhow::Context;
 use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
-use crate::out::detail;
+use crate::out::{caution, detail};
 
 /// The options for reading a float checkpoint that `args` state.
-pub fn open_options(args: &FloatArgs) -> OpenOptions {
+///
+/// # Errors
+/// [`Usage`] for `--opts` without pairs.
+pub fn open_options(args: &FloatArgs) -> Result<OpenOptions, Usage> {
     let transform = args.transform.map(|family| match family {
         args::Family::Ms => Family::Microsoft,
         args::Family::Timm => Family::Timm,
         args::Family::Torchvision => Family::Torchvision,
         args::Family::Hf => Family::HuggingFace,
     });
-    OpenOptions { cfg: args.cfg.clone(), opts: args::pairs(&args.opts), dialect: args.dialect, transform }
+    Ok(OpenOptions {
+        cfg: args.cfg.clone(),
+        opts: args::pairs(&args.opts)?,
+        dialect: args.dialect,
+        transform,
+    })
 }
 
 /// Opens the model at `path`, in any supported format.
 pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     let start = Instant::now();
-    let model = Model::open_with(path, &open_options(args)).map_err(usage)?;
+    let model = Model::open_with(path, &open_options(args)?).map_err(usage)?;
     describe(path, &model, start);
     Ok(model)
 }
@@ -31,13 +39,16 @@ pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
 /// Opens a float checkpoint or directory.
 pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     let start = Instant::now();
-    let model = Model::open_float(path, &open_options(args)).map_err(usage)?;
+    let model = Model::open_float(path, &open_options(args)?).map_err(usage)?;
     describe(path, &model, start);
     Ok(model)
 }
 
-/// With `-v`, says what was opened and how long that took.
+/// Prints the warnings about the model and, with `-v`, what was opened and how long that took.
 fn describe(path: &Path, model: &Model, start: Instant) {
+    for warning in model.warnings() {
+        caution!("{warning}");
+    }
     let source = &model.as_quantized().provenance.source;
     detail!(
         "opened {}: {}, tensors named as by {}, {}, {:.3} s",
@@ -51,7 +62,7 @@ fn describe(path: &Path, model: &Model, start: Instant) {
 
 /// Random weights of the shape that `--cfg` gives.
 pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
-    let config = open_options(args).configuration().map_err(usage)?;
+    let config = open_options(args)?.configuration().map_err(usage)?;
     Ok(Model::random(&config.context("--random-weights needs --cfg")?, seed)?)
 }
 

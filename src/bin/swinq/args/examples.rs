@@ -21,8 +21,8 @@ Examples:
 
 pub const QAT: &str = "\
 Examples:
-  swinq qat default --opts model swin_t.int8.safetensors --opts float swin_t.pth \\
-      --opts cfg swin_tiny_patch4_window7_224 --opts data.path imagenet --opts output run1
+  swinq qat default --opts model swin_t.int8.safetensors float swin_t.pth \\
+      cfg swin_tiny_patch4_window7_224 data.path imagenet output run1
   swinq qat job.yaml --dry-run
   swinq qat job.yaml --resume";
 
@@ -71,7 +71,11 @@ Examples:
 
 pub const COMPARE: &str = "\
 Examples:
-  swinq compare before.json after.json";
+  swinq compare before.json after.json
+  swinq compare before.json after.json --max-drop 0.2 --max-slowdown 5
+
+The exit code is 4 if a limit is exceeded, and 1 if the two runs have nothing in common, or if a
+figure with a limit cannot be compared.";
 
 pub const DOCTOR: &str = "\
 Examples:

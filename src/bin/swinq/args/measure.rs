@@ -7,6 +7,7 @@ use swinq::{FloatDevice, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, positive};
 
+use super::search::points;
 use super::{BackendArgs, DataArgs, FloatArgs};
 
 /// Arguments of `eval`.
@@ -131,4 +132,10 @@ pub struct CompareArgs {
     pub first: PathBuf,
     /// JSON of the second run.
     pub second: PathBuf,
+    /// Fail with exit code 4 if the top-1 accuracy of a model drops by more than this, in percentage points.
+    #[arg(long, value_name = "POINTS", value_parser = points)]
+    pub max_drop: Option<f64>,
+    /// Fail with exit code 4 if the median latency of a model at a batch size rises by more than this.
+    #[arg(long, value_name = "PERCENT", value_parser = points)]
+    pub max_slowdown: Option<f64>,
 }

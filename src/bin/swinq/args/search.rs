@@ -83,8 +83,8 @@ pub struct TuneArgs {
     pub output: PathBuf,
 }
 
-/// Percentage points: 0 or more.
-fn points(text: &str) -> Result<f64, String> {
+/// Percentage points or percent: 0 or more.
+pub fn points(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x >= 0.0 && f64::is_finite(x) => Ok(x),
         _ => Err("must be 0 or a positive number".to_owned()),

@@ -17,8 +17,9 @@ pub struct FloatArgs {
     /// Microsoft's keys.
     #[arg(long, value_name = "NAME|FILE", help_heading = "Model options")]
     pub cfg: Option<String>,
-    /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append, help_heading = "Model options")]
+    /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10); models stand
+    /// before it.
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
     #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft", help_heading = "Model options")]
@@ -150,9 +151,22 @@ impl CalibrationArgs {
     }
 }
 
-/// The words after `--opts` as pairs of key and value. Their number is even, because clap takes two at a
-/// time.
-pub fn pairs(words: &[String]) -> Vec<(String, String)> {
-    let (pairs, _) = words.as_chunks::<2>();
-    pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()
+/// The words after `--opts`, which takes all words up to the next option, as pairs of key and value.
+///
+/// # Errors
+/// A key that is a file, which was meant as a model, and a key without a value.
+pub fn pairs(words: &[String]) -> Result<Vec<(String, String)>, Usage> {
+    const HINT: &str =
+        "--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts";
+    let (pairs, rest) = words.as_chunks::<2>();
+    let is_key = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+    let is_model =
+        |word: &str| Path::new(word).is_file() && (!is_key(word) || Path::new(word).extension().is_some());
+    if let Some(file) = pairs.iter().map(|[key, _]| key).chain(rest).find(|word| is_model(word)) {
+        return Err(Usage(format!("--opts: {file} is a file, not a key; {HINT}")));
+    }
+    if let [key] = rest {
+        return Err(Usage(format!("--opts: {key} has no value; {HINT}")));
+    }
+    Ok(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect())
 }

@@ -7,7 +7,8 @@ use anyhow::Context;
 use swinq::eval::RangeFile;
 use swinq::model::{Calibrator, Ptq};
 use swinq::{
-    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule, Trial,
+    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule,
+    SwinConfig, Trial,
 };
 
 use crate::args::CalibrateArgs;
@@ -30,7 +31,7 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     )?;
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
-    let recipe = recipe(args)?;
+    let recipe = recipe(args, model.config())?;
     let (quantized, ranges) = match &args.ft_amax {
         Some(file) => (from_ft_ranges(model, &recipe, file)?, None),
         None => {
@@ -59,22 +60,15 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
 }
 
 /// The recipe named on the command line, followed by the rules that other options add.
-fn recipe(args: &CalibrateArgs) -> anyhow::Result<Recipe> {
+fn recipe(args: &CalibrateArgs, config: &SwinConfig) -> anyhow::Result<Recipe> {
     let name = args.int8_mode.map_or(args.recipe.clone(), |mode| format!("mode{mode}"));
-    let mut recipe = swinq::load_recipe(&name)?;
-    if let Some(calibrator) = args.calibrator {
-        recipe = recipe.with_rule(activations(calibrator));
-    }
-    if let Some(value) = args.ptq {
-        recipe = recipe.with_ptq(value);
-    }
-    if args.ft_amax.is_some() {
-        recipe = recipe.with_ptq(Ptq::Basic);
-    }
-    for pattern in &args.disable {
-        recipe = recipe.with_rule(Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() });
-    }
-    Ok(recipe)
+    let mut rules: Vec<Rule> = args.calibrator.map(activations).into_iter().collect();
+    let ptq = args.ptq.or(args.ft_amax.as_ref().map(|_| Ptq::Basic));
+    rules.extend(ptq.map(Rule::with_ptq));
+    let disable =
+        |pattern: &String| Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() };
+    rules.extend(args.disable.iter().map(disable));
+    Ok(swinq::change_recipe(swinq::load_recipe(&name)?, rules, config)?)
 }
 
 fn activations(calibrator: Calibrator) -> Rule {
@@ -82,9 +76,10 @@ fn activations(calibrator: Calibrator) -> Rule {
 }
 
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {
-    let ranges = swinq::load_ft_ranges(file, &model)?;
-    info!("{} ranges from {}", ranges.len(), file.display());
-    Ok(swinq::quantize_with_ranges(model, recipe, &ranges)?)
+    let (quantized, ranges) = swinq::quantize_with_ft_ranges(model, recipe, file)?;
+    info!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    info!("{ranges} ranges from {}", file.display());
+    Ok(quantized)
 }
 
 fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Result<Calibrated> {

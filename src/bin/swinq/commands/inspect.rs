@@ -22,6 +22,14 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let model = opened.as_quantized();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{} ({kind})", args.model.display())?;
+    if let Some(file) = opened.file_info() {
+        let hash = file.hash.as_ref().map_or("no hash".to_owned(), |hash| format!("hash {hash}, verified"));
+        let (version, numbers) = (file.format_version, file.numbers);
+        writeln!(
+            out,
+            "  file          format version {version}, {hash}, version {numbers} of the number contract"
+        )?;
+    }
     describe(model, &mut out)?;
     if model.is_quantized() {
         writeln!(out, "\n{}", site_table::products(model))?;
@@ -114,6 +122,19 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         )?;
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         writeln!(out, "                {first}, ...")?;
+    }
+    if let Some(ranges) = &model.provenance.imported_ranges {
+        writeln!(out, "  ranges from   {ranges}")?;
+    }
+    let method = if model.is_quantized() { model.provenance.method() } else { "float" };
+    match &model.provenance.training {
+        Some(training) if training.quantized => writeln!(out, "  made by       {method}: {training}")?,
+        Some(training) => writeln!(out, "  made by       {method} after training in float: {training}")?,
+        None if model.is_quantized() => writeln!(out, "  made by       {method}")?,
+        None => {}
+    }
+    if model.is_quantized() {
+        writeln!(out, "  recipe        {}", model.recipe.name)?;
     }
     for rule in &model.recipe.rules {
         if model.is_quantized() {

@@ -14,7 +14,7 @@ use hooks::TrainHooks;
 
 /// Runs the command.
 pub fn run(args: &QatArgs) -> anyhow::Result<()> {
-    let job = Job::load(&args.job, &args::pairs(&args.opts))?;
+    let job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
     use_threads(job.threads)?;
     let mut training = Training::open(job)?;
     for warning in &training.inputs.warnings {

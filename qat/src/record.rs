@@ -1,0 +1,29 @@
+//! What a trained model's file says about its training.
+
+use swinq_model::quantized::{FileRecord, TrainingRecord};
+
+use crate::job::{Course, Identity, Job};
+use crate::progress::Progress;
+
+/// The record of a training with this `identity` that has come to `progress`.
+pub fn record(job: &Job, identity: &Identity, course: &Course, progress: &Progress) -> TrainingRecord {
+    let file = |path: &std::path::Path, key: &str| FileRecord {
+        file: path.display().to_string(),
+        sha256: identity.text(key).unwrap_or_default().to_owned(),
+    };
+    let parts = [("labels", job.loss.labels), ("kl", job.loss.kl), ("features", job.loss.features)];
+    TrainingRecord {
+        job: job.name.clone(),
+        job_sha256: identity.sha256(),
+        quantized: job.quant,
+        start: job.model.as_deref().filter(|_| job.quant).map(|path| file(path, "model")),
+        iterations: progress.iteration,
+        loss: parts.into_iter().filter(|(_, w)| *w > 0.0).map(|(part, w)| (part.to_owned(), w)).collect(),
+        final_loss: progress.usual_loss,
+        teacher: job.teacher_path().map(|path| file(path, "teacher")),
+        data: file(&job.data.path, "data.path"),
+        images: course.images(),
+        seed: job.seed,
+        chosen_by: None,
+    }
+}
