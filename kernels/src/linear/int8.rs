@@ -64,8 +64,10 @@ impl LinearI8 {
         let added = if kernel.unsigned_input { 128 } else { 0 };
         let mut initial = compensation(k, codes, padded, added, zero_points);
         if let Some(prepare) = kernel.prepare_gelu {
-            let reach =
-                |c: usize| codes[c * k..][..k].iter().map(|w| largest * i64::from(w.unsigned_abs())).sum();
+            let reach = |c: usize| {
+                let magnitudes: u32 = codes[c * k..][..k].iter().map(|w| u32::from(w.unsigned_abs())).sum();
+                largest * i64::from(magnitudes)
+            };
             prepare(&mut epilogue, &mut initial, &reach);
         }
         LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }
