@@ -13,8 +13,9 @@ use super::{BackendArgs, FloatArgs};
 pub struct PredictArgs {
     /// Quantized checkpoint, float checkpoint or directory.
     pub model: PathBuf,
-    /// Images.
-    #[arg(required = true)]
+    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input. The command
+    /// goes on after an image that cannot be read, and fails at the end.
+    #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
     #[command(flatten)]
     pub float: FloatArgs,
