@@ -41,14 +41,15 @@ fn main() -> ExitCode {
         Command::Doctor => commands::doctor::run(),
         Command::Quickstart(args) => commands::quickstart::run(&args),
     };
-    match outcome.and_then(|()| out::check()) {
+    let code = match outcome.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", message(&error));
             ExitCode::from(exit_code(&error))
         }
-    }
+    };
+    interrupt::exit_code().unwrap_or(code)
 }
 
 /// 2 for a contradictory command line, 3 for a search that does not reach its goal, 1 for any other failure.

@@ -14,7 +14,8 @@ use crate::out::say;
 
 /// Hooks of a training run: they show progress, validate on the engine, and react to Ctrl-C.
 pub struct TrainHooks {
-    validator: Validator,
+    /// Runs the model on the validation images.
+    pub validator: Validator,
     bar: Option<ProgressBar>,
     course: Course,
 }
@@ -45,8 +46,8 @@ fn line(record: &IterationRecord) -> String {
 }
 
 impl Hooks for TrainHooks {
-    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
-        self.validator.validate(model, end)
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError> {
+        self.validator.validate(model, end, &interrupt::requested)
     }
 
     fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {
@@ -77,6 +78,13 @@ impl Hooks for TrainHooks {
         match &self.bar {
             Some(bar) => bar.suspend(|| say!("{text}")),
             None => say!("{text}"),
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("warning: {text}")),
+            None => eprintln!("warning: {text}"),
         }
     }
 
