@@ -30,6 +30,8 @@ mod backend;
 mod batches;
 #[cfg(feature = "float")]
 mod calibration;
+#[cfg(feature = "float")]
+pub mod doctor;
 mod engine;
 mod error;
 mod evaluate;
@@ -58,8 +60,8 @@ pub use batches::ImageBatches;
 pub use engine::Engine;
 pub use error::Error;
 pub use evaluate::{
-    Candidate, EvaluateOptions, Observer, ReportFiles, Runner, environment, evaluate, measure_latency, noise,
-    write_report,
+    Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
+    measure_latency, noise, write_predictions, write_report,
 };
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};

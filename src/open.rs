@@ -230,6 +230,11 @@ impl Model {
         Ok(self.inner.model.save(path.as_ref())?)
     }
 
+    /// Whether `other` is a handle of the same model.
+    pub fn is_same(&self, other: &Model) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(crate) fn packed(&self) -> &PackedWeights {
         &self.inner.packed
     }

@@ -9,7 +9,7 @@ fn calibrate_is_reproducible_and_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let [a, b, c] = ["a", "b", "c"].map(|n| folder.path().join(n));
     let report = stdout(&calibrate(&a, &["--batches", "2"]).success());
-    for word in ["layers.0.blocks.0.attn.qkv", "INT8", "per channel", "16 of", "direct to 56x56"] {
+    for word in ["layers.0.blocks.0.attn.qkv", "INT8", "8/channel", "16 of", "direct to 56x56"] {
         assert!(report.contains(word), "`{word}` is not in: {report}");
     }
     calibrate(&b, &["--batches", "2", "--threads", "1"]).success();
@@ -48,13 +48,13 @@ fn options_of_calibrate_take_effect() {
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.input").contains("mse"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.weight").contains("max"), "{text}");
     let text = inspect(&["--disable", "**.fc2.*"]);
-    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.input").contains("no"), "{text}");
+    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.input").contains("| float"), "{text}");
     // A rule without effect changes no recipe.
     assert!(inspect(&["--ptq", "refined"]).contains("recipe        default\n"));
     let text = inspect(&["--int8-mode", "1"]);
-    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.output").contains("yes"), "{text}");
+    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.output").contains("| s8"), "{text}");
     let text = inspect(&["--int8-mode", "2"]);
-    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.output").contains("no"), "{text}");
+    assert!(line(&text, "layers.0.blocks.0.mlp.fc2.output").contains("| float"), "{text}");
 }
 
 #[test]

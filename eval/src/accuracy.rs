@@ -61,8 +61,8 @@ fn rank(row: &[f32], label: usize) -> usize {
     row.iter().enumerate().filter(|&entry| ranks_higher(entry)).count()
 }
 
-/// The class with the highest score; of equal scores, the lowest class index.
-pub(crate) fn argmax(row: &[f32]) -> usize {
+/// The class with the highest score; of equal scores, the lowest class index. `row` has at least one class.
+pub fn argmax(row: &[f32]) -> usize {
     let better = |best: usize, class: usize| if row[class] > row[best] { class } else { best };
     (1..row.len()).fold(0, better)
 }

@@ -78,6 +78,12 @@ pub enum EvalError {
         /// The difference, and the next step.
         problem: String,
     },
+    /// Two runs, or a figure of theirs, cannot be compared.
+    #[error("the two runs cannot be compared: {problem}")]
+    Incomparable {
+        /// The difference, and the next step.
+        problem: String,
+    },
     /// The lengths of two tensors or of two parts of a [`Collected`](crate::Collected) differ.
     #[error("{what}: {left} values against {right}")]
     Length {
@@ -154,6 +160,20 @@ impl EvalError {
 
     pub(crate) fn mismatch(problem: impl Into<String>) -> EvalError {
         EvalError::Mismatch { problem: problem.into() }
+    }
+
+    /// A figure with a limit cannot be compared.
+    pub(crate) fn limit(problem: String) -> EvalError {
+        EvalError::Incomparable { problem }
+    }
+
+    /// Two runs without a common figure.
+    pub(crate) fn nothing_in_common(first: &str, second: &str) -> EvalError {
+        let problem = format!(
+            "no model has a figure in both; models are matched by name, precision and backend (first: {first}; second: \
+             {second}); `--name A=NAME` of eval gives them equal names"
+        );
+        EvalError::Incomparable { problem }
     }
 
     pub(crate) fn results(field: impl Into<String>, problem: impl Into<String>) -> EvalError {

@@ -24,6 +24,7 @@ pub mod effect;
 pub mod environment;
 pub mod error;
 pub mod fidelity;
+pub mod inspection;
 pub mod interval;
 pub mod latency;
 pub mod report;
@@ -38,13 +39,14 @@ pub use effect::EffectSums;
 pub use environment::{Environment, Gpu, Load, LoadMeter, iso_utc, peak_memory_bytes};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
+pub use inspection::{Inspection, site_results};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved};
 pub use report::{ReportExtras, Thumbnail, html, markdown};
 pub use results::{
     CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, LaunchResult, ModelResult, Origin,
     Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA, SiteResult, Stats, StepPoint,
-    TrainingRun, ValidationPoint, read_results, read_training, write_results,
+    TrainingRun, ValidationPoint, read_results, read_training, results_json, write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
 pub use text::{acc_line, performance_summary, table};

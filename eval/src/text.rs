@@ -40,15 +40,70 @@ pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> Strin
 /// `None` means that the model lacks the figure.
 pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> Option<String> + 'a>);
 
-/// A Markdown table of accuracy and one of speed and size, with a row per model.
+/// Width of a table in columns of text, beyond which columns go to a further table.
+const WIDTH: usize = 100;
+
+/// Markdown tables of accuracy, speed and size, with a row per model, of at most 100 columns of text.
 ///
 /// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
-/// that a model lacks is `-`. A column or table that is empty for all models is left out.
+/// that a model lacks is `-`. A column or table that is empty for all models is left out. Names that make a
+/// table too wide stand before the tables, whose rows then have letters. The last line is the peak memory of the process, if it is known.
 pub fn table(results: &Results) -> String {
     let accuracy = cells(results, accuracy_columns());
     let speed = cells(results, speed_columns(results));
-    let known = [accuracy, speed].into_iter().filter(|(header, _)| header.len() > 1);
-    known.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n")
+    let mut known: Vec<_> = [accuracy, speed].into_iter().filter(|(header, _)| header.len() > 1).collect();
+    let mut text = String::new();
+    if known.iter().any(|(header, rows)| width(header, rows) > WIDTH) {
+        for (i, model) in results.models.iter().enumerate() {
+            text += &format!("{}  {}\n", letter(i), model.label());
+            known.iter_mut().for_each(|(_, rows)| rows[i][0] = letter(i));
+        }
+        text.push('\n');
+    }
+    let tables = known.into_iter().flat_map(|(header, rows)| split(header, rows));
+    text += &tables.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n");
+    if let Some(bytes) = results.peak_memory_bytes {
+        text += &format!("\npeak memory of the process: {}\n", mebibytes(bytes));
+    }
+    text
+}
+
+/// Width of a table.
+fn width(header: &[String], rows: &[Vec<String>]) -> usize {
+    1 + (0..header.len()).map(|c| column_width(header, rows, c)).sum::<usize>()
+}
+
+/// Width of column `c` of a table, with one border.
+fn column_width(header: &[String], rows: &[Vec<String>], c: usize) -> usize {
+    let cells = rows.iter().map(|row| &row[c]).chain([&header[c]]);
+    cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + 3
+}
+
+/// The letter of the model at position `i`, as in `--name A=float`; a number after the last letter.
+fn letter(i: usize) -> String {
+    u8::try_from(i).ok().filter(|&i| i < 26).map_or((i + 1).to_string(), |i| char::from(b'A' + i).to_string())
+}
+
+/// Header and rows of tables that are at most [`WIDTH`] wide, if a single column is not wider. Each has the first column.
+fn split(header: Vec<String>, rows: Vec<Vec<String>>) -> Vec<(Vec<String>, Vec<Vec<String>>)> {
+    let width = |c| column_width(&header, &rows, c);
+    let (mut tables, mut columns, mut used) = (Vec::new(), Vec::new(), 1 + width(0));
+    let pick = |row: &[String], columns: &[usize]| -> Vec<String> {
+        std::iter::once(&0).chain(columns).map(|&c| row[c].clone()).collect()
+    };
+    let table = |columns: &[usize]| {
+        (pick(&header, columns), rows.iter().map(|row| pick(row, columns)).collect::<Vec<_>>())
+    };
+    for column in 1..header.len() {
+        if used + width(column) > WIDTH && !columns.is_empty() {
+            tables.push(table(&std::mem::take(&mut columns)));
+            used = 1 + width(0);
+        }
+        used += width(column);
+        columns.push(column);
+    }
+    tables.push(table(&columns));
+    tables
 }
 
 /// A Markdown table with numbers aligned to the right.
@@ -118,7 +173,8 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
     }));
     columns.extend([
         column("INT8 MACs", |_, model| model.int8_share.map(|share| format!("{:.1} %", 100.0 * share))),
-        column("size", |_, model| model.size_bytes.map(mebibytes)),
+        column("parameters", |_, model| model.size_bytes.map(mebibytes)),
+        column("file", |_, model| model.file_bytes.map(mebibytes)),
         column("peak memory", |_, model| model.peak_memory_bytes.map(mebibytes)),
     ]);
     columns

@@ -5,16 +5,13 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use swinq_eval::{
-    Collected, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, SiteResult, disagreement,
+    Collected, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, disagreement, site_results,
 };
 use swinq_kernels::Cpu;
-use swinq_model::quantized::SiteState;
-use swinq_model::site::all_sites;
-use swinq_model::{
-    Batch, BoxError, Classifier, Granularity, Logits, QuantizedModel, Site, SwinConfig, Transform,
-};
+use swinq_model::{Batch, BoxError, Classifier, Logits, SwinConfig, Transform};
 
 use super::Observer;
+use super::predictions::Predicted;
 use crate::hex::hex;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions};
 
@@ -59,6 +56,8 @@ pub struct Candidate {
     config: SwinConfig,
     /// The model, if the noise of its sites is to be measured.
     measured: Option<Model>,
+    /// The predicted classes, after an evaluation.
+    predicted: Option<Predicted>,
 }
 
 impl Candidate {
@@ -112,7 +111,7 @@ impl Candidate {
     fn new(mut result: ModelResult, runner: Runner, model: &Model) -> Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
-        Candidate { result, runner, transform, config, measured: None }
+        Candidate { result, runner, transform, config, measured: None, predicted: None }
     }
 
     /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the quantization noise
@@ -136,6 +135,7 @@ impl Candidate {
         self.result.path = Some(path.display().to_string());
         if path.is_file() {
             self.result.sha256 = Some(sha256_of(path).map_err(Error::io(path))?);
+            self.result.file_bytes = Some(path.metadata().map_err(Error::io(path))?.len());
         }
         let ranges = RangeFile::beside(path);
         let Some(origin) = &mut self.result.origin else { return Ok(None) };
@@ -151,6 +151,11 @@ impl Candidate {
             site.sqnr_db = file.weights.get(&site.site).copied();
         }
         Ok(None)
+    }
+
+    /// The classes that the model predicted in the last evaluation; `None` before it.
+    pub fn predicted(&self) -> Option<&Predicted> {
+        self.predicted.as_ref()
     }
 
     /// The preprocessing of images.
@@ -179,6 +184,7 @@ impl Candidate {
             .map_err(|source| Error::Evaluating { model: name.clone(), source })?;
         let accuracy = swinq_eval::accuracy(&collected)?;
         self.result.classes = disagreement::classes(&collected, None)?;
+        self.predicted = Some(Predicted::of(&collected));
         observer.evaluated(&self.result, &accuracy, batches.skipped());
         self.result.set_accuracy(&accuracy);
         Ok(collected)
@@ -227,27 +233,10 @@ impl Candidate {
     }
 
     #[cfg(feature = "float")]
-    fn set_noise(&mut self, site: &str, db: f64) {
+    pub(super) fn set_noise(&mut self, site: &str, db: f64) {
         if let Some(result) = self.result.sites.iter_mut().find(|result| result.site == site) {
             result.sqnr_db = Some(db);
         }
-    }
-
-    /// Measures the noise of every quantized site on the first of `images`, and stores it.
-    #[cfg(feature = "float")]
-    pub(super) fn measure_sites(&mut self, images: &Images) -> Result<(), Error> {
-        /// Number of images on which the noise is measured.
-        const IMAGES: usize = 16;
-        let Some(model) = self.measured.as_ref().filter(|_| !self.result.sites.is_empty()) else {
-            return Ok(());
-        };
-        let read = ReadOptions { batch_size: IMAGES, threads: 0, skip_corrupt: IMAGES };
-        let mut batches = images.first(IMAGES).batches(&self.transform, &read)?;
-        let batch = swinq_model::BatchSource::batch(&mut batches, 0, 0).map_err(Error::batch)?;
-        for (site, db) in super::site_noise::measure(model.as_quantized(), &batch)? {
-            self.set_noise(&site.to_string(), db);
-        }
-        Ok(())
     }
 }
 
@@ -260,34 +249,6 @@ fn sha256_of(path: &Path) -> std::io::Result<String> {
             read => hash.update(&piece[..read]),
         }
     }
-}
-
-fn site_results(model: &QuantizedModel) -> Vec<SiteResult> {
-    all_sites(&model.config).into_iter().map(|site| site_result(model, site)).collect()
-}
-
-fn site_result(model: &QuantizedModel, site: Site) -> SiteResult {
-    let state = model.site(site);
-    let name = site.to_string();
-    let reason = (!state.spec.enabled).then(|| match model.recipe.deciding_rule(&name) {
-        Some(rule) => format!("rule `{}` of recipe {}", rule.pattern, model.recipe.name),
-        None => "no rule enables it".to_owned(),
-    });
-    let spec = &state.spec;
-    SiteResult {
-        scale: state.scale().filter(|_| state.channels.is_none()),
-        reason,
-        bits: spec.enabled.then_some(spec.bits),
-        granularity: granularity(site, state),
-        calibrator: (spec.enabled && (site.is_weight() || spec.needs_scale(site))).then_some(spec.calibrator),
-        ..SiteResult::new(name, spec.enabled, spec.kind)
-    }
-}
-
-/// Whether the scales of a quantized weight, or of an activation whose channels have their own, are per channel.
-fn granularity(site: Site, state: &SiteState) -> Option<Granularity> {
-    let of_weight = (state.spec.enabled && site.is_weight()).then_some(state.spec.granularity);
-    state.channels.as_ref().map(|_| Granularity::Channel).or(of_weight)
 }
 
 /// The customary name of an architecture, such as `Swin-T`, or the name of its configuration.

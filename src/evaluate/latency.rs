@@ -14,7 +14,7 @@ use crate::{Engine, Error};
 const COMPUTE_RUNS: usize = 200;
 
 /// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
-/// Stores the latencies in their results and, at the end, the peak memory of the process. Returns the load of the
+/// Stores the latencies in their results. Returns the load of the
 /// machine during the measurement, by batch size.
 ///
 /// # Errors
@@ -45,9 +45,6 @@ pub fn measure_latency(
         }
         let pairs: Vec<_> = candidates.iter().map(|candidate| &candidate.result).zip(&latencies).collect();
         observer.timed(batch_size, elapsed, &pairs);
-    }
-    for candidate in candidates {
-        candidate.result.peak_memory_bytes = swinq_eval::peak_memory_bytes();
     }
     Ok(loads)
 }

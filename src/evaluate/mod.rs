@@ -2,6 +2,7 @@
 
 mod candidate;
 mod latency;
+mod predictions;
 mod report;
 #[cfg(feature = "float")]
 mod site_noise;
@@ -14,6 +15,7 @@ use swinq_model::Classifier;
 
 pub use candidate::{Candidate, Runner};
 pub use latency::{measure_latency, noise};
+pub use predictions::{Predicted, write_predictions};
 pub use report::{ReportFiles, write_report};
 
 use crate::{EngineOptions, Error, Images, ReadOptions};
@@ -62,6 +64,13 @@ pub trait Observer {
         let _ = (batch_size, elapsed, latencies);
     }
 
+    /// Called before the noise of the sites of `model` is measured, and after each of its `total` sites. `Break` stops
+    /// the evaluation with an error.
+    fn site(&mut self, model: &ModelResult, done: usize, total: usize) -> ControlFlow<()> {
+        let _ = (model, done, total);
+        ControlFlow::Continue(())
+    }
+
     /// Whether to stop the evaluation; called before every timed inference.
     fn stop(&self) -> bool {
         false
@@ -103,9 +112,10 @@ pub fn evaluate(
     }
     #[cfg(feature = "float")]
     if options.site_noise {
-        candidates.iter_mut().try_for_each(|candidate| candidate.measure_sites(images))?;
+        site_noise::measure_all(candidates, images, observer)?;
     }
     results.data = Some(data_info(candidates, images));
+    results.peak_memory_bytes = swinq_eval::peak_memory_bytes();
     results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
     Ok(results)
 }

@@ -3,27 +3,99 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use swinq_eval::Distortion;
+use swinq_eval::{Distortion, ModelResult};
 use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
-use swinq_model::{Batch, ModelError, QuantizedModel, Site};
+use swinq_model::{Batch, BatchSource, ModelError, QuantizedModel, Site, Transform};
+
+use super::{Candidate, Observer};
+use crate::{Error, Images, Model, ReadOptions};
+
+/// Number of images on which the noise is measured.
+const IMAGES: usize = 16;
+
+/// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and
+/// stores it. A model that several candidates run is measured once, and models of one preprocessing share the images.
+pub(super) fn measure_all(
+    candidates: &mut [Candidate],
+    images: &Images,
+    observer: &mut dyn Observer,
+) -> Result<(), Error> {
+    let mut batches: Vec<(Transform, Batch)> = Vec::new();
+    let mut measured: Vec<(Model, BTreeMap<Site, f64>)> = Vec::new();
+    for candidate in candidates.iter_mut().filter(|candidate| !candidate.result.sites.is_empty()) {
+        let Some(model) = candidate.model().cloned() else { continue };
+        let known = measured.iter().position(|(other, _)| other.is_same(&model));
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let batch = batch_of(&mut batches, candidate.transform(), images)?;
+                let found = measure(model.as_quantized(), batch, &candidate.result, observer)?;
+                measured.push((model, found));
+                measured.len() - 1
+            }
+        };
+        for (site, db) in &measured[index].1 {
+            candidate.set_noise(&site.to_string(), *db);
+        }
+    }
+    Ok(())
+}
+
+/// The first images, preprocessed with `transform`: those in `batches`, or read now.
+fn batch_of<'a>(
+    batches: &'a mut Vec<(Transform, Batch)>,
+    transform: &Transform,
+    images: &Images,
+) -> Result<&'a Batch, Error> {
+    if let Some(index) = batches.iter().position(|(other, _)| other == transform) {
+        return Ok(&batches[index].1);
+    }
+    let read = ReadOptions { batch_size: IMAGES, threads: 0, skip_corrupt: IMAGES };
+    let mut source = images.first(IMAGES).batches(transform, &read)?;
+    let batch = source.batch(0, 0).map_err(Error::batch)?;
+    batches.push((transform.clone(), batch));
+    Ok(&batches[batches.len() - 1].1)
+}
 
 /// Signal-to-noise ratio in dB at every enabled activation site of `model`, on the images of `batch`, in a
 /// forward in which every enabled site is quantized. For attention probabilities the ratio is measured after
 /// their product with the values, because their integer codes are normalised only there.
 ///
 /// # Errors
-/// An error if the float forward fails.
-pub(super) fn measure(model: &QuantizedModel, batch: &Batch) -> Result<BTreeMap<Site, f64>, FloatError> {
+/// An error if the float forward fails; [`Error::Interrupted`] if `observer` stops it.
+fn measure(
+    model: &QuantizedModel,
+    batch: &Batch,
+    result: &ModelResult,
+    observer: &mut dyn Observer,
+) -> Result<BTreeMap<Site, f64>, Error> {
+    let total = model.sites.iter().filter(|(site, state)| state.spec.enabled && !site.is_weight()).count();
+    if observer.site(result, 0, total).is_break() {
+        return Err(Error::Interrupted);
+    }
     let swin = Swin::new(&model.config, &model.float_tensors(), &Device::Cpu)?;
-    let mut sites = Noise { model, fake: FakeQuant::new(model, &Device::Cpu)?, found: BTreeMap::new() };
-    swin.forward(&swin.images(batch, &model.transform)?, &mut sites)?;
-    Ok(sites.found.into_iter().map(|(site, distortion)| (site, distortion.sqnr_db())).collect())
+    let fake = FakeQuant::new(model, &Device::Cpu)?;
+    let mut stopped = false;
+    let mut noted = |done| {
+        stopped |= observer.site(result, done, total).is_break();
+        !stopped
+    };
+    let mut sites = Noise { model, fake, found: BTreeMap::new(), noted: &mut noted };
+    let forward = swin.images(batch, &model.transform).and_then(|images| swin.forward(&images, &mut sites));
+    let found = std::mem::take(&mut sites.found);
+    match forward {
+        _ if stopped => return Err(Error::Interrupted),
+        forward => forward?,
+    };
+    Ok(found.into_iter().map(|(site, distortion)| (site, distortion.sqnr_db())).collect())
 }
 
 struct Noise<'a> {
     model: &'a QuantizedModel,
     fake: FakeQuant,
     found: BTreeMap<Site, Distortion>,
+    /// Called after each site with the number of sites done; `false` stops the forward.
+    noted: &'a mut dyn FnMut(usize) -> bool,
 }
 
 impl Noise<'_> {
@@ -31,7 +103,11 @@ impl Noise<'_> {
         let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         let (exact, rounded) = (values(exact)?, values(rounded)?);
         let distortion = self.found.entry(site).or_default();
-        distortion.update(&exact, &rounded).map_err(|e| ModelError::site(site, e.to_string()).into())
+        distortion.update(&exact, &rounded).map_err(|e| ModelError::site(site, e.to_string()))?;
+        match (self.noted)(self.found.len()) {
+            true => Ok(()),
+            false => Err(ModelError::site(site, "the caller asked to stop").into()),
+        }
     }
 
     fn is_on(&self, site: Site) -> bool {

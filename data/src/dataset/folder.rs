@@ -18,8 +18,8 @@ pub(super) struct Entries {
     pub(super) other_files: usize,
 }
 
-/// Whether a file name has the extension of an image file.
-pub(super) fn is_image_name(name: &str) -> bool {
+/// Whether a file name has the extension of an image file that decodes.
+pub fn is_image_name(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }

@@ -18,6 +18,8 @@ use crate::error::DataError;
 use archive::Archive;
 use names::Names;
 
+pub use folder::is_image_name;
+
 /// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Split {

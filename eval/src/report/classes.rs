@@ -1,6 +1,7 @@
 //! The classes whose accuracy moved, and the images on which the model disagrees most with the baseline.
 
 use super::ReportExtras;
+use super::names::short_names;
 use super::svg::bar;
 use crate::results::{ClassResult, Disagreement, Flips, ModelResult, Results};
 use crate::text::thousands;
@@ -16,6 +17,9 @@ pub struct Classes {
     /// Number of classes whose number of correct images changed, and of all classes with images.
     pub moved: usize,
     pub total: usize,
+    /// The accuracy of every model by class: header and rows of a table.
+    pub header: Vec<String>,
+    pub all: Vec<Vec<String>>,
 }
 
 /// One class.
@@ -48,8 +52,29 @@ impl Classes {
         let widest = order.iter().map(|c| c.gained.max(c.lost)).max().unwrap_or(0).max(1) as f64;
         let rows = order.into_iter().map(|class| row(results, class, widest)).collect();
         let any = summary.is_some() || !model.classes.is_empty();
-        any.then_some(Classes { summary, rows, moved: count, total: model.classes.len() })
+        let (header, all) = accuracies(results, model);
+        any.then_some(Classes { summary, rows, moved: count, total: model.classes.len(), header, all })
     }
+}
+
+/// The accuracy of every model in the classes of `subject`: header and rows.
+fn accuracies(results: &Results, subject: &ModelResult) -> (Vec<String>, Vec<Vec<String>>) {
+    let names = short_names(&results.models);
+    let header = ["class", "images"].map(str::to_owned).into_iter().chain(names).collect();
+    let cell = |model: &ModelResult, class: usize| {
+        let found = model.classes.iter().find(|c| c.class == class);
+        found.map_or("-".to_owned(), |c| percent(c.top1_correct, c.images))
+    };
+    let row = |c: &ClassResult| {
+        let cells = results.models.iter().map(|model| cell(model, c.class));
+        [class_name(results, c.class), c.images.to_string()].into_iter().chain(cells).collect()
+    };
+    (header, subject.classes.iter().map(row).collect())
+}
+
+/// `part` of `whole` in percent.
+fn percent(part: usize, whole: usize) -> String {
+    format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
 /// The changed predictions in one sentence.
@@ -68,7 +93,7 @@ fn sentence(flips: Flips, images: usize) -> String {
 
 fn row(results: &Results, class: &ClassResult, widest: f64) -> ClassRow {
     let ClassResult { images, top1_correct, gained, lost, .. } = *class;
-    let percent = |count: usize| format!("{:.1} %", 100.0 * count as f64 / images.max(1) as f64);
+    let percent = |count: usize| percent(count, images);
     let half = |count: usize| 0.5 * count as f64 / widest;
     ClassRow {
         name: class_name(results, class.class),

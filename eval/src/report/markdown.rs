@@ -5,6 +5,9 @@ use std::fmt::Write;
 use super::{ReportExtras, classes, conditions, layers, matrix, names, sensitivity, steps, tuning, verdict};
 use crate::results::Results;
 
+/// Maximum number of classes whose accuracy is listed.
+const MOST_CLASSES: usize = 100;
+
 /// Renders the figures of [`html`](super::html) as Markdown, without charts and pictures.
 pub fn markdown(results: &Results, extras: &ReportExtras) -> String {
     let names = names::short_names(&results.models);
@@ -107,6 +110,10 @@ fn details(out: &mut String, results: &Results, names: &[String], subject: usize
                 vec![c.name.clone(), images, c.before.clone(), c.after.clone(), lost, gained]
             };
             table(out, &header, &classes.rows.iter().map(row).collect::<Vec<_>>());
+        }
+        if (1..=MOST_CLASSES).contains(&classes.all.len()) {
+            out.push_str("Top-1 accuracy by class:\n\n");
+            table(out, &classes.header, &classes.all);
         }
     }
     let images = classes::images(results, model, &ReportExtras::default());

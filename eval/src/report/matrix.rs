@@ -115,6 +115,7 @@ impl Table<'_> {
                 let note = base.map_or(String::new(), |base| format!("{:.2}x", bytes as f64 / base as f64));
                 Some(Cell { value: mebibytes(bytes), note })
             }),
+            self.row("file", |m| plain(mebibytes(m.file_bytes?))),
             self.row("peak memory", |m| plain(mebibytes(m.peak_memory_bytes?))),
         ];
         rows.into_iter().flatten().collect()

@@ -25,6 +25,13 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32)
     serde_json::from_value(value).map_err(malformed)
 }
 
+/// `value` as indented JSON that ends with a newline.
+pub(super) fn text(value: &impl Serialize) -> Result<String, EvalError> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|error| EvalError::results("", error.to_string()))?;
+    Ok(text + "\n")
+}
+
 /// Writes `value` as indented JSON. The file is replaced atomically.
 pub(super) fn write(path: &Path, value: &impl Serialize) -> Result<(), EvalError> {
     write_atomic(path, |out: &mut dyn Write| {

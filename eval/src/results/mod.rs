@@ -18,7 +18,6 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use swinq_model::Transform;
-use swinq_model::text_file::{self, MAX_RESULTS};
 
 use crate::environment::{Environment, Load};
 use crate::error::EvalError;
@@ -45,6 +44,9 @@ pub struct Results {
     /// The data set; absent for random inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataInfo>,
+    /// Peak memory of the process, which held all models, the images and the buffers of decoding, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
     /// The load of the machine while latency was measured, by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub load: BTreeMap<usize, Load>,
@@ -98,6 +100,7 @@ impl Results {
             models: Vec::new(),
             environment,
             data: None,
+            peak_memory_bytes: None,
             load: BTreeMap::new(),
             training: None,
             commands: Vec::new(),
@@ -131,14 +134,18 @@ impl Results {
 /// # Errors
 /// [`EvalError::Io`], [`EvalError::File`] if the text is not such JSON, [`EvalError::Results`] of [`Results::check`].
 pub fn read_results(path: &Path) -> Result<Results, EvalError> {
-    let text = text_file::read(path, MAX_RESULTS)
-        .map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
-    let results: Results = serde_json::from_str(&text).map_err(|error| {
-        let next = "give a file that `swinq eval --json` or `swinq bench --json` wrote";
-        EvalError::file(path, format!("{error}; {next}"))
-    })?;
+    let results: Results = file::read(path, "swinq eval --json` or `swinq bench --json", SCHEMA)?;
     results.check()?;
     Ok(results)
+}
+
+/// `results` as the text that [`write_results`] writes.
+///
+/// # Errors
+/// [`EvalError::Results`] of [`Results::check`].
+pub fn results_json(results: &Results) -> Result<String, EvalError> {
+    results.check()?;
+    file::text(results)
 }
 
 /// Writes `results` as indented JSON. The file is replaced atomically.

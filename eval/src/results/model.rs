@@ -170,12 +170,16 @@ pub struct ModelResult {
     /// Images per second by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub throughput_ips: BTreeMap<usize, f64>,
-    /// Peak memory of the process (CPU) or of the device (GPU) in bytes.
+    /// Peak memory that the model alone took, in bytes. `eval` and `bench` hold several models in one process and leave
+    /// it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
-    /// Size of the model's file in bytes.
+    /// Bytes of its parameters and scales: 1 for an INT8 code, 4 for a float.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// Size of its file in bytes, if it is one file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
     /// Fraction of the multiply-accumulate operations that run in INT8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_share: Option<f64>,
@@ -222,6 +226,7 @@ impl ModelResult {
             throughput_ips: BTreeMap::new(),
             peak_memory_bytes: None,
             size_bytes: None,
+            file_bytes: None,
             int8_share: None,
             flips: None,
             classes: Vec::new(),

@@ -45,6 +45,8 @@ const SCHEMA: u32 = 1;
 pub struct Host {
     /// Prints a line, or several lines with newlines between them.
     pub print: fn(Arguments<'_>),
+    /// Writes to standard output, for `--json -`. The caller sends what `print` prints elsewhere then.
+    pub write: fn(&[u8]),
     /// Whether the user has asked to stop.
     pub stop: fn() -> bool,
 }
@@ -65,7 +67,11 @@ pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
         LadderCommand::Elementwise(args) => elementwise::run(args, &mut machine)?,
     };
     if let Some(path) = &common.json {
-        write(&machine, path, &to_json(command.name(), &machine, &rows))?;
+        let json = to_json(command.name(), &machine, &rows);
+        match to_stdout(path) {
+            true => (host.write)(json.as_bytes()),
+            false => write(&machine, path, &json)?,
+        }
     }
     if let Some(path) = &common.plot {
         write(&machine, path, &plot::draw(command.title(), &rows))?;
@@ -76,7 +82,12 @@ pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
 /// The files that the command will write.
 pub fn outputs(command: &LadderCommand) -> impl Iterator<Item = &PathBuf> {
     let common = command.common();
-    common.json.iter().chain(&common.plot)
+    common.json.iter().filter(|path| !to_stdout(path)).chain(&common.plot)
+}
+
+/// Whether the value of `--json` is standard output.
+fn to_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 /// An error that names every rung that failed.

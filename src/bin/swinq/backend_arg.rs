@@ -1,10 +1,13 @@
 //! Makes engines from the backend arguments.
 
+use std::time::Instant;
+
 use anyhow::Context;
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
 
 use crate::args::{Backend, BackendArgs, Residual, Usage};
+use crate::out::detail;
 
 /// The options of the engines that `args` request: one engine, or on a GPU one engine for each value of
 /// `--gemm`. Batches have up to `max_batch` images.
@@ -31,6 +34,7 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
             return Err(Usage(text.to_owned()).into());
         }
     }
+    detail!("engine: {}", all[0].describe()?);
     Ok(all)
 }
 
@@ -49,5 +53,8 @@ pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) 
 
 /// Makes a candidate for evaluation: `model`, which is called `name`, on an engine.
 pub fn candidate(name: &str, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
-    with_remedy(Candidate::engine(name, model, options), options)
+    let start = Instant::now();
+    let candidate = with_remedy(Candidate::engine(name, model, options), options)?;
+    detail!("prepared {}: {:.3} s", candidate.result.label(), start.elapsed().as_secs_f64());
+    Ok(candidate)
 }

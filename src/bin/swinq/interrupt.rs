@@ -16,7 +16,6 @@ pub fn install() {
 
 #[cfg(unix)]
 mod unix {
-    use std::io::Write;
     use std::sync::atomic::Ordering;
     use std::time::{Duration, Instant};
 
@@ -24,6 +23,7 @@ mod unix {
     use signal_hook::iterator::Signals;
 
     use super::SIGNAL;
+    use crate::out;
 
     /// Two signals within this time count as one, because `timeout` and service managers signal a process and
     /// then its group.
@@ -42,8 +42,7 @@ mod unix {
                 None => {
                     first = Some(Instant::now());
                     SIGNAL.store(signal, Ordering::SeqCst);
-                    // A terminal that is gone is no reason not to stop.
-                    let _ = writeln!(std::io::stderr(), "\nstopping; press Ctrl-C again to end at once");
+                    out::error_line(format_args!("\nstopping; press Ctrl-C again to end at once"));
                 }
                 Some(at) if at.elapsed() > TWICE => std::process::exit(128 + signal),
                 Some(_) => {}

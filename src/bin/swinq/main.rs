@@ -5,6 +5,7 @@ mod backend_arg;
 mod commands;
 mod float_device;
 mod interrupt;
+mod json_arg;
 mod model_arg;
 mod names;
 mod out;
@@ -14,17 +15,20 @@ mod progress;
 mod shell;
 mod site_table;
 mod steps;
+mod tables;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let start = std::time::Instant::now();
+    let cli = parse();
+    out::set_level(cli.messages.level());
     interrupt::install();
-    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),
@@ -38,33 +42,62 @@ fn main() -> ExitCode {
         Command::Predict(args) => commands::predict::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
-        Command::Doctor => commands::doctor::run(),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Quickstart(args) => commands::quickstart::run(&args),
+        Command::Completions(args) => commands::manual::completions(&args),
+        Command::Man(args) => commands::manual::man(&args),
     };
+    let peak = swinq::eval::peak_memory_bytes()
+        .map_or(String::new(), |b| format!(", peak memory {:.0} MB", b as f64 / 1e6));
+    out::detail!("{:.3} s in all{peak}", start.elapsed().as_secs_f64());
     let code = match outcome.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", message(&error));
+            out::error(message(&error));
             ExitCode::from(exit_code(&error))
         }
     };
     interrupt::exit_code().unwrap_or(code)
 }
 
-/// 2 for a contradictory command line, 3 for a search that does not reach its goal, 1 for any other failure.
+/// Parses the command line. Ends the process for a mistake, and after help.
+fn parse() -> Cli {
+    let words: Vec<_> = std::env::args_os().collect();
+    let color = args::color_of(&words);
+    match color {
+        clap::ColorChoice::Auto => anstream::ColorChoice::Auto,
+        clap::ColorChoice::Always => anstream::ColorChoice::Always,
+        clap::ColorChoice::Never => anstream::ColorChoice::Never,
+    }
+    .write_global();
+    let mut command = Cli::command().color(color);
+    let matches =
+        command.try_get_matches_from_mut(&words).unwrap_or_else(|error| args::explain(error, &words).exit());
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+}
+
+/// 2 for a contradictory command line, 3 for a search that does not reach its goal, 4 for a
+/// comparison that exceeds a limit, 1 for any other failure.
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<args::Usage>() {
         2
     } else if error.is::<commands::tune::Unreached>() {
         3
+    } else if error.is::<commands::compare::Exceeded>() {
+        4
     } else {
         1
     }
 }
 
 /// The error and its causes in one line. A text that another part of the line already contains is left out.
+///
+/// With `-v`, every cause has its own line.
 fn message(error: &anyhow::Error) -> String {
+    if out::prints(out::Level::Verbose) {
+        return error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  caused by: ");
+    }
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if cause.contains(&message) {

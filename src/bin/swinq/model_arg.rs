@@ -1,46 +1,68 @@
 //! Opens the model that the MODEL argument names.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Context;
 use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
+use crate::out::{caution, detail};
 
 /// The options for reading a float checkpoint that `args` state.
-pub fn open_options(args: &FloatArgs) -> OpenOptions {
+///
+/// # Errors
+/// [`Usage`] for `--opts` without pairs.
+pub fn open_options(args: &FloatArgs) -> Result<OpenOptions, Usage> {
     let transform = args.transform.map(|family| match family {
         args::Family::Ms => Family::Microsoft,
         args::Family::Timm => Family::Timm,
         args::Family::Torchvision => Family::Torchvision,
         args::Family::Hf => Family::HuggingFace,
     });
-    OpenOptions { cfg: args.cfg.clone(), opts: args::pairs(&args.opts), dialect: args.dialect, transform }
+    Ok(OpenOptions {
+        cfg: args.cfg.clone(),
+        opts: args::pairs(&args.opts)?,
+        dialect: args.dialect,
+        transform,
+    })
 }
 
 /// Opens the model at `path`, in any supported format.
 pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    let model = Model::open_with(path, &open_options(args)).map_err(usage)?;
-    warn(&model);
+    let start = Instant::now();
+    let model = Model::open_with(path, &open_options(args)?).map_err(usage)?;
+    describe(path, &model, start);
     Ok(model)
 }
 
 /// Opens a float checkpoint or directory.
 pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    let model = Model::open_float(path, &open_options(args)).map_err(usage)?;
-    warn(&model);
+    let start = Instant::now();
+    let model = Model::open_float(path, &open_options(args)?).map_err(usage)?;
+    describe(path, &model, start);
     Ok(model)
 }
 
-fn warn(model: &Model) {
+/// Prints the warnings about the model and, with `-v`, what was opened and how long that took.
+fn describe(path: &Path, model: &Model, start: Instant) {
     for warning in model.warnings() {
-        eprintln!("warning: {warning}");
+        caution!("{warning}");
     }
+    let source = &model.as_quantized().provenance.source;
+    detail!(
+        "opened {}: {}, tensors named as by {}, {}, {:.3} s",
+        path.display(),
+        model.config().name,
+        source.dialect,
+        model.transform(),
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// Random weights of the shape that `--cfg` gives.
 pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
-    let config = open_options(args).configuration().map_err(usage)?;
+    let config = open_options(args)?.configuration().map_err(usage)?;
     Ok(Model::random(&config.context("--random-weights needs --cfg")?, seed)?)
 }
 

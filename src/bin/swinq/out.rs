@@ -1,22 +1,93 @@
-//! Standard output. If the reader of the output ends (`swinq eval ... | head`), printing stops but the work
-//! continues. Any other failure to print fails the command, after its files are written.
+//! Standard output and standard error.
+//!
+//! | macro | text | stream |
+//! | --- | --- | --- |
+//! | `say!` | results | standard output |
+//! | `info!` | what the command works on and which files it wrote; not with `-q` | standard output |
+//! | `note!` | progress and remarks; not with `-q` | standard error |
+//! | `detail!` | times and choices; only with `-v` | standard error |
+//! | `caution!` | warnings | standard error |
+//!
+//! If JSON goes to standard output (`--json -`), the first two go to standard error. If the reader of standard output
+//! ends (`swinq eval ... | head`), printing stops but the work continues. Any other failure to print fails the command,
+//! after its files are written.
 
-use std::fmt::Arguments;
+use std::fmt::{Arguments, Display};
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use anstyle::{AnsiColor, Style};
 
 static FAILURE: OnceLock<std::io::Error> = OnceLock::new();
+static LEVEL: AtomicU8 = AtomicU8::new(Level::Normal as u8);
+static RESERVED: AtomicBool = AtomicBool::new(false);
 
-/// Prints one line.
+/// How much is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Results, warnings and errors.
+    Quiet,
+    /// Also what the command works on, and progress.
+    Normal,
+    /// Also times and choices.
+    Verbose,
+}
+
+/// Sets how much is printed.
+pub fn set_level(level: Level) {
+    LEVEL.store(level as u8, Ordering::Relaxed);
+}
+
+/// Whether texts of `level` are printed.
+pub fn prints(level: Level) -> bool {
+    LEVEL.load(Ordering::Relaxed) >= level as u8
+}
+
+/// Reserves standard output for JSON: text that would go there goes to standard error from now on.
+pub fn reserve_stdout() {
+    RESERVED.store(true, Ordering::Relaxed);
+}
+
+/// Prints one line of results.
 pub fn line(text: Arguments<'_>) {
+    if RESERVED.load(Ordering::Relaxed) {
+        return error_line(text);
+    }
+    raw(format!("{text}\n").as_bytes());
+}
+
+/// Writes bytes to standard output, also if it is reserved.
+pub fn raw(bytes: &[u8]) {
     if FAILURE.get().is_some() {
         return;
     }
     let mut out = std::io::stdout().lock();
-    if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+    if let Err(error) = out.write_all(bytes).and_then(|()| out.flush()) {
         // Only the first failure is reported.
         let _ = FAILURE.set(error);
     }
+}
+
+/// Prints one line to standard error. A failure cannot be reported anywhere, so it is ignored.
+pub fn error_line(text: Arguments<'_>) {
+    let _ = writeln!(anstream::stderr().lock(), "{text}");
+}
+
+/// Prints a line that begins with the coloured word `warning:`.
+pub fn warning(text: Arguments<'_>) {
+    error_line(format_args!("{}: {text}", styled("warning", AnsiColor::Yellow)));
+}
+
+/// Prints a line that begins with the coloured word `error:`.
+pub fn error(text: impl Display) {
+    error_line(format_args!("{}: {text}", styled("error", AnsiColor::Red)));
+}
+
+/// `word` in bold and `color`; the stream removes both if it shows no colours.
+fn styled(word: &str, color: AnsiColor) -> String {
+    let style = Style::new().bold().fg_color(Some(color.into()));
+    format!("{style}{word}{style:#}")
 }
 
 /// Returns the failure to print, if there was one. A reader that has ended is not a failure.
@@ -30,9 +101,42 @@ pub fn check() -> anyhow::Result<()> {
     }
 }
 
-/// Prints one line to standard output, like `println!` but without a panic.
+/// Prints one line of results, like `println!` but without a panic.
 macro_rules! say {
     () => { $crate::out::line(format_args!("")) };
     ($($argument:tt)*) => { $crate::out::line(format_args!($($argument)*)) };
 }
-pub(crate) use say;
+
+/// Prints what the command works on or has written; not with `-q`.
+macro_rules! info {
+    ($($argument:tt)*) => {
+        if $crate::out::prints($crate::out::Level::Normal) {
+            $crate::out::line(format_args!($($argument)*));
+        }
+    };
+}
+
+/// Prints progress or a remark to standard error; not with `-q`.
+macro_rules! note {
+    ($($argument:tt)*) => {
+        if $crate::out::prints($crate::out::Level::Normal) {
+            $crate::out::error_line(format_args!($($argument)*));
+        }
+    };
+}
+
+/// Prints a time or a choice to standard error; only with `-v`.
+macro_rules! detail {
+    ($($argument:tt)*) => {
+        if $crate::out::prints($crate::out::Level::Verbose) {
+            $crate::out::error_line(format_args!($($argument)*));
+        }
+    };
+}
+
+/// Prints a warning to standard error.
+macro_rules! caution {
+    ($($argument:tt)*) => { $crate::out::warning(format_args!($($argument)*)) };
+}
+
+pub(crate) use {caution, detail, info, note, say};

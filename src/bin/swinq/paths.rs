@@ -6,7 +6,7 @@ use anyhow::bail;
 use swinq::model::atomic::check_writable;
 
 /// Refuses outputs that cannot be written, two outputs with the same path, and an output that is one of the
-/// `inputs`.
+/// `inputs`, or a file that may have been read below one of them.
 pub fn check_outputs<'a>(
     outputs: impl IntoIterator<Item = &'a PathBuf>,
     inputs: impl IntoIterator<Item = &'a Path>,
@@ -17,7 +17,7 @@ pub fn check_outputs<'a>(
     for output in outputs {
         check_writable(output)?;
         let resolved = resolve(output);
-        if let Some((input, _)) = inputs.iter().find(|(_, input)| *input == resolved) {
+        if let Some((input, _)) = inputs.iter().find(|(_, input)| is_read(input, &resolved)) {
             bail!(
                 "{}: writing it would replace the input {}; name another file",
                 output.display(),
@@ -30,6 +30,20 @@ pub fn check_outputs<'a>(
         seen.push(resolved);
     }
     Ok(())
+}
+
+/// Whether a command that reads the file or folder `input` may read the file `output`. Below a folder these are images,
+/// archives, lists, and the files of a model's folder.
+fn is_read(input: &Path, output: &Path) -> bool {
+    /// The files that a model's folder consists of.
+    const OF_MODEL: [&str; 4] =
+        ["config.json", "preprocessor_config.json", "model.safetensors", "pytorch_model.bin"];
+    if input == output {
+        return true;
+    }
+    let name = output.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    let is_data = name.ends_with(".txt") || name.ends_with(".zip") || swinq::data::is_image_name(&name);
+    output.is_file() && output.starts_with(input) && (is_data || OF_MODEL.contains(&name.as_str()))
 }
 
 /// The path with the symbolic links of its folder resolved. The file itself need not exist.

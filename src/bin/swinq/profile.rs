@@ -1,11 +1,12 @@
 //! `bench --profile`: the time of each launch and, on a GPU, the share of the roofline that it reaches.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use swinq::int8_runtime::LaunchProfile;
 use swinq::{Candidate, Runner};
 use swinq_ladder::roofline::{Arithmetic, Roofline};
 
 use crate::out::say;
+use crate::tables;
 
 /// Number of inferences that are timed on a CPU.
 const RUNS: usize = 20;
@@ -66,11 +67,8 @@ fn cpu_table(launches: &[LaunchProfile]) -> String {
 
 /// A table with one row for each of `rows`. Shares are fractions of `total` seconds.
 fn cpu_rows(what: &str, rows: &[LaunchProfile], total: f64) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header([what, "us", "share", "GMAC/s", "GB/s", ""]);
-    for column in table.column_iter_mut().skip(1).take(4) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = tables::markdown([what, "us", "share", "GMAC/s", "GB/s", ""]);
+    tables::align_numbers(&mut table, 4);
     for row in rows {
         let seconds = row.time.as_secs_f64();
         let rate = row.macs as f64 / seconds / 1e9;
@@ -94,12 +92,8 @@ fn least_seconds(roofline: &Roofline, launch: &LaunchProfile) -> f64 {
 fn cuda_table(launches: &[LaunchProfile], roofline: &Roofline) -> String {
     let total = total_seconds(launches);
     let least: f64 = launches.iter().map(|l| least_seconds(roofline, l)).sum();
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["launch", "us", "share", "GB/s", "TOPS", "roofline", "kernel"]);
-    for column in table.column_iter_mut().skip(1).take(5) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = tables::markdown(["launch", "us", "share", "GB/s", "TOPS", "roofline", "kernel"]);
+    tables::align_numbers(&mut table, 5);
     for launch in launches {
         let seconds = launch.time.as_secs_f64();
         let tops = 2.0 * launch.macs as f64 / seconds / 1e12;

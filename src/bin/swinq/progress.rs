@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use swinq::Phase;
 
+use crate::out::{self, Level, note};
+
 /// Progress over a known number of images or other units.
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -27,7 +29,8 @@ impl Progress {
 
     /// Starts at 0 of `total` units of this name.
     pub fn counting(label: &str, unit: &'static str, total: usize) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let shown = out::prints(Level::Normal) && std::io::stderr().is_terminal();
+        let bar = shown.then(|| {
             let template =
                 format!("{{prefix}} [{{bar:32}}] {{pos}}/{{len}} {unit}, {{per_sec}}, ETA {{eta}}");
             let style = ProgressStyle::with_template(&template).expect("the template is well formed");
@@ -49,7 +52,7 @@ impl Progress {
             let rate = done as f64 / self.start.elapsed().as_secs_f64();
             let eta = (self.total.saturating_sub(done)) as f64 / rate;
             let Progress { label, unit, total, .. } = self;
-            eprintln!("{label}: {done}/{total} {unit}, {rate:.1} {unit}/s, ETA {eta:.0} s");
+            note!("{label}: {done}/{total} {unit}, {rate:.1} {unit}/s, ETA {eta:.0} s");
         }
     }
 
@@ -60,7 +63,7 @@ impl Progress {
         }
         let seconds = self.start.elapsed().as_secs_f64();
         let Progress { label, unit, .. } = &self;
-        eprintln!("{label}: {done} {unit} in {seconds:.1} s, {:.1} {unit}/s", done as f64 / seconds);
+        note!("{label}: {done} {unit} in {seconds:.1} s, {:.1} {unit}/s", done as f64 / seconds);
     }
 }
 

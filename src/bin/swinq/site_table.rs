@@ -1,17 +1,17 @@
 //! Tables of a model's sites: which are INT8, their ranges, and the reasons why others are not.
 
-use comfy_table::{Table, presets};
+use comfy_table::{ColumnConstraint, Width};
 use swinq::model::quantized::{ChannelCodes, SiteState};
 use swinq::model::{
     BlockId, Granularity, Half, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
 };
 
+use crate::tables;
+
 /// One row per linear layer and one per attention. The sites that most recipes leave off (scores, additions)
 /// appear only if they are on.
 pub fn products(model: &QuantizedModel) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["product", "runs in", "input", "weight", "output"]);
+    let mut table = tables::markdown(["product", "type", "input", "weight bits", "output"]);
     for linear in all_linears(&model.config) {
         let site = |s| model.site(s);
         let kind = if model.is_int8(linear) { "INT8" } else { "float" };
@@ -28,9 +28,13 @@ pub fn products(model: &QuantizedModel) -> String {
             let both = |a: &SiteState, b: &SiteState| {
                 if a.spec.enabled && b.spec.enabled { "INT8" } else { "float" }
             };
+            let types = match [both(q, k), both(v, probs)] {
+                [first, second] if first == second => first.to_owned(),
+                [first, second] => format!("{first}, {second}"),
+            };
             table.add_row([
-                format!("{block}.attn QK^T, PV"),
-                format!("{}, {}", both(q, k), both(v, probs)),
+                format!("{block}.attn QK^T PV"),
+                types,
                 format!("q {}, k {}", activation(q), activation(k)),
                 format!("v {}", activation(v)),
                 format!("probs {}{}", probabilities(probs), scores(site(Site::Scores(block)))),
@@ -50,12 +54,13 @@ pub fn products(model: &QuantizedModel) -> String {
 
 /// One row per site.
 pub fn sites(model: &QuantizedModel) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["site", "quantized", "bits", "kind", "range from", "amax", "scale"]);
+    let mut table = tables::markdown(["site", "codes", "range from", "amax", "scale"]);
+    for column in table.column_iter_mut().skip(3) {
+        column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(10)));
+    }
     for (site, state) in &model.sites {
         let spec = &state.spec;
-        let number = |value: Option<f32>| value.map_or(String::new(), |v| format!("{v:.6e}"));
+        let number = |value: Option<f32>| value.map_or(String::new(), |v| format!("{v:.4e}"));
         let scale = match &state.channels {
             Some(channels) => format!("{} x {}", number(state.scale()), ranges(channels)),
             None => number(state.scale()),
@@ -67,15 +72,12 @@ pub fn sites(model: &QuantizedModel) -> String {
             _ if spec.ptq != Ptq::Basic => format!("{}, {}", spec.calibrator, spec.ptq),
             _ => spec.calibrator.to_string(),
         };
-        table.add_row([
-            site.to_string(),
-            if spec.enabled { "yes" } else { "no" }.to_owned(),
-            if spec.enabled { spec.bits.to_string() } else { String::new() },
-            if spec.enabled { kind(spec.kind) } else { "" }.to_owned(),
-            from,
-            number(state.amax),
-            scale,
-        ]);
+        let codes = match (spec.enabled, spec.bits) {
+            (false, _) => "float".to_owned(),
+            (true, 8) => kind(spec.kind).to_owned(),
+            (true, bits) => format!("{} in {bits} bits", kind(spec.kind)),
+        };
+        table.add_row([site.to_string(), codes, from, number(state.amax), scale]);
     }
     table.to_string()
 }
@@ -111,7 +113,7 @@ fn activation(state: &SiteState) -> String {
     match (state.spec.enabled, state.amax, &state.channels) {
         (false, ..) => "float".to_owned(),
         (true, Some(_), Some(channels)) => per_channel(state, channels),
-        (true, Some(amax), None) => format!("±{amax:.4}"),
+        (true, Some(amax), None) => format!("±{amax:.3}"),
         (true, None, _) => "uncalibrated".to_owned(),
     }
 }
@@ -124,7 +126,7 @@ fn per_channel(state: &SiteState, channels: &ChannelCodes) -> String {
         channels.factors.iter().zip(&channels.zero_points).map(of_channel)
     };
     let (low, high) = (end(-128.0).fold(f32::MAX, f32::min), end(127.0).fold(f32::MIN, f32::max));
-    format!("{low:.4} to {high:.4} per channel")
+    format!("{low:.3}..{high:.3}/channel")
 }
 
 /// The factors and zero points of channels in words.
@@ -149,7 +151,7 @@ fn scores(state: &SiteState) -> String {
 
 fn weight(state: &SiteState) -> String {
     let spec = &state.spec;
-    let granularity = if spec.granularity == Granularity::Channel { "per channel" } else { "per tensor" };
+    let granularity = if spec.granularity == Granularity::Channel { "channel" } else { "tensor" };
     let ptq = if spec.ptq == Ptq::Basic { String::new() } else { format!(", {}", spec.ptq) };
-    if spec.enabled { format!("{} bits {granularity}{ptq}", spec.bits) } else { "float".to_owned() }
+    if spec.enabled { format!("{}/{granularity}{ptq}", spec.bits) } else { "float".to_owned() }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use swinq::TuneProgress;
 
 use crate::interrupt;
+use crate::out::{caution, note};
 use crate::progress::Stages;
 
 /// Shows the steps of a command as they are reported.
@@ -45,9 +46,7 @@ impl Steps {
                     format!("{} changes, such as {last}", changes.len())
                 });
                 let points = 100.0 * difference.difference;
-                eprintln!(
-                    "trial {number}: {speedup:.2}x, {sqnr_db:.1} dB, top-1 {points:+.2} points; {change}"
-                );
+                note!("trial {number}: {speedup:.2}x, {sqnr_db:.1} dB, top-1 {points:+.2} points; {change}");
             }
             TuneProgress::Verify(done, all) => self.stages.set("verify", "images", done, all),
         }
@@ -59,14 +58,14 @@ impl Steps {
         self.finish();
         let cache = &self.cache;
         if found.replaced {
-            eprintln!("note: {cache} belongs to another run and is replaced");
+            note!("{cache} belongs to another run and is replaced");
         }
         if found.damaged > 0 {
             let lines = found.damaged;
-            eprintln!("warning: {cache}: {lines} damaged lines; their measurements are made again");
+            caution!("{cache}: {lines} damaged lines; their measurements are made again");
         }
         if found.kept > 0 {
-            eprintln!("{} finished measurements are taken from {cache}", found.kept);
+            note!("{} finished measurements are taken from {cache}", found.kept);
         }
     }
 

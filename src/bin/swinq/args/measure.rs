@@ -7,6 +7,7 @@ use swinq::{FloatDevice, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, positive};
 
+use super::search::points;
 use super::{BackendArgs, DataArgs, FloatArgs};
 
 /// Arguments of `eval`.
@@ -48,26 +49,32 @@ pub struct EvalArgs {
     /// Do not measure latency.
     #[arg(long, conflicts_with = "latency")]
     pub no_latency: bool,
-    /// Write the results as JSON.
-    #[arg(long, value_name = "FILE")]
+    /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
+    #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub json: Option<PathBuf>,
     /// Write a report as one self-contained HTML page.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub report: Option<PathBuf>,
     /// Write the report as Markdown.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub markdown: Option<PathBuf>,
+    /// Write the class that each model predicts for each image as CSV.
+    #[arg(long, value_name = "FILE.csv", help_heading = "Report options")]
+    pub predictions: Option<PathBuf>,
+    /// Leave out the quantization noise of each site, which the files show.
+    #[arg(long, help_heading = "Report options")]
+    pub no_sites: bool,
     /// Short name of a model in tables and reports; KEY is a letter (A for the first model) or the model's path.
-    #[arg(long, value_name = "KEY=NAME")]
+    #[arg(long, value_name = "KEY=NAME", help_heading = "Report options")]
     pub name: Vec<String>,
     /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub sensitivity: Option<PathBuf>,
     /// JSON of `swinq tune`, to show the recipes that were tried in the report.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub tuning: Option<PathBuf>,
     /// Output folder of a `swinq qat` run, to show its curves and job in the report.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", help_heading = "Report options")]
     pub training: Option<PathBuf>,
 }
 
@@ -113,7 +120,7 @@ pub struct BenchArgs {
     /// Also print the time of each launch.
     #[arg(long)]
     pub profile: bool,
-    /// Write the results as JSON.
+    /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -125,4 +132,10 @@ pub struct CompareArgs {
     pub first: PathBuf,
     /// JSON of the second run.
     pub second: PathBuf,
+    /// Fail with exit code 4 if the top-1 accuracy of a model drops by more than this, in percentage points.
+    #[arg(long, value_name = "POINTS", value_parser = points)]
+    pub max_drop: Option<f64>,
+    /// Fail with exit code 4 if the median latency of a model at a batch size rises by more than this.
+    #[arg(long, value_name = "PERCENT", value_parser = points)]
+    pub max_slowdown: Option<f64>,
 }

@@ -1,8 +1,9 @@
-//! Arguments of the commands that show or run one model: `predict`, `inspect` and `quickstart`.
+//! Arguments of the commands that run or show one model, the machine or the program itself.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::Shell;
 use swinq_ladder::parse::at_least_one;
 
 use super::{BackendArgs, FloatArgs};
@@ -45,12 +46,15 @@ pub struct InspectArgs {
     pub plan: bool,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// CUDA: the batch size whose plan is listed.
-    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    /// The batch size whose plan is listed.
+    #[arg(long, default_value_t = 32, value_parser = at_least_one, help_heading = "CUDA options")]
     pub batch_size: usize,
     /// List every site, one per line, as the recipe resolves it.
     #[arg(long)]
     pub sites: bool,
+    /// Print everything as JSON: architecture, preprocessing, origin, recipe and sites; with --plan also the launches.
+    #[arg(long, conflicts_with = "sites")]
+    pub json: bool,
 }
 
 /// Arguments of `quickstart`.
@@ -59,4 +63,27 @@ pub struct QuickstartArgs {
     /// Folder to write the sample, the checkpoint and the report to.
     #[arg(long, value_name = "FOLDER", default_value = "swinq-quickstart")]
     pub out: PathBuf,
+}
+
+/// Arguments of `doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `completions`.
+#[derive(Clone, Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Clone, Debug, Args)]
+pub struct ManArgs {
+    /// Folder for the pages `swinq.1`, `swinq-eval.1` and so on.
+    #[arg(value_name = "DIR")]
+    pub folder: Option<PathBuf>,
 }

@@ -74,8 +74,8 @@ pub struct CalibrateArgs {
 pub struct QatArgs {
     /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
     pub job: String,
-    /// Overrides of the job, as `KEY VALUE` pairs (optimizer.lr 1e-4).
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    /// Overrides of the job, as `KEY VALUE` pairs up to the next option (optimizer.lr 1e-4).
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., action = clap::ArgAction::Append)]
     pub opts: Vec<String>,
     /// Continue from the latest checkpoint in the job's output folder.
     #[arg(long)]

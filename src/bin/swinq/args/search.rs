@@ -10,7 +10,6 @@ use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs};
 
 /// Arguments of `sensitivity`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = SENSITIVITY_EXAMPLES)]
 pub struct SensitivityArgs {
     /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
     pub model: PathBuf,
@@ -37,17 +36,8 @@ pub struct SensitivityArgs {
     pub output: PathBuf,
 }
 
-const SENSITIVITY_EXAMPLES: &str = "\
-Examples:
-  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet -o sensitivity.json
-  swinq sensitivity swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 \\
-      --images 256 -o mode1.json
-
-A run that was interrupted continues if it is started again with the same arguments.";
-
 /// Arguments of `tune`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = TUNE_EXAMPLES)]
 pub struct TuneArgs {
     /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
     pub model: PathBuf,
@@ -93,17 +83,8 @@ pub struct TuneArgs {
     pub output: PathBuf,
 }
 
-const TUNE_EXAMPLES: &str = "\
-Examples:
-  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --max-drop 0.2 -o tuned.safetensors
-  swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 --images 4000 \\
-      --min-speedup 2 --budget 30 -o tuned.safetensors
-
-A run that was interrupted continues if it is started again with the same arguments. The exit code is 3 if the goal
-is not reached, or is refuted by the verification.";
-
-/// Percentage points: 0 or more.
-fn points(text: &str) -> Result<f64, String> {
+/// Percentage points or percent: 0 or more.
+pub fn points(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x >= 0.0 && f64::is_finite(x) => Ok(x),
         _ => Err("must be 0 or a positive number".to_owned()),

@@ -15,16 +15,17 @@ use super::Usage;
 pub struct FloatArgs {
     /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
     /// Microsoft's keys.
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Model options")]
     pub cfg: Option<String>,
-    /// Overrides of the configuration, as `KEY VALUE` pairs (MODEL.NUM_CLASSES 10).
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2, action = clap::ArgAction::Append)]
+    /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10); models stand
+    /// before it.
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
-    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft")]
+    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft", help_heading = "Model options")]
     pub dialect: Option<Dialect>,
     /// Preprocessing (default: from the configuration or directory).
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
 }
 
@@ -73,21 +74,27 @@ pub struct BackendArgs {
     /// Backend of the models: the GPU if there is one, the CPU engine, or the CUDA engine.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// CUDA: ordinal of the GPU.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Ordinal of the GPU.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "CUDA options")]
     pub device: usize,
-    /// CUDA: type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
-    #[arg(long, value_enum, default_value_t = Residual::F16)]
+    /// Type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
+    #[arg(long, value_enum, default_value_t = Residual::F16, help_heading = "CUDA options")]
     pub residual: Residual,
-    /// CUDA: implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
-    #[arg(long, value_name = "own|cublaslt|auto", value_delimiter = ',', default_value = "auto")]
+    /// Implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
+    #[arg(
+        long,
+        value_name = "own|cublaslt|auto",
+        value_delimiter = ',',
+        default_value = "auto",
+        help_heading = "CUDA options"
+    )]
     pub gemm: Vec<Gemm>,
-    /// CUDA: how kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
+    /// How kernels are chosen: by the program's tables, by a performance model of the GPU, or by measuring a
     /// few or all candidates.
-    #[arg(long, value_name = "table|off|quick|full", default_value = "table")]
+    #[arg(long, value_name = "table|off|quick|full", default_value = "table", help_heading = "CUDA options")]
     pub autotune: Autotune,
-    /// CUDA: mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
-    #[arg(long)]
+    /// Mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
+    #[arg(long, help_heading = "CUDA options")]
     pub nvtx: bool,
 }
 
@@ -115,19 +122,19 @@ pub enum Residual {
 #[derive(Clone, Debug, Args)]
 pub struct CalibrationArgs {
     /// Recipe to measure, or to start the search from: default, mode1, mode2, or a YAML file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "default")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "default", help_heading = "Calibration options")]
     pub recipe: String,
     /// How the numbers of every layer are found; overrides the recipe: basic or refined.
-    #[arg(long, value_name = "basic|refined")]
+    #[arg(long, value_name = "basic|refined", help_heading = "Calibration options")]
     pub ptq: Option<Ptq>,
     /// Part of the data set on which ranges are calibrated.
-    #[arg(long, default_value = "train")]
+    #[arg(long, default_value = "train", help_heading = "Calibration options")]
     pub calibration_split: Split,
     /// Number of images on which ranges are calibrated.
-    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one, help_heading = "Calibration options")]
     pub calibration_images: usize,
     /// Seed of the samples of images.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, help_heading = "Calibration options")]
     pub seed: u64,
 }
 
@@ -144,9 +151,22 @@ impl CalibrationArgs {
     }
 }
 
-/// The words after `--opts` as pairs of key and value. Their number is even, because clap takes two at a
-/// time.
-pub fn pairs(words: &[String]) -> Vec<(String, String)> {
-    let (pairs, _) = words.as_chunks::<2>();
-    pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect()
+/// The words after `--opts`, which takes all words up to the next option, as pairs of key and value.
+///
+/// # Errors
+/// A key that is a file, which was meant as a model, and a key without a value.
+pub fn pairs(words: &[String]) -> Result<Vec<(String, String)>, Usage> {
+    const HINT: &str =
+        "--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts";
+    let (pairs, rest) = words.as_chunks::<2>();
+    let is_key = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+    let is_model =
+        |word: &str| Path::new(word).is_file() && (!is_key(word) || Path::new(word).extension().is_some());
+    if let Some(file) = pairs.iter().map(|[key, _]| key).chain(rest).find(|word| is_model(word)) {
+        return Err(Usage(format!("--opts: {file} is a file, not a key; {HINT}")));
+    }
+    if let [key] = rest {
+        return Err(Usage(format!("--opts: {key} has no value; {HINT}")));
+    }
+    Ok(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect())
 }

@@ -8,16 +8,18 @@ use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
 use swinq::{Candidate, EngineOptions, Model, Observer};
 
 use crate::args::BenchArgs;
-use crate::out::say;
+use crate::json_arg::JsonArg;
+use crate::out::{info, note, say};
 use crate::paths::check_outputs;
 use crate::{backend_arg, interrupt, model_arg, profile};
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    check_outputs(&args.json, args.models.iter().map(PathBuf::as_path))?;
+    let json = JsonArg::new(args.json.as_deref());
+    check_outputs(json.file(), args.models.iter().map(PathBuf::as_path))?;
     let largest = args.batch_size.iter().copied().max().unwrap_or(1);
     let engines = backend_arg::engines(&args.backend, args.threads, largest)?;
-    say!("{}", engines[0].describe()?);
+    info!("{}", engines[0].describe()?);
     let mut candidates = candidates(args, &engines)?;
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
     let load = swinq::measure_latency(&mut candidates, &args.batch_size, &latency, &mut Printer)?;
@@ -30,11 +32,13 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let mut results = Results::new(swinq::environment(args.threads)?);
     results.load = load;
+    results.peak_memory_bytes = eval::peak_memory_bytes();
     results.models = candidates.into_iter().map(|candidate| candidate.result).collect();
     say!("\n{}", eval::table(&results));
-    if let Some(path) = &args.json {
+    json.print(|| eval::results_json(&results))?;
+    if let Some(path) = json.file() {
         eval::write_results(path, &results)?;
-        say!("wrote {}", path.display());
+        info!("wrote {}", path.display());
     }
     Ok(())
 }
@@ -48,7 +52,7 @@ impl Observer for Printer {
     }
 
     fn timed(&mut self, batch_size: usize, elapsed: Duration, latencies: &[(&ModelResult, &Latency)]) {
-        eprintln!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
+        note!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
         for (model, latency) in latencies {
             say!("\n{}", eval::performance_summary(&model.label(), batch_size, latency));
         }

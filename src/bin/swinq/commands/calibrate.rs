@@ -12,7 +12,7 @@ use swinq::{
 };
 
 use crate::args::CalibrateArgs;
-use crate::out::say;
+use crate::out::{caution, info, say};
 use crate::paths::check_outputs;
 use crate::progress::Stages;
 use crate::{float_device, interrupt, model_arg, shell, site_table};
@@ -43,10 +43,10 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     say!("{}", site_table::products(quantized.as_quantized()));
     say!("{}", site_table::summary(quantized.as_quantized()));
     quantized.save(&args.output)?;
-    say!("wrote {}", args.output.display());
+    info!("wrote {}", args.output.display());
     if let Some(ranges) = ranges {
         ranges.write(&ranges_path)?;
-        say!("wrote {} (histograms, for reports)", ranges_path.display());
+        info!("wrote {} (histograms, for reports)", ranges_path.display());
     }
     Ok(())
 }
@@ -77,8 +77,8 @@ fn activations(calibrator: Calibrator) -> Rule {
 
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {
     let (quantized, ranges) = swinq::quantize_with_ft_ranges(model, recipe, file)?;
-    say!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
-    say!("{ranges} ranges from {}", file.display());
+    info!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    info!("{ranges} ranges from {}", file.display());
     Ok(quantized)
 }
 
@@ -97,10 +97,10 @@ fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Re
     })?;
     stages.finish();
     for line in transforms(&calibrated.trials) {
-        say!("{line}");
+        info!("{line}");
     }
     for skipped in &calibrated.skipped {
-        eprintln!("warning: left out {skipped}");
+        caution!("left out {skipped}");
     }
     Ok(calibrated)
 }
@@ -124,21 +124,21 @@ fn transforms(trials: &[Trial]) -> Vec<String> {
 fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Images, wanted: usize) {
     let config = model.config();
     let dialect = &model.as_quantized().provenance.source.dialect;
-    say!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
-    say!("transform  {}", model.transform());
-    say!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    info!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
+    info!("transform  {}", model.transform());
+    info!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
     if let Ok(sites) = recipe.resolve(config) {
         let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();
         let counts = Ptq::ALL.map(|ptq| (ptq, of(ptq))).into_iter().filter(|(_, layers)| *layers > 0);
         let text: Vec<String> = counts.map(|(ptq, layers)| format!("{ptq} in {layers} layers")).collect();
-        say!("ptq        {}", text.join(", "));
+        info!("ptq        {}", text.join(", "));
     }
     let count = images.len();
-    say!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
+    info!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
     if count < wanted {
-        say!("           ({wanted} were asked for; the data set has no more)");
+        info!("           ({wanted} were asked for; the data set has no more)");
     }
     if args.device != FloatDevice::Cpu {
-        say!("device     {}", args.device);
+        info!("device     {}", args.device);
     }
 }

@@ -10,7 +10,8 @@ use swinq::eval::{self, Accuracy, Latency, LatencyOptions, ModelResult, ReportEx
 use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions, ReportFiles};
 
 use crate::args::{EvalArgs, Simulate, Usage};
-use crate::out::say;
+use crate::json_arg::JsonArg;
+use crate::out::{caution, info, note, say};
 use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::{backend_arg, float_device, interrupt, model_arg, names, shell};
@@ -20,24 +21,29 @@ const LATENCY_SECONDS: f64 = 2.0;
 
 /// Runs the command; `words` is the command line, for the report.
 pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
-    let files =
-        ReportFiles { html: args.report.clone(), markdown: args.markdown.clone(), json: args.json.clone() };
+    let json = JsonArg::new(args.json.as_deref());
+    let files = ReportFiles {
+        html: args.report.clone(),
+        markdown: args.markdown.clone(),
+        json: json.file().cloned(),
+    };
     let cfg = args.float.cfg.as_ref().map(PathBuf::from);
     let others = [&args.sensitivity, &args.tuning, &cfg].into_iter().flatten();
     let inputs = args.models.iter().chain([&args.data.data_path]).chain(others);
-    check_outputs(files.paths(), inputs.map(PathBuf::as_path))?;
+    check_outputs(files.paths().chain(&args.predictions), inputs.map(PathBuf::as_path))?;
     let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
-    let detailed = files.paths().next().is_some();
+    let detailed = args.json.is_some() || files.paths().next().is_some();
     let images = Images::open(&args.data.data_path, args.split, args.limit, args.seed)?;
     let mut results = evaluate(args, &images, detailed)?;
     results.commands = vec![shell::join(words)];
     results.training = training;
     let extras = ReportExtras { sensitivity, tuning, ..ReportExtras::default() };
     swinq::write_report(&results, extras, Some(&images), &files)?;
-    for path in files.paths() {
-        say!("wrote {}", path.display());
+    json.print(|| eval::results_json(&results))?;
+    for path in files.paths().chain(&args.predictions) {
+        info!("wrote {}", path.display());
     }
     Ok(())
 }
@@ -45,7 +51,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
 /// The results; with `detailed`, also what only files show.
 pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
     let (mut candidates, notes) = candidates(args, detailed)?;
-    say!("{} of {}", count(images.len()), images.describe());
+    info!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
         read: ReadOptions {
             batch_size: args.batch_size,
@@ -55,11 +61,14 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
         threads: args.threads,
         latency: if args.no_latency { Vec::new() } else { args.latency.clone() },
         latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
-        site_noise: detailed,
+        site_noise: detailed && !args.no_sites,
         profile: detailed,
     };
     let mut results = swinq::evaluate(&mut candidates, images, &options, &mut Printer::default())?;
     results.notes.extend(notes);
+    if let Some(path) = &args.predictions {
+        swinq::write_predictions(path, &candidates, images)?;
+    }
     say!("\n{}", eval::table(&results));
     Ok(results)
 }
@@ -89,13 +98,28 @@ impl Observer for Printer {
             progress.finish(self.seen);
         }
         for skipped in skipped {
-            eprintln!("warning: left out {skipped}");
+            caution!("left out {skipped}");
         }
         say!("{}: {}", model.label(), eval::acc_line(accuracy));
     }
 
+    fn site(&mut self, model: &ModelResult, done: usize, total: usize) -> ControlFlow<()> {
+        if done == 0 {
+            self.progress = Some(Progress::counting(&format!("noise of {}", model.label()), "sites", total));
+        }
+        if let Some(progress) = &mut self.progress {
+            progress.set(done);
+        }
+        if done == total
+            && let Some(progress) = self.progress.take()
+        {
+            progress.finish(done);
+        }
+        interrupt::check()
+    }
+
     fn timed(&mut self, batch_size: usize, elapsed: Duration, _: &[(&ModelResult, &Latency)]) {
-        eprintln!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
+        note!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
     }
 
     fn stop(&self) -> bool {

@@ -2,17 +2,22 @@
 
 use std::io::Write;
 
+use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
 use swinq::model::{QuantizedModel, params};
 use swinq::{BackendChoice, Engine, EngineOptions, Model};
 
 use crate::args::InspectArgs;
+use crate::out::raw;
 use crate::{backend_arg, model_arg, site_table};
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let opened = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!opened.describes_itself())?;
+    if args.json {
+        return json(args, &opened);
+    }
     let kind = if opened.describes_itself() { "quantized checkpoint" } else { "float checkpoint" };
     let model = opened.as_quantized();
     let mut out = std::io::stdout().lock();
@@ -41,6 +46,26 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
             write_launches(&opened, &options, &mut out)?;
         }
     }
+    Ok(())
+}
+
+/// Prints the description as JSON.
+fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
+    let file = args.model.display().to_string();
+    let mut inspection = Inspection::of(model.as_quantized(), &file, model.describes_itself());
+    if args.plan {
+        let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
+        inspection.launches = Some(match options.backend {
+            BackendChoice::Cpu => {
+                Plan::new(model.as_quantized())?.to_string().lines().map(str::to_owned).collect()
+            }
+            _ => {
+                let engine = backend_arg::with_remedy(Engine::new(model, &options), &options)?;
+                engine.launches(options.max_batch)?
+            }
+        });
+    }
+    raw(format!("{}\n", serde_json::to_string_pretty(&inspection)?).as_bytes());
     Ok(())
 }
 

@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod eval;
 pub mod inspect;
 pub mod ladder;
+pub mod manual;
 pub mod predict;
 pub mod qat;
 pub mod quickstart;

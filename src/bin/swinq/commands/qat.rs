@@ -11,17 +11,17 @@ use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
 use crate::args::{self, QatArgs};
-use crate::out::say;
+use crate::out::{caution, info, say};
 use crate::{float_device, interrupt};
 use hooks::TrainHooks;
 
 /// Runs the command.
 pub fn run(args: &QatArgs) -> anyhow::Result<()> {
-    let job = Job::load(&args.job, &args::pairs(&args.opts))?;
+    let job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
     use_threads(job.threads)?;
     let mut training = Training::open(job)?;
     for warning in &training.inputs.warnings {
-        eprintln!("warning: {warning}");
+        caution!("{warning}");
     }
     describe(&training);
     if let Device::Cuda(ordinal) = training.job.device {
@@ -40,13 +40,13 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     let outcome = training.run(&mut trainer, &mut hooks, begin);
     hooks.finish();
     for skipped in training.skipped() {
-        eprintln!("warning: left out {skipped}");
+        caution!("left out {skipped}");
     }
     match outcome? {
         Outcome::Finished(last) => {
             let [model, job] = training.save(&trainer)?;
             let best = training.job.output.join(BEST);
-            say!("wrote {}, {} (the best validated) and {}", model.display(), best.display(), job.display());
+            info!("wrote {}, {} (the best validated) and {}", model.display(), best.display(), job.display());
             let stop = &interrupt::requested;
             match training.compare(&mut hooks.validator, &trainer, &last, stop)? {
                 Some(rows) => compared(&rows),
@@ -56,7 +56,7 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
         Outcome::Stopped(path) => say!("stopped; use --resume to continue from {}", path.display()),
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
-        say!("peak memory {:.0} MB", bytes as f64 / 1e6);
+        info!("peak memory {:.0} MB", bytes as f64 / 1e6);
     }
     Ok(())
 }
@@ -88,18 +88,18 @@ fn use_threads(threads: usize) -> anyhow::Result<()> {
 /// Prints the job with the effective value of every key.
 fn describe(training: &Training) {
     let Training { job, inputs, course, schedule, .. } = training;
-    say!("{}", job.to_string().trim_end());
-    say!();
-    say!("model       {}, {} classes", inputs.float.config.name, inputs.float.config.num_classes);
-    say!("transform   {}", inputs.float.transform);
-    say!("images      {} of {}", inputs.train.len(), inputs.train.describe());
-    say!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
-    say!(
+    info!("{}", job.to_string().trim_end());
+    info!("");
+    info!("model       {}, {} classes", inputs.float.config.name, inputs.float.config.num_classes);
+    info!("transform   {}", inputs.float.transform);
+    info!("images      {} of {}", inputs.train.len(), inputs.train.describe());
+    info!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
+    info!(
         "length      {} iterations of {} images, {:.2} epochs",
         course.iterations(),
         course.images_per_iteration(),
         course.epoch(course.iterations())
     );
-    say!("drop path   {}", inputs.drop_path);
-    say!("learning rates (absolute):\n{schedule}");
+    info!("drop path   {}", inputs.drop_path);
+    info!("learning rates (absolute):\n{schedule}");
 }

@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use comfy_table::{Table, presets};
 use swinq::eval::Sensitivity;
 use swinq::eval::results::sensitivity::{Effect, Element, write_sensitivity};
 use swinq::{Images, ReadOptions, SensitivityOptions};
 
 use crate::args::SensitivityArgs;
 use crate::model_arg;
-use crate::out::say;
+use crate::out::{info, say};
 use crate::paths::check_outputs;
 use crate::steps::{Steps, beside, stopped};
+use crate::tables;
 
 /// Runs the command.
 pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
@@ -25,9 +25,9 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let images = Images::open(data, args.split, Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
     let recipe = args.calibration.recipe()?;
-    say!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
-    say!("calibration  {} of {}", train.len(), train.describe());
-    say!("images       {} of {}", images.len(), images.describe());
+    info!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
+    info!("calibration  {} of {}", train.len(), train.describe());
+    info!("images       {} of {}", images.len(), images.describe());
     let options = SensitivityOptions {
         recipe,
         read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
@@ -40,15 +40,13 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     steps.finish();
     print(&results, args.top);
     write_sensitivity(&args.output, &results)?;
-    say!("wrote {}", args.output.display());
+    info!("wrote {}", args.output.display());
     Ok(())
 }
 
 /// Prints the layers with the greatest effect, and the error of the stream by block.
 fn print(results: &Sensitivity, top: usize) {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
+    let mut table = tables::markdown([
         "layer",
         "quantized alone: SQNR dB",
         "KL",
@@ -60,9 +58,7 @@ fn print(results: &Sensitivity, top: usize) {
         table.add_row(row(layer, &results.whole));
     }
     say!("\n{table}");
-    let mut blocks = Table::new();
-    blocks.load_style(presets::ASCII_MARKDOWN);
-    blocks.set_header(["residual stream after", "SQNR dB", "cosine"]);
+    let mut blocks = tables::markdown(["residual stream after", "SQNR dB", "cosine"]);
     for block in &results.blocks {
         blocks.add_row([block.name.clone(), db(block.sqnr_db), format!("{:.6}", block.cosine)]);
     }

@@ -12,7 +12,7 @@ use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
 use super::eval;
 use crate::args::{Cli, Command, TuneArgs, Usage};
-use crate::out::say;
+use crate::out::{info, say};
 use crate::paths::check_outputs;
 use crate::steps::{Steps, beside, stopped};
 use crate::{backend_arg, model_arg, shell};
@@ -60,10 +60,10 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         cache: Some(cache.clone()),
         latencies: Some(table),
     };
-    say!("recipe       {}, {} rules", options.recipe.name, options.recipe.rules.len());
-    say!("engine       {}, batch {}", engine.describe()?, args.batch_size);
-    say!("calibration  {} of {}", train.len(), train.describe());
-    say!("images       {} of {}, one half for the search", images.len(), images.describe());
+    info!("recipe       {}, {} rules", options.recipe.name, options.recipe.rules.len());
+    info!("engine       {}, batch {}", engine.describe()?, args.batch_size);
+    info!("calibration  {} of {}", train.len(), train.describe());
+    info!("images       {} of {}, one half for the search", images.len(), images.describe());
     let mut steps = Steps::new(&cache);
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;
@@ -73,7 +73,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     write_atomic(&yaml, |out| out.write_all(text.as_bytes()))?;
     write_tuning(&json, &tuned.results)?;
     print(&tuned.results);
-    say!("wrote {}, {} and {}", args.output.display(), yaml.display(), json.display());
+    info!("wrote {}, {} and {}", args.output.display(), yaml.display(), json.display());
     let goal = check_goal(&tuned.results);
     if let Some(file) = &args.report {
         let [_, verification] = images.halves();
@@ -105,7 +105,7 @@ fn report(
     let extras = ReportExtras { tuning: Some(tuning), ..ReportExtras::default() };
     let files = ReportFiles { html: Some(file.to_owned()), ..ReportFiles::default() };
     swinq::write_report(&results, extras, Some(verification), &files)?;
-    say!("wrote {}", file.display());
+    info!("wrote {}", file.display());
     Ok(())
 }
 

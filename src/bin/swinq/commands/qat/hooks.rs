@@ -10,7 +10,7 @@ use swinq::qat::{Hooks, IterationReport, Validation};
 use swinq::train::Validator;
 
 use crate::interrupt;
-use crate::out::say;
+use crate::out::{self, Level, caution, note, say};
 
 /// Hooks of a training run: they show progress, validate on the engine, and react to Ctrl-C.
 pub struct TrainHooks {
@@ -23,7 +23,8 @@ pub struct TrainHooks {
 impl TrainHooks {
     /// The hooks for a run of the length that `course` states.
     pub fn new(validator: Validator, course: &Course) -> TrainHooks {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let shown = out::prints(Level::Normal) && std::io::stderr().is_terminal();
+        let bar = shown.then(|| {
             let template = "[{bar:24}] {pos}/{len} iterations, {msg}, ETA {eta}";
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
             ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
@@ -55,7 +56,7 @@ impl Hooks for TrainHooks {
             if let Some(record) = record {
                 let left = (self.course.iterations() - done) * self.course.images_per_iteration();
                 let eta = left as f64 / record.images_per_second;
-                eprintln!(
+                note!(
                     "qat: {done}/{} iterations, {}, ETA {eta:.0} s",
                     self.course.iterations(),
                     line(record)
@@ -83,8 +84,8 @@ impl Hooks for TrainHooks {
 
     fn warn(&mut self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("warning: {text}")),
-            None => eprintln!("warning: {text}"),
+            Some(bar) => bar.suspend(|| caution!("{text}")),
+            None => caution!("{text}"),
         }
     }
 

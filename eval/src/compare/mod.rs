@@ -1,12 +1,17 @@
 //! Comparison of the results of two runs.
 
+mod limits;
+mod noise;
+mod sites;
+
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::results::{ModelResult, Results, SiteResult};
-use crate::text::{decibels, mebibytes};
+use crate::error::EvalError;
+use crate::results::{ModelResult, Results};
+use crate::text::mebibytes;
 
-/// Maximum number of differing sites listed by name; the others are only counted.
-const LISTED_SITES: usize = 20;
+pub use limits::{Limits, exceeded};
+use noise::Spread;
 
 /// A figure that both runs have: its name, the two values and their change, as text.
 type Row = [String; 4];
@@ -15,8 +20,15 @@ type Row = [String; 4];
 ///
 /// The text first lists differences of data and machine, and says which figures cannot be compared because of
 /// them. Then it lists the models that both runs have (the same name, precision and backend), then the models
-/// that only one run has.
-pub fn compare(a: &Results, b: &Results) -> String {
+/// that only one run has. Changes of times and of memory that repeated runs show too are counted and not listed.
+///
+/// # Errors
+/// [`EvalError::Incomparable`] if the runs have no figure of a model in common.
+pub fn compare(a: &Results, b: &Results) -> Result<String, EvalError> {
+    if !pairs(a, b).any(|(a, b)| !figures(a, b).0.is_empty()) {
+        let names = |run: &Results| run.models.iter().map(ModelResult::label).collect::<Vec<_>>().join(", ");
+        return Err(EvalError::nothing_in_common(&names(a), &names(b)));
+    }
     let mut text = compare_conditions(a, b);
     let mut unmatched: Vec<&ModelResult> = b.models.iter().collect();
     for model in &a.models {
@@ -31,7 +43,15 @@ pub fn compare(a: &Results, b: &Results) -> String {
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
-    text
+    Ok(text)
+}
+
+/// The models that both runs have: those with the same label.
+fn pairs<'a>(a: &'a Results, b: &'a Results) -> impl Iterator<Item = (&'a ModelResult, &'a ModelResult)> {
+    a.models.iter().filter_map(|model| {
+        let same = b.models.iter().find(|other| other.label() == model.label());
+        same.map(|other| (model, other))
+    })
 }
 
 /// The differences of data, machine and software.
@@ -76,10 +96,10 @@ fn compare_models(a: &ModelResult, b: &ModelResult) -> String {
     if a.sha256 != b.sha256 {
         text.push_str("the model files differ\n");
     }
-    let rows = figures(a, b);
-    if rows.is_empty() {
+    let (rows, noise) = figures(a, b);
+    if rows.is_empty() && noise == 0 {
         text.push_str("the two runs have no figure in common\n");
-    } else {
+    } else if !rows.is_empty() {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
         table.set_header(["figure", "first", "second", "change"]).add_rows(rows);
@@ -88,42 +108,74 @@ fn compare_models(a: &ModelResult, b: &ModelResult) -> String {
         }
         text.push_str(&format!("{table}\n"));
     }
-    text.push_str(&compare_sites(&a.sites, &b.sites));
+    if noise > 0 {
+        text.push_str(&format!("{noise} figures of time and memory differ no more than repeated runs do\n"));
+    }
+    text.push_str(&sites::compare(&a.sites, &b.sites));
     text.push('\n');
     text
 }
 
-/// The figures that both runs have of a model.
-fn figures(a: &ModelResult, b: &ModelResult) -> Vec<Row> {
+/// The figures that both runs have of a model, and the number of those left out because they differ by noise.
+fn figures(a: &ModelResult, b: &ModelResult) -> (Vec<Row>, usize) {
     let points = |value: f64| format!("{value:.3}");
+    let percent = |share: Option<f64>| share.map(|share| 100.0 * share);
+    let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+    let size = |bytes: f64| mebibytes(bytes as u64);
     let mut rows = Vec::new();
-    let mut push =
-        |name: &str, pair: (Option<f64>, Option<f64>), show: &dyn Fn(f64) -> String, relative: bool| {
-            if let Some(row) = figure(name, pair, show, relative) {
-                rows.push(row);
-            }
-        };
+    let mut push = |name: &str, pair: (Option<f64>, Option<f64>), show: &dyn Fn(f64) -> String, relative| {
+        rows.extend(figure(name, pair, show, relative));
+    };
     push("images", (a.images.map(|n| n as f64), b.images.map(|n| n as f64)), &|n| format!("{n:.0}"), false);
     push("Acc@1", (a.top1_percent(), b.top1_percent()), &points, false);
     push("Acc@5", (a.top5_percent(), b.top5_percent()), &points, false);
-    let percent = |share: Option<f64>| share.map(|share| 100.0 * share);
     push("agreement %", (percent(a.agreement), percent(b.agreement)), &points, false);
     push("SQNR dB", (a.sqnr_db, b.sqnr_db), &|db| format!("{db:.2}"), false);
     push("INT8 MACs %", (percent(a.int8_share), percent(b.int8_share)), &points, false);
+    push("parameters", (bytes(a.size_bytes), bytes(b.size_bytes)), &size, true);
+    push("file", (bytes(a.file_bytes), bytes(b.file_bytes)), &size, true);
+    let measured = measured(a, b);
+    let noise = measured.iter().filter(|figure| figure.spread.is_noise()).count();
+    for Measured { name, spread: Spread { first, second, .. }, show } in
+        measured.iter().filter(|figure| !figure.spread.is_noise())
+    {
+        rows.extend(figure(name, (Some(*first), Some(*second)), show, true));
+    }
+    (rows, noise)
+}
+
+/// A figure that differs between repeated runs.
+struct Measured {
+    name: String,
+    spread: Spread,
+    show: fn(f64) -> String,
+}
+
+/// The figures of time and memory that both runs have of a model.
+fn measured(a: &ModelResult, b: &ModelResult) -> Vec<Measured> {
+    let mut found = Vec::new();
     for (batch, stats) in &a.latency_ms {
-        let other = b.latency_ms.get(batch);
-        push(&format!("median ms @ {batch}"), (Some(stats.median), other.map(|s| s.median)), &points, true);
-        push(&format!("p99 ms @ {batch}"), (Some(stats.p99), other.map(|s| s.p99)), &points, true);
+        let Some(other) = b.latency_ms.get(batch) else { continue };
+        let show: fn(f64) -> String = |ms| format!("{ms:.3}");
+        let median = Spread::of_medians(stats, other);
+        found.push(Measured { name: format!("median ms @ {batch}"), spread: median, show });
+        let tail = Spread::of_tails(stats.p99, other.p99);
+        found.push(Measured { name: format!("p99 ms @ {batch}"), spread: tail, show });
     }
     for (batch, &ips) in &a.throughput_ips {
-        let other = b.throughput_ips.get(batch).copied();
-        push(&format!("images/s @ {batch}"), (Some(ips), other), &|ips| format!("{ips:.1}"), true);
+        let Some(&other) = b.throughput_ips.get(batch) else { continue };
+        let name = format!("images/s @ {batch}");
+        found.push(Measured { name, spread: Spread::new(ips, other), show: |ips| format!("{ips:.1}") });
     }
-    let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-    let size = |bytes: f64| mebibytes(bytes as u64);
-    push("peak memory", (bytes(a.peak_memory_bytes), bytes(b.peak_memory_bytes)), &size, true);
-    push("size", (bytes(a.size_bytes), bytes(b.size_bytes)), &size, true);
-    rows
+    if let (Some(first), Some(second)) = (a.peak_memory_bytes, b.peak_memory_bytes) {
+        let spread = Spread::new(first as f64, second as f64);
+        found.push(Measured {
+            name: "peak memory".to_owned(),
+            spread,
+            show: |bytes| mebibytes(bytes as u64),
+        });
+    }
+    found
 }
 
 /// The row of a figure, if both runs have it. The change is in percent of the first value if `relative`, else the
@@ -144,50 +196,4 @@ fn figure(
         }
     };
     Some([name.to_owned(), show(a), show(b), change])
-}
-
-/// The differing sites, at most [`LISTED_SITES`] of them by name.
-fn compare_sites(a: &[SiteResult], b: &[SiteResult]) -> String {
-    let find = |sites: &[SiteResult], name: &str| sites.iter().find(|site| site.site == name).cloned();
-    let mut changes: Vec<String> = Vec::new();
-    for site in a {
-        let other = find(b, &site.site);
-        changes.extend(
-            other
-                .map_or(Some("only in the first run".to_owned()), |other| change(site, &other))
-                .map(|text| format!("  {}: {text}\n", site.site)),
-        );
-    }
-    for site in b.iter().filter(|site| find(a, &site.site).is_none()) {
-        changes.push(format!("  {}: only in the second run\n", site.site));
-    }
-    if changes.is_empty() {
-        return String::new();
-    }
-    let mut text = format!("{} sites differ:\n", changes.len());
-    text.extend(changes.iter().take(LISTED_SITES).map(String::as_str));
-    if changes.len() > LISTED_SITES {
-        text.push_str(&format!("  and {} more\n", changes.len() - LISTED_SITES));
-    }
-    text
-}
-
-/// The changes of a site as text; `None` if there are none.
-fn change(a: &SiteResult, b: &SiteResult) -> Option<String> {
-    let onoff = |site: &SiteResult| if site.enabled { "on" } else { "off" };
-    let mut parts = Vec::new();
-    if a.enabled != b.enabled {
-        parts.push(format!("{} -> {}", onoff(a), onoff(b)));
-    }
-    if a.kind != b.kind {
-        parts.push(format!("kind {:?} -> {:?}", a.kind, b.kind).to_lowercase());
-    }
-    if a.scale != b.scale {
-        parts.push(format!("scale {} -> {}", shown(a.scale), shown(b.scale)));
-    }
-    if a.sqnr_db != b.sqnr_db {
-        let db = |site: &SiteResult| site.sqnr_db.map_or("none".to_owned(), decibels);
-        parts.push(format!("SQNR {} -> {}", db(a), db(b)));
-    }
-    (!parts.is_empty()).then(|| parts.join(", "))
 }

@@ -1,0 +1,24 @@
+//! Tables of at most 100 columns of text.
+
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+
+/// Width of a table in columns of text.
+const WIDTH: u16 = 100;
+
+/// A Markdown table with a first column that is never wrapped. Cells of other columns are, if the table is too wide.
+pub fn markdown<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header(header);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+    if let Some(first) = table.column_mut(0) {
+        first.set_constraint(ColumnConstraint::ContentWidth);
+    }
+    table
+}
+
+/// Aligns `count` columns from the second on to the right.
+pub fn align_numbers(table: &mut Table, count: usize) {
+    for column in table.column_iter_mut().skip(1).take(count) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
