@@ -307,9 +307,8 @@ impl Run<'_> {
         if iteration == 0 {
             progress.start_top1 = Some(found.compared_top1);
         }
-        match progress.start_top1.filter(|start| end && found.compared_top1 < *start) {
-            Some(start) => self.hooks.warn(&below_start(start, &found)),
-            None => {}
+        if let Some(start) = progress.start_top1.filter(|start| end && found.compared_top1 < *start) {
+            self.hooks.warn(&below_start(start, &found));
         }
         Ok(Some(found))
     }
