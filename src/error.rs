@@ -123,6 +123,18 @@ pub enum Error {
         /// The reason.
         source: Box<Error>,
     },
+    /// Another process trains in the same folder.
+    #[cfg(feature = "float")]
+    #[error(
+        "{}: another training runs in this folder ({holder}); wait until it ends, or choose another output folder",
+        folder.display()
+    )]
+    Busy {
+        /// The output folder.
+        folder: PathBuf,
+        /// The process that holds the folder's lock, its host, and the time since when.
+        holder: String,
+    },
     /// A training run failed.
     #[cfg(feature = "float")]
     #[error(transparent)]

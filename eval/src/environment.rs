@@ -174,7 +174,7 @@ fn kibibytes(text: &str, key: &str) -> Option<u64> {
 }
 
 /// `time` in UTC as ISO 8601, to the second.
-fn iso_utc(time: SystemTime) -> String {
+pub fn iso_utc(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = civil_date(days);

@@ -36,7 +36,7 @@ pub use collected::{Collected, collect};
 pub use compare::compare;
 pub use distortion::Distortion;
 pub use effect::EffectSums;
-pub use environment::{Environment, Gpu, Load, LoadMeter, peak_memory_bytes};
+pub use environment::{Environment, Gpu, Load, LoadMeter, iso_utc, peak_memory_bytes};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use inspection::{Inspection, site_results};

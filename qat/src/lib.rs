@@ -27,5 +27,5 @@ pub mod trainer;
 pub use error::QatError;
 pub use job::Job;
 pub use record::record;
-pub use run::{Hooks, Outcome, Validation, run};
+pub use run::{Begin, Hooks, Outcome, Validation, run};
 pub use trainer::{IterationReport, Start, Trainer};

@@ -17,6 +17,16 @@ const LOSS_AVERAGE_DECAY: f64 = 0.98;
 /// Iterations until the loss's moving average is reliable.
 const LOSS_AVERAGE_WARMUP: u64 = 20;
 
+/// The validation with the highest accuracy so far.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Iterations done before it.
+    pub iteration: u64,
+    /// Fraction of the images classified correctly, 0 to 1.
+    pub top1: f64,
+}
+
 /// The state of a run without its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,13 +43,31 @@ pub struct Progress {
     /// Iterations since that factor last changed.
     #[serde(rename = "steady_steps")]
     pub steady_iterations: u64,
+    /// Iterations done before the latest validation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validated: Option<u64>,
+    /// Fraction of the images classified correctly before the first iteration, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_top1: Option<f64>,
+    /// The best validation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
 }
 
 impl Progress {
     /// The progress of a training before its first iteration.
     pub(crate) fn new(precision: Precision) -> Progress {
         let loss_scale = if precision == Precision::F16 { MAX_LOSS_SCALE } else { 1.0 };
-        Progress { iteration: 0, updates: 0, usual_loss: None, loss_scale, steady_iterations: 0 }
+        Progress {
+            iteration: 0,
+            updates: 0,
+            usual_loss: None,
+            loss_scale,
+            steady_iterations: 0,
+            validated: None,
+            start_top1: None,
+            best: None,
+        }
     }
 
     /// The usual loss, if `loss` is so far above it that the training diverges.

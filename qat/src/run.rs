@@ -4,14 +4,20 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use swinq_model::batch::BoxError;
+use swinq_model::quantized::Chosen;
 use swinq_model::{BatchSource, QuantizedModel};
 
 use crate::error::QatError;
 use crate::job::{Course, Identity, Job};
 use crate::log::{IterationRecord, Log, Record, ValidationRecord};
 use crate::loss::LossParts;
-use crate::snapshot;
+use crate::progress::Best;
+use crate::record::record;
+use crate::snapshot::{self, Progress};
 use crate::trainer::{IterationReport, Trainer};
+
+/// Name of the file of the best validated model, in the job's output folder.
+pub const BEST: &str = "best.safetensors";
 
 /// The result of a validation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,25 +32,43 @@ pub struct Validation {
     pub agreement: Option<f64>,
     /// Mean squared difference to the teacher's logits.
     pub logit_mse: Option<f64>,
+    /// Number of the images of the validations before the end of the run, by which models are compared.
+    pub compared_images: u64,
+    /// Fraction of those images classified correctly, 0 to 1.
+    pub compared_top1: f64,
 }
 
 /// The callbacks that a training needs.
 pub trait Hooks {
     /// Validates the model on the engine, which will run it after the training: on all validation images at
-    /// the `end` of the run, else on the number of images that the job sets.
+    /// the `end` of the run, else on the number of images that the job sets. `None` if the user has asked to stop.
     ///
     /// # Errors
     /// An error of the engine or of the images.
-    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError>;
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError>;
 
     /// Called after each iteration; `done` iterations are complete.
     fn progress(&mut self, done: u64, report: &IterationReport, record: Option<&IterationRecord>);
 
-    /// Shows a message to the user: a validation, a checkpoint, a warning.
+    /// Shows a message to the user: a validation, a checkpoint.
     fn say(&mut self, text: &str);
+
+    /// Shows a warning to the user.
+    fn warn(&mut self, text: &str);
 
     /// Whether to write a checkpoint and stop now.
     fn stop(&self) -> bool;
+}
+
+/// How a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// At the first iteration, in a folder without checkpoints.
+    New,
+    /// After the latest intact checkpoint, or at the first iteration if there is no checkpoint.
+    Resume,
+    /// At the first iteration. Checkpoints in the folder are removed.
+    Restart,
 }
 
 /// How a run ended.
@@ -61,12 +85,15 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `course`, or until the hooks stop it. With `resume` the training continues from
-/// the latest checkpoint, if there is one.
+/// Trains until the end of `course`, or until the hooks stop it.
+///
+/// The model is validated before the first iteration, when the job asks for it, and at the end. The model with the
+/// highest accuracy so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint of its
+/// iteration is written, so that no validation is lost if the process is killed in between.
 ///
 /// # Errors
-/// An output folder that has checkpoints, without `resume`; an error of an iteration, of a file or of a hook.
-/// The latest checkpoint is kept.
+/// [`Begin::New`] in a folder that has checkpoints; [`Begin::Resume`] if all of them are damaged; an error of an
+/// iteration, of a file or of a hook. The latest checkpoint is kept.
 pub fn run(
     job: &Job,
     identity: &Identity,
@@ -74,22 +101,24 @@ pub fn run(
     course: &Course,
     source: &mut dyn BatchSource,
     hooks: &mut dyn Hooks,
-    resume: bool,
+    begin: Begin,
 ) -> Result<Outcome, QatError> {
     let folder = checkpoints(&job.output);
     std::fs::create_dir_all(&folder).map_err(|e| QatError::file(&folder, e.to_string()))?;
-    if !resume && snapshot::exists(&folder)? {
-        let problem =
-            "has the checkpoints of a training; continue it with --resume, or choose another output folder";
-        return Err(QatError::file(&folder, problem));
-    }
-    if resume {
-        resume_latest(&folder, identity, trainer, hooks)?;
+    match begin {
+        Begin::New if snapshot::exists(&folder)? => {
+            let problem = "has the checkpoints of a training; continue it with --resume, remove them and start anew with \
+                           --restart, or choose another output folder";
+            return Err(QatError::file(&folder, problem));
+        }
+        Begin::New => {}
+        Begin::Resume => resume_latest(&folder, identity, trainer, hooks)?,
+        Begin::Restart => snapshot::remove(&folder)?,
     }
     let log = Log::resume(&job.output, job.log.tensorboard, trainer.iterations_done())?;
     let mut run = Run { job, identity, trainer, course, hooks, log, folder, saved: None };
     run.saved = (run.trainer.iterations_done() > 0).then(|| run.trainer.iterations_done());
-    run.iterations(source)
+    run.whole(source)
 }
 
 fn resume_latest(
@@ -99,12 +128,20 @@ fn resume_latest(
     hooks: &mut dyn Hooks,
 ) -> Result<(), QatError> {
     let (progress, mut state) = trainer.state();
-    let found =
-        snapshot::resume(folder, identity, &mut state, &mut |text| hooks.say(&format!("warning: {text}")))?;
+    let mut damaged = 0;
+    let found = snapshot::resume(folder, identity, &mut state, &mut |text| {
+        damaged += 1;
+        hooks.warn(text);
+    })?;
     match found {
         Some(found) => {
             hooks.say(&format!("continues after iteration {}", found.iteration));
             *progress = found;
+        }
+        None if damaged > 0 => {
+            let problem = "has no intact checkpoint to resume; copy one from a backup, or start anew with --restart, which \
+                           removes the damaged ones";
+            return Err(QatError::file(folder, problem));
         }
         None => hooks.say("no checkpoint to resume; the training starts from the beginning"),
     }
@@ -131,11 +168,29 @@ struct SinceRecord {
 }
 
 impl Run<'_> {
+    /// The validation that is due before the next iteration, the iterations, and the last validation.
+    fn whole(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
+        let (done, all) = (self.trainer.iterations_done(), self.course.iterations());
+        let due = done == 0 || self.job.validate.due(done, self.course);
+        if done < all && due && self.progress().validated != Some(done) && self.validate(false)?.is_none() {
+            return Ok(Outcome::Stopped(self.save()?));
+        }
+        if done < all {
+            return self.iterations(source);
+        }
+        // A run that was already complete when it was resumed is validated again.
+        let before = self.progress().clone();
+        let Some(validation) = self.validate(true)? else { return Ok(Outcome::Stopped(self.save()?)) };
+        if *self.progress() != before {
+            self.save()?;
+        }
+        Ok(Outcome::Finished(validation))
+    }
+
     fn iterations(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
         let began = Instant::now();
         let mut since = SinceRecord { clock: began, iterations: 0, loss: LossParts::default() };
-        let mut last = None;
-        while self.trainer.iterations_done() < self.course.iterations() {
+        loop {
             let report = self.iterate(source)?;
             let done = self.trainer.iterations_done();
             since.iterations += 1;
@@ -147,25 +202,29 @@ impl Run<'_> {
             }
             self.hooks.progress(done, &report, record.as_ref());
             let end = done == self.course.iterations();
+            let mut validation = None;
+            if self.job.validate.due(done, self.course) {
+                let clock = Instant::now();
+                validation = self.validate(end)?;
+                if validation.is_none() {
+                    return Ok(Outcome::Stopped(self.save()?));
+                }
+                since.clock += clock.elapsed();
+            }
             let every = self.job.checkpoint.every;
             if end || (every > 0 && done.is_multiple_of(every)) {
                 self.save()?;
             }
-            if self.hooks.stop() && !end {
-                return Ok(Outcome::Stopped(self.save()?));
-            }
-            if self.job.validate.due(done, self.course) {
-                let clock = Instant::now();
-                last = Some(self.validate(end)?);
-                since.clock += clock.elapsed();
+            match validation.filter(|_| end) {
+                Some(validation) => return Ok(Outcome::Finished(validation)),
+                None if self.hooks.stop() => return Ok(Outcome::Stopped(self.save()?)),
+                None => {}
             }
         }
-        // A run that was already complete when it was resumed is validated again.
-        let validation = match last {
-            Some(validation) => validation,
-            None => self.validate(true)?,
-        };
-        Ok(Outcome::Finished(validation))
+    }
+
+    fn progress(&self) -> &Progress {
+        self.trainer.progress()
     }
 
     /// One iteration. If it diverges, the error names the checkpoint that remains.
@@ -221,10 +280,14 @@ impl Run<'_> {
         Ok(path)
     }
 
-    fn validate(&mut self, end: bool) -> Result<Validation, QatError> {
+    /// Validates the model, records the result, and keeps the model if it is the best. `None` if the user has asked to
+    /// stop.
+    fn validate(&mut self, end: bool) -> Result<Option<Validation>, QatError> {
         let clock = Instant::now();
         let model = self.trainer.model()?;
-        let found = self.hooks.validate(&model, end).map_err(QatError::Validation)?;
+        let Some(found) = self.hooks.validate(&model, end).map_err(QatError::Validation)? else {
+            return Ok(None);
+        };
         let iteration = self.trainer.iterations_done();
         let record = ValidationRecord {
             iteration,
@@ -238,8 +301,42 @@ impl Run<'_> {
         };
         self.log.write(&Record::Validation(record))?;
         self.hooks.say(&describe(iteration, &found));
-        Ok(found)
+        self.keep_best(model, &found)?;
+        let (progress, _) = self.trainer.state();
+        progress.validated = Some(iteration);
+        if iteration == 0 {
+            progress.start_top1 = Some(found.compared_top1);
+        }
+        if let Some(start) = progress.start_top1.filter(|start| end && found.compared_top1 < *start) {
+            self.hooks.warn(&below_start(start, &found));
+        }
+        Ok(Some(found))
     }
+
+    /// Writes the model if no earlier one was as accurate.
+    fn keep_best(&mut self, mut model: QuantizedModel, found: &Validation) -> Result<(), QatError> {
+        let best = Best { iteration: self.trainer.iterations_done(), top1: found.compared_top1 };
+        if self.progress().best.is_some_and(|known| known.top1 >= best.top1) {
+            return Ok(());
+        }
+        let mut record = record(self.job, self.identity, self.course, self.progress());
+        let data = self.job.data.validation_path().display().to_string();
+        record.chosen_by = Some(Chosen { data, images: found.compared_images, top1: best.top1 });
+        model.provenance.training = Some(record);
+        model.save(&self.job.output.join(BEST))?;
+        self.trainer.state().0.best = Some(best);
+        Ok(())
+    }
+}
+
+fn below_start(start: f64, found: &Validation) -> String {
+    format!(
+        "the training made the model worse: top-1 {:.2} % of {} images, and {:.2} % before the first iteration; {BEST} is \
+         the best that was validated; lower optimizer.lr, train longer, or keep the start",
+        100.0 * found.compared_top1,
+        found.compared_images,
+        100.0 * start
+    )
 }
 
 fn describe(iteration: u64, found: &Validation) -> String {

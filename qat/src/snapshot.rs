@@ -19,7 +19,7 @@ use swinq_model::atomic::write_atomic;
 use crate::adamw::{AdamW, Moments, set};
 use crate::error::QatError;
 use crate::job::Identity;
-pub use crate::progress::Progress;
+pub use crate::progress::{Best, Progress};
 
 /// Metadata key of the JSON document.
 const METADATA_KEY: &str = "swinq_training";
@@ -150,6 +150,17 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, QatError> {
 /// The folder cannot be read.
 pub fn exists(folder: &Path) -> Result<bool, QatError> {
     Ok(!files(folder)?.is_empty())
+}
+
+/// Removes every checkpoint in `folder`, intact or damaged.
+///
+/// # Errors
+/// [`QatError::File`] naming the file or folder.
+pub fn remove(folder: &Path) -> Result<(), QatError> {
+    for file in files(folder)? {
+        std::fs::remove_file(&file).map_err(|e| QatError::file(&file, e.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Restores the latest intact checkpoint in `folder` into `state`; `None` if there is none. `warn` is called

@@ -59,6 +59,16 @@ impl Inputs {
         Ok(Inputs { float, quantized, teacher, train, val, drop_path, warnings })
     }
 
+    /// The model that the job starts from, without what calibration rewrote.
+    pub(super) fn start(&self, job: &Job) -> Result<QuantizedModel, Error> {
+        if self.quantized.as_ref().is_some_and(is_refined)
+            && let Some(path) = &job.float
+        {
+            return Ok(QuantizedModel::from_float(&load(job, "float", path)?)?);
+        }
+        Ok(QuantizedModel::from_float(&self.float)?)
+    }
+
     /// The identity of the training run: everything that its result depends on.
     pub(super) fn identity(&self, job: &Job) -> Result<Identity, Error> {
         let mut contents = vec![("data.path", self.train.list_sha256().unwrap_or_default())];

@@ -1,6 +1,8 @@
 //! Training: loads and checks the models and images of a job, and runs the training.
 
+mod compare;
 mod inputs;
+mod lock;
 mod validate;
 
 use std::path::PathBuf;
@@ -8,12 +10,16 @@ use std::path::PathBuf;
 use swinq_data::{Augment, LoaderOptions, TrainLoader, TrainOptions};
 use swinq_model::BatchSource;
 use swinq_model::atomic::write_atomic;
+use swinq_qat::job::Identity;
 use swinq_qat::job::{Course, Device, Job};
 use swinq_qat::schedule::Schedule;
-use swinq_qat::{Hooks, Outcome, Start, Trainer};
+use swinq_qat::{Begin, Hooks, Outcome, Start, Trainer};
 
+pub use compare::Compared;
 pub use inputs::Inputs;
 pub use validate::Validator;
+
+use lock::RunLock;
 
 use crate::limits::check_threads;
 use crate::{Error, FloatDevice, Images};
@@ -35,6 +41,10 @@ pub struct Training {
     /// Learning rates.
     pub schedule: Schedule,
     source: TrainLoader,
+    /// Everything that the result depends on.
+    identity: Identity,
+    /// The lock of the output folder, from the first [`Training::run`] to the end of this value.
+    lock: Option<RunLock>,
 }
 
 impl Training {
@@ -49,7 +59,8 @@ impl Training {
         let source = loader(&job, &inputs, augment)?;
         let course = job.course(source.images());
         let schedule = Schedule::of(&job, course.iterations())?;
-        Ok(Training { job, inputs, course, schedule, source })
+        let identity = inputs.identity(&job)?;
+        Ok(Training { job, inputs, course, schedule, source, identity, lock: None })
     }
 
     /// The model on the job's device, ready for training.
@@ -80,22 +91,22 @@ impl Training {
         Validator::new(&self.job, &self.inputs)
     }
 
-    /// Trains until the end or until `hooks` stop the run. With `resume`, continues from the latest
-    /// checkpoint in the job's output folder.
+    /// Trains until the end or until `hooks` stop the run. The output folder is locked until this value is dropped.
     ///
     /// # Errors
-    /// An error if the output folder cannot be made, an image cannot be read, a loss or weight is not finite,
-    /// or a checkpoint belongs to another job.
+    /// [`Error::Busy`]; the errors of [`swinq_qat::run()`]; an error if the output folder cannot be made.
     pub fn run(
         &mut self,
         trainer: &mut Trainer,
         hooks: &mut dyn Hooks,
-        resume: bool,
+        begin: Begin,
     ) -> Result<Outcome, Error> {
         std::fs::create_dir_all(&self.job.output).map_err(Error::io(&self.job.output))?;
-        let identity = self.inputs.identity(&self.job)?;
+        if self.lock.is_none() {
+            self.lock = Some(RunLock::take(&self.job.output)?);
+        }
         let (job, course) = (&self.job, &self.course);
-        Ok(swinq_qat::run(job, &identity, trainer, course, &mut self.source, hooks, resume)?)
+        Ok(swinq_qat::run(job, &self.identity, trainer, course, &mut self.source, hooks, begin)?)
     }
 
     /// The error messages of the corrupt images that were left out so far.
@@ -109,15 +120,20 @@ impl Training {
     /// # Errors
     /// An error if a weight is not finite or a file cannot be written.
     pub fn save(&self, trainer: &Trainer) -> Result<[PathBuf; 2], Error> {
-        let name = if self.job.quant { "model.safetensors" } else { "float.safetensors" };
-        let [model, job] = [name, "job.yaml"].map(|name| self.job.output.join(name));
-        let identity = self.inputs.identity(&self.job)?;
+        let (model, job) = (self.model_path(), self.job.output.join("job.yaml"));
         let mut trained = trainer.model()?;
-        let record = swinq_qat::record(&self.job, &identity, &self.course, trainer.progress());
+        let record = swinq_qat::record(&self.job, &self.identity, &self.course, trainer.progress());
         trained.provenance.training = Some(record);
         trained.save(&model)?;
         write_atomic(&job, |out| out.write_all(self.job.to_string().as_bytes()))?;
         Ok([model, job])
+    }
+}
+
+impl Training {
+    /// The path of the trained model.
+    fn model_path(&self) -> PathBuf {
+        self.job.output.join(if self.job.quant { "model.safetensors" } else { "float.safetensors" })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use swinq_eval::{Collected, accuracy, collect};
+use swinq_eval::{Collected, EvalError, accuracy, collect};
 use swinq_model::{BoxError, Logits, QuantizedModel};
 use swinq_qat::Validation;
 use swinq_qat::job::{Device, Job};
@@ -49,18 +49,40 @@ impl Validator {
         })
     }
 
-    /// Runs `model` on the first images; with `end`, on all of them.
-    pub fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
+    /// Runs `model` on the first images; with `end`, on all of them. `None` if `stop` ended it.
+    ///
+    /// # Errors
+    /// An error of the engine, of the model or of the images.
+    pub fn validate(
+        &mut self,
+        model: &QuantizedModel,
+        end: bool,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Validation>, BoxError> {
         let images = if end { self.images.len() } else { self.limit };
-        let found = self.run(model, images)?;
-        let accuracy = accuracy(&found)?;
+        match self.validated(model, images, stop) {
+            Err(error) if stop() && is_interruption(&*error) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    fn validated(
+        &mut self,
+        model: &QuantizedModel,
+        images: usize,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Validation, BoxError> {
+        let found = self.run(model, images, stop)?;
+        let (accuracy, compared) = (accuracy(&found)?, swinq_eval::accuracy(&first(&found, self.limit))?);
         let mut validation = Validation {
             images: accuracy.images as u64,
             top1: accuracy.top1_percent() / 100.0,
             top5: Some(accuracy.top5_percent() / 100.0),
+            compared_images: compared.images as u64,
+            compared_top1: compared.top1_percent() / 100.0,
             ..Validation::default()
         };
-        if let Some(taught) = self.taught(images)? {
+        if let Some(taught) = self.taught(images, stop)? {
             let compared = swinq_eval::fidelity(&taught, &found)?;
             validation.agreement = Some(compared.agreement);
             validation.logit_mse = Some(mean_squared_difference(&taught, &found));
@@ -69,22 +91,32 @@ impl Validator {
     }
 
     /// The teacher's logits of the first `images` images. They are computed at the first call.
-    fn taught(&mut self, images: usize) -> Result<Option<Collected>, BoxError> {
+    fn taught(&mut self, images: usize, stop: &dyn Fn() -> bool) -> Result<Option<Collected>, BoxError> {
         let Some(teacher) = &self.teacher else { return Ok(None) };
         if let Some(known) = teacher.known.as_ref().filter(|known| known.images() >= images) {
             return Ok(Some(first(known, images)));
         }
-        let known = self.run(&teacher.model, images)?;
+        let known = self.run(&teacher.model, images, stop)?;
         let found = first(&known, images);
         self.teacher = self.teacher.take().map(|teacher| Teacher { known: Some(known), ..teacher });
         Ok(Some(found))
     }
 
-    fn run(&self, model: &QuantizedModel, images: usize) -> Result<Collected, BoxError> {
+    fn run(
+        &self,
+        model: &QuantizedModel,
+        images: usize,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Collected, BoxError> {
         let mut batches = self.images.first(images).batches(&model.transform, &self.read)?;
         let mut engine = Engine::of(model, &self.engine)?;
-        Ok(collect(&mut engine, &mut batches, &mut |_, _| ControlFlow::Continue(()))?)
+        let check = |_, _| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        Ok(collect(&mut engine, &mut batches, &mut { check })?)
     }
+}
+
+fn is_interruption(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(EvalError::Interrupted { .. }))
 }
 
 /// The options of the engine for the job's device. The engine does not measure kernels, because a validation

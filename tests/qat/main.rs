@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use assert_cmd::assert::Assert;
 use common::{calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
+use swinq_model::QuantizedModel;
 
 /// A folder that contains a job. The job's output folder is `out`.
 struct Folder(tempfile::TempDir);
@@ -99,7 +100,15 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     }
     assert_eq!(
         files(&folder.out()),
-        ["checkpoints", "job.yaml", "log.jsonl", "model.safetensors", "tensorboard"]
+        [
+            "best.safetensors",
+            "checkpoints",
+            "job.yaml",
+            "log.jsonl",
+            "model.safetensors",
+            "run.lock",
+            "tensorboard"
+        ]
     );
     let model = folder.out().join("model.safetensors");
     assert!(std::fs::read(&model).unwrap() != std::fs::read(calibrated()).unwrap());
@@ -228,7 +237,8 @@ fn signals_save_and_end() {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(0), "{signal}: {said}");
+        let code = if signal == "-INT" { 130 } else { 143 };
+        assert_eq!(output.status.code(), Some(code), "{signal}: {said}");
         assert!(
             said.contains("stopped; use --resume to continue from ") && said.contains("step-0"),
             "{signal}: {said}"
@@ -237,6 +247,53 @@ fn signals_save_and_end() {
     }
     assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);
     assert!(!folder.out().join("model.safetensors").exists(), "half a training is no model");
+}
+
+/// Two trainings in one folder would remove each other's checkpoints.
+#[cfg(unix)]
+#[test]
+fn a_folder_in_use_is_refused_by_the_name_of_its_user() {
+    let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 1}}\n", data()));
+    let mut child = folder.start(&[]);
+    wait_for_an_iteration(&mut child);
+    let holder = format!("(process {} on ", child.id());
+    for more in [&[][..], &["--resume"], &["--restart"]] {
+        refused(
+            folder.run(more),
+            1,
+            &["another training runs in this folder", &holder, "since 20", "another output"],
+        );
+    }
+    assert!(child.try_wait().unwrap().is_none(), "the first training goes on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let steps = ["--opts", "steps", "3"];
+    folder.run(&[&["--restart"][..], &steps].concat()).success();
+    assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);
+}
+
+#[test]
+fn the_models_of_a_training_are_shown_side_by_side() {
+    let folder = Folder::new(&format!("{}steps: 2\nvalidate: {{every: 1, limit: 10}}\n", data()));
+    let text = stdout(&folder.run(&[]).success());
+    let table = text.split("on 20 validation images:").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let row = |kind: &str, file: &Path| {
+        let line =
+            table.lines().find(|l| l.trim_start().starts_with(kind) && l.contains(file.to_str().unwrap()));
+        line.unwrap_or_else(|| panic!("{kind} {} is not in: {text}", file.display())).to_owned()
+    };
+    // The float model is the teacher.
+    assert!(row("FP32", &sample_model()).matches("100.00").count() >= 1, "{text}");
+    row("PTQ", calibrated());
+    assert!(row("QAT", &folder.out().join("model.safetensors")).contains("the last"), "{text}");
+    // The start is validated, and the models are compared on the images of every validation.
+    assert!(text.contains("iteration 0: top-1 ") && text.contains(" of 10 images"), "{text}");
+    let best = QuantizedModel::load(&folder.out().join("best.safetensors")).unwrap();
+    let training = best.provenance.training.unwrap();
+    assert_eq!(training.chosen_by.unwrap().images, 10);
+    if training.iterations < 2 {
+        row("QAT", &folder.out().join("best.safetensors"));
+    }
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn outputs_that_cannot_be() {
     std::fs::create_dir_all(other.parent().unwrap()).unwrap();
     std::fs::write(&other, "a checkpoint").unwrap();
     refused(folder.run(&[]), 1, &["checkpoints", "--resume", "another output"]);
-    assert_eq!(files(&folder.out()), ["checkpoints"]);
+    assert_eq!(files(&folder.out()), ["checkpoints", "run.lock"]);
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
 }
 

@@ -6,7 +6,7 @@ use super::*;
 
 /// Trains one iteration, sets a value of `parameter`, and returns the error of the next iteration.
 fn diverges(setup: &Setup, parameter: &str, value: f32) -> String {
-    setup.stop_at(2, false);
+    setup.stop_at(2, Begin::New);
     let before = std::fs::read(setup.checkpoint(2)).unwrap();
     let mut trainer = setup.trainer();
     let mut images = setup.images();
@@ -66,7 +66,7 @@ fn an_absurd_learning_rate_stops_and_names_the_last_checkpoint() {
         let mut setup = Setup::new(recipe, 40, "checkpoint: {every: 1}\n");
         setup.job.optimizer.lr = 1e30;
         let mut watch = Watch::default();
-        let error = setup.run(&mut setup.trainer(), &mut watch, false).unwrap_err();
+        let error = setup.run(&mut setup.trainer(), &mut watch, Begin::New).unwrap_err();
         assert!(matches!(error, QatError::Diverged { .. }), "{recipe:?}: {error}");
         let message = error.to_string();
         let kept = format!("the checkpoint after iteration {} is in", watch.done);

@@ -12,11 +12,11 @@ fn the_loss_falls() {
     for recipe in [None, Some("default"), Some("mode1")] {
         let setup = Setup::new(recipe, 30, keys);
         let mut watch = Watch::default();
-        setup.run(&mut setup.trainer(), &mut watch, false).unwrap();
+        setup.run(&mut setup.trainer(), &mut watch, Begin::New).unwrap();
         let (first, last) = (mean(&watch.losses[..5]), mean(&watch.losses[25..]));
         assert!(last < 0.5 * first, "{recipe:?}: from {first} to {last}");
-        // Ten epochs of three iterations; the training ends with the last.
-        assert_eq!((watch.validated.len(), watch.validated.last()), (10, Some(&true)));
+        // The start, and ten epochs of three iterations; the training ends with the last.
+        assert_eq!((watch.validated.len(), watch.validated.last()), (11, Some(&true)));
         let log = std::fs::read_to_string(setup.folder.path().join("log.jsonl")).unwrap();
         assert_eq!(log.lines().filter(|line| line.contains("\"kind\":\"step\"")).count(), 30);
     }
@@ -28,7 +28,7 @@ fn divergence_from_the_teacher_falls() {
                 quantization: {activation_scales: learned, weight_scales: learned}\n";
     let setup = Setup::new(Some("mode1"), 30, keys);
     let mut watch = Watch::default();
-    setup.run(&mut setup.trainer(), &mut watch, false).unwrap();
+    setup.run(&mut setup.trainer(), &mut watch, Begin::New).unwrap();
     let (first, last) = (mean(&watch.losses[..5]), mean(&watch.losses[25..]));
     assert!(last < 0.8 * first, "from {first} to {last}");
 }
@@ -42,7 +42,7 @@ fn a_learning_rate_of_zero_changes_no_bit() {
         let mut trainer = setup.trainer();
         let (before, model) = (parameters(&mut trainer), exported(&trainer));
         let mut watch = Watch::default();
-        setup.run(&mut trainer, &mut watch, false).unwrap();
+        setup.run(&mut trainer, &mut watch, Begin::New).unwrap();
         assert!(before == parameters(&mut trainer), "{recipe:?}: a parameter moved");
         assert!(model == exported(&trainer), "{recipe:?}: the model changed");
         assert!(watch.losses[0] > 0.0);
@@ -85,7 +85,7 @@ fn a_seed_gives_the_same_files_twice_on_any_number_of_threads() {
         let mut setup = Setup::new(Some("mode1"), 4, FULL);
         setup.job.seed = seed;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| setup.finish(false))
+        pool.install(|| setup.finish(Begin::New))
     };
     let first = train(1, 0);
     first.equals(&train(1, 0), "again");

@@ -6,6 +6,7 @@ mod divergence;
 mod iterations;
 mod resuming;
 mod snapshots;
+mod validations;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use swinq_model::{BoxError, QuantizedModel, SwinConfig};
 use swinq_qat::job::{Course, Identity, Job};
 use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
-use swinq_qat::{Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
+use swinq_qat::{Begin, Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
 
 /// A job with every kind of state: learned scales everywhere, accumulation, DropPath, a moving average, a
 /// warmup.
@@ -78,15 +79,15 @@ impl Setup {
         &self,
         trainer: &mut Trainer,
         watch: &mut Watch,
-        resume: bool,
+        begin: Begin,
     ) -> Result<Outcome, QatError> {
-        run(&self.job, &self.identity(), trainer, &self.course(), &mut self.images(), watch, resume)
+        run(&self.job, &self.identity(), trainer, &self.course(), &mut self.images(), watch, begin)
     }
 
     /// Trains to the end and returns the last checkpoint and the exported model.
-    pub(crate) fn finish(&self, resume: bool) -> Finished {
+    pub(crate) fn finish(&self, begin: Begin) -> Finished {
         let (mut trainer, mut watch) = (self.trainer(), Watch::default());
-        let outcome = self.run(&mut trainer, &mut watch, resume).unwrap();
+        let outcome = self.run(&mut trainer, &mut watch, begin).unwrap();
         assert!(matches!(outcome, Outcome::Finished(_)));
         Finished {
             checkpoint: std::fs::read(self.checkpoint(self.course().iterations())).unwrap(),
@@ -96,9 +97,9 @@ impl Setup {
     }
 
     /// Trains until `iteration` is done.
-    pub(crate) fn stop_at(&self, iteration: u64, resume: bool) -> PathBuf {
+    pub(crate) fn stop_at(&self, iteration: u64, begin: Begin) -> PathBuf {
         let mut watch = Watch { stop_at: Some(iteration), ..Watch::default() };
-        match self.run(&mut self.trainer(), &mut watch, resume).unwrap() {
+        match self.run(&mut self.trainer(), &mut watch, begin).unwrap() {
             Outcome::Stopped(path) => path,
             Outcome::Finished(_) => panic!("iteration {iteration} did not stop the training"),
         }
@@ -158,13 +159,21 @@ pub(crate) struct Watch {
     pub(crate) losses: Vec<f64>,
     pub(crate) said: Vec<String>,
     pub(crate) validated: Vec<bool>,
+    /// The accuracies that the validations give, in their order; then 0.
+    pub(crate) accuracies: Vec<f64>,
+    /// The number of iterations after which a validation is stopped.
+    pub(crate) stop_in_validation: Option<u64>,
 }
 
 impl Hooks for Watch {
-    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError> {
         model.validate()?;
         self.validated.push(end);
-        Ok(Validation { images: 1, ..Validation::default() })
+        if self.stop_in_validation == Some(self.done) {
+            return Ok(None);
+        }
+        let top1 = self.accuracies.get(self.validated.len() - 1).copied().unwrap_or_default();
+        Ok(Some(Validation { images: 1, compared_images: 1, compared_top1: top1, ..Validation::default() }))
     }
 
     fn progress(&mut self, done: u64, report: &IterationReport, _: Option<&IterationRecord>) {
@@ -174,6 +183,10 @@ impl Hooks for Watch {
 
     fn say(&mut self, text: &str) {
         self.said.push(text.to_owned());
+    }
+
+    fn warn(&mut self, text: &str) {
+        self.said.push(format!("warning: {text}"));
     }
 
     fn stop(&self) -> bool {

@@ -22,7 +22,7 @@ fn resume_latest(setup: &Setup) -> (Option<Progress>, BTreeMap<String, Vec<f32>>
 #[test]
 fn the_latest_are_kept() {
     let setup = Setup::new(None, 5, KEYS);
-    setup.finish(false);
+    setup.finish(Begin::New);
     let kept = ["step-000000003.safetensors", "step-000000004.safetensors", "step-000000005.safetensors"];
     assert_eq!(names(&setup.checkpoints()), kept);
 }
@@ -30,7 +30,7 @@ fn the_latest_are_kept() {
 #[test]
 fn a_truncated_checkpoint_is_skipped_for_the_previous_one() {
     let setup = Setup::new(Some("default"), 5, KEYS);
-    setup.stop_at(4, false);
+    setup.stop_at(4, Begin::New);
     let (newest, whole) = (setup.checkpoint(4), std::fs::read(setup.checkpoint(4)).unwrap());
     for length in [0, 7, 8, 100, whole.len() / 3, whole.len() - 4, whole.len() - 1] {
         std::fs::write(&newest, &whole[..length]).unwrap();
@@ -38,9 +38,9 @@ fn a_truncated_checkpoint_is_skipped_for_the_previous_one() {
         assert_eq!(found.unwrap().iteration, 3, "{length} bytes");
         assert!(warnings.len() == 1 && warnings[0].contains("step-000000004"), "{warnings:?}");
     }
-    let resumed = setup.finish(true);
+    let resumed = setup.finish(Begin::Resume);
     assert!(resumed.said[0].starts_with("warning: "), "{:?}", resumed.said);
-    resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(false), "after a truncated checkpoint");
+    resumed.equals(&Setup::new(Some("default"), 5, KEYS).finish(Begin::New), "after a truncated checkpoint");
 }
 
 /// A file with a flipped bit is skipped, or the bit has no meaning and the file has the same content as
@@ -48,7 +48,7 @@ fn a_truncated_checkpoint_is_skipped_for_the_previous_one() {
 #[test]
 fn a_flipped_bit_is_noticed() {
     let setup = Setup::new(None, 3, KEYS);
-    setup.stop_at(2, false);
+    setup.stop_at(2, Begin::New);
     let (newest, whole) = (setup.checkpoint(2), std::fs::read(setup.checkpoint(2)).unwrap());
     let (progress, values, warnings) = resume_latest(&setup);
     assert!(warnings.is_empty());
@@ -75,13 +75,16 @@ fn a_flipped_bit_is_noticed() {
 #[test]
 fn a_damaged_later_checkpoint_does_not_displace_an_intact_one() {
     let setup = Setup::new(None, 6, "checkpoint: {every: 0, keep: 1}\n");
-    setup.stop_at(5, false);
+    setup.stop_at(1, Begin::New);
+    let first = std::fs::read(setup.checkpoint(1)).unwrap();
+    setup.stop_at(5, Begin::Resume);
+    std::fs::write(setup.checkpoint(1), first).unwrap();
     std::fs::write(setup.checkpoint(5), b"torn").unwrap();
-    setup.stop_at(2, true);
+    setup.stop_at(2, Begin::Resume);
     assert!(setup.checkpoint(2).exists(), "{:?}", names(&setup.checkpoints()));
     let (found, ..) = resume_latest(&setup);
     assert_eq!(found.unwrap().iteration, 2);
-    setup.finish(true);
+    setup.finish(Begin::Resume);
     assert_eq!(names(&setup.checkpoints()), ["step-000000006.safetensors"]);
 }
 
@@ -89,20 +92,20 @@ fn a_damaged_later_checkpoint_does_not_displace_an_intact_one() {
 #[test]
 fn temporary_files_of_killed_processes_are_removed() {
     let setup = Setup::new(None, 3, KEYS);
-    setup.stop_at(2, false);
+    setup.stop_at(2, Begin::New);
     let part = setup.checkpoints().join(".swinq-abc123.part");
     std::fs::write(&part, b"half").unwrap();
     let (found, _, warnings) = resume_latest(&setup);
     assert_eq!(found.unwrap().iteration, 2);
     assert!(warnings.is_empty());
-    setup.finish(true);
+    setup.finish(Begin::Resume);
     assert!(!part.exists());
 }
 
 #[test]
 fn another_network_is_refused_by_the_tensor() {
     let setup = Setup::new(None, 3, KEYS);
-    setup.stop_at(2, false);
+    setup.stop_at(2, Begin::New);
     let mut other = Setup::new(None, 3, KEYS);
     other.float = random(SwinConfig { num_classes: 6, ..setup.float.config.clone() }, 5);
     let mut trainer = other.trainer();
@@ -110,4 +113,26 @@ fn another_network_is_refused_by_the_tensor() {
     let found = snapshot::resume(&setup.checkpoints(), &setup.identity(), &mut state, &mut |_| ());
     let message = found.unwrap_err().to_string();
     assert!(message.contains("head.bias") && message.contains("step-000000002"), "{message}");
+}
+
+/// Only damaged checkpoints: the iterations that they stand for are not repeated without being asked for.
+#[test]
+fn a_folder_with_only_damaged_checkpoints_is_refused_unless_the_training_starts_anew() {
+    let setup = Setup::new(Some("default"), 3, KEYS);
+    setup.stop_at(2, Begin::New);
+    for iteration in 1..=2 {
+        std::fs::write(setup.checkpoint(iteration), b"torn").unwrap();
+    }
+    let mut watch = Watch::default();
+    let error = setup.run(&mut setup.trainer(), &mut watch, Begin::Resume).unwrap_err().to_string();
+    assert!(error.contains("no intact checkpoint") && error.contains("--restart"), "{error}");
+    assert!(
+        watch.said.len() == 2 && watch.said.iter().all(|text| text.starts_with("warning: ")),
+        "{:?}",
+        watch.said
+    );
+    assert_eq!(names(&setup.checkpoints()).len(), 2);
+    assert_eq!(watch.done, 0);
+    let again = setup.finish(Begin::Restart);
+    again.equals(&Setup::new(Some("default"), 3, KEYS).finish(Begin::New), "started anew");
 }

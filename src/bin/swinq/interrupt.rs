@@ -1,40 +1,68 @@
-//! Ctrl-C and SIGTERM: the first signal asks the work to stop cleanly, the second ends the process.
+//! Ctrl-C, SIGTERM and SIGHUP: the first signal asks the work to stop cleanly, the second ends the process.
 
 use std::ops::ControlFlow;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::out;
+/// The first signal that was received; 0 for none.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// Two signals within this time count as one, because `timeout` and service managers signal a process and
-/// then its group.
-const TWICE: Duration = Duration::from_millis(500);
-
-static STOP: AtomicBool = AtomicBool::new(false);
-
-/// Installs the handler.
+/// Installs the handler. Without one, as on systems other than Unix, the signals end the process at once. That also
+/// leaves no incomplete file, because writes are atomic.
 pub fn install() {
-    let first = OnceLock::new();
-    let handler = move || {
-        let first: &Instant = first.get_or_init(Instant::now);
-        if !STOP.swap(true, Ordering::SeqCst) {
-            out::error_line(format_args!("\nstopping; press Ctrl-C again to end at once"));
-        } else if first.elapsed() > TWICE {
-            std::process::exit(1);
+    #[cfg(unix)]
+    unix::install();
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::iterator::Signals;
+
+    use super::SIGNAL;
+    use crate::out;
+
+    /// Two signals within this time count as one, because `timeout` and service managers signal a process and
+    /// then its group.
+    const TWICE: Duration = Duration::from_millis(500);
+
+    pub fn install() {
+        if let Ok(signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
+            std::thread::spawn(|| watch(signals));
         }
-    };
-    // Without a handler the signals end the process at once. That also leaves no incomplete file, because
-    // writes are atomic.
-    let _ = ctrlc::set_handler(handler);
+    }
+
+    fn watch(mut signals: Signals) {
+        let mut first: Option<Instant> = None;
+        for signal in signals.forever() {
+            match first {
+                None => {
+                    first = Some(Instant::now());
+                    SIGNAL.store(signal, Ordering::SeqCst);
+                    out::error_line(format_args!("\nstopping; press Ctrl-C again to end at once"));
+                }
+                Some(at) if at.elapsed() > TWICE => std::process::exit(128 + signal),
+                Some(_) => {}
+            }
+        }
+    }
 }
 
 /// Whether the user has asked the work to stop.
 pub fn requested() -> bool {
-    STOP.load(Ordering::SeqCst)
+    SIGNAL.load(Ordering::SeqCst) != 0
 }
 
 /// [`requested`], as the return value of a progress callback.
 pub fn check() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// The exit code of a process that a signal has asked to stop, as shells give it: 130 after Ctrl-C, 143 after SIGTERM.
+pub fn exit_code() -> Option<ExitCode> {
+    let signal = SIGNAL.load(Ordering::SeqCst);
+    (signal != 0).then(|| ExitCode::from(128 + signal as u8))
 }

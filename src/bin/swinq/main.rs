@@ -53,14 +53,15 @@ fn main() -> ExitCode {
     let peak = swinq::eval::peak_memory_bytes()
         .map_or(String::new(), |b| format!(", peak memory {:.0} MB", b as f64 / 1e6));
     out::detail!("{:.3} s in all{peak}", start.elapsed().as_secs_f64());
-    match outcome.and_then(|()| out::check()) {
+    let code = match outcome.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             out::error(message(&error));
             ExitCode::from(exit_code(&error))
         }
-    }
+    };
+    interrupt::exit_code().unwrap_or(code)
 }
 
 /// Parses the command line. Ends the process for a mistake, and after help.

@@ -9,7 +9,10 @@ Examples:
       --data-path imagenet --report report.html
   swinq predict swin_t.int8.safetensors cat.jpg
 
-`swinq COMMAND --help` explains the options of a command, with examples.";
+`swinq COMMAND --help` explains the options of a command, with examples.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 3 and 4 a goal that is missed (tune, compare),
+130 after Ctrl-C, 143 after SIGTERM.";
 
 pub const CALIBRATE: &str = "\
 Examples:

@@ -80,6 +80,9 @@ pub struct QatArgs {
     /// Continue from the latest checkpoint in the job's output folder.
     #[arg(long)]
     pub resume: bool,
+    /// Start anew in an output folder that has checkpoints; they are removed.
+    #[arg(long, conflicts_with = "resume")]
+    pub restart: bool,
     /// Check everything, print the effective job and schedule, and stop before the first iteration.
     #[arg(long)]
     pub dry_run: bool,

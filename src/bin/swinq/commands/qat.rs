@@ -3,13 +3,16 @@
 mod hooks;
 
 use anyhow::Context;
-use swinq::qat::Outcome;
+use comfy_table::{Table, presets};
 use swinq::qat::job::{Device, Job};
+use swinq::qat::run::BEST;
+use swinq::qat::{Begin, Outcome};
+use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
 use crate::args::{self, QatArgs};
-use crate::float_device;
 use crate::out::{caution, info, say};
+use crate::{float_device, interrupt};
 use hooks::TrainHooks;
 
 /// Runs the command.
@@ -29,15 +32,26 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut hooks = TrainHooks::new(training.validator()?, &training.course);
-    let outcome = training.run(&mut trainer, &mut hooks, args.resume);
+    let begin = match (args.resume, args.restart) {
+        (true, _) => Begin::Resume,
+        (_, true) => Begin::Restart,
+        _ => Begin::New,
+    };
+    let outcome = training.run(&mut trainer, &mut hooks, begin);
     hooks.finish();
     for skipped in training.skipped() {
         caution!("left out {skipped}");
     }
     match outcome? {
-        Outcome::Finished(_) => {
+        Outcome::Finished(last) => {
             let [model, job] = training.save(&trainer)?;
-            info!("wrote {} and {}", model.display(), job.display());
+            let best = training.job.output.join(BEST);
+            info!("wrote {}, {} (the best validated) and {}", model.display(), best.display(), job.display());
+            let stop = &interrupt::requested;
+            match training.compare(&mut hooks.validator, &trainer, &last, stop)? {
+                Some(rows) => compared(&rows),
+                None => say!("stopped before the models were compared; the training is complete"),
+            }
         }
         Outcome::Stopped(path) => say!("stopped; use --resume to continue from {}", path.display()),
     }
@@ -45,6 +59,26 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
         info!("peak memory {:.0} MB", bytes as f64 / 1e6);
     }
     Ok(())
+}
+
+/// Prints the accuracy of the models before, during and after the training.
+fn compared(rows: &[Compared]) {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let images = rows.first().map_or(0, |row| row.validation.images);
+    table.set_header(["", "top-1 %", "top-5 %", "as teacher %", "file"]);
+    let percent = |value: Option<f64>| value.map_or(String::new(), |value| format!("{:.2}", 100.0 * value));
+    for Compared { kind, file, note, validation } in rows {
+        let file = file.display();
+        table.add_row([
+            (*kind).to_owned(),
+            percent(Some(validation.top1)),
+            percent(validation.top5),
+            percent(validation.agreement),
+            if note.is_empty() { file.to_string() } else { format!("{file} ({note})") },
+        ]);
+    }
+    say!("on {images} validation images:\n{table}");
 }
 
 fn use_threads(threads: usize) -> anyhow::Result<()> {

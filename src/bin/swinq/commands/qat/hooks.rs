@@ -10,11 +10,12 @@ use swinq::qat::{Hooks, IterationReport, Validation};
 use swinq::train::Validator;
 
 use crate::interrupt;
-use crate::out::{self, Level, note, say};
+use crate::out::{self, Level, caution, note, say};
 
 /// Hooks of a training run: they show progress, validate on the engine, and react to Ctrl-C.
 pub struct TrainHooks {
-    validator: Validator,
+    /// Runs the model on the validation images.
+    pub validator: Validator,
     bar: Option<ProgressBar>,
     course: Course,
 }
@@ -46,8 +47,8 @@ fn line(record: &IterationRecord) -> String {
 }
 
 impl Hooks for TrainHooks {
-    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Validation, BoxError> {
-        self.validator.validate(model, end)
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError> {
+        self.validator.validate(model, end, &interrupt::requested)
     }
 
     fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {
@@ -78,6 +79,13 @@ impl Hooks for TrainHooks {
         match &self.bar {
             Some(bar) => bar.suspend(|| say!("{text}")),
             None => say!("{text}"),
+        }
+    }
+
+    fn warn(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| caution!("{text}")),
+            None => caution!("{text}"),
         }
     }
 
