@@ -6,6 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::names::Names;
 use crate::error::DataError;
 
@@ -121,12 +123,21 @@ impl Listing {
 fn repeated(names: &Names) -> Option<String> {
     let parts = names.len().div_ceil(COMPARED) as u64;
     (0..parts).find_map(|part| {
-        let mut hashes = Vec::new();
-        names.visit(|_, name| hashes.extend(Some(hash(name)).filter(|hash| hash % parts == part)));
-        hashes.sort_unstable();
+        let of_block = |mut hashes: Vec<u64>, block| {
+            names.visit_block(block, |_, name| hashes.extend(Some(hash(name)).filter(|h| h % parts == part)));
+            hashes
+        };
+        let pieces = (0..names.blocks()).into_par_iter().fold(Vec::new, of_block);
+        let mut hashes: Vec<u64> = pieces.reduce(Vec::new, |mut all, piece| {
+            all.extend(piece);
+            all
+        });
+        hashes.par_sort_unstable();
         let mut equal: Vec<u64> =
             hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
         equal.dedup();
+        // The memory is needed again below.
+        drop(hashes);
         if equal.is_empty() { None } else { first_repeated(names, &equal) }
     })
 }

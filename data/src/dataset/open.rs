@@ -185,7 +185,7 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
     }
     let listing = list::read(path)?;
     let folder = parent(path);
-    let (missing, first) = missing_files(&listing.names, folder);
+    let (missing, first) = missing_files(&listing.names, folder, ALL_CHECKED);
     if missing > 0 {
         return Err(DataError::MissingImages {
             list: path.to_owned(),
@@ -201,8 +201,13 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
 /// Number of missing names that an error shows.
 const SHOWN: usize = 5;
 
-/// Number of `names` that are no files in `folder`, and the first of them.
-fn missing_files(names: &Names, folder: &Path) -> (usize, Vec<String>) {
+/// The longest list whose files are all looked for when it is opened.
+const ALL_CHECKED: usize = 1 << 20;
+
+/// Number of `names` that are no files in `folder`, and the first of them. Of a list with more than `all` names
+/// only a part is looked for, spread over the list; another missing file is an error when it is read.
+fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<String>) {
+    let step = names.len().div_ceil(all).pow(2);
     let in_block = |block| {
         let (mut count, mut first) = (0, Vec::new());
         names.visit_block(block, |_, name| {
@@ -218,7 +223,7 @@ fn missing_files(names: &Names, folder: &Path) -> (usize, Vec<String>) {
         first.extend(rest.into_iter().take(room));
         (before + after, first)
     };
-    (0..names.blocks()).into_par_iter().map(in_block).reduce(|| (0, Vec::new()), join)
+    (0..names.blocks()).into_par_iter().step_by(step).map(in_block).reduce(|| (0, Vec::new()), join)
 }
 
 fn from_listing(
@@ -302,5 +307,20 @@ fn check_is_image(path: &Path) -> Result<(), DataError> {
             path,
             "the file is neither an image, nor a list of images, nor a .zip with a map",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_list_a_part_is_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let names: Names = (0..1000).map(|i| format!("{i}.png")).collect();
+        assert_eq!(missing_files(&names, folder.path(), 1000).0, 1000);
+        // Blocks 0, 4, ... of 32 blocks; the last block has 8 names.
+        let (missing, first) = missing_files(&names, folder.path(), 500);
+        assert_eq!((missing, first[0].as_str()), (8 * 32, "0.png"));
     }
 }
