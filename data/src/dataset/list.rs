@@ -5,6 +5,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -14,8 +15,8 @@ use crate::error::DataError;
 /// Maximum length of a line in bytes. A longer one is no path of a file.
 const MAX_LINE: u64 = 1 << 16;
 
-/// Number of names that are compared at once in the search for repeated names: 16 MiB of hashes.
-const COMPARED: usize = 1 << 21;
+/// Number of names that are compared at once in the search for repeated names: 8 MiB of hashes.
+const COMPARED: usize = 1 << 20;
 
 /// The contents of a list: one name per image, and either one label per image or no labels at all.
 #[derive(Debug)]
@@ -123,15 +124,14 @@ impl Listing {
 fn repeated(names: &Names) -> Option<String> {
     let parts = names.len().div_ceil(COMPARED) as u64;
     (0..parts).find_map(|part| {
-        let of_block = |mut hashes: Vec<u64>, block| {
-            names.visit_block(block, |_, name| hashes.extend(Some(hash(name)).filter(|h| h % parts == part)));
-            hashes
-        };
-        let pieces = (0..names.blocks()).into_par_iter().fold(Vec::new, of_block);
-        let mut hashes: Vec<u64> = pieces.reduce(Vec::new, |mut all, piece| {
-            all.extend(piece);
-            all
+        // One buffer for all threads: the pieces of several would need twice the memory.
+        let hashes = Mutex::new(Vec::with_capacity(COMPARED + COMPARED / 16));
+        (0..names.blocks()).into_par_iter().with_min_len(64).for_each(|block| {
+            let mut found = Vec::new();
+            names.visit_block(block, |_, name| found.extend(Some(hash(name)).filter(|h| h % parts == part)));
+            hashes.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         });
+        let mut hashes: Vec<u64> = hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
         hashes.par_sort_unstable();
         let mut equal: Vec<u64> =
             hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
