@@ -317,7 +317,11 @@ mod tests {
     fn float() -> FloatModel {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples/swin_micro_cifar10");
         let cfg = load_config(folder.join("cfg.yaml").to_str().unwrap(), &[]).unwrap();
-        load_float(&folder.join("model.safetensors"), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+        load_float(
+            &folder.join("model.safetensors"),
+            &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() },
+        )
+        .unwrap()
     }
 
     #[test]
