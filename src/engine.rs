@@ -179,6 +179,20 @@ impl Engine {
         read: &ReadOptions,
         progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Collected, Error> {
+        Ok(self.infer_readable(images, read, progress)?.0)
+    }
+
+    /// As [`Engine::infer_images`], with the messages about the corrupt images that were left out
+    /// ([`ReadOptions::skip_corrupt`]).
+    ///
+    /// # Errors
+    /// Those of [`Engine::infer_images`].
+    pub fn infer_readable(
+        &self,
+        images: &Images,
+        read: &ReadOptions,
+        progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(Collected, Vec<String>), Error> {
         let mut batches = images.batches(&self.transform, read)?;
         let logits = Logits { values: Vec::new(), classes: self.classes() };
         let mut all = Collected { logits, labels: Vec::new(), ids: Vec::new() };
@@ -191,7 +205,8 @@ impl Engine {
             all.labels.extend(batch.labels);
             all.ids.extend(batch.ids);
         }
-        Ok(all)
+        let skipped = batches.skipped().to_vec();
+        Ok((all, skipped))
     }
 
     /// The best `k` classes of every image of `logits`, or all classes if there are fewer.

@@ -92,6 +92,26 @@ impl Images {
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
     }
 
+    /// The image files that `paths` name: files, and folders for the images directly in them, in sorted order. Returns the
+    /// images, or `None` if there is none, and an error for each path that is neither.
+    pub fn find(paths: &[impl AsRef<Path>]) -> (Option<Images>, Vec<Error>) {
+        let (mut files, mut errors) = (Vec::new(), Vec::new());
+        for path in paths {
+            match swinq_data::image_files(path.as_ref()) {
+                Ok(found) => files.extend(found),
+                Err(error) => errors.push(Error::Data(error)),
+            }
+        }
+        match Images::from_files(&files) {
+            Ok(images) => (Some(images), errors),
+            Err(_) if files.is_empty() => (None, errors),
+            Err(error) => {
+                errors.push(error);
+                (None, errors)
+            }
+        }
+    }
+
     /// Decoded images. They are preprocessed at once with `transform`, which should be the model's
     /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `size *
     /// size * 3` bytes per image.
@@ -306,10 +326,12 @@ fn check_labels(dataset: &Dataset, config: &SwinConfig) -> Result<(), String> {
             config.name, config.num_classes
         ));
     }
-    if dataset.layout() == Layout::ImageFolder && classes < config.num_classes {
+    if dataset.numbered_by_name() && classes < config.num_classes {
+        let what =
+            if dataset.layout() == Layout::ImageFolder { "class folders" } else { "class names of the list" };
         return Err(format!(
-            "{data} in class folders, but {} has {} classes, so the folders' numbers are not the model's class \
-             numbers; use a list file with class numbers for a part of the classes",
+            "{data} by {what}, but {} has {} classes, so their numbers are not the model's class numbers; use a list \
+             file with class numbers, or with all names in classes.txt beside it, for a part of the classes",
             config.name, config.num_classes
         ));
     }

@@ -432,3 +432,52 @@ fn devices_oversized_files_and_own_inputs() {
     }
     assert_eq!(std::fs::read(&cfg).unwrap(), std::fs::read(sample_cfg()).unwrap());
 }
+
+#[test]
+fn absurd_numbers_are_refused_before_any_work() {
+    let sample = |command: &str, words: &[&str]| {
+        let mut command = swinq([command]);
+        command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).args(words);
+        command
+    };
+    let data = sample_data();
+    let data = data.to_str().unwrap();
+    let threads = ["--threads", "20000"];
+    let message = ["--threads", "1024"];
+    refused(sample("bench", &threads).assert(), 2, &message);
+    refused(sample("eval", &[&["--data-path", data][..], &threads].concat()).assert(), 2, &message);
+    refused(
+        sample("sensitivity", &[&["--data-path", data, "-o", "s"][..], &threads].concat()).assert(),
+        2,
+        &message,
+    );
+    refused(swinq(["bench", "softmax", "--threads", "20000"]).assert(), 2, &message);
+    let huge = ["--data-path", data, "--latency", "1000000000"];
+    refused(sample("eval", &huge).assert(), 2, &["--latency", "65536"]);
+    refused(sample("bench", &["--batch-size", "70000"]).assert(), 2, &["--batch-size", "65536"]);
+    refused(sample("bench", &["--decode-memory", "0"]).assert(), 2, &["--decode-memory", "500M"]);
+}
+
+#[test]
+fn messages_name_the_option_and_the_next_step() {
+    let sample = |command: &str, words: &[&str]| {
+        let mut command = swinq([command]);
+        command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).args(words).assert()
+    };
+    refused(sample("eval", &["--data-path", "absent"]), 1, &["--data-path absent", "No such file"]);
+    let data = sample_data();
+    let data = data.to_str().unwrap();
+    refused(sample("eval", &["--data-path", data, "--tuning", "absent.json"]), 1, &["--tuning absent.json"]);
+    refused(sample("calibrate", &["--ft-amax", "absent.pth", "-o", "q"]), 1, &["--ft-amax absent.pth"]);
+    refused(sample("sensitivity", &["--data-path", "absent", "-o", "s"]), 1, &["--data-path absent"]);
+    refused(sample("tune", &["--data-path", "absent", "-o", "t"]), 1, &["--data-path absent"]);
+    let shipped = ["`default`", "mode1_kl", "finetune"];
+    refused(swinq(["qat", "defalt"]).assert(), 1, &shipped);
+    let disabled = ["--data-path", data, "--disable", "head", "-o", "q"];
+    refused(sample("calibrate", &disabled), 1, &["did you mean `head.**`"]);
+    refused(
+        sample("calibrate", &["--data-path", data, "--recipe", "absent.yaml", "-o", "q"]),
+        1,
+        &["--recipe", "absent.yaml"],
+    );
+}

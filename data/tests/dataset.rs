@@ -81,8 +81,10 @@ fn folders_and_files_without_labels() {
     assert_eq!((single.layout(), single.len()), (Layout::Files, 1));
     assert_eq!(single.decode(0).unwrap().height, 17);
     assert!(message(Dataset::from_files(&[])).contains("no image file"));
-    put(root.path(), "notes", b"text");
+    put(root.path(), "notes", b"\x00\x01text");
     assert!(message(open(&root.path().join("notes"), Split::Val)).contains("neither an image"));
+    put(root.path(), "list.csv", b"1.png\n2.png\n");
+    assert_eq!(open(&root.path().join("list.csv"), Split::Val).unwrap().layout(), Layout::List);
 }
 
 #[test]

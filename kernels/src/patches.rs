@@ -1,7 +1,7 @@
 //! Cuts images into patches: the input rows of the patch embedding's linear.
 
 use crate::pool::{Parts, Pool};
-use crate::rows::units_per_task;
+use crate::rows::{check_len, units_per_task};
 use crate::types::{RowOut, RowStore, code_stride};
 
 /// Converts u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`. Columns are in
@@ -45,8 +45,7 @@ impl Patches {
     /// # Panics
     /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], out: RowOut<'_>) {
-        let bytes = images * self.size * self.size * 3;
-        assert_eq!(pixels.len(), bytes, "Patches: pixels are not [{images}, {0}, {0}, 3]", self.size);
+        check_len("Patches", "pixels", pixels.len(), &[images, self.size, self.size, 3]);
         let columns = 3 * self.patch * self.patch;
         match (&self.tables, out) {
             (Tables::F32(tables), RowOut::F32(out)) => self.cut(pool, images, pixels, tables, columns, out),

@@ -289,11 +289,14 @@ impl Recipe {
                 rule.apply(*site, spec).map_err(|problem| fail(format!("{site}: {problem}")))?;
             }
             if matched == 0 {
-                let nearest = nearest_sites(&rule.pattern, sites);
-                return Err(fail(format!(
-                    "matches no site of {}; the nearest sites are {nearest}",
-                    config.name
-                )));
+                let below = format!("{}.**", rule.pattern);
+                let meant = SitePattern::new(&below)
+                    .is_ok_and(|matcher| sites.iter().any(|site| matcher.matches(&site.to_string())));
+                let hint = match meant {
+                    true => format!("did you mean `{below}`, the sites below it?"),
+                    false => format!("the nearest sites are {}", nearest_sites(&rule.pattern, sites)),
+                };
+                return Err(fail(format!("matches no site of {}; {hint}", config.name)));
             }
         }
         Ok(table)

@@ -2,13 +2,16 @@
 //! alike.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use swinq_eval::{Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
+use swinq_eval::{Environment, Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
 use swinq_model::{Batch, Classifier};
 
 use super::{Candidate, Observer, Runner};
 use crate::{Engine, Error};
+
+/// Number of images of the inference from which the time of larger batches is estimated.
+const PROBE: usize = crate::CPU_BATCH;
 
 /// Number of inferences whose time on the GPU alone is measured.
 const COMPUTE_RUNS: usize = 200;
@@ -27,10 +30,11 @@ pub fn measure_latency(
     observer: &mut dyn Observer,
 ) -> Result<BTreeMap<usize, Load>, Error> {
     let mut loads = BTreeMap::new();
-    if batch_sizes.is_empty() {
-        return Ok(loads);
-    }
+    check_memory(candidates, batch_sizes)?;
     for &batch_size in batch_sizes {
+        if let Some(estimate) = estimate(candidates, batch_size, options)? {
+            observer.timing(batch_size, estimate);
+        }
         let (start, meter) = (Instant::now(), LoadMeter::start());
         let latencies = measure_one(candidates, batch_size, options, observer)?;
         let elapsed = start.elapsed();
@@ -47,6 +51,56 @@ pub fn measure_latency(
         observer.timed(batch_size, elapsed, &pairs);
     }
     Ok(loads)
+}
+
+/// Refuses batch sizes whose images take more than half of the machine's memory, before any work.
+///
+/// # Errors
+/// [`Error::Argument`].
+pub(super) fn check_memory(candidates: &[Candidate], batch_sizes: &[usize]) -> Result<(), Error> {
+    let Some(&images) = batch_sizes.iter().max() else { return Ok(()) };
+    let Some(memory) = Environment::detect(None, 0, BTreeMap::new()).memory_bytes else { return Ok(()) };
+    check_images(images, candidates.iter().map(|candidate| candidate.runner.input_size()), memory)
+}
+
+/// Refuses batches of `images` images, one for each of the input `sizes` in pixels, that take more than half of `memory`
+/// bytes.
+fn check_images(images: usize, sizes: impl Iterator<Item = usize>, memory: u64) -> Result<(), Error> {
+    let bytes = images as f64 * sizes.map(|size| 3.0 * (size as f64).powi(2)).sum::<f64>();
+    if bytes <= memory as f64 / 2.0 {
+        return Ok(());
+    }
+    let gib = |bytes: f64| bytes / f64::from(1 << 30);
+    let problem = format!(
+        "batches of {images} images take {:.1} GiB for all models, more than half of the machine's {:.1} GiB",
+        gib(bytes),
+        gib(memory as f64)
+    );
+    Err(Error::argument("batch_size", problem))
+}
+
+/// About how long the measurement at `batch_size` takes, from one inference of a few images per model. `None` for batches
+/// of so few images that nobody waits.
+fn estimate(
+    candidates: &mut [Candidate],
+    batch_size: usize,
+    options: &LatencyOptions,
+) -> Result<Option<Duration>, Error> {
+    if batch_size <= PROBE {
+        return Ok(None);
+    }
+    let mut seconds = 0.0;
+    for candidate in candidates {
+        let batch = noise(candidate.runner.input_size(), PROBE)?;
+        let infer = |runner: &mut Runner| runner.infer(&batch).map_err(Error::batch);
+        infer(&mut candidate.runner)?;
+        let start = Instant::now();
+        infer(&mut candidate.runner)?;
+        let one = start.elapsed().as_secs_f64() * batch_size as f64 / PROBE as f64;
+        let runs = (1e-3 * options.min_ms / one).ceil().max(options.min_runs as f64);
+        seconds += one * (runs + (1e-3 * options.warmup_ms / one).ceil().max(1.0));
+    }
+    Ok(Some(Duration::from_secs_f64(seconds)))
 }
 
 fn measure_one(
@@ -124,4 +178,18 @@ fn next_byte(state: &mut u64) -> u8 {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     (*state >> 32) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_of_half_of_the_memory_are_refused() {
+        let memory = 2 * 10 * (3 * 16 * 16 + 3 * 32 * 32);
+        assert!(check_images(10, [16, 32].into_iter(), memory).is_ok());
+        let error = check_images(11, [16, 32].into_iter(), memory).unwrap_err().to_string();
+        assert!(error.contains("batches of 11 images"), "{error}");
+        assert!(check_images(usize::MAX, [usize::MAX].into_iter(), u64::MAX).is_err());
+    }
 }

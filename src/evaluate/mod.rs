@@ -59,6 +59,12 @@ pub trait Observer {
         let _ = (model, accuracy, skipped);
     }
 
+    /// Called before the latency of every model at `batch_size` is measured, with about the time that it will take. Not
+    /// called for batches that take a few milliseconds.
+    fn timing(&mut self, batch_size: usize, estimate: Duration) {
+        let _ = (batch_size, estimate);
+    }
+
     /// Called when the latency of every model at `batch_size` has been measured, which took `elapsed`.
     fn timed(&mut self, batch_size: usize, elapsed: Duration, latencies: &[(&ModelResult, &Latency)]) {
         let _ = (batch_size, elapsed, latencies);
@@ -97,6 +103,7 @@ pub fn evaluate(
     observer: &mut dyn Observer,
 ) -> Result<Results, Error> {
     check_classes(candidates)?;
+    latency::check_memory(candidates, &options.latency)?;
     let mut results = Results::new(environment(options.threads)?);
     let mut baseline: Option<Collected> = None;
     for candidate in candidates.iter_mut() {

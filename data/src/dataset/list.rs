@@ -6,6 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::names::Names;
 use crate::error::DataError;
 
@@ -20,6 +22,8 @@ const COMPARED: usize = 1 << 21;
 pub(super) struct Listing {
     pub(super) names: Names,
     pub(super) labels: Vec<u32>,
+    /// The names that the labels number, in sorted order, if the list has class names instead of numbers.
+    pub(super) classes: Option<Vec<String>>,
 }
 
 /// Reads and parses the list `path`.
@@ -27,13 +31,25 @@ pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
     parse(|| File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)), path)
 }
 
-/// Parses lines `path<TAB>class`, `path<spaces>class` or `path`. Either all lines have a class or none has. Blank
-/// lines are skipped. A path that is listed twice is an error. `open` opens the text at its start.
+/// Parses lines `path<TAB>class`, `path<spaces>number` or `path`. A class is a number or, in all lines, a name. Either all
+/// lines have a class or none has. Blank lines are skipped. A path that is listed twice is an error. `open` opens the text at its start.
 fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Listing, DataError> {
     let reader = || open().map_err(|error| DataError::io(path, error));
-    let mut listing = Listing { names: Names::default(), labels: Vec::new() };
+    let mut listing = Listing { names: Names::default(), labels: Vec::new(), classes: None };
+    let mut known: HashMap<String, u32> = HashMap::new();
     for_each_line(reader()?, path, |_, text| {
-        let (name, label) = split_line(text)?;
+        let (name, class) = split_line(text)?;
+        let label = match class {
+            Some(Class::Name(class)) if !listing.labels.is_empty() && known.is_empty() => {
+                return Err(format!("class `{class}` is not a number, but the lines before it have numbers"));
+            }
+            Some(Class::Number(number)) if !known.is_empty() => {
+                return Err(format!("class {number} is a number, but the lines before it have class names"));
+            }
+            Some(Class::Name(class)) => Some(number_of(&mut known, class)?),
+            Some(Class::Number(number)) => Some(number),
+            None => None,
+        };
         if label.is_some() != (listing.labels.len() == listing.names.len()) && !listing.names.is_empty() {
             let (this, others) =
                 if label.is_some() { ("has a class", "have none") } else { ("has no class", "have one") };
@@ -50,22 +66,78 @@ fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Li
     }
     listing.names.shrink();
     listing.labels.shrink_to_fit();
+    if !known.is_empty() {
+        let mut classes: Vec<String> = known.keys().cloned().collect();
+        classes.sort_unstable();
+        renumber(&mut listing.labels, &known, &classes);
+        listing.classes = Some(classes);
+    }
     if let Some(repeated) = repeated(&listing.names) {
         refuse_repeated(&repeated, reader()?, path)?;
     }
     Ok(listing)
 }
 
+/// The number of the class called `name`: the order in which names appear.
+fn number_of(known: &mut HashMap<String, u32>, name: &str) -> Result<u32, String> {
+    if let Some(&number) = known.get(name) {
+        return Ok(number);
+    }
+    let number = known.len() as u32;
+    if number == MAX_CLASSES {
+        return Err(format!("more than {MAX_CLASSES} class names; is the text after the tab a class?"));
+    }
+    known.insert(name.to_owned(), number);
+    Ok(number)
+}
+
+/// Changes `labels`, which number names by `known`, to positions in `classes`, which has all these names.
+fn renumber(labels: &mut [u32], known: &HashMap<String, u32>, classes: &[String]) {
+    let mut to = vec![0; known.len()];
+    for (position, class) in classes.iter().enumerate() {
+        if let Some(&number) = known.get(class) {
+            to[number as usize] = position as u32;
+        }
+    }
+    labels.iter_mut().for_each(|label| *label = to[*label as usize]);
+}
+
+impl Listing {
+    /// Numbers the classes by the names `all`, the lines of a `classes.txt`.
+    ///
+    /// # Errors
+    /// The first name of the list that `all` does not have.
+    pub(super) fn number_by(&mut self, all: &[String]) -> Result<(), String> {
+        let Some(classes) = self.classes.take() else { return Ok(()) };
+        let missing = classes.iter().find(|class| !all.contains(class));
+        if let Some(class) = missing {
+            return Err(format!("class `{class}` is not in classes.txt beside the list"));
+        }
+        let known = classes.into_iter().zip(0..).collect();
+        renumber(&mut self.labels, &known, all);
+        Ok(())
+    }
+}
+
 /// A name that occurs more than once, if there is one. Only a part of the names' hashes is in memory at a time.
 fn repeated(names: &Names) -> Option<String> {
     let parts = names.len().div_ceil(COMPARED) as u64;
     (0..parts).find_map(|part| {
-        let mut hashes = Vec::new();
-        names.visit(|_, name| hashes.extend(Some(hash(name)).filter(|hash| hash % parts == part)));
-        hashes.sort_unstable();
+        let of_block = |mut hashes: Vec<u64>, block| {
+            names.visit_block(block, |_, name| hashes.extend(Some(hash(name)).filter(|h| h % parts == part)));
+            hashes
+        };
+        let pieces = (0..names.blocks()).into_par_iter().fold(Vec::new, of_block);
+        let mut hashes: Vec<u64> = pieces.reduce(Vec::new, |mut all, piece| {
+            all.extend(piece);
+            all
+        });
+        hashes.par_sort_unstable();
         let mut equal: Vec<u64> =
             hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
         equal.dedup();
+        // The memory is needed again below.
+        drop(hashes);
         if equal.is_empty() { None } else { first_repeated(names, &equal) }
     })
 }
@@ -136,22 +208,29 @@ fn for_each_line(
     Ok(())
 }
 
-/// Splits a line into path and class. Text after a tab must be a class number. Text after a space that is not a
-/// number belongs to the path.
-fn split_line(text: &str) -> Result<(&str, Option<u32>), String> {
+/// The class of a line.
+enum Class<'a> {
+    Number(u32),
+    Name(&'a str),
+}
+
+/// Splits a line into path and class. Text after a tab is a class. Text after a space that is not a number belongs to the
+/// path.
+fn split_line(text: &str) -> Result<(&str, Option<Class<'_>>), String> {
     let (name, class, tab) = match (text.rsplit_once('\t'), text.rsplit_once(' ')) {
         (Some((name, class)), _) => (name, class, true),
         (None, Some((name, class))) => (name, class, false),
         (None, None) => return Ok((text, None)),
     };
     match class.trim().parse::<u32>() {
-        Ok(label) if label < MAX_CLASSES => Ok((name.trim_end(), Some(label))),
+        Ok(label) if label < MAX_CLASSES => Ok((name.trim_end(), Some(Class::Number(label)))),
         Ok(label) => {
             Err(format!("class {label} is not below the limit of {MAX_CLASSES}; write path<TAB>class"))
         }
-        Err(_) if tab || looks_like_a_number(class) => {
+        Err(_) if looks_like_a_number(class) => {
             Err(format!("class `{class}` is not a whole number from 0 up; write path<TAB>class"))
         }
+        Err(_) if tab => Ok((name.trim_end(), Some(Class::Name(class.trim())))),
         Err(_) => Ok((text, None)),
     }
 }
@@ -215,6 +294,19 @@ mod tests {
     }
 
     #[test]
+    fn classes_may_be_names() {
+        let mut listing = parse_text("a.jpg\tzebra\nb 1.jpg\tant eater\nc.jpg\tzebra\n").unwrap();
+        assert_eq!(listing.names.to_vec(), ["a.jpg", "b 1.jpg", "c.jpg"]);
+        assert_eq!(listing.labels, [1, 0, 1]);
+        assert_eq!(listing.classes.as_ref().unwrap()[..], ["ant eater", "zebra"]);
+        let all = ["zebra", "cat", "ant eater"].map(str::to_owned);
+        listing.number_by(&all).unwrap();
+        assert_eq!((listing.labels, listing.classes), (vec![0, 2, 0], None));
+        let mut listing = parse_text("a.jpg\tdog\n").unwrap();
+        assert!(listing.number_by(&all).unwrap_err().contains("`dog`"));
+    }
+
+    #[test]
     fn errors_name_the_line() {
         for (text, line, word) in [
             ("a.jpg\t0\nb.jpg\tcat\n", "line 2", "`cat`"),
@@ -222,6 +314,7 @@ mod tests {
             ("a.jpg 1.5\n", "line 1", "1.5"),
             ("a.jpg\t0\n\nb.jpg\n", "line 3", "no class"),
             ("a.jpg\nb.jpg\t0\n", "line 2", "has a class"),
+            ("a.jpg\tcat\nb.jpg\t0\n", "line 2", "class names"),
             ("a.jpg\t0\nb.jpg\t0\na.jpg\t1\n", "line 3", "line 1"),
             ("a.jpg\t4294967295\n", "line 1", "limit"),
             ("a.jpg\t4294967296\n", "line 1", "4294967296"),

@@ -19,6 +19,7 @@ use archive::Archive;
 use names::Names;
 
 pub use folder::is_image_name;
+pub use open::image_files;
 
 /// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +108,8 @@ struct Inner {
     labels: Vec<u32>,
     class_names: Option<Vec<String>>,
     num_classes: Option<usize>,
+    /// Whether the classes are numbered in the sorted order of their names.
+    numbered_by_name: bool,
 }
 
 /// The place from which the images' bytes are read.
@@ -128,7 +131,9 @@ impl Dataset {
     /// - a folder with `{split}/<class>/…` or `<class>/…`: the classes are numbered in sorted order, and folders
     ///   whose names start with a dot are ignored;
     /// - a folder with images in it or in `{split}/`: no labels;
-    /// - a `.txt` list with lines `path<TAB or spaces>class` or `path`: the paths are relative to the list's folder;
+    /// - a text file of any extension with lines `path<TAB>class`, `path<spaces>number` or `path`: the paths are relative to
+    ///   its folder, and a class is a number or, in all lines, a name. Names are numbered by `classes.txt`, else in sorted
+    ///   order;
     /// - an image file: no labels.
     ///
     /// Class names come from a `classes.txt` beside the map or list, one per line, or from the class folders.
@@ -195,6 +200,12 @@ impl Dataset {
     /// data set has no labels.
     pub fn num_classes(&self) -> Option<usize> {
         self.inner.num_classes
+    }
+
+    /// Whether the classes are numbered in the sorted order of their names, so that a part of a model's classes gets other
+    /// numbers than the model's.
+    pub fn numbered_by_name(&self) -> bool {
+        self.inner.numbered_by_name
     }
 
     /// Name of each class: the folders' names, or the lines of `classes.txt`.

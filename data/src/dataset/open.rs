@@ -24,8 +24,31 @@ pub(super) fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
             let map = path.with_file_name(format!("{}_map.txt", stem(path)));
             open_zip(path, path, &map)
         }
+        _ if is_text(path)? => open_text(path),
         _ => from_files(&[path.to_owned()]),
     }
+}
+
+/// Whether the file begins like text and neither begins nor is named like an image.
+fn is_text(path: &Path) -> Result<bool, DataError> {
+    let (head, is_image) = head(path)?;
+    let valid = match std::str::from_utf8(&head) {
+        Ok(_) => true,
+        // The last character may be cut.
+        Err(error) => error.error_len().is_none() && error.valid_up_to() > 0,
+    };
+    Ok(valid && !is_image && !head.is_empty() && !head.contains(&0))
+}
+
+/// The first bytes of a file, and whether it begins or is named like an image.
+fn head(path: &Path) -> Result<(Vec<u8>, bool), DataError> {
+    use std::io::Read;
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).map_err(|error| DataError::io(path, error))?;
+    file.take(64).read_to_end(&mut head).map_err(|error| DataError::io(path, error))?;
+    let named = path.file_name().is_some_and(|name| folder::is_image_name(&name.to_string_lossy()));
+    let is_image = sniff(&head).is_some() || named;
+    Ok((head, is_image))
 }
 
 fn stem(path: &Path) -> String {
@@ -80,6 +103,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         labels: Vec::new(),
         class_names: None,
         num_classes: None,
+        numbered_by_name: true,
     };
     match (folders.is_empty(), images.is_empty()) {
         (false, true) => {
@@ -161,7 +185,7 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
     }
     let listing = list::read(path)?;
     let folder = parent(path);
-    let (missing, first) = missing_files(&listing.names, folder);
+    let (missing, first) = missing_files(&listing.names, folder, ALL_CHECKED);
     if missing > 0 {
         return Err(DataError::MissingImages {
             list: path.to_owned(),
@@ -177,8 +201,13 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
 /// Number of missing names that an error shows.
 const SHOWN: usize = 5;
 
-/// Number of `names` that are no files in `folder`, and the first of them.
-fn missing_files(names: &Names, folder: &Path) -> (usize, Vec<String>) {
+/// The longest list whose files are all looked for when it is opened.
+const ALL_CHECKED: usize = 1 << 20;
+
+/// Number of `names` that are no files in `folder`, and the first of them. Of a list with more than `all` names
+/// only a part is looked for, spread over the list; another missing file is an error when it is read.
+fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<String>) {
+    let step = names.len().div_ceil(all).pow(2);
     let in_block = |block| {
         let (mut count, mut first) = (0, Vec::new());
         names.visit_block(block, |_, name| {
@@ -194,7 +223,7 @@ fn missing_files(names: &Names, folder: &Path) -> (usize, Vec<String>) {
         first.extend(rest.into_iter().take(room));
         (before + after, first)
     };
-    (0..names.blocks()).into_par_iter().map(in_block).reduce(|| (0, Vec::new()), join)
+    (0..names.blocks()).into_par_iter().step_by(step).map(in_block).reduce(|| (0, Vec::new()), join)
 }
 
 fn from_listing(
@@ -204,11 +233,31 @@ fn from_listing(
     source: Source,
     listing: Listing,
 ) -> Result<Dataset, DataError> {
-    let Listing { names, labels } = listing;
-    let class_names = if labels.is_empty() { None } else { list::class_names(folder, &labels)? };
+    let mut listing = listing;
+    let mut class_names = None;
+    if !listing.labels.is_empty() {
+        let needed = if listing.classes.is_some() { &[] } else { &listing.labels[..] };
+        class_names = list::class_names(folder, needed)?;
+    }
+    if let Some(all) = &class_names {
+        let refuse = |problem: String| DataError::layout(root, problem);
+        listing.number_by(all).map_err(refuse)?;
+    }
+    let Listing { names, labels, classes } = listing;
+    let numbered_by_name = classes.is_some();
+    let class_names = class_names.or(classes);
     let largest = labels.iter().max().map(|&label| label as usize + 1);
     let num_classes = class_names.as_ref().map(Vec::len).or(largest);
-    Ok(Dataset::new(Inner { layout, root: root.to_owned(), source, names, labels, class_names, num_classes }))
+    Ok(Dataset::new(Inner {
+        layout,
+        root: root.to_owned(),
+        source,
+        names,
+        labels,
+        class_names,
+        num_classes,
+        numbered_by_name,
+    }))
 }
 
 /// Opens individual image files; see [`Dataset::from_files`].
@@ -228,18 +277,50 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
         labels: Vec::new(),
         class_names: None,
         num_classes: None,
+        numbered_by_name: false,
     }))
+}
+
+/// The image files that `path` names: itself, or the images directly in a folder, in sorted order.
+///
+/// # Errors
+/// [`DataError`] for a path that cannot be read, a file that is no image, and a folder without images.
+pub fn image_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let kind = std::fs::metadata(path).map_err(|error| DataError::io(path, error))?;
+    if !kind.is_dir() {
+        check_is_image(path)?;
+        return Ok(vec![path.to_owned()]);
+    }
+    let images = folder::entries(path)?.images;
+    if images.is_empty() {
+        let problem = format!("the folder has no image ({}) directly in it", folder::extensions());
+        return Err(DataError::layout(path, problem));
+    }
+    Ok(images.into_iter().map(|image| path.join(image)).collect())
 }
 
 /// Refuses a file that neither starts nor is named like an image, so that a wrong path is reported at once.
 fn check_is_image(path: &Path) -> Result<(), DataError> {
-    use std::io::Read;
-    let mut head = Vec::new();
-    let file = std::fs::File::open(path).map_err(|error| DataError::io(path, error))?;
-    file.take(32).read_to_end(&mut head).map_err(|error| DataError::io(path, error))?;
-    let named = path.file_name().is_some_and(|name| folder::is_image_name(&name.to_string_lossy()));
-    if sniff(&head).is_some() || named {
-        return Ok(());
+    match head(path)? {
+        (_, true) => Ok(()),
+        _ => Err(DataError::layout(
+            path,
+            "the file is neither an image, nor a list of images, nor a .zip with a map",
+        )),
     }
-    Err(DataError::layout(path, "the file is neither an image, nor a .txt list, nor a .zip with a map"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_list_a_part_is_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let names: Names = (0..1000).map(|i| format!("{i}.png")).collect();
+        assert_eq!(missing_files(&names, folder.path(), 1000).0, 1000);
+        // Blocks 0, 4, ... of 32 blocks; the last block has 8 names.
+        let (missing, first) = missing_files(&names, folder.path(), 500);
+        assert_eq!((missing, first[0].as_str()), (8 * 32, "0.png"));
+    }
 }

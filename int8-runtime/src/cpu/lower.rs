@@ -1,6 +1,8 @@
 //! Lowers a plan to launches: packs weights, expands bias tables, makes row maps.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use swinq_kernels::attention::WindowAttention;
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
@@ -12,10 +14,31 @@ use swinq_plan::{Attention, Linear, Norm, Op, Order, Plan, Step, Store, Weight};
 use super::launch::{Kernel, Launch};
 use super::place::Place;
 
-/// One launch for each step of `plan`.
+/// One launch for each step of `plan`. All cores pack weights.
 pub(super) fn lower(plan: &Plan<'_>, cpu: Cpu) -> Vec<Arc<Launch>> {
     let lowering = Lowering::new(plan, cpu);
-    plan.steps.iter().map(|step| Arc::new(lowering.launch(step))).collect()
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let launches: Vec<OnceLock<Arc<Launch>>> = plan.steps.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((index, step)) = take(&next, &plan.steps) {
+            launches[index].get_or_init(|| Arc::new(lowering.launch(step)));
+        }
+    };
+    std::thread::scope(|scope| {
+        // If the system refuses a thread, the others do its work.
+        let spawned =
+            (1..cores.min(launches.len())).map(|_| thread::Builder::new().spawn_scoped(scope, work));
+        let _helpers: Vec<_> = spawned.flatten().collect();
+        work();
+    });
+    launches.into_iter().map(|launch| launch.into_inner().expect("every step was taken")).collect()
+}
+
+/// The next step that no thread has taken, with its index.
+fn take<'a, T>(next: &AtomicUsize, steps: &'a [T]) -> Option<(usize, &'a T)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    steps.get(index).map(|step| (index, step))
 }
 
 /// Makes the launches of a plan.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::LadderError;
-use crate::parse::{at_least_one, positive};
+use crate::parse::{at_least_one, positive, threads};
 use crate::shape::{self, Shape};
 
 /// Upper limit on the main memory that a ladder may use, in bytes.
@@ -99,7 +99,7 @@ pub struct CommonArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
     /// Threads of the multithreaded CPU rungs (0: one per core).
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
     /// Seconds of measurement for each rung. At least 30 runs on a GPU, or 3 on a CPU, are timed.
     #[arg(long, default_value_t = 0.3, value_parser = positive)]

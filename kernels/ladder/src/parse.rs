@@ -21,3 +21,44 @@ pub fn positive(text: &str) -> Result<f64, String> {
         _ => Err("must be a positive number".to_owned()),
     }
 }
+
+/// The most threads that an option may ask for.
+pub const MOST_THREADS: usize = 1024;
+
+/// The most images of a batch that an option may ask for.
+pub const MOST_IMAGES: usize = 1 << 16;
+
+/// Parses a number of threads; 0 is one per core.
+///
+/// # Errors
+/// `text` is not a whole number, or is above [`MOST_THREADS`].
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n <= MOST_THREADS => Ok(n),
+        _ => Err(format!("must be a whole number from 0 (one per core) to {MOST_THREADS}")),
+    }
+}
+
+/// Parses a number of images of a batch.
+///
+/// # Errors
+/// `text` is not a whole number from 1 to [`MOST_IMAGES`].
+pub fn batch(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=MOST_IMAGES).contains(&n) => Ok(n),
+        _ => Err(format!("must be a whole number from 1 to {MOST_IMAGES}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_part_of_the_value() {
+        assert_eq!((threads("0"), threads("1024")), (Ok(0), Ok(1024)));
+        assert!(threads("1025").is_err() && threads("-1").unwrap_err().contains("1024"));
+        assert_eq!((batch("1"), batch("65536")), (Ok(1), Ok(65536)));
+        assert!(batch("0").is_err() && batch("65537").is_err() && batch("99999999999999999999").is_err());
+    }
+}

@@ -1,6 +1,7 @@
 //! Bias and mask in the layout that the kernels read.
 
 use super::Shape;
+use crate::rows::check_len;
 
 /// Added to a logit whose query and key lie in different regions.
 const MASKED: f32 = -100.0;
@@ -26,14 +27,14 @@ pub(super) struct Tables {
 impl Tables {
     pub(super) fn new(shape: Shape, windows: usize, bias: &[f32], regions: Option<&[u8]>) -> Tables {
         let Shape { heads, n, .. } = shape;
-        assert_eq!(bias.len(), heads * n * n, "WindowAttention: bias is not [{heads}, {n}, {n}]");
+        check_len("WindowAttention", "bias", bias.len(), &[heads, n, n]);
         let padded = n.next_multiple_of(KEY_BLOCK);
         let column: Vec<f32> = bias.chunks_exact(n).map(|row| row[n - 1]).collect();
         let last = pad_rows(&column, n, padded, 0.0);
         let bias = pad_rows(bias, n, padded, f32::NEG_INFINITY);
         let mut tables = Tables { n, padded, bias, last, masks: Vec::new(), mask_of: vec![None; windows] };
         if let Some(regions) = regions {
-            assert_eq!(regions.len(), windows * n, "WindowAttention: regions are not [{windows}, {n}]");
+            check_len("WindowAttention", "regions", regions.len(), &[windows, n]);
             tables.add_masks(regions);
         }
         tables

@@ -10,6 +10,7 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
+use crate::rows::check_len;
 
 /// A linear in f32.
 pub struct LinearF32 {
@@ -27,7 +28,7 @@ impl LinearF32 {
     /// If a vector's length does not match n and k.
     pub fn new(cpu: Cpu, spec: LinearSpec<'_>, weight: &[f32]) -> LinearF32 {
         let (n, k) = (spec.n, spec.k);
-        assert_eq!(weight.len(), n * k, "weight: want f32 [{n}, {k}], have {} values", weight.len());
+        check_len("LinearF32", "weight", weight.len(), &[n, k]);
         let kernel = f32_kernel(cpu.isa());
         let padded = kernel.layout.panels(n) * kernel.layout.columns;
         let epilogue = Epilogue::new(&spec, &vec![1.0; n], padded, f64::INFINITY);
@@ -40,7 +41,7 @@ impl LinearF32 {
     /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
     pub fn run(&self, pool: &mut Pool, rows: usize, input: &[f32], out: LinearOut<'_>) {
         let (n, k) = (self.epilogue.n, self.k);
-        assert_eq!(input.len(), rows * k, "input: want f32 [{rows}, {k}], have {} values", input.len());
+        check_len("LinearF32", "input", input.len(), &[rows, k]);
         let dest = Dest::new(out, &self.epilogue.store, rows, n);
         let panels = self.kernel.layout.panels(n);
         let split = Split::new(rows, panels, 4 * k, self.kernel.tile_rows, pool.threads());

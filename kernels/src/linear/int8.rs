@@ -10,6 +10,7 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
+use crate::rows::check_len;
 use crate::types::code_stride;
 
 /// The largest k of an INT8 product: 255 * 128 * k fits an i32.
@@ -54,7 +55,7 @@ impl LinearI8 {
             "{} zero points for {k} inputs",
             zero_points.len()
         );
-        assert_eq!(codes.len(), n * k, "weight: want i8 [{n}, {k}], have {} codes", codes.len());
+        check_len("LinearI8", "weight", codes.len(), &[n, k]);
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let kernel = cpu.kernel();
         let padded = kernel.layout.panels(n) * kernel.layout.columns;
@@ -64,8 +65,10 @@ impl LinearI8 {
         let added = if kernel.unsigned_input { 128 } else { 0 };
         let mut initial = compensation(k, codes, padded, added, zero_points);
         if let Some(prepare) = kernel.prepare_gelu {
-            let reach =
-                |c: usize| codes[c * k..][..k].iter().map(|w| largest * i64::from(w.unsigned_abs())).sum();
+            let reach = |c: usize| {
+                let magnitudes: u32 = codes[c * k..][..k].iter().map(|w| u32::from(w.unsigned_abs())).sum();
+                largest * i64::from(magnitudes)
+            };
             prepare(&mut epilogue, &mut initial, &reach);
         }
         LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }
@@ -78,12 +81,7 @@ impl LinearI8 {
     /// If a size is wrong, or `out` does not match the op's [`Store`](super::Store).
     pub fn run(&self, pool: &mut Pool, rows: usize, input: &[u8], out: LinearOut<'_>) {
         let stride = code_stride(self.k);
-        assert_eq!(
-            input.len(),
-            rows * stride,
-            "input: want u8 [{rows}, {stride}], have {} bytes",
-            input.len()
-        );
+        check_len("LinearI8", "input", input.len(), &[rows, stride]);
         let n = self.epilogue.n;
         let dest = Dest::new(out, &self.epilogue.store, rows, n);
         let panels = self.cpu.kernel().layout.panels(n);

@@ -34,10 +34,13 @@ impl Layout {
 
     /// Copies `weight` `[n, k]` into `packed`, which holds `panels(n) * panel_len(k)` zeros.
     fn pack<T: Copy, P>(self, n: usize, k: usize, weight: &[T], packed: &mut [P], cast: impl Fn(T) -> P) {
-        for c in 0..n {
-            let panel = c / self.columns * self.panel_len(k) + c % self.columns * self.group;
-            for (i, &w) in weight[c * k..][..k].iter().enumerate() {
-                packed[panel + i / self.group * self.columns * self.group + i % self.group] = cast(w);
+        let step = self.columns * self.group;
+        // Without inputs there is nothing to pack.
+        for c in if k == 0 { 0..0 } else { 0..n } {
+            let start = c / self.columns * self.panel_len(k) + c % self.columns * self.group;
+            let groups = packed[start..].chunks_mut(step);
+            for (inputs, group) in weight[c * k..][..k].chunks(self.group).zip(groups) {
+                group.iter_mut().zip(inputs).for_each(|(packed, &w)| *packed = cast(w));
             }
         }
     }
@@ -70,8 +73,11 @@ pub(super) fn compensation(
     added: i32,
     zero_points: &[i8],
 ) -> Vec<i32> {
-    let offset = |i: usize| added + zero_points.get(i).map_or(0, |&z| i32::from(z));
-    let sum = |row: &[i8]| -row.iter().enumerate().map(|(i, &w)| offset(i) * i32::from(w)).sum::<i32>();
+    let sum = |row: &[i8]| {
+        let weights: i32 = row.iter().map(|&w| i32::from(w)).sum();
+        let products = zero_points.iter().zip(row).map(|(&z, &w)| i32::from(z) * i32::from(w));
+        -(added * weights + products.sum::<i32>())
+    };
     let mut sums: Vec<i32> = if k == 0 { Vec::new() } else { weight.chunks(k).map(sum).collect() };
     sums.resize(padded, 0);
     sums

@@ -279,7 +279,10 @@ fn read_int8(
 ) -> Result<Int8Weight, ModelError> {
     let codes = read_codes(name, &shape, file)?;
     let limit = if spec.bits == 4 { 7 } else { 127 };
-    if let Some(code) = codes.iter().find(|c| c.unsigned_abs() > limit) {
+    let over = |codes: &[i8]| codes.iter().fold(false, |over, code| over | (code.unsigned_abs() > limit));
+    if over(&codes)
+        && let Some(code) = codes.iter().find(|code| code.unsigned_abs() > limit)
+    {
         let problem = format!("holds the code {code}; {}-bit weights use [-{limit}, {limit}]", spec.bits);
         return Err(ModelError::tensor(name, problem));
     }

@@ -14,6 +14,16 @@ pub enum JobError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// The name is neither a file nor a shipped job.
+    #[error("{name}: no such file, and no shipped job; did you mean `{nearest}`? Shipped jobs are {shipped}")]
+    NotFound {
+        /// The name that was given.
+        name: String,
+        /// The most similar name of a shipped job.
+        nearest: &'static str,
+        /// The names of the shipped jobs.
+        shipped: String,
+    },
     /// The text is not a YAML mapping.
     #[error("job {job}: {problem}")]
     Yaml {
@@ -54,6 +64,14 @@ pub enum JobError {
 }
 
 impl JobError {
+    /// A [`JobError::NotFound`].
+    pub(super) fn not_found(name: &str) -> JobError {
+        let names = || swinq_configs::QAT.iter().map(|(known, _)| *known);
+        let nearest =
+            names().min_by_key(|known| strsim::damerau_levenshtein(name, known)).unwrap_or_default();
+        JobError::NotFound { name: name.to_owned(), nearest, shipped: names().collect::<Vec<_>>().join(", ") }
+    }
+
     /// A [`JobError::Key`].
     pub fn key(job: &str, key: impl Into<String>, problem: impl Into<String>) -> JobError {
         JobError::Key { job: job.to_owned(), key: key.into(), problem: problem.into() }

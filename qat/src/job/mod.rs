@@ -160,7 +160,12 @@ impl Job {
             Some(text) => Job::from_yaml(name_or_path, text, overrides),
             None => {
                 let path = Path::new(name_or_path);
-                let io = |source| JobError::Io { path: path.to_owned(), source };
+                let io = |source: std::io::Error| match source.kind() {
+                    std::io::ErrorKind::NotFound if !name_or_path.contains(['/', '.']) => {
+                        JobError::not_found(name_or_path)
+                    }
+                    _ => JobError::Io { path: path.to_owned(), source },
+                };
                 Job::from_yaml(name_or_path, &text_file::read(path, MAX_WRITTEN).map_err(io)?, overrides)
             }
         }

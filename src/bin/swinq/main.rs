@@ -27,6 +27,9 @@ fn main() -> ExitCode {
     let start = std::time::Instant::now();
     let cli = parse();
     out::set_level(cli.messages.level());
+    if let Some(bytes) = cli.messages.decode_memory {
+        swinq::data::set_decode_memory(bytes);
+    }
     interrupt::install();
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {

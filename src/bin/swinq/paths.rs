@@ -2,8 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use swinq::model::atomic::check_writable;
+
+/// Refuses a path that an option names and that does not exist, so that the message names the option.
+pub fn check_inputs<'a>(
+    options: impl IntoIterator<Item = (&'a str, Option<&'a Path>)>,
+) -> anyhow::Result<()> {
+    for (option, path) in options {
+        if let Some(path) = path {
+            path.metadata().with_context(|| format!("{option} {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
 
 /// Refuses outputs that cannot be written, two outputs with the same path, and an output that is one of the
 /// `inputs`, or a file that may have been read below one of them.

@@ -63,7 +63,8 @@ is 3 if the goal is not reached, or is refuted by the verification.";
 
 pub const PREDICT: &str = "\
 Examples:
-  swinq predict swin_t.int8.safetensors cat.jpg dog.webp
+  swinq predict swin_t.int8.safetensors cat.jpg dog.webp photos/
+  swinq predict swin_t.int8.safetensors - --json < paths.txt
   swinq predict swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --topk 1 --json";
 
 pub const INSPECT: &str = "\

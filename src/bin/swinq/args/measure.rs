@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use swinq::{FloatDevice, Split};
 use swinq_ladder::LadderCommand;
-use swinq_ladder::parse::{at_least_one, positive};
+use swinq_ladder::parse::{at_least_one, batch, positive, threads};
 
 use super::search::points;
 use super::{BackendArgs, DataArgs, FloatArgs};
@@ -38,13 +38,13 @@ pub struct EvalArgs {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Images per batch.
-    #[arg(long, default_value_t = 32, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 32, value_parser = batch)]
     pub batch_size: usize,
     /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
     /// Batch sizes whose latency is measured after the accuracy.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = batch)]
     pub latency: Vec<usize>,
     /// Do not measure latency.
     #[arg(long, conflicts_with = "latency")]
@@ -107,10 +107,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SEED", requires = "cfg")]
     pub random_weights: Option<u64>,
     /// Batch sizes.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = at_least_one)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = batch)]
     pub batch_size: Vec<usize>,
     /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
     #[command(flatten)]
     pub backend: BackendArgs,

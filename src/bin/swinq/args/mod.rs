@@ -127,7 +127,7 @@ mod tests {
                 joined.lines().map(str::trim).filter(|l| l.starts_with("swinq ")).collect();
             assert!(!lines.is_empty(), "{name} has no example");
             for line in lines {
-                let words = line.split(['>', '|']).next().unwrap_or_default().split_whitespace();
+                let words = line.split(['>', '<', '|']).next().unwrap_or_default().split_whitespace();
                 let words = words.map(|word| word.trim_matches('\''));
                 let parsed = Cli::command().try_get_matches_from(words);
                 assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());

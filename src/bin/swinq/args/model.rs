@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
-use swinq_ladder::parse::at_least_one;
+use swinq_ladder::parse::{at_least_one, batch, threads};
 
 use super::{BackendArgs, FloatArgs};
 
@@ -13,8 +13,9 @@ use super::{BackendArgs, FloatArgs};
 pub struct PredictArgs {
     /// Quantized checkpoint, float checkpoint or directory.
     pub model: PathBuf,
-    /// Images.
-    #[arg(required = true)]
+    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input. The command
+    /// goes on after an image that cannot be read, and fails at the end.
+    #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
     #[command(flatten)]
     pub float: FloatArgs,
@@ -30,7 +31,7 @@ pub struct PredictArgs {
     #[command(flatten)]
     pub backend: BackendArgs,
     /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
 }
 
@@ -47,7 +48,7 @@ pub struct InspectArgs {
     #[command(flatten)]
     pub backend: BackendArgs,
     /// The batch size whose plan is listed.
-    #[arg(long, default_value_t = 32, value_parser = at_least_one, help_heading = "CUDA options")]
+    #[arg(long, default_value_t = 32, value_parser = batch, help_heading = "CUDA options")]
     pub batch_size: usize,
     /// List every site, one per line, as the recipe resolves it.
     #[arg(long)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use swinq::model::{Calibrator, Ptq};
 use swinq::{FloatDevice, Split};
-use swinq_ladder::parse::at_least_one;
+use swinq_ladder::parse::{at_least_one, batch, threads};
 
 use super::FloatArgs;
 
@@ -50,7 +50,7 @@ pub struct CalibrateArgs {
     #[arg(long, default_value_t = 10, value_parser = at_least_one)]
     pub batches: usize,
     /// Images per batch.
-    #[arg(long, default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 8, value_parser = batch)]
     pub batch_size: usize,
     /// Seed of the sample of images.
     #[arg(long, default_value_t = 0)]
@@ -59,7 +59,7 @@ pub struct CalibrateArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip_corrupt: usize,
     /// Threads of the decoder (0: one per core).
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
     /// Device of the float forward; cuda needs a build with candle's CUDA (`--features cuda`).
     #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]

@@ -4,30 +4,37 @@ use std::path::PathBuf;
 
 use clap::Args;
 use swinq::Split;
-use swinq_ladder::parse::{at_least_one, positive};
+use swinq_ladder::parse::{at_least_one, batch, positive, threads};
 
 use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs};
 
-/// Arguments of `sensitivity`.
+/// The model and the images of `sensitivity` and `tune`.
 #[derive(Clone, Debug, Args)]
-pub struct SensitivityArgs {
+pub struct SubjectArgs {
     /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
     pub model: PathBuf,
     #[command(flatten)]
     pub float: FloatArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Part of the data set on which effects are measured.
+    /// Part of the data set on which models are measured.
     #[arg(long, default_value = "val")]
     pub split: Split,
+    /// Threads (0: one per core).
+    #[arg(long, default_value_t = 0, value_parser = threads)]
+    pub threads: usize,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
+}
+
+/// Arguments of `sensitivity`.
+#[derive(Clone, Debug, Args)]
+pub struct SensitivityArgs {
+    #[command(flatten)]
+    pub subject: SubjectArgs,
     /// Number of images on which effects are measured: a seeded sample, spread over the classes.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub images: usize,
-    #[command(flatten)]
-    pub calibration: CalibrationArgs,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0)]
-    pub threads: usize,
     /// Layers to print, from the most sensitive.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub top: usize,
@@ -39,21 +46,12 @@ pub struct SensitivityArgs {
 /// Arguments of `tune`.
 #[derive(Clone, Debug, Args)]
 pub struct TuneArgs {
-    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
-    pub model: PathBuf,
     #[command(flatten)]
-    pub float: FloatArgs,
-    #[command(flatten)]
-    pub data: DataArgs,
-    /// Part of the data set for search and verification.
-    #[arg(long, default_value = "val")]
-    pub split: Split,
+    pub subject: SubjectArgs,
     /// Number of images for search and verification, one half each: a seeded sample, spread over the classes
     /// (default: all).
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub images: Option<usize>,
-    #[command(flatten)]
-    pub calibration: CalibrationArgs,
     /// The largest drop of top-1 accuracy, in percentage points.
     #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points)]
     pub max_drop: f64,
@@ -66,11 +64,8 @@ pub struct TuneArgs {
     #[command(flatten)]
     pub backend: BackendArgs,
     /// Images per inference whose latency counts; at most 8 on the CPU.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = batch)]
     pub batch_size: usize,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0)]
-    pub threads: usize,
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
     #[arg(long, value_name = "FILE")]
     pub latencies: Option<PathBuf>,

@@ -51,6 +51,10 @@ impl Observer for Printer {
         interrupt::check()
     }
 
+    fn timing(&mut self, batch_size: usize, estimate: Duration) {
+        note!("latency at batch {batch_size}: takes about {:.0} s", estimate.as_secs_f64());
+    }
+
     fn timed(&mut self, batch_size: usize, elapsed: Duration, latencies: &[(&ModelResult, &Latency)]) {
         note!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
         for (model, latency) in latencies {

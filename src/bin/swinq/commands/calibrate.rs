@@ -13,7 +13,7 @@ use swinq::{
 
 use crate::args::CalibrateArgs;
 use crate::out::{caution, info, say};
-use crate::paths::check_outputs;
+use crate::paths::{check_inputs, check_outputs};
 use crate::progress::Stages;
 use crate::{float_device, interrupt, model_arg, shell, site_table};
 
@@ -22,6 +22,8 @@ const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|short
 
 /// Runs the command; `words` is the command line, which is kept beside the checkpoint for reports.
 pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
+    let (data, ranges) = (args.data_path.as_deref(), args.ft_amax.as_deref());
+    check_inputs([("--data-path", data), ("--ft-amax", ranges)])?;
     let cfg = args.float.cfg.as_ref().map(Path::new);
     let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
     let ranges_path = RangeFile::beside(&args.output);
@@ -68,7 +70,7 @@ fn recipe(args: &CalibrateArgs, config: &SwinConfig) -> anyhow::Result<Recipe> {
     let disable =
         |pattern: &String| Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() };
     rules.extend(args.disable.iter().map(disable));
-    Ok(swinq::change_recipe(swinq::load_recipe(&name)?, rules, config)?)
+    Ok(swinq::change_recipe(swinq::load_recipe(&name).context("--recipe")?, rules, config)?)
 }
 
 fn activations(calibrator: Calibrator) -> Rule {

@@ -12,7 +12,7 @@ use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, Re
 use crate::args::{EvalArgs, Simulate, Usage};
 use crate::json_arg::JsonArg;
 use crate::out::{caution, info, note, say};
-use crate::paths::check_outputs;
+use crate::paths::{check_inputs, check_outputs};
 use crate::progress::Progress;
 use crate::{backend_arg, float_device, interrupt, model_arg, names, shell};
 
@@ -21,6 +21,12 @@ const LATENCY_SECONDS: f64 = 2.0;
 
 /// Runs the command; `words` is the command line, for the report.
 pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
+    check_inputs([
+        ("--data-path", Some(args.data.data_path.as_path())),
+        ("--sensitivity", args.sensitivity.as_deref()),
+        ("--tuning", args.tuning.as_deref()),
+        ("--training", args.training.as_deref()),
+    ])?;
     let json = JsonArg::new(args.json.as_deref());
     let files = ReportFiles {
         html: args.report.clone(),
@@ -123,6 +129,10 @@ impl Observer for Printer {
             progress.finish(done);
         }
         interrupt::check()
+    }
+
+    fn timing(&mut self, batch_size: usize, estimate: Duration) {
+        note!("latency at batch {batch_size}: takes about {:.0} s", estimate.as_secs_f64());
     }
 
     fn timed(&mut self, batch_size: usize, elapsed: Duration, _: &[(&ModelResult, &Latency)]) {

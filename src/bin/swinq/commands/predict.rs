@@ -2,40 +2,81 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, bail};
 use comfy_table::{Table, presets};
 use serde_json::json;
+use swinq::eval::Collected;
 use swinq::model::atomic::write_atomic;
 use swinq::{ClassScore, Engine, Images, Logits, Prediction, ReadOptions};
 
 use crate::args::PredictArgs;
-use crate::out::say;
+use crate::out::{caution, say};
 use crate::paths::check_outputs;
 use crate::{backend_arg, interrupt, model_arg};
 
 /// Number of images that are decoded and run at a time.
 const BATCH: usize = 8;
 
-/// Runs the command.
+/// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the end.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
-    check_outputs(&args.logits, args.images.iter().chain([&args.model]).map(PathBuf::as_path))?;
+    let paths = paths(&args.images)?;
+    check_outputs(&args.logits, paths.iter().chain([&args.model]).map(PathBuf::as_path))?;
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
-    let options = backend_arg::engine(&args.backend, args.threads, BATCH.min(args.images.len()))?;
-    let engine = backend_arg::with_remedy(Engine::new(&model, &options), &options)?;
-    let images = Images::from_files(&args.images)?;
-    let read = ReadOptions { batch_size: BATCH, threads: args.threads, skip_corrupt: 0 };
-    let found = engine.infer_images(&images, &read, &mut |_, _| interrupt::check())?;
+    let (images, errors) = Images::find(&paths);
+    let mut failed: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    failed.iter().for_each(|problem| caution!("{problem}"));
+    if let Some(images) = images {
+        let options = backend_arg::engine(&args.backend, args.threads, BATCH.min(images.len()))?;
+        let engine = backend_arg::with_remedy(Engine::new(&model, &options), &options)?;
+        let read = ReadOptions { batch_size: BATCH, threads: args.threads, skip_corrupt: images.len() };
+        let (found, skipped) = engine.infer_readable(&images, &read, &mut |_, _| interrupt::check())?;
+        skipped.iter().for_each(|problem| caution!("{problem}"));
+        failed.extend(skipped);
+        print(args, &engine, &images, &found)?;
+    } else if args.json {
+        print_json(&[])?;
+    }
+    match failed.len() {
+        0 => Ok(()),
+        1 => bail!("1 image cannot be classified; the warning names it"),
+        count => bail!("{count} images cannot be classified; the warnings name them"),
+    }
+}
+
+/// The paths on the command line. `-` stands for the lines of standard input.
+fn paths(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for argument in arguments {
+        if argument != Path::new("-") {
+            paths.push(argument.clone());
+            continue;
+        }
+        for line in std::io::stdin().lines() {
+            let line = line.context("standard input")?;
+            paths
+                .extend(Some(line.trim_end_matches('\r')).filter(|line| !line.is_empty()).map(PathBuf::from));
+        }
+    }
+    if paths.is_empty() {
+        bail!("standard input names no image; give one path per line");
+    }
+    Ok(paths)
+}
+
+/// Prints the predictions, and writes the logits if they are wanted.
+fn print(args: &PredictArgs, engine: &Engine, images: &Images, found: &Collected) -> anyhow::Result<()> {
     if let Some(path) = &args.logits {
         write_logits(path, &found.logits)?;
     }
     let names = found.ids.iter().map(|&id| images.name_of(id));
     let predictions: Vec<_> = names.zip(engine.top_k(&found.logits, args.topk)?).collect();
     if args.json {
-        print_json(&predictions)?
+        print_json(&predictions)
     } else {
-        print_table(&predictions)
+        print_table(&predictions);
+        Ok(())
     }
-    Ok(())
 }
 
 /// The name of a class, or its index if it has no name.

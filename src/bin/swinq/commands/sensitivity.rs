@@ -9,29 +9,37 @@ use swinq::{Images, ReadOptions, SensitivityOptions};
 use crate::args::SensitivityArgs;
 use crate::model_arg;
 use crate::out::{info, say};
-use crate::paths::check_outputs;
+use crate::paths::{check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
 use crate::tables;
 
 /// Runs the command.
 pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
-    let cfg = args.float.cfg.as_ref().map(Path::new);
-    let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
+    check_inputs([("--data-path", Some(args.subject.data.data_path.as_path()))])?;
+    let cfg = args.subject.float.cfg.as_ref().map(Path::new);
+    let inputs = [Some(args.subject.model.as_path()), Some(args.subject.data.data_path.as_path()), cfg];
     let cache = beside(&args.output, ".cache");
     let outputs: [&PathBuf; 2] = [&args.output, &cache];
-    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.calibration.recipe)]))?;
-    let model = model_arg::open_float(&args.model, &args.float)?;
-    let (data, calibration) = (&args.data.data_path, &args.calibration);
-    let images = Images::open(data, args.split, Some(args.images), calibration.seed)?;
+    check_outputs(
+        outputs,
+        inputs.into_iter().flatten().chain([Path::new(&args.subject.calibration.recipe)]),
+    )?;
+    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
+    let images = Images::open(data, args.subject.split, Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
-    let recipe = args.calibration.recipe()?;
+    let recipe = args.subject.calibration.recipe()?;
     info!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
     info!("calibration  {} of {}", train.len(), train.describe());
     info!("images       {} of {}", images.len(), images.describe());
     let options = SensitivityOptions {
         recipe,
-        read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
-        threads: args.threads,
+        read: ReadOptions {
+            batch_size: 8,
+            threads: args.subject.threads,
+            skip_corrupt: args.subject.data.skip_corrupt,
+        },
+        threads: args.subject.threads,
         cache: Some(cache.clone()),
     };
     let mut steps = Steps::new(&cache);

@@ -13,7 +13,7 @@ use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 use super::eval;
 use crate::args::{Cli, Command, TuneArgs, Usage};
 use crate::out::{info, say};
-use crate::paths::check_outputs;
+use crate::paths::{check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
 use crate::{backend_arg, model_arg, shell};
 
@@ -34,24 +34,29 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let cache = beside(&args.output, ".cache");
     let table = args.latencies.clone().unwrap_or_else(|| beside(&args.output, ".latencies.json"));
     let [yaml, json] = [".yaml", ".json"].map(|suffix| beside(&args.output, suffix));
-    let cfg = args.float.cfg.as_ref().map(Path::new);
-    let inputs = [Some(args.model.as_path()), Some(args.data.data_path.as_path()), cfg];
+    check_inputs([("--data-path", Some(args.subject.data.data_path.as_path()))])?;
+    let cfg = args.subject.float.cfg.as_ref().map(Path::new);
+    let inputs = [Some(args.subject.model.as_path()), Some(args.subject.data.data_path.as_path()), cfg];
     let outputs = [&args.output, &cache, &table, &yaml, &json];
     check_outputs(
         outputs.into_iter().chain(&args.report),
-        inputs.into_iter().flatten().chain([Path::new(&args.calibration.recipe)]),
+        inputs.into_iter().flatten().chain([Path::new(&args.subject.calibration.recipe)]),
     )?;
-    let model = model_arg::open_float(&args.model, &args.float)?;
-    let (data, calibration) = (&args.data.data_path, &args.calibration);
-    let images = Images::open(data, args.split, args.images, calibration.seed)?;
+    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
+    let images = Images::open(data, args.subject.split, args.images, calibration.seed)?;
     let train = calibration.images(data)?;
-    let engines = backend_arg::engines(&args.backend, args.threads, args.batch_size)?;
+    let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;
     let [engine] = &engines[..] else {
         return Err(Usage("`tune` takes one --gemm".to_owned()).into());
     };
     let options = TuneOptions {
         recipe: calibration.recipe()?,
-        read: ReadOptions { batch_size: 8, threads: args.threads, skip_corrupt: args.data.skip_corrupt },
+        read: ReadOptions {
+            batch_size: 8,
+            threads: args.subject.threads,
+            skip_corrupt: args.subject.data.skip_corrupt,
+        },
         engine: engine.clone(),
         batch_size: args.batch_size,
         max_drop: args.max_drop,
@@ -93,12 +98,13 @@ fn report(
     let path = |path: &Path| path.as_os_str().to_owned();
     let fixed =
         ["swinq", "eval", "--name", "A=float", "--name", "B=tuned", "--data-path"].map(OsString::from);
-    let paths = [path(&args.data.data_path), path(&args.model), path(&args.output)];
+    let paths = [path(&args.subject.data.data_path), path(&args.subject.model), path(&args.output)];
     let Command::Eval(mut eval) = Cli::try_parse_from(fixed.into_iter().chain(paths))?.command else {
         unreachable!("the words are those of eval")
     };
-    (eval.float, eval.data, eval.backend) = (args.float.clone(), args.data.clone(), args.backend.clone());
-    (eval.threads, eval.latency) = (args.threads, vec![args.batch_size]);
+    (eval.float, eval.data, eval.backend) =
+        (args.subject.float.clone(), args.subject.data.clone(), args.backend.clone());
+    (eval.threads, eval.latency) = (args.subject.threads, vec![args.batch_size]);
     say!("");
     let mut results = eval::evaluate(&eval, verification, true)?;
     results.commands = vec![shell::join(words)];
