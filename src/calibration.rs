@@ -109,6 +109,7 @@ pub fn calibrate(
     })?;
     let (mut quantized, trials) = (found.model, found.trials);
     quantized.provenance.calibration = Some(record(images, &options.read, &found.ids, found.pixels_sha256));
+    name_classes(&mut quantized, images);
     Ok(Calibrated {
         model: Model::from_quantized(quantized)?,
         skipped: batches.skipped().to_vec(),
@@ -136,6 +137,16 @@ fn weight_noise<'a>(
         noise.insert(Site::Weight(linear), distortion.sqnr_db());
     }
     Ok(noise)
+}
+
+/// Gives a model without class names those of the data set, if it names as many classes as the model has.
+pub(crate) fn name_classes(model: &mut QuantizedModel, images: &Images) {
+    let named = images.dataset().and_then(|data| data.class_names());
+    let fitting = named.filter(|names| model.labels.is_none() && names.len() == model.config.num_classes);
+    if let Some(names) = fitting {
+        model.labels = Some(names.to_vec());
+        model.provenance.labels_from = Some(format!("the classes of {}", images.describe()));
+    }
 }
 
 /// The record of a calibration that read the images `ids`, whose pixels have this hash.

@@ -1,18 +1,22 @@
 //! Models: they are opened from any format and shared by any number of engines.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use swinq_model::checkpoint::{self, LoadOptions};
 use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
+use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
     Dialect, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file, load_config,
-    load_float,
+    load_float_with_note, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
 use crate::{Error, Family};
+
+/// The most bytes of a file of class names; ImageNet-22k's have half of it.
+const MAX_LABELS: u64 = MAX_WRITTEN;
 
 /// How a float checkpoint is read. These options have no effect on a quantized checkpoint, which contains its
 /// configuration.
@@ -28,6 +32,12 @@ pub struct OpenOptions {
     pub dialect: Option<Dialect>,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
+    /// Quantized checkpoints, one of which describes a bare float checkpoint without `cfg` if it was made from it. Those
+    /// in the folder of the float checkpoint need not be named.
+    pub described_by: Vec<PathBuf>,
+    /// File of class names, one per line, in the order of the classes. Unlike the other options it also applies to
+    /// quantized checkpoints.
+    pub labels: Option<PathBuf>,
 }
 
 impl OpenOptions {
@@ -46,12 +56,53 @@ impl OpenOptions {
 
     /// Reads the float model at `path`.
     pub(crate) fn load_float(&self, path: &Path) -> Result<FloatModel, Error> {
-        let options = LoadOptions { cfg: self.configuration()?, dialect: self.dialect };
-        let mut model = load_float(path, &options).map_err(Error::open(path))?;
-        if let Some(family) = self.transform {
-            model.transform = family.transform(&model.config, &model.transform)?;
+        Ok(self.load_float_with_warnings(path)?.0)
+    }
+
+    /// Reads the float model at `path`, with the warnings about it.
+    fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
+        let options = LoadOptions {
+            cfg: self.configuration()?,
+            dialect: self.dialect,
+            described_by: self.described_by.clone(),
+        };
+        let (mut model, note) = load_float_with_note(path, &options).map_err(Error::open(path))?;
+        let mut warnings: Vec<String> = note.into_iter().collect();
+        match self.transform {
+            Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
+            // The preprocessing does not come from the model's own directory.
+            None if self.cfg.is_some() || !warnings.is_empty() => {
+                warnings.extend(other_preprocessing(path, &model))
+            }
+            None => {}
         }
-        Ok(model)
+        Ok((model, warnings))
+    }
+
+    /// Gives `model` the class names of `labels`, if set.
+    fn name_classes(&self, model: &mut QuantizedModel) -> Result<(), Error> {
+        if let Some(names) = self.class_names(model.config.num_classes)? {
+            model.labels = Some(names);
+            model.provenance.labels_from = self.labels.as_ref().map(|path| path.display().to_string());
+        }
+        Ok(())
+    }
+
+    /// The class names in the file of `labels`, for `classes` classes.
+    fn class_names(&self, classes: usize) -> Result<Option<Vec<String>>, Error> {
+        let Some(path) = &self.labels else { return Ok(None) };
+        let text = text_file::read(path, MAX_LABELS).map_err(Error::io(path))?;
+        let names: Vec<String> = text.lines().map(|line| line.trim().to_owned()).collect();
+        let empty = names.iter().position(String::is_empty).map(|line| format!("line {} is empty", line + 1));
+        let other = (names.len() != classes)
+            .then(|| format!("has {} names, but the model has {classes} classes", names.len()));
+        match other.or(empty) {
+            Some(problem) => {
+                let problem = format!("{} {problem}; write one name per line", path.display());
+                Err(Error::argument("labels", problem))
+            }
+            None => Ok(Some(names)),
+        }
     }
 }
 
@@ -91,13 +142,38 @@ impl Inner {
     }
 }
 
-/// A warning if the file `path` has no hash.
-pub(crate) fn without_hash(path: &Path, file: &FileInfo) -> Option<String> {
-    file.hash.is_none().then(|| {
+/// Whether `config` has the shape and input size of an official Swin, with any number of classes.
+fn is_official(config: &SwinConfig) -> bool {
+    let shape = |config: &SwinConfig| {
+        let SwinConfig { image_size, patch_size, embed_dim, window_size, depths, .. } = config;
+        (*image_size, *patch_size, *embed_dim, *window_size, depths.clone())
+    };
+    let shipped = shipped_configs().filter_map(|name| load_config(name, &[]).ok());
+    shipped.into_iter().any(|official| shape(&official.config) == shape(config))
+}
+
+/// A warning if the preprocessing of `model` is not that of the family whose names its tensors have.
+fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
+    let family = match model.source.dialect.parse().ok()? {
+        Dialect::Timm => Family::Timm,
+        Dialect::TorchVision => Family::Torchvision,
+        Dialect::HuggingFace => Family::HuggingFace,
+        Dialect::Microsoft | Dialect::FasterTransformer => return None,
+    };
+    // A model that the family does not have has no preprocessing of its own.
+    if !is_official(&model.config) {
+        return None;
+    }
+    let own = family.transform(&model.config, &model.transform).ok()?;
+    let used = &model.transform;
+    let same = Transform { family: used.family.clone(), ..own.clone() } == *used;
+    let option = family.option();
+    (!same).then(|| {
         format!(
-            "{} has format version {}, which has no hash: damage to it may not be found; calibrate again to get one",
+            "{} has the names of {}, whose own preprocessing is: {own}. The configuration's is used: {used}. State \
+             --transform {option} or --transform ms to decide",
             path.display(),
-            file.format_version
+            model.source.dialect
         )
     })
 }
@@ -125,11 +201,12 @@ impl Model {
             return Err(Error::NotFound { path: path.to_owned() });
         }
         if is_quantized_file(path) {
-            let (model, file) = QuantizedModel::load_with_info(path).map_err(Error::open(path))?;
-            let warnings = without_hash(path, &file).into_iter().collect();
+            let (mut model, file) = QuantizedModel::load_with_info(path).map_err(Error::open(path))?;
+            options.name_classes(&mut model)?;
+            let warnings = file.warning(path).into_iter().collect();
             return Ok(Model::of(Inner { file: Some(file), warnings, ..Inner::new(model, true) }));
         }
-        Model::from_float(options.load_float(path)?)
+        Model::open_float(path, options)
     }
 
     /// Opens a float model, to calibrate or to train it. Refuses a quantized checkpoint.
@@ -137,7 +214,33 @@ impl Model {
     /// # Errors
     /// The errors of [`Model::open_with`].
     pub fn open_float(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
-        Model::from_float(options.load_float(path.as_ref())?)
+        let (model, warnings) = options.load_float_with_warnings(path.as_ref())?;
+        let mut model = QuantizedModel::from_float(&model)?;
+        options.name_classes(&mut model)?;
+        Ok(Model::of(Inner { warnings, ..Inner::new(model, false) }))
+    }
+
+    /// A float model with random weights, the architecture and preprocessing that `options` give, for measurements. Their
+    /// dialect decides the rule for grids that windows do not divide, as it does for a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a `cfg`; the errors of [`OpenOptions::configuration`]; an architecture that is not
+    /// valid, or for which the family has no transform.
+    pub fn random_with(options: &OpenOptions, seed: u64) -> Result<Model, Error> {
+        let missing =
+            || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
+        let mut config = options.configuration()?.ok_or_else(missing)?;
+        if let Some(dialect) = options.dialect {
+            config.config.window_policy = dialect.window_policy();
+        }
+        config.config.validate()?;
+        let mut model = checkpoint::random_model(&config, seed);
+        if let Some(family) = options.transform {
+            model.transform = family.transform(&model.config, &model.transform)?;
+        }
+        let mut model = QuantizedModel::from_float(&model)?;
+        options.name_classes(&mut model)?;
+        Ok(Model::checked(model, false))
     }
 
     /// A float model with the architecture `config` and random weights, for measurements and tests.

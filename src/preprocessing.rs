@@ -19,6 +19,16 @@ pub enum Family {
 }
 
 impl Family {
+    /// The name of the family as the program's option `--transform` takes it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Family::Microsoft => "ms",
+            Family::Timm => "timm",
+            Family::Torchvision => "torchvision",
+            Family::HuggingFace => "hf",
+        }
+    }
+
     /// The transform of this family for a model with the architecture `config`; `own` is the transform in the
     /// configuration.
     ///

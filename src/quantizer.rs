@@ -8,7 +8,7 @@ use swinq_model::quantized::{CalibrationRecord, ChannelCodes, FloatModel, Param,
 use swinq_model::site::all_linears;
 use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
-use crate::calibration::record;
+use crate::calibration::{name_classes, record};
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -65,8 +65,10 @@ impl Quantizer {
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, read, progress)?;
+        let mut current = QuantizedModel::from_float(&float)?;
+        name_classes(&mut current, images);
         Ok(Quantizer {
-            current: QuantizedModel::from_float(&float)?,
+            current,
             float,
             histograms: found.histograms,
             refined: found.refined,
@@ -148,6 +150,7 @@ impl Quantizer {
         }
         let mut model = run(&self.float, recipe, images, read, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
+        name_classes(&mut model, images);
         Ok(model)
     }
 
@@ -317,7 +320,11 @@ mod tests {
     fn float() -> FloatModel {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples/swin_micro_cifar10");
         let cfg = load_config(folder.join("cfg.yaml").to_str().unwrap(), &[]).unwrap();
-        load_float(&folder.join("model.safetensors"), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+        load_float(
+            &folder.join("model.safetensors"),
+            &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() },
+        )
+        .unwrap()
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{calibrate, files, sample_cfg, sample_data, sample_model, stdout, swinq};
+use common::{calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
 
 #[test]
 fn calibrate_is_reproducible_and_recorded() {
@@ -194,4 +194,146 @@ fn doctor_and_quickstart() {
         files(&folder.path().join("q")),
         ["int8.ranges.json", "int8.safetensors", "report.html", "results.json", "sample"]
     );
+}
+
+/// The lines of a calibration that state what is in effect.
+fn effective(more: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command =
+        swinq(["calibrate", "--random-weights", "1", "--batches", "1", "--ptq", "basic", "--cfg"]);
+    command
+        .arg(sample_cfg())
+        .arg("--data-path")
+        .arg(sample_data())
+        .arg("-o")
+        .arg(folder.path().join("q"))
+        .args(more);
+    stdout(&command.assert().success())
+}
+
+#[test]
+fn options_of_a_model_apply_to_random_weights() {
+    let [own, timm] = [effective(&[]), effective(&["--transform", "timm"])];
+    let transform = |text: &str| text.lines().find(|line| line.starts_with("transform")).unwrap().to_owned();
+    assert!(transform(&timm).contains("timm"), "{timm}");
+    assert_ne!(transform(&own), transform(&timm));
+    // The dialect decides how grids are padded that windows do not divide; 7 does not divide 25 tokens.
+    let bench = |more: &[&str]| {
+        let mut command =
+            swinq(["bench", "--random-weights", "1", "--seconds", "0.01", "--batch-size", "1", "--cfg"]);
+        command.arg(sample_cfg()).args(["--opts", "DATA.IMG_SIZE", "100"]).args(more);
+        command.assert()
+    };
+    refused(bench(&[]), 1, &["WINDOW_SIZE"]);
+    bench(&["--dialect", "hf"]).success();
+}
+
+#[test]
+fn class_names_come_from_the_data_or_from_a_file_and_are_not_invented() {
+    let folder = tempfile::tempdir().unwrap();
+    let [named, other, list] =
+        ["named.safetensors", "other.safetensors", "labels.txt"].map(|n| folder.path().join(n));
+    let image = common::root().join("tests/data/airplane.jpg");
+    let labels = |model: &std::path::Path, more: &[&str]| {
+        let mut command = swinq(["predict", "--json", "--topk", "10"]);
+        let text = stdout(&command.arg(model).arg(&image).args(more).assert().success());
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut classes: Vec<(u64, serde_json::Value)> = json[0]["topk"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|class| (class["class"].as_u64().unwrap(), class["label"].clone()))
+            .collect();
+        classes.sort_by_key(|(class, _)| *class);
+        classes.into_iter().map(|(_, label)| label).collect::<Vec<_>>()
+    };
+    calibrate(&named, &["--batches", "1", "--ptq", "basic"]).success();
+    assert_eq!(labels(&named, &[])[..2], ["airplane", "automobile"]);
+    let text = stdout(&swinq(["inspect"]).arg(&named).assert().success());
+    assert!(
+        text.contains("labels        airplane, automobile") && text.contains("from the classes of"),
+        "{text}"
+    );
+    // The float model has no names.
+    let cfg = sample_cfg();
+    let float = labels(&sample_model(), &["--cfg", cfg.to_str().unwrap()]);
+    assert!(float.iter().all(serde_json::Value::is_null), "{float:?}");
+    // A file of names wins, and is stored.
+    std::fs::write(&list, (0..10).map(|i| format!("name {i}\n")).collect::<String>()).unwrap();
+    let list = list.to_str().unwrap();
+    assert_eq!(labels(&named, &["--labels", list])[3], "name 3");
+    calibrate(&other, &["--batches", "1", "--ptq", "basic", "--labels", list]).success();
+    assert_eq!(labels(&other, &[])[9], "name 9");
+    std::fs::write(list, "one\ntwo\n").unwrap();
+    let mut command = swinq(["predict", "--labels", list]);
+    refused(command.arg(&named).arg(&image).assert(), 1, &["labels", "2 names", "10 classes"]);
+}
+
+/// A float model needs no configuration where its quantized checkpoint lies, or is given, beside it.
+#[test]
+fn the_quantized_checkpoint_describes_its_float_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let [float, int8] = ["float.safetensors", "int8.safetensors"].map(|name| folder.path().join(name));
+    std::fs::copy(sample_model(), &float).unwrap();
+    let predict = || {
+        let mut command = swinq(["predict"]);
+        command.arg(&float).arg(common::root().join("tests/data/airplane.jpg")).assert()
+    };
+    refused(predict(), 1, &["float.safetensors", "--cfg", "EMBED_DIM", "DATA.IMG_SIZE"]);
+    let mut command = swinq(["calibrate", "--batches", "1", "--ptq", "basic"]);
+    command
+        .arg(&float)
+        .arg("--cfg")
+        .arg(sample_cfg())
+        .arg("--data-path")
+        .arg(sample_data())
+        .arg("-o")
+        .arg(&int8);
+    command.assert().success();
+    let warning = stderr(&predict().success());
+    assert!(warning.contains("int8.safetensors, which was made from it"), "{warning}");
+    // The other model of the command line, in another folder.
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::rename(&int8, elsewhere.join("int8.safetensors")).unwrap();
+    refused(predict(), 1, &["--cfg"]);
+    let mut command = swinq(["eval", "--limit", "20", "--no-latency", "--data-path"]);
+    command.arg(sample_data()).arg(&float).arg(elsewhere.join("int8.safetensors")).assert().success();
+}
+
+#[test]
+fn an_accuracy_of_guessing_is_remarked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q");
+    let mut command =
+        swinq(["calibrate", "--random-weights", "1", "--batches", "1", "--ptq", "basic", "--cfg"]);
+    command.arg(sample_cfg()).arg("--data-path").arg(sample_data()).arg("-o").arg(&path).assert().success();
+    let eval = |model: &std::path::Path| {
+        let mut command = swinq(["eval", "--no-latency", "--limit", "100", "--data-path"]);
+        stderr(&command.arg(sample_data()).arg(model).assert().success())
+    };
+    assert!(eval(&path).contains("no better than guessing among 10 classes (10.00 %)"), "{}", eval(&path));
+    calibrate(&path, &["--batches", "1", "--ptq", "basic"]).success();
+    assert!(!eval(&path).contains("guessing"));
+}
+
+/// Names in checkpoints are somebody else's text.
+#[test]
+fn control_characters_reach_no_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, list) = (folder.path().join("q\u{1b}[31m"), folder.path().join("labels.txt"));
+    std::fs::write(&list, (0..10).map(|i| format!("\u{1b}]0;{i}\u{7}\n")).collect::<String>()).unwrap();
+    let said =
+        calibrate(&path, &["--batches", "1", "--ptq", "basic", "--labels", list.to_str().unwrap()]).success();
+    let image = common::root().join("tests/data/airplane.jpg");
+    let inspected = swinq(["inspect"]).arg(&path).assert().success();
+    let predicted = swinq(["predict", "--color", "always"]).arg(&path).arg(&image).assert().success();
+    let missing = swinq(["predict", "none\u{1b}[31m"]).arg(&image).assert().failure();
+    for assert in [&said, &inspected, &predicted, &missing] {
+        for text in [stdout(assert), stderr(assert)] {
+            assert!(!text.contains(['\u{7}', '\u{9b}']) && !text.contains("\u{1b}]"), "{text:?}");
+            assert!(!text.contains("\u{1b}[31m"), "{text:?}");
+        }
+    }
+    assert!(stdout(&inspected).contains(r"\u{1b}]0;0\u{7}"), "{}", stdout(&inspected));
 }

@@ -300,3 +300,38 @@ fn random_models_run() {
     let engine = Engine::new(&model, &EngineOptions::cpu(1)).unwrap();
     assert_eq!(engine.infer(&swinq::noise(56, 3).unwrap()).unwrap().values.len(), 30);
 }
+
+/// A Swin-T with timm's names: timm crops less than Microsoft's configuration says.
+#[test]
+fn another_preprocessing_than_that_of_the_names_gives_a_warning() {
+    let name = "swin_tiny_patch4_window7_224";
+    let model = swinq::model::random_model(&swinq::load_config(name, &[]).unwrap(), 1);
+    let timm = |name: &str| match name
+        .strip_prefix("layers.")
+        .and_then(|rest| rest.split_once(".downsample."))
+    {
+        Some((stage, rest)) => format!("layers.{}.downsample.{rest}", stage.parse::<usize>().unwrap() + 1),
+        None => name.replace("head.", "head.fc."),
+    };
+    let bytes =
+        |t: &swinq::model::HostTensor| t.data.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let stored: Vec<_> = model.tensors.iter().map(|(n, t)| (timm(n), t.shape.clone(), bytes(t))).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("timm.safetensors");
+    let views = stored.iter().map(|(name, shape, bytes)| {
+        let dtype = safetensors::Dtype::F32;
+        (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    let open = |transform| {
+        let options = OpenOptions { cfg: Some(name.to_owned()), transform, ..OpenOptions::default() };
+        Model::open_float(&path, &options).unwrap().warnings().to_vec()
+    };
+    let [warning] = &open(None)[..] else { panic!("{:?}", open(None)) };
+    for word in ["names of timm", "shorter side to 248", "ms: shorter side to 256", "--transform timm"] {
+        assert!(warning.contains(word), "`{word}` is not in: {warning}");
+    }
+    for family in [swinq::Family::Timm, swinq::Family::Microsoft] {
+        assert_eq!(open(Some(family)), Vec::<String>::new());
+    }
+}

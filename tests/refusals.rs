@@ -308,7 +308,7 @@ fn an_interrupt_leaves_no_file() {
     assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(output.status.code(), Some(130), "{message}");
     assert!(message.contains("interrupted"), "{message}");
     folder.holds_only(&[]);
 }

@@ -57,7 +57,7 @@ fn the_command_measures_every_part_and_takes_finished_measurements_from_the_cach
     let output = folder.path().join("s.json");
     let arguments = ["--images", "8", "--calibration-images", "8", "--top", "3"];
     let text = stdout(&run(&output, &arguments).success());
-    assert!(text.contains("quantized alone") && text.contains("layers.1.blocks.3"), "{text}");
+    assert!(text.contains("alone: SQNR") && text.contains("layers.1.blocks.3"), "{text}");
     let results = read_sensitivity(&output).unwrap();
     // Six blocks of four linear layers and two products of attention, and one merge.
     assert_eq!(results.layers.len(), 6 * 6 + 1);

@@ -30,6 +30,26 @@ impl Accuracy {
     }
 }
 
+/// The fewest images on which an accuracy is compared with guessing.
+const FEWEST: usize = 50;
+
+/// A remark on an accuracy that guessing among `classes` classes gives, too: within three standard deviations of it.
+/// `None` for a better accuracy, and for too few images to tell.
+pub fn near_chance(accuracy: &Accuracy, classes: usize) -> Option<String> {
+    let (images, chance) = (accuracy.images as f64, 1.0 / classes.max(1) as f64);
+    let most = images * chance + 3.0 * (images * chance * (1.0 - chance)).sqrt();
+    if accuracy.images < FEWEST || classes < 2 || accuracy.top1_correct as f64 > most {
+        return None;
+    }
+    Some(format!(
+        "top-1 {:.2} % of {} images is no better than guessing among {classes} classes ({:.2} %); do the labels of the \
+         images follow the model's order of classes, and is the preprocessing the model's own?",
+        accuracy.top1_percent(),
+        accuracy.images,
+        100.0 * chance
+    ))
+}
+
 /// `100 part / whole`.
 pub(crate) fn percent(part: usize, whole: usize) -> f64 {
     100.0 * part as f64 / whole as f64

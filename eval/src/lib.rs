@@ -31,7 +31,7 @@ pub mod report;
 pub mod results;
 pub mod text;
 
-pub use accuracy::{Accuracy, accuracy};
+pub use accuracy::{Accuracy, accuracy, near_chance};
 pub use collected::{Collected, collect};
 pub use compare::compare;
 pub use distortion::Distortion;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::printable::{printable, printable_name};
+
 /// An error in a model, its configuration, its recipe or its file. Every message names the file, key, tensor or site
 /// at fault, and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +77,14 @@ impl ModelError {
 
     /// A [`ModelError::File`].
     pub fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> ModelError {
-        ModelError::File { path: path.as_ref().to_owned(), problem: problem.into() }
+        let problem = printable(&problem.into()).into_owned();
+        ModelError::File { path: path.as_ref().to_owned(), problem }
     }
 
     /// A [`ModelError::Tensor`].
     pub fn tensor(tensor: impl Into<String>, problem: impl Into<String>) -> ModelError {
-        ModelError::Tensor { tensor: tensor.into(), problem: problem.into() }
+        let tensor = printable_name(&tensor.into()).into_owned();
+        ModelError::Tensor { tensor, problem: printable(&problem.into()).into_owned() }
     }
 
     /// A [`ModelError::Site`].

@@ -109,11 +109,11 @@ mod tests {
             (r#"{"a": 1, "a": 1}"#, "`a` is stated twice"),
             (r#"[{"x": {"b": 1, "b": 2}}]"#, "`b` is stated twice"),
             (r#"{"a": 1, "\u0061": 1}"#, "`a` is stated twice"),
-            (r#"{"a": 1, "b": [{"c": 1}]}"#, "more than 2 keys"),
+            (r#"{"a": 1, "b": [{"c": 1, "d": 2}]}"#, "more than 3 keys"),
             (r#"{"a": 1} x"#, "trailing"),
             (r#"{"a": "#, "EOF"),
         ] {
-            let error = check(text.as_bytes(), 2).unwrap_err();
+            let error = check(text.as_bytes(), 3).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
     }

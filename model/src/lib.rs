@@ -11,21 +11,25 @@ pub mod error;
 mod json_keys;
 pub mod params;
 pub mod pattern;
+mod printable;
 pub mod quantized;
 pub mod recipe;
 pub mod site;
 pub mod tensor;
 pub mod text_file;
+pub mod yaml;
 
 pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
 pub use checkpoint::{
-    Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, random_model,
+    Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float,
+    load_float_with_note, random_model,
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
 pub use pattern::{SitePattern, nearest_sites};
+pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};
 pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};

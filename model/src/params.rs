@@ -7,6 +7,10 @@ use crate::error::ModelError;
 use crate::site::{BlockId, Linear};
 use crate::tensor::HostTensor;
 
+/// Bounds of the stages and blocks that names are read for.
+const MAX_STAGES: usize = 64;
+const MAX_BLOCKS: usize = 4096;
+
 /// Name and shape of every parameter of `config`, in forward order.
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     let mut list = Vec::new();
@@ -89,6 +93,13 @@ pub fn check_parameters(
     let missing: Vec<&str> = known.iter().filter(|n| !tensors.contains_key(**n)).copied().collect();
     let extra: Vec<&str> = tensors.keys().map(String::as_str).filter(|n| !known.contains(n)).collect();
     if let Some(first) = missing.first().or(extra.first()) {
+        if let Some(difference) = depth_difference(config, tensors.keys()) {
+            let problem = format!(
+                "the checkpoint does not fit the configuration {}: it has {difference} (MODEL.SWIN.DEPTHS)",
+                config.name
+            );
+            return Err(ModelError::tensor(*first, problem));
+        }
         let problem = format!(
             "the checkpoint does not fit the configuration {}: missing {}; unexpected {}. Is it the configuration \
              the checkpoint was trained with?",
@@ -102,6 +113,42 @@ pub fn check_parameters(
         check_tensor(config, name, shape, &tensors[name])?;
     }
     Ok(())
+}
+
+/// Blocks of each stage of the tensors with these names, in Microsoft's naming.
+pub(crate) fn depths<'a>(names: impl IntoIterator<Item = &'a String>) -> Vec<usize> {
+    let mut depths: Vec<usize> = Vec::new();
+    for name in names {
+        let mut parts = name.split('.');
+        let (Some("layers"), Some(stage), Some("blocks"), Some(block)) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        let (Ok(stage), Ok(block)) = (stage.parse::<usize>(), block.parse::<usize>()) else { continue };
+        if stage < MAX_STAGES && block < MAX_BLOCKS {
+            depths.resize(depths.len().max(stage + 1), 0);
+            depths[stage] = depths[stage].max(block + 1);
+        }
+    }
+    depths
+}
+
+/// The stages and blocks that tensors of these names have, where the configuration wants others.
+fn depth_difference<'a>(config: &SwinConfig, names: impl IntoIterator<Item = &'a String>) -> Option<String> {
+    let found = depths(names);
+    if found.is_empty() {
+        return None; // Not a Swin, or no tensors at all.
+    }
+    if found.len() != config.depths.len() {
+        return Some(format!("{} stages, the configuration wants {}", found.len(), config.depths.len()));
+    }
+    let stages = found.iter().zip(&config.depths).enumerate().filter(|(_, (found, wanted))| found != wanted);
+    let text = |(stage, (found, wanted)): (usize, (&usize, &usize))| {
+        format!("{found} blocks in stage {stage}, the configuration wants {wanted}")
+    };
+    let differences: Vec<String> = stages.map(text).collect();
+    (!differences.is_empty()).then(|| differences.join("; "))
 }
 
 fn check_tensor(

@@ -16,6 +16,7 @@ use crate::arch::SwinConfig;
 use crate::error::ModelError;
 use crate::pattern::{SitePattern, nearest_sites};
 use crate::site::{Site, all_sites};
+use crate::yaml;
 
 /// How the range of a site is chosen from the observed values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -235,7 +236,7 @@ impl Recipe {
     /// [`ModelError::Recipe`] for malformed YAML, an unknown key, or a value that no site accepts.
     pub fn from_yaml(origin: &str, text: &str) -> Result<Recipe, ModelError> {
         let recipe: Recipe =
-            serde_saphyr::from_str(text).map_err(|e| ModelError::recipe(origin, e.to_string()))?;
+            serde_saphyr::from_str(text).map_err(|e| ModelError::recipe(origin, yaml::problem(&e)))?;
         if recipe.rules.len() > MAX_RULES {
             let problem = format!("has {} rules; a recipe may have at most {MAX_RULES}", recipe.rules.len());
             return Err(ModelError::recipe(origin, problem));

@@ -8,7 +8,7 @@ use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site,
     StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
-    random_model,
+    load_float_with_note, random_model,
 };
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
@@ -27,7 +27,7 @@ fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
 }
 
 fn options_with(opts: &[(&str, &str)]) -> LoadOptions {
-    LoadOptions { cfg: Some(config_with(opts)), dialect: None }
+    LoadOptions { cfg: Some(config_with(opts)), ..LoadOptions::default() }
 }
 
 fn load(name: &str) -> Result<FloatModel, ModelError> {
@@ -206,7 +206,7 @@ fn mismatches_are_explained() {
         "{message}"
     );
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", "[1, 1]")]));
-    assert!(message.contains("unexpected") && message.contains("layers.1.blocks.1."), "{message}");
+    assert!(message.contains("2 blocks in stage 1") && message.contains("layers.1.blocks.1."), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.APE", "True")]));
     assert!(message.contains("absolute_pos_embed"), "{message}");
     let mut forced = options_with(&[]);
@@ -265,6 +265,13 @@ fn headers_with_too_many_or_repeated_names_are_refused_early() {
 fn load_written(tensors: &StateDict) -> Result<FloatModel, ModelError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("written.safetensors");
+    write(tensors, &path);
+    assert!(!is_quantized_file(&path));
+    load_float(&path, &options_with(&[]))
+}
+
+/// Writes `tensors` as f32 safetensors.
+fn write(tensors: &StateDict, path: &Path) {
     let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
         .iter()
         .map(|(n, t)| (n.clone(), t.shape.clone(), t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
@@ -272,9 +279,119 @@ fn load_written(tensors: &StateDict) -> Result<FloatModel, ModelError> {
     let views = bytes.iter().map(|(name, shape, data)| {
         (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
     });
-    safetensors::serialize_to_file(views, None, &path).unwrap();
-    assert!(!is_quantized_file(&path));
-    load_float(&path, &options_with(&[]))
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+#[test]
+fn other_networks_and_depths_are_named() {
+    let tensor = |shape: &[usize]| swinq_model::HostTensor::new(shape, vec![0.5; shape.iter().product()]);
+    let mut vit: StateDict = [
+        ("cls_token", tensor(&[1, 1, 6])),
+        ("pos_embed", tensor(&[1, 5, 6])),
+        ("patch_embed.proj.weight", tensor(&[6, 3, 4, 4])),
+        ("blocks.0.attn.qkv.weight", tensor(&[18, 6])),
+    ]
+    .map(|(name, tensor)| (name.to_owned(), tensor))
+    .into();
+    let message = load_written(&vit).unwrap_err().to_string();
+    assert!(message.contains("cls_token") && message.contains("a ViT or DeiT, not a Swin"), "{message}");
+    vit.insert("dist_token".to_owned(), tensor(&[1, 1, 6]));
+    assert!(load_written(&vit).unwrap_err().to_string().contains("a distilled DeiT"));
+
+    for (depths, words) in [
+        ("[1, 18]", "2 blocks in stage 1, the configuration wants 18"),
+        (
+            "[3, 1]",
+            "1 blocks in stage 0, the configuration wants 3; 2 blocks in stage 1, the configuration wants 1",
+        ),
+    ] {
+        let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", depths)]));
+        assert!(message.contains(words) && message.len() < 300, "{message}");
+    }
+    let opts =
+        [("DATA.IMG_SIZE", "48"), ("MODEL.SWIN.DEPTHS", "[1, 2, 1]"), ("MODEL.SWIN.NUM_HEADS", "[2, 3, 6]")];
+    let message = refusal("ms.pth", &options_with(&opts));
+    assert!(message.contains("2 stages, the configuration wants 3"), "{message}");
+}
+
+/// Names of tensors are somebody else's text, and messages go to terminals.
+#[test]
+fn control_characters_in_names_are_escaped() {
+    let mut tensors = expected("expected.safetensors");
+    let value = tensors["norm.bias"].clone();
+    tensors.insert("x\u{1b}]0;title\u{7}\n\u{9b}2J".to_owned(), value);
+    let message = load_written(&tensors).unwrap_err().to_string();
+    assert!(
+        message.contains(r"x\u{1b}]0;title\u{7}") && !message.contains(['\u{1b}', '\u{7}', '\u{9b}']),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_quantized_checkpoint_describes_the_file_that_it_was_made_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let [weights, made, other] =
+        ["w.safetensors", "q.safetensors", "deep"].map(|name| folder.path().join(name));
+    write(&expected("expected.safetensors"), &weights);
+    let model = load_float(&weights, &options_with(&[])).unwrap();
+    let bare = LoadOptions::default();
+    // Nothing describes it; the message says what the shapes tell.
+    let message = load_float(&weights, &bare).unwrap_err().to_string();
+    for word in [
+        "EMBED_DIM 6",
+        "DEPTHS [1, 2]",
+        "NUM_HEADS [2, 3]",
+        "WINDOW_SIZE 3",
+        "PATCH_SIZE 4",
+        "MLP_RATIO 1.5",
+        "NUM_CLASSES 5",
+        "do not give DATA.IMG_SIZE",
+        "--cfg",
+    ] {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    // A damaged checkpoint and one of another file describe nothing.
+    let mut quantized = QuantizedModel::from_float(&model).unwrap();
+    quantized.labels = Some((0..5).map(|i| format!("class {i}")).collect());
+    quantized.save(&made).unwrap();
+    let bytes = fs::read(&made).unwrap();
+    fs::write(&made, [&bytes[..bytes.len() - 1], &[!bytes[bytes.len() - 1]]].concat()).unwrap();
+    assert!(load_float(&weights, &bare).is_err());
+    quantized.provenance.source.sha256 = "00".repeat(32);
+    quantized.save(&made).unwrap();
+    assert!(load_float(&weights, &bare).is_err());
+    // Beside the file, or given.
+    quantized.provenance.source = model.source.clone();
+    quantized.save(&made).unwrap();
+    let (found, note) = load_float_with_note(&weights, &bare).unwrap();
+    let labels = quantized.labels.clone();
+    assert_eq!(found, FloatModel { labels, ..model.clone() });
+    assert!(note.unwrap().contains("q.safetensors, which was made from it"));
+    fs::create_dir(&other).unwrap();
+    let moved = other.join("moved.safetensors");
+    fs::rename(&made, &moved).unwrap();
+    assert!(load_float(&weights, &bare).is_err());
+    let given = LoadOptions { described_by: vec![moved], ..LoadOptions::default() };
+    assert_eq!(load_float(&weights, &given).unwrap().config, model.config);
+    // A configuration that is given decides.
+    let opts = options_with(&[("DATA.IMG_SIZE", "48")]);
+    assert_eq!(load_float_with_note(&weights, &opts).unwrap().1, None);
+}
+
+#[test]
+fn the_only_shipped_configuration_of_the_shapes_describes_a_bare_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swin.safetensors");
+    let name = "swin_tiny_patch4_window7_224";
+    let opts = [("MODEL.NUM_CLASSES".to_owned(), "7".to_owned())];
+    let model = random_model(&load_config(name, &opts).unwrap(), 3);
+    write(&model.tensors, &path);
+    let (found, note) = load_float_with_note(&path, &LoadOptions::default()).unwrap();
+    assert_eq!((&found.config, &found.transform), (&model.config, &model.transform));
+    let note = note.unwrap();
+    for word in ["no --cfg", name, "7 classes", "224 pixels", "not in the file"] {
+        assert!(note.contains(word), "`{word}` is not in: {note}");
+    }
 }
 
 #[test]
@@ -398,7 +515,7 @@ fn the_trained_micro_swin_loads() {
     };
     let folder = Path::new(&data).join("models/swin_micro_cifar10");
     let cfg = load_config(folder.join("cfg.yaml").to_str().unwrap(), &[]).unwrap();
-    let options = LoadOptions { cfg: Some(cfg), dialect: None };
+    let options = LoadOptions { cfg: Some(cfg), ..LoadOptions::default() };
     let model = load_float(&folder.join("model.safetensors"), &options).unwrap();
     assert_eq!((model.source.dialect.as_str(), model.config.num_classes), ("timm", 10));
     let parameters: usize = model.tensors.values().map(|t| t.data.len()).sum();

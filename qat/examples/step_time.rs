@@ -87,7 +87,7 @@ fn models(calibrated: &str, float: &str, cfg: &str, batch: usize) -> (FloatModel
     let float = match float {
         "random" => random_model(&config, 1),
         path => {
-            let options = LoadOptions { cfg: Some(config), dialect: None };
+            let options = LoadOptions { cfg: Some(config), ..LoadOptions::default() };
             load_float(Path::new(path), &options).expect("a float checkpoint")
         }
     };

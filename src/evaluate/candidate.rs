@@ -158,6 +158,11 @@ impl Candidate {
         self.predicted.as_ref()
     }
 
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.config.num_classes
+    }
+
     /// The preprocessing of images.
     pub fn transform(&self) -> &Transform {
         &self.transform

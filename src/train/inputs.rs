@@ -11,7 +11,6 @@ use swinq_qat::job::{Identity, Job};
 use swinq_qat::{QatError, init};
 
 use crate::hex::hex;
-use crate::open::without_hash;
 use crate::{Error, Images, OpenOptions};
 
 /// The models and images of a job.
@@ -46,7 +45,7 @@ impl Inputs {
         let (quantized, warnings) = match job.model.as_deref().filter(|_| job.quant) {
             Some(path) => {
                 let (model, file) = calibrated(path, &float)?;
-                let warnings = [without_hash(path, &file), other_source(path, &model, &float)];
+                let warnings = [file.warning(path), other_source(path, &model, &float)];
                 (Some(model), warnings.into_iter().flatten().collect())
             }
             None => (None, Vec::new()),

@@ -37,7 +37,7 @@ pub fn sample_cfg() -> PathBuf {
 /// The bundled float model, loaded.
 pub fn float_model() -> FloatModel {
     let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
-    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), dialect: None }).unwrap()
+    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() }).unwrap()
 }
 
 /// The bundled images.

@@ -97,6 +97,20 @@ pub(super) fn refuse_v2<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<(
     }
 }
 
+/// Refuses tensors of a ViT or DeiT, whose names resemble those of a Swin.
+pub(super) fn refuse_vit<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<(), ModelError> {
+    let ends = |key: &&str, ends: &[&str]| ends.iter().any(|end| key.rsplit('.').next() == Some(end));
+    let tokens: Vec<&str> = keys
+        .into_iter()
+        .filter(|key| ends(key, &["cls_token", "dist_token", "distillation_token"]))
+        .collect();
+    let Some(first) = tokens.first() else { return Ok(()) };
+    let network = if tokens.len() > 1 { "a distilled DeiT" } else { "a ViT or DeiT" };
+    let problem =
+        format!("the checkpoint is {network}, not a Swin: Swins have no class token; use a Swin V1");
+    Err(ModelError::tensor(*first, problem))
+}
+
 /// The error for tensor names that fit no dialect.
 pub(super) fn unknown_dialect(path: &std::path::Path, keys: &[&str]) -> ModelError {
     let problem = format!(

@@ -2,6 +2,7 @@
 //!
 //! Pickles are read as plain data; nothing in a checkpoint is executed.
 
+mod describe;
 mod dialect;
 mod directory;
 mod file;
@@ -16,7 +17,7 @@ mod safetensors;
 mod timm;
 mod torch;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use dialect::Dialect;
 pub use ft::{ft_key, ft_site, import_ft_amax};
@@ -31,6 +32,7 @@ use crate::error::ModelError;
 use crate::params::{check_parameters, parameters};
 use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
+use describe::Bare;
 use file::CheckpointFile;
 
 /// [`Source::dialect`] of float checkpoints that this program wrote.
@@ -39,10 +41,14 @@ const OWN: &str = "swinq";
 /// How to read a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Architecture and transform. Required for a bare file; replaces a directory's own description.
+    /// Architecture and transform. They replace a directory's own description. Without them, a bare file is described by
+    /// a quantized checkpoint that was made from it (in `described_by` or in the same folder), or by the only shipped
+    /// configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
+    /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
+    pub described_by: Vec<PathBuf>,
 }
 
 /// The description of a model in the files of its directory.
@@ -72,6 +78,17 @@ struct Description {
 /// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
 /// are missing, unexpected, of another shape, or not finite; a Swin V2; an impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
+    Ok(load_float_with_note(path, options)?.0)
+}
+
+/// [`load_float`], with a remark if the description of a bare file was found and not given, or the file has no hash.
+///
+/// # Errors
+/// Those of [`load_float`].
+pub fn load_float_with_note(
+    path: &Path,
+    options: &LoadOptions,
+) -> Result<(FloatModel, Option<String>), ModelError> {
     let (weights, described) = if path.is_dir() {
         (directory::weights(path)?, Some(directory::describe(path, options.cfg.as_ref())?))
     } else {
@@ -84,49 +101,34 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
     let raw = file.tensors()?;
     let keys = || raw.keys().map(String::as_str);
     dialect::refuse_v2(keys())?;
+    dialect::refuse_vit(keys())?;
     let dialect = options
         .dialect
         .or_else(|| Dialect::detect(keys()))
         .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
-    let description = described.map_or_else(|| describe_bare_file(&weights, options, dialect), Ok)?;
+    let (tensors, sha256) = (names::to_microsoft(dialect, &raw)?, file.sha256());
+    let bare = Bare { path: &weights, dialect, sha256: &sha256, tensors: &tensors };
+    let (description, note) = described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
     let config = apply_dialect(description.config, dialect)?;
-    let tensors = names::to_microsoft(dialect, &raw)?;
     check_tables(&config, &tensors)?;
     check_parameters(&config, &tensors)?;
-    let source = Source { file: shown(&weights), sha256: file.sha256(), dialect: dialect.to_string() };
-    Ok(FloatModel { config, transform: description.transform, labels: description.labels, tensors, source })
+    let source = Source { file: shown(&weights), sha256, dialect: dialect.to_string() };
+    let Description { transform, labels, .. } = description;
+    Ok((FloatModel { config, transform, labels, tensors, source }, note))
 }
 
 /// Loads a float model in this program's own format, which holds its own description.
-fn load_own(path: &Path) -> Result<FloatModel, ModelError> {
+fn load_own(path: &Path) -> Result<(FloatModel, Option<String>), ModelError> {
     let file = CheckpointFile::open(path)?;
-    let model = QuantizedModel::from_bytes(path, file.bytes())?.0.into_float().ok_or_else(|| {
+    let (model, info) = QuantizedModel::from_bytes(path, file.bytes())?;
+    let model = model.into_float().ok_or_else(|| {
         let problem = "is a quantized checkpoint, but a float one is needed; use the float checkpoint it was made from \
                        (`swinq inspect` names it)";
         ModelError::file(path, problem)
     })?;
     // A model derived from this file names this file as its source, not the checkpoint its training started from.
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
-    Ok(FloatModel { source, ..model })
-}
-
-/// The description of a file that does not contain one: `options.cfg`.
-fn describe_bare_file(
-    path: &Path,
-    options: &LoadOptions,
-    dialect: Dialect,
-) -> Result<Description, ModelError> {
-    let Some(cfg) = &options.cfg else {
-        let mut problem = format!(
-            "holds weights in {dialect} names, but no architecture: pass --cfg NAME or --cfg FILE.yaml (names: {}, …)",
-            crate::config::shipped_configs().next().unwrap_or_default()
-        );
-        if path.parent().is_some_and(|folder| folder.join("config.json").is_file()) {
-            problem += "; or pass its folder, which has a config.json, instead of the file";
-        }
-        return Err(ModelError::file(path, problem));
-    };
-    Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None })
+    Ok((FloatModel { source, ..model }, info.warning(path)))
 }
 
 /// Sets the dialect's window policy and checks the configuration.

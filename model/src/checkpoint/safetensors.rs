@@ -6,7 +6,6 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use super::raw::{DType, RawDict, RawTensor};
 use crate::json_keys;
@@ -69,6 +68,11 @@ pub fn is_quantized_file(path: impl AsRef<Path>) -> bool {
     read_header(path.as_ref()).is_ok_and(|header| header.metadata.is_some_and(|m| m.swinq.is_some()))
 }
 
+/// The document of the quantized checkpoint at `path`, as its header states it; nothing is checked.
+pub(super) fn stated_document(path: &Path) -> Option<serde_json::Value> {
+    serde_json::from_str(&read_header(path).ok()?.metadata?.swinq?).ok()
+}
+
 /// The part of a header that identifies a quantized checkpoint. Other keys are skipped and take no memory.
 #[derive(Default, Deserialize)]
 struct Header {
@@ -78,7 +82,7 @@ struct Header {
 
 #[derive(Deserialize)]
 struct Metadata {
-    swinq: Option<IgnoredAny>,
+    swinq: Option<String>,
 }
 
 fn read_header(path: &Path) -> std::io::Result<Header> {

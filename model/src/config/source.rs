@@ -8,6 +8,7 @@ use super::keys::{self, Known};
 use super::value::Value;
 use crate::error::ModelError;
 use crate::text_file::{self, MAX_WRITTEN};
+use crate::yaml;
 
 /// Deepest nesting of `BASE` files.
 const MAX_CHAIN: usize = 16;
@@ -46,25 +47,26 @@ impl Settings {
         }
         chain.push(identity);
         let text = text_file::read(path, MAX_WRITTEN).map_err(|e| ModelError::io(path, e))?;
-        let entries = parse(path, &text)?;
+        let included = chain.len() > 1;
+        let entries = parse(path, &text, included)?;
         for base in base_files(path, &entries)? {
             let folder = path.parent().unwrap_or(Path::new(""));
             self.read_chained(&folder.join(base), chain)?;
         }
         chain.pop();
-        self.assign_section("", entries, path)
+        self.assign_section("", entries, path, included)
     }
 
     /// Reads YAML that is not in a file, so `BASE` must be empty or absent.
     pub(super) fn read_text(&mut self, origin: &Path, text: &str) -> Result<(), ModelError> {
-        let entries = parse(origin, text)?;
+        let entries = parse(origin, text, false)?;
         if !base_files(origin, &entries)?.is_empty() {
             return Err(ModelError::file(
                 origin,
                 "BASE is relative to a file, but this configuration is not in a file",
             ));
         }
-        self.assign_section("", entries, origin)
+        self.assign_section("", entries, origin, false)
     }
 
     /// Applies overrides, in order.
@@ -88,11 +90,14 @@ impl Settings {
         Ok(())
     }
 
+    /// `included` says that the file was named by another one. Errors do not show its content then: whoever wrote the
+    /// configuration may not be allowed to read the file.
     fn assign_section(
         &mut self,
         prefix: &str,
         entries: Vec<(String, Value)>,
         origin: &Path,
+        included: bool,
     ) -> Result<(), ModelError> {
         for (name, value) in entries {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
@@ -106,11 +111,21 @@ impl Settings {
                 (Known::Leaf(key), value) => {
                     self.values.insert(key, (value, origin.display().to_string()));
                 }
-                (Known::Section, Value::Map(entries)) => self.assign_section(&name, entries, origin)?,
+                (Known::Section, Value::Map(entries)) => {
+                    self.assign_section(&name, entries, origin, included)?;
+                }
                 // All keys of the section are commented out.
                 (Known::Section, Value::None) => {}
+                (Known::Section, _) if included => {
+                    return Err(ModelError::file(origin, format!("{name} is a section, but holds a value")));
+                }
                 (Known::Section, value) => {
                     return Err(ModelError::file(origin, format!("{name} is a section, but holds {value}")));
+                }
+                (Known::Unknown(_), _) if included => {
+                    let problem =
+                        "has a key that no configuration has; is it a configuration? (BASE names it)";
+                    return Err(ModelError::file(origin, problem));
                 }
                 (Known::Unknown(near), _) => {
                     let name: String = name.chars().take(120).collect();
@@ -125,7 +140,8 @@ impl Settings {
     }
 }
 
-fn parse(origin: &Path, text: &str) -> Result<Vec<(String, Value)>, ModelError> {
+/// The entries of a file. `included` is as for [`Settings::assign_section`].
+fn parse(origin: &Path, text: &str, included: bool) -> Result<Vec<(String, Value)>, ModelError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: 32,
@@ -138,8 +154,14 @@ fn parse(origin: &Path, text: &str) -> Result<Vec<(String, Value)>, ModelError> 
     match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Map(entries)) => Ok(entries),
         Ok(Value::None) => Ok(Vec::new()),
+        Ok(_) if included => {
+            Err(ModelError::file(origin, "has no KEY: value lines; is it a configuration? (BASE names it)"))
+        }
         Ok(other) => Err(ModelError::file(origin, format!("holds {other} instead of KEY: value lines"))),
-        Err(error) => Err(ModelError::file(origin, format!("is not readable YAML: {error}"))),
+        Err(error) => {
+            let problem = if included { yaml::place(&error) } else { yaml::problem(&error) };
+            Err(ModelError::file(origin, format!("is not readable YAML: {problem}")))
+        }
     }
 }
 

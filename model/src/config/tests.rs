@@ -114,6 +114,34 @@ fn cycles_and_floods_of_base_are_refused() {
     assert!(message.contains("64 files"), "{message}");
 }
 
+/// BASE may name any file, so errors do not show what is in it.
+#[test]
+fn an_included_file_is_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let (own, secret) = (folder.path().join("own.yaml"), folder.path().join("secret"));
+    std::fs::write(&own, "BASE: ['secret']\nDATA: {IMG_SIZE: 224}").unwrap();
+    for text in
+        ["hunter2 is the word\nhunter2", "hunter2: [1", "hunter2: 3", "DATA: hunter2", "[hunter2, hunter2]"]
+    {
+        std::fs::write(&secret, text).unwrap();
+        let message = load_config(own.to_str().unwrap(), &[]).unwrap_err().to_string();
+        assert!(message.contains("secret") && !message.contains("hunter2"), "{text}: {message}");
+    }
+    // The file that was given is shown.
+    std::fs::write(&own, "DATAS: {IMG_SIZE: 224}").unwrap();
+    assert!(load_config(own.to_str().unwrap(), &[]).unwrap_err().to_string().contains("DATAS"));
+}
+
+/// The reader's message repeats itself above and below the lines of the file.
+#[test]
+fn errors_of_yaml_are_stated_once() {
+    let message = load_text("DATA: [\nMODEL: }\n").unwrap_err().to_string();
+    assert_eq!(message.matches("mismatched bracket").count(), 1, "{message}");
+    assert!(message.contains("line 1 column 7") && !message.contains('\n'), "{message}");
+    let message = crate::Recipe::from_yaml("r.yaml", "name: x\nrules: [}\n").unwrap_err().to_string();
+    assert_eq!(message.matches("mismatched bracket").count(), 1, "{message}");
+}
+
 #[test]
 fn mistakes_are_named_with_key_file_and_remedy() {
     let cases = [

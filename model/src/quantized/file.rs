@@ -37,6 +37,19 @@ pub struct FileInfo {
     pub hash: Option<String>,
 }
 
+impl FileInfo {
+    /// A warning if the file `path` has no hash.
+    pub fn warning(&self, path: &Path) -> Option<String> {
+        self.hash.is_none().then(|| {
+            format!(
+                "{} has format version {}, which has no hash: damage to it may not be found; calibrate again to get one",
+                path.display(),
+                self.format_version
+            )
+        })
+    }
+}
+
 /// The JSON document of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::JobError;
+use swinq_model::yaml;
 
 /// Sections whose keys are not checked here: `augment` belongs to the data loader, `opts` to model
 /// configurations.
@@ -32,7 +33,7 @@ impl<'a> Tree<'a> {
             Ok(Value::Object(values)) => values,
             Ok(Value::Null) => Map::new(),
             Ok(_) => return Err(yaml_error("is not a job; write lines of the form `key: value`".to_owned())),
-            Err(error) => return Err(yaml_error(format!("is not readable YAML: {error}"))),
+            Err(error) => return Err(yaml_error(format!("is not readable YAML: {}", yaml::problem(&error)))),
         };
         let mut tree = Tree { job, schema, values };
         let mut values = std::mem::take(&mut tree.values);

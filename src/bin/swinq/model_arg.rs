@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context;
 use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
@@ -25,6 +24,8 @@ pub fn open_options(args: &FloatArgs) -> Result<OpenOptions, Usage> {
         opts: args::pairs(&args.opts)?,
         dialect: args.dialect,
         transform,
+        described_by: args.described_by.clone(),
+        labels: args.labels.clone(),
     })
 }
 
@@ -62,8 +63,7 @@ fn describe(path: &Path, model: &Model, start: Instant) {
 
 /// Random weights of the shape that `--cfg` gives.
 pub fn random(seed: u64, args: &FloatArgs) -> anyhow::Result<Model> {
-    let config = open_options(args)?.configuration().map_err(usage)?;
-    Ok(Model::random(&config.context("--random-weights needs --cfg")?, seed)?)
+    Model::random_with(&open_options(args)?, seed).map_err(usage)
 }
 
 /// Converts an error of the library. Errors about options become [`Usage`] errors.

@@ -8,6 +8,8 @@
 //! | `detail!` | times and choices; only with `-v` | standard error |
 //! | `caution!` | warnings | standard error |
 //!
+//! Characters that control a terminal are escaped in all of them: names of tensors, classes and files are not ours.
+//!
 //! If JSON goes to standard output (`--json -`), the first two go to standard error. If the reader of standard output
 //! ends (`swinq eval ... | head`), printing stops but the work continues. Any other failure to print fails the command,
 //! after its files are written.
@@ -18,6 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use anstyle::{AnsiColor, Style};
+use swinq::model::printable;
 
 static FAILURE: OnceLock<std::io::Error> = OnceLock::new();
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Normal as u8);
@@ -54,7 +57,7 @@ pub fn line(text: Arguments<'_>) {
     if RESERVED.load(Ordering::Relaxed) {
         return error_line(text);
     }
-    raw(format!("{text}\n").as_bytes());
+    raw(format!("{}\n", printable(&text.to_string())).as_bytes());
 }
 
 /// Writes bytes to standard output, also if it is reserved.
@@ -71,17 +74,22 @@ pub fn raw(bytes: &[u8]) {
 
 /// Prints one line to standard error. A failure cannot be reported anywhere, so it is ignored.
 pub fn error_line(text: Arguments<'_>) {
-    let _ = writeln!(anstream::stderr().lock(), "{text}");
+    after("", text);
 }
 
 /// Prints a line that begins with the coloured word `warning:`.
 pub fn warning(text: Arguments<'_>) {
-    error_line(format_args!("{}: {text}", styled("warning", AnsiColor::Yellow)));
+    after(&format!("{}: ", styled("warning", AnsiColor::Yellow)), text);
 }
 
 /// Prints a line that begins with the coloured word `error:`.
 pub fn error(text: impl Display) {
-    error_line(format_args!("{}: {text}", styled("error", AnsiColor::Red)));
+    after(&format!("{}: ", styled("error", AnsiColor::Red)), format_args!("{text}"));
+}
+
+/// Prints `text`, in which nothing controls the terminal, after a `start` of our own.
+fn after(start: &str, text: Arguments<'_>) {
+    let _ = writeln!(anstream::stderr().lock(), "{start}{}", printable(&text.to_string()));
 }
 
 /// `word` in bold and `color`; the stream removes both if it shows no colours.

@@ -36,7 +36,7 @@ impl Progress {
             let style = ProgressStyle::with_template(&template).expect("the template is well formed");
             ProgressBar::new(total as u64)
                 .with_style(style.progress_chars("=> "))
-                .with_prefix(label.to_owned())
+                .with_prefix(swinq::model::printable_name(label).into_owned())
         });
         let now = Instant::now();
         Progress { bar, label: label.to_owned(), unit, total, start: now, printed: now }

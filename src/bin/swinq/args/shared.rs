@@ -27,6 +27,12 @@ pub struct FloatArgs {
     /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
+    /// Class names, one per line (default: those of the model).
+    #[arg(long, value_name = "FILE", help_heading = "Model options")]
+    pub labels: Option<PathBuf>,
+    /// The other models of the command line, which may describe a float checkpoint.
+    #[arg(skip)]
+    pub described_by: Vec<PathBuf>,
 }
 
 /// The family whose evaluation preprocessing is used.
@@ -43,6 +49,11 @@ pub enum Family {
 }
 
 impl FloatArgs {
+    /// These arguments, with `models` among which a quantized checkpoint may describe a float one.
+    pub fn described_by(&self, models: &[PathBuf]) -> FloatArgs {
+        FloatArgs { described_by: models.to_vec(), ..self.clone() }
+    }
+
     /// Refuses arguments for reading a float checkpoint if no model is one: a quantized checkpoint contains
     /// its own configuration.
     pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {

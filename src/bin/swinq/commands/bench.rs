@@ -81,8 +81,9 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
         add(&format!("{} (random)", model.config().name), &model)?;
     }
     let mut any_float = args.random_weights.is_some();
+    let float = args.float.described_by(&args.models);
     for path in &args.models {
-        let model = model_arg::open(path, &args.float)?;
+        let model = model_arg::open(path, &float)?;
         any_float |= !model.describes_itself();
         add(&path.display().to_string(), &model)?;
     }

@@ -70,7 +70,9 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
         site_noise: detailed && !args.no_sites,
         profile: detailed,
     };
-    let mut results = swinq::evaluate(&mut candidates, images, &options, &mut Printer::default())?;
+    let classes = candidates.first().map_or(0, |candidate| candidate.classes());
+    let mut printer = Printer { classes, ..Printer::default() };
+    let mut results = swinq::evaluate(&mut candidates, images, &options, &mut printer)?;
     results.notes.extend(notes);
     if let Some(path) = &args.predictions {
         swinq::write_predictions(path, &candidates, images)?;
@@ -84,6 +86,8 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
 struct Printer {
     progress: Option<Progress>,
     seen: usize,
+    /// Number of classes of the models.
+    classes: usize,
 }
 
 impl Observer for Printer {
@@ -107,6 +111,9 @@ impl Observer for Printer {
             caution!("left out {skipped}");
         }
         say!("{}: {}", model.label(), eval::acc_line(accuracy));
+        if let Some(remark) = eval::near_chance(accuracy, self.classes) {
+            caution!("{}: {remark}", model.label());
+        }
     }
 
     fn site(&mut self, model: &ModelResult, done: usize, total: usize) -> ControlFlow<()> {
@@ -151,9 +158,10 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     let names = names::names(&args.models, &args.name)?;
     let (mut candidates, mut notes) = (Vec::new(), Vec::new());
     let mut any_float = false;
+    let float = args.float.described_by(&args.models);
     for (path, name) in args.models.iter().zip(&names) {
         let name = names::shown(path, name.as_ref());
-        let model = model_arg::open(path, &args.float)?;
+        let model = model_arg::open(path, &float)?;
         any_float |= !model.describes_itself();
         let first = candidates.len();
         for options in &engines {

@@ -8,7 +8,7 @@ use swinq::model::{QuantizedModel, params};
 use swinq::{BackendChoice, Engine, EngineOptions, Model};
 
 use crate::args::InspectArgs;
-use crate::out::raw;
+use crate::out::{raw, say};
 use crate::{backend_arg, model_arg, site_table};
 
 /// Runs the command.
@@ -20,7 +20,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     }
     let kind = if opened.describes_itself() { "quantized checkpoint" } else { "float checkpoint" };
     let model = opened.as_quantized();
-    let mut out = std::io::stdout().lock();
+    let mut out = Vec::new();
     writeln!(out, "{} ({kind})", args.model.display())?;
     if let Some(file) = opened.file_info() {
         let hash = file.hash.as_ref().map_or("no hash".to_owned(), |hash| format!("hash {hash}, verified"));
@@ -46,6 +46,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
             write_launches(&opened, &options, &mut out)?;
         }
     }
+    say!("{}", String::from_utf8_lossy(&out).trim_end_matches('\n'));
     Ok(())
 }
 
@@ -107,7 +108,9 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
     writeln!(out, "  transform     {}", model.transform)?;
     if let Some(labels) = &model.labels {
         let shown = labels.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        writeln!(out, "  labels        {shown}{}", if labels.len() > 5 { ", ..." } else { "" })?;
+        let from =
+            model.provenance.labels_from.as_ref().map_or(String::new(), |from| format!(" (from {from})"));
+        writeln!(out, "  labels        {shown}{}{from}", if labels.len() > 5 { ", ..." } else { "" })?;
     }
     let source = &model.provenance.source;
     writeln!(out, "  made from     {} ({}), SHA-256 {}", source.file, source.dialect, source.sha256)?;

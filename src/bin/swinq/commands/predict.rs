@@ -85,7 +85,7 @@ fn name(class: &ClassScore) -> String {
 }
 
 fn print_json(predictions: &[(String, Prediction)]) -> anyhow::Result<()> {
-    let class = |c: &ClassScore| json!({"class": c.index, "label": name(c), "probability": c.probability});
+    let class = |c: &ClassScore| json!({"class": c.index, "label": c.label, "probability": c.probability});
     let entry = |(image, prediction): &(String, Prediction)| {
         let classes: Vec<_> = prediction.classes.iter().map(class).collect();
         json!({"image": image, "topk": classes})
