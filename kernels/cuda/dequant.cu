@@ -50,5 +50,5 @@ KERNEL(dequant)(const Params p) {
     load8(y, static_cast<const f32*>(p.sums) + at);
 #endif
 #endif
-    finish8(p.epilogue, columns, target, column, y, tail);
+    finish8(p.epilogue, columns, true, target, column, y, tail);
 }

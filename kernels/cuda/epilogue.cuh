@@ -6,8 +6,8 @@
 // (quantize and dequantize before a float store), CHANNELS (codes, also those of FAKE, have a scale and a zero
 // point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
 // STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
-// HALF_GELU (GELU and its codes in packed halves; needs INTEGER, GELU and STORE_CODES, without OUTPUT and
-// CHANNELS).
+// WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
+// GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS).
 #pragma once
 
 #include "prelude.cuh"
@@ -71,17 +71,15 @@ struct Columns {
 #endif
 };
 
-// Loads the constants of the store and of the sums. Arrays are padded to full groups of 32 columns, so reading
-// eight elements inside a group is always in bounds.
-INLINE void load_store(Columns& columns, const Epilogue& e, s32 column) {
+// Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
+// reading eight elements inside a group is always in bounds.
+INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CHANNELS
     load8(columns.recip, e.recip + column);
     load8(columns.zero_point, e.zero_point + column);
 #if FAKE
     load8(columns.step, e.step + column);
 #endif
-#elif STORE == STORE_CODES
-    columns.recip = e.recip[column];
 #endif
 #if CORRECTED
 #pragma unroll
@@ -94,7 +92,10 @@ INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
     load8(columns.scale, e.scale + column);
 #endif
     load8(columns.bias, e.bias + column);
-    load_store(columns, e, column);
+#if STORE == STORE_CODES && !CHANNELS
+    columns.recip = e.recip[column];
+#endif
+    load_channels(columns, e, column);
 }
 
 // The sum of column i of eight, without the zero points of the operand. It is exact in s32.
@@ -177,61 +178,62 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
     }
 }
 
-// Whether rows consist of full groups of eight columns that are aligned for vector stores.
-INLINE bool whole_eights(const Epilogue& e) { return e.n % 8 == 0 && e.stride % 8 == 0; }
-
+// The codes of the sums of eight columns, four in a word.
+#if STORE == STORE_CODES
+INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #if HALF_GELU
-// The codes of GELU of the sums of eight columns, four in a word.
-INLINE u32x2 gelu_codes8(const Columns& columns, const f32 (&sums)[8]) {
     u32 recip = pack_half2(columns.recip, columns.recip), codes[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        f32 low = fma_f32(sums[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
-        f32 high = fma_f32(sums[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
+        f32 low = fma_f32(y[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
+        f32 high = fma_f32(y[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
         codes[i] = codes_half2(gelu_half2(pack_half2_finite(low, high)), recip);
     }
     return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
+#else
+    finish_values(e, columns, y, tail);
+#if NUMBERS
+    return u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
+#else
+    return u32x2{codes_s8x4(y[0], y[1], y[2], y[3]), codes_s8x4(y[4], y[5], y[6], y[7])};
+#endif
+#endif
 }
 #endif
 
-// Finishes the eight sums of columns `column..column + 8` and stores them in row `target`.
-INLINE void finish8(const Epilogue& e, const Columns& columns, u32 target, s32 column, f32 (&y)[8], const f32* tail) {
+// Finishes the eight sums of columns `column..column + 8`, and stores them in row `target` if `there` and if the
+// columns exist. `target` may be anything otherwise. With WHOLE, only the store depends on a condition, so that
+// the compiler can interleave the arithmetic of several calls.
+INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 target, s32 column, f32 (&y)[8],
+                    const f32* tail) {
     u64 at = static_cast<u64>(target) * e.stride + column;
-#if HALF_GELU
-    u32x2 codes = gelu_codes8(columns, y);
-    u8* to = static_cast<u8*>(e.out) + at;
-    if (whole_eights(e) && column < e.n) *reinterpret_cast<u32x2*>(to) = codes;
-    if (whole_eights(e)) return;
+#if !WHOLE
+    finish_values(e, columns, y, tail);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (column + i < e.n) to[i] = static_cast<u8>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
+        if (there && column + i < e.n) store_one(e, at + i, y[i]);
     }
-    return;
-#endif
+#else
+    there = there && column < e.n;
+#if STORE == STORE_CODES
+    u32x2 codes = codes8(e, columns, y, tail);
+    if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;
+#else
     finish_values(e, columns, y, tail);
-    if (!whole_eights(e)) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (column + i < e.n) store_one(e, at + i, y[i]);
-        }
-        return;
-    }
-    if (column >= e.n) return;
-#if STORE == STORE_CODES && NUMBERS
-    *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) =
-        u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
-#elif STORE == STORE_CODES
-    store8(static_cast<s8*>(e.out) + at, y);
-#elif STORE == STORE_HALF
-    store8(static_cast<u16*>(e.out) + at, y);
+#if STORE == STORE_HALF
+    if (there) store8(static_cast<u16*>(e.out) + at, y);
 #elif STORE == STORE_FLOAT
-    store8(static_cast<f32*>(e.out) + at, y);
+    if (there) store8(static_cast<f32*>(e.out) + at, y);
 #else
     Stream* stream = static_cast<Stream*>(e.out) + at;
-    f32 old[8];
-    load8(old, stream);
+    if (there) {
+        f32 old[8];
+        load8(old, stream);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
-    store8(stream, y);
+        for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
+        store8(stream, y);
+    }
+#endif
+#endif
 #endif
 }

@@ -125,15 +125,13 @@ KERNEL(gemm)(const Params p) {
 #pragma unroll
         for (int i = 0; i < 2 * TILES_M; i++) {
             s32 row = m0 + warp_m + 8 * i + static_cast<s32>(lane / 4);
-            if (row >= p.m) continue;
-            u32 target = destination(p.epilogue, row);
-            if (target == PAD) continue;
+            u32 target = row < p.m ? destination(p.epilogue, row) : PAD;
             f32 y[8];
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 y[j] = sum_f32(corrected(sums[i / 2][4 * group + j / 2][i % 2 * 2 + j % 2], columns, j));
             }
-            finish8(p.epilogue, columns, target, column, y, tail);
+            finish8(p.epilogue, columns, target != PAD, target, column, y, tail);
         }
     }
 }

@@ -1,4 +1,5 @@
-// The products of `gemm_sm90.cu` with specialised warpgroups: one warpgroup copies, the others multiply and
+// The products of `gemm_sm90.cu` with specialised warpgroups: one thread of a warpgroup starts copies by the copy
+// engine (TMA), which swizzles the rows and fills with zeros beyond the matrix; the other warpgroups multiply and
 // run the epilogue. Barriers in shared memory say which stages are full and which are empty, so that copies
 // run ahead by up to the number of stages.
 //
@@ -35,49 +36,36 @@ struct Stages {
     }
 };
 
-// As `copy_tile`, but run by the copying warpgroup alone, with few registers.
-template <int rows>
-INLINE void copy_rows(u8* to, const u8* from, s32 row0, s32 row_count, s32 stride, s32 k0, s32 k_bytes, s32 thread) {
-    s32 chunk = thread % 8, row = thread / 8, byte = k0 + 16 * chunk;
-    s32 in_row = k_bytes - byte < 0 ? 0 : k_bytes - byte > 16 ? 16 : k_bytes - byte;
-    to += row * BK + 16 * (chunk ^ (row % 8));
-    s32 left = in_row > 0 ? row_count - row0 - row : 0;
-    const u8* source = from + static_cast<u64>(row0 + row) * stride + byte;
-#pragma unroll 4
-    for (int i = 0; i < rows / 16; i++) {
-        copy_async_16(to, left > 0 ? source : from, left > 0 ? in_row : 0);
-        to += 16 * BK, source += 16 * stride, left -= 16;
-    }
-}
+struct RolesParams {
+    Params gemm;
+    // Describe `gemm.a` and `gemm.w` to the copy engine, with boxes of BM and of BN rows of BK bytes.
+    TensorMap a, w;
+};
 
-// Starts copying the weights of the first stages, which no earlier launch writes; returns their number.
-INLINE s32 copy_first_weights(const Params& p, u8* ring, s32 first, s32 n0, s32 steps) {
-    if (RESIDENT || first >= p.tiles) return 0;
-    s32 count = steps < STAGES ? steps : STAGES, thread = static_cast<s32>(thread_index()) - MULTIPLIERS;
-    for (s32 step = 0; step < count; step++) {
-        copy_rows<BN>(ring + step * STAGE + BM * BK, p.w, n0, p.n_packed, p.ldw, step * BK, p.k_bytes, thread);
-    }
-    return count;
-}
-
-// Copies the operands of all tiles of the block. The weights of the first `copied` stages are on their way.
-INLINE void copy_tiles(const Params& p, u8* ring, u64* full, u64* empty, s32 first, s32 stride, s32 n0, s32 steps,
-                       s32 copied) {
-    s32 thread = static_cast<s32>(thread_index()) - MULTIPLIERS;
+// Copies the operands of all tiles of the block; one thread calls it. The weights of the first stages are copied
+// before the wait, because no earlier launch writes them.
+INLINE void copy_tiles(const RolesParams& r, u8* shared, u8* ring, u64* full, u64* empty, u64* stay, s32 first,
+                       s32 stride, s32 n0, s32 steps) {
+    s32 ahead = RESIDENT || first >= r.gemm.tiles ? 0 : steps < STAGES ? steps : STAGES;
+    auto weights = [&](s32 at, s32 step) {
+        mbarrier_arrive_expecting(full + at, STAGE);
+        if (!RESIDENT) copy_box(ring + at * STAGE + BM * BK, r.w, step * BK, n0, full + at);
+    };
+    if (RESIDENT) mbarrier_arrive_expecting(stay, STAY);
+    for (s32 step = 0; step < RESIDENT; step++) copy_box(shared + step * BN * BK, r.w, step * BK, n0, stay);
+    for (s32 step = 0; step < ahead; step++) weights(step, step);
+    wait_for_previous();
+    launch_dependents();
     // Initially every stage is empty: with parity 1, a wait on a barrier that was never used returns at once.
     Stages stage = {0, 1};
-    for (s32 tile = first; tile < p.tiles; tile += stride) {
-        s32 m0 = tile / p.tiles_n * BM;
-        for (s32 step = 0; step < steps; step++, stage.advance(), copied--) {
+    for (s32 tile = first; tile < r.gemm.tiles; tile += stride) {
+        s32 m0 = tile / r.gemm.tiles_n * BM;
+        for (s32 step = 0; step < steps; step++, stage.advance(), ahead--) {
             mbarrier_wait(empty + stage.at, stage.parity);
-            u8* to = ring + stage.at * STAGE;
-            copy_rows<BM>(to, p.a, m0, p.m, p.lda, step * BK, p.k_bytes, thread);
-            if (!RESIDENT && copied <= 0) copy_rows<BN>(to + BM * BK, p.w, n0, p.n_packed, p.ldw, step * BK, p.k_bytes, thread);
-            mbarrier_arrive_copies(full + stage.at);
-            copy_commit();
+            if (ahead <= 0) weights(stage.at, step);
+            copy_box(ring + stage.at * STAGE, r.a, step * BK, m0, full + stage.at);
         }
     }
-    copy_wait<0>();
 }
 
 // Multiplies and finishes the tiles of this warpgroup.
@@ -107,12 +95,14 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
         if (TURNS) mbarrier_wait(turns + group, turn), turn ^= 1;
         for (s32 step = 0; step < steps; step++) {
             mbarrier_wait(full + stage.at, stage.parity);
-            fence_async_proxy();
             const u8* a = ring + stage.at * STAGE;
             const u8* w = RESIDENT ? shared + step * BN * BK : a + BM * BK;
             wgmma_fence();
             multiply_steps(sums, a + 64 * BLOCKS * within * BK, w, (p.k_bytes - step * BK + 31) / 32, step == 0);
             wgmma_commit();
+            // The next warpgroup starts while the last products run. One that waits for a phase of a stage
+            // starts after all earlier phases have ended, so no phase is missed.
+            if (TURNS && step == steps - 1) arrive(turns + (group + 1 == GROUPS_M ? 0 : group + 1));
             if (step > 0) {
                 wgmma_wait<1>();
                 arrive(empty + before);
@@ -120,9 +110,6 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
             before = stage.at;
             stage.advance();
         }
-        // A warpgroup that waits for a phase of a stage starts after all earlier phases have ended, so no
-        // phase is missed.
-        if (TURNS) arrive(turns + (group + 1 == GROUPS_M ? 0 : group + 1));
         wait_sums(sums);
         arrive(empty + before);
         if (TURNS) stage.skip((GROUPS_M - 1) * steps);
@@ -132,23 +119,28 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
 
 // The compiler reallocates registers between warpgroups only if the number of blocks per multiprocessor is
 // given.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const __grid_constant__ RolesParams r) {
+    const Params& p = r.gemm;
     u8* shared = shared_memory();
     shared += (1024 - (shared_address(shared) & 1023)) & 1023;
     u8* ring = shared + STAY;
     f32* constants = reinterpret_cast<f32*>(ring + STAGES * STAGE);
-    f32* tail = constants + 2 * BN;
+    f32* tail = constants + 3 * BN;
     u64* full = reinterpret_cast<u64*>(tail + TAIL_FLOATS);
     u64* empty = full + STAGES;
     u64* turns = empty + STAGES;
+    // Counts the weights that stay.
+    u64* stay = turns + GROUPS_M;
     if (thread_index() == 0) {
 #pragma unroll
         for (int i = 0; i < GROUPS_M; i++) mbarrier_init(turns + i, 4);
 #pragma unroll
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(full + i, 128);
+            mbarrier_init(full + i, 1);
             mbarrier_init(empty + i, 4 * SHARERS);
         }
+        mbarrier_init(stay, 1);
+        fence_barrier_init();
     }
     block_sync();
     // Every tile of this block has the same columns, because the grid is a multiple of the number of tiles
@@ -159,10 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params
 #if REGISTERS
         fewer_registers<COPY_REGISTERS>();
 #endif
-        s32 copied = copy_first_weights(p, ring, first, n0, steps);
-        wait_for_previous();
-        launch_dependents();
-        copy_tiles(p, ring, full, empty, first, stride, n0, steps, copied);
+        if (thread_index() == MULTIPLIERS) copy_tiles(r, shared, ring, full, empty, stay, first, stride, n0, steps);
     } else {
 #if REGISTERS
         more_registers<REGISTERS>();
@@ -171,15 +160,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const Params
         load_tail(tail, MULTIPLIERS);
 #endif
         load_constants(p, constants, n0);
-#pragma unroll
-        for (int i = 0; i < RESIDENT; i++) {
-            u8* to = shared + i * BN * BK;
-            copy_tile<BN, MULTIPLIERS>(to, p.w, n0, p.n_packed, p.ldw, i * BK, p.k_bytes, static_cast<s32>(thread_index()));
-        }
-        copy_commit();
-        copy_wait<0>();
-        fence_async_proxy();
         barrier_sync<MULTIPLIERS>(1);
+        if (RESIDENT) mbarrier_wait(stay, 0);
         wait_for_previous();
         launch_dependents();
         multiply_tiles(p, shared, ring, full, empty, turns, first, stride, n0, steps, constants, tail);

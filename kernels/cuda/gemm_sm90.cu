@@ -35,7 +35,7 @@ KERNEL(gemm_sm90)(const Params p) {
     shared += (1024 - (static_cast<u32>(__cvta_generic_to_shared(shared)) & 1023)) & 1023;
     u8* ring = shared + STAY;
     f32* constants = reinterpret_cast<f32*>(ring + STAGES * STAGE);
-    f32* tail = constants + 2 * BN;
+    f32* tail = constants + 3 * BN;
 #if GELU && STREAM_F32
     load_tail(tail, THREADS);
 #endif

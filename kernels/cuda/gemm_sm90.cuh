@@ -88,7 +88,7 @@ INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
 }
 
 // Whether a lane has enough registers to prefetch the values of the residual stream that it adds to.
-#define PREFETCH (STORE == STORE_RESIDUAL && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
+#define PREFETCH (STORE == STORE_RESIDUAL && WHOLE && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
 
 // A position in the sequence of stages of a block.
 struct Cursor {
@@ -100,13 +100,8 @@ struct Cursor {
     }
 };
 
-// Scale and bias of the block's columns, in shared memory.
-struct Constants {
-    const f32* scale;
-    const f32* bias;
-};
-
-// A column with a NaN constant gets scale 0 and bias 0, because the code of a NaN is 0.
+// Copies scale, bias and reciprocal of the block's columns to shared memory, `[3][BN]`. A column with a NaN
+// constant gets scale 0 and bias 0, because the code of a NaN is 0.
 INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
         bool there = n0 + i < p.n_packed;
@@ -119,6 +114,9 @@ INLINE void load_constants(const Params& p, f32* to, s32 n0) {
         to[i] = scale;
 #endif
         to[BN + i] = bias;
+#if STORE == STORE_CODES
+        to[2 * BN + i] = there ? p.epilogue.recip[n0 + i] : 0.0f;
+#endif
     }
 }
 
@@ -138,7 +136,7 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
 #if PREFETCH
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
-            bool there = old.targets[i] != PAD && column0 + 32 * j < p.epilogue.n && whole_eights(p.epilogue);
+            bool there = old.targets[i] != PAD && column0 + 32 * j < p.epilogue.n;
             u64 at = static_cast<u64>(old.targets[i]) * p.epilogue.stride + column0 + 32 * j;
             const Stream* stream = static_cast<const Stream*>(p.epilogue.out);
             old.values[i][j] = there ? *reinterpret_cast<const u32x4*>(stream + at) : u32x4{0, 0, 0, 0};
@@ -147,41 +145,47 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
     }
 }
 
-// Runs the epilogue of a tile; row i of a lane is written to `old.targets[i]`.
+// Runs the epilogue of a tile; row i of a lane is written to `old.targets[i]`. `constants` is what
+// `load_constants` has written. Nothing but stores depends on a condition, which doubles the speed.
 INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
                         s32 column0, const f32* tail) {
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         s32 column = column0 + 32 * j;
-        if (column >= p.epilogue.n) continue;
         Columns columns;
         const f32* at_column = constants + column % BN;
 #if INTEGER || OUTPUT
         load8(columns.scale, at_column);
 #endif
         load8(columns.bias, at_column + BN);
-        load_store(columns, p.epilogue, column);
+#if STORE == STORE_CODES && !CHANNELS
+        columns.recip = at_column[2 * BN];
+#endif
+#if CHANNELS || CORRECTED
+        // The arrays end with the last group of columns.
+        if (column >= p.n_packed) continue;
+        load_channels(columns, p.epilogue, column);
+#endif
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {
-            if (old.targets[i] == PAD) continue;
             f32 y[8];
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 y[k] = sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
             }
+            u32 target = old.targets[i];
+            bool there = target != PAD;
 #if PREFETCH
-            if (whole_eights(p.epilogue)) {
-                finish_values(p.epilogue, columns, y, tail);
-                const u32x4& v = old.values[i][j];
-                const u32 words[4] = {v.x, v.y, v.z, v.w};
+            finish_values(p.epilogue, columns, y, tail);
+            f32 before[8];
+            unpack8(before, old.values[i][j]);
 #pragma unroll
-                for (int k = 0; k < 8; k++) y[k] = y[k] + half_to_f32(static_cast<u16>(words[k / 2] >> (16 * (k % 2))));
-                u64 at = static_cast<u64>(old.targets[i]) * p.epilogue.stride + column;
-                store8(static_cast<Stream*>(p.epilogue.out) + at, y);
-                continue;
-            }
+            for (int k = 0; k < 8; k++) y[k] = y[k] + before[k];
+            u64 at = static_cast<u64>(target) * p.epilogue.stride + column;
+            if (there && column < p.epilogue.n) store8(static_cast<Stream*>(p.epilogue.out) + at, y);
+#else
+            finish8(p.epilogue, columns, there, target, column, y, tail);
 #endif
-            finish8(p.epilogue, columns, old.targets[i], column, y, tail);
         }
     }
 }

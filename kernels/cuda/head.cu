@@ -1,7 +1,7 @@
 // The end of the network in f32: LayerNorm with the mean over tokens, and a linear layer for few rows.
 //
-// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, STREAM_F32 and STORE for `pool`; OUTPUT for
-// `linear_f32`.
+// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, STREAM_F32, STORE and FAKE for `pool`, and CHUNKS
+// (chunks of 128 columns of a row) if the stream is f16; OUTPUT for `linear_f32`.
 #include "moments.cuh"
 
 #if defined(POOL)
@@ -30,8 +30,7 @@ typedef f32 Stream;
 INLINE f32x4 values4(const Stream* x) { return *reinterpret_cast<const f32x4*>(x); }
 #else
 typedef u16 Stream;
-// Number of columns of a block.
-constexpr s32 COLUMNS = 128;
+constexpr s32 WARPS = THREADS / WARP;
 INLINE f32x4 values4(const Stream* x) {
     u32x2 v = *reinterpret_cast<const u32x2*>(x);
     return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
@@ -64,36 +63,70 @@ INLINE f32 warp_sum(f32 x) {
     return x;
 }
 
-// Computes the LayerNorm statistics of every token in f32; a warp processes one token at a time.
-INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
-    s32 lane = thread_index() % WARP;
-    for (s32 token = thread_index() / WARP; token < p.tokens; token += THREADS / WARP) {
-        const Stream* row = stream + static_cast<u64>(token) * p.columns;
-        f32 sum = 0.0f, square = 0.0f;
-        for (s32 at = 4 * lane; at < p.columns; at += 4 * WARP) {
-            f32x4 v = values4(row + at);
-            sum = sum + ((v.x + v.y) + (v.z + v.w));
+// The columns of a lane of one row: 4 (lane + 32 chunk) to 4 (lane + 32 chunk) + 3 of each chunk; zeros beyond the row.
+struct Row {
+    f32x4 values[CHUNKS];
+
+    INLINE void load(const Stream* row, s32 columns, s32 lane) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            s32 at = 4 * (lane + WARP * i);
+            values[i] = at < columns ? values4(row + at) : f32x4{0.0f, 0.0f, 0.0f, 0.0f};
         }
-        f32 mean = div_f32(warp_sum(sum), to_f32(p.columns));
-        for (s32 at = 4 * lane; at < p.columns; at += 4 * WARP) {
-            f32x4 v = values4(row + at);
-            square = fma_f32(v.x - mean, v.x - mean, square);
-            square = fma_f32(v.y - mean, v.y - mean, square);
-            square = fma_f32(v.z - mean, v.z - mean, square);
-            square = fma_f32(v.w - mean, v.w - mean, square);
-        }
-        f32 variance = div_f32(warp_sum(square), to_f32(p.columns));
-        f32 inverse = rsqrt_f32(variance + p.epsilon);
-        if (lane == 0) norms[token] = RowNorm{mean, inverse, 0.0f};
-        if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
     }
+
+    INLINE f32 sum() const {
+        f32 sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) sum = sum + ((values[i].x + values[i].y) + (values[i].z + values[i].w));
+        return warp_sum(sum);
+    }
+
+    // Subtracts `mean` from the values, and returns the sum of their squares.
+    INLINE f32 center(f32 mean, s32 columns, s32 lane) {
+        f32 square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            f32x4& v = values[i];
+            if (4 * (lane + WARP * i) < columns) v = f32x4{v.x - mean, v.y - mean, v.z - mean, v.w - mean};
+            square = fma_f32(v.x, v.x, fma_f32(v.y, v.y, fma_f32(v.z, v.z, fma_f32(v.w, v.w, square))));
+        }
+        return warp_sum(square);
+    }
+};
+
+// Adds the normalised tokens of an image, without gamma and beta: `[WARPS][128 CHUNKS]` sums, one row for each warp,
+// which processes every WARPS-th token.
+INLINE void sum_tokens(const Params& p, const Stream* stream, f32* partial) {
+    s32 lane = thread_index() % WARP, warp = thread_index() / WARP;
+    f32x4 sums[CHUNKS];
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) sums[i] = f32x4{0.0f, 0.0f, 0.0f, 0.0f};
+    for (s32 token = warp; token < p.tokens; token += WARPS) {
+        Row row;
+        row.load(stream + static_cast<u64>(token) * p.columns, p.columns, lane);
+        f32 mean = div_f32(row.sum(), to_f32(p.columns));
+        f32 variance = div_f32(row.center(mean, p.columns, lane), to_f32(p.columns));
+        f32 inverse = rsqrt_f32(variance + p.epsilon);
+        // A value that is not finite makes the variance of its row not finite.
+        if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const f32x4& v = row.values[i];
+            f32x4& sum = sums[i];
+            sum = f32x4{fma_f32(v.x, inverse, sum.x), fma_f32(v.y, inverse, sum.y), fma_f32(v.z, inverse, sum.z),
+                        fma_f32(v.w, inverse, sum.w)};
+        }
+    }
+    f32x4* to = reinterpret_cast<f32x4*>(partial + warp * 4 * WARP * CHUNKS);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) to[lane + WARP * i] = sums[i];
 }
 
 #endif
 
-// Stores the mean of a column, given its sum.
-INLINE void store_mean(const Params& p, s32 column, f32 sum) {
-    f32 y = div_f32(sum, to_f32(p.tokens));
+// Stores the mean `y` of a column.
+INLINE void store_mean(const Params& p, s32 column, f32 y) {
     u64 at = static_cast<u64>(block_x()) * p.stride + column;
 #if STORE == STORE_CODES
     static_cast<s8*>(p.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * p.recip)));
@@ -109,49 +142,33 @@ INLINE void store_mean(const Params& p, s32 column, f32 sum) {
 #endif
 }
 
-// Computes the LayerNorm statistics of every token of an image (block x), then the mean of each column. With
-// an f32 stream, a block has all columns and sums them in the order of the tokens. With an f16 stream, block
-// y has COLUMNS columns.
+// Computes the mean of the normalised tokens of an image for each block. With an f32 stream the tokens are summed in
+// their order.
 KERNEL(pool)(const Params p) {
-    RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
+    f32* shared = reinterpret_cast<f32*>(shared_memory());
     wait_for_previous();
     launch_dependents();
     const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
+#if STREAM_F32
+    RowNorm* norms = reinterpret_cast<RowNorm*>(shared);
     norms_of(p, stream, norms);
     block_sync();
-#if STREAM_F32
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = 0.0f;
 #pragma unroll 8
         for (s32 token = 0; token < p.tokens; token++) {
             sum = sum + apply(norms[token], stream[static_cast<u64>(token) * p.columns + column], gamma, beta);
         }
-        store_mean(p, column, sum);
+        store_mean(p, column, div_f32(sum, to_f32(p.tokens)));
     }
 #else
-    // Group g of GROUPS groups of threads sums the tokens whose index is g mod GROUPS. Then the first group
-    // adds the groups' sums.
-    f32* partial = reinterpret_cast<f32*>(norms + p.tokens);
-    constexpr s32 GROUPS = THREADS / COLUMNS;
-    s32 group = thread_index() / COLUMNS;
-    for (s32 first = block_y() * COLUMNS; first < p.columns; first += blocks_y() * COLUMNS) {
-        s32 column = first + thread_index() % COLUMNS;
+    sum_tokens(p, stream, shared);
+    block_sync();
+    for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 sum = 0.0f;
-        if (column < p.columns) {
-            f32 gamma = p.gamma[column], beta = p.beta[column];
-#pragma unroll 8
-            for (s32 token = group; token < p.tokens; token += GROUPS) {
-                f32 x = half_to_f32(stream[static_cast<u64>(token) * p.columns + column]);
-                sum = sum + fma_f32((x - norms[token].mean) * norms[token].inverse, gamma, beta);
-            }
-        }
-        partial[thread_index()] = sum;
-        block_sync();
-        if (group == 0 && column < p.columns) {
-            for (s32 i = 1; i < GROUPS; i++) sum = sum + partial[i * COLUMNS + thread_index()];
-            store_mean(p, column, sum);
-        }
-        block_sync();
+#pragma unroll
+        for (s32 warp = 0; warp < WARPS; warp++) sum = sum + shared[warp * 4 * WARP * CHUNKS + column];
+        store_mean(p, column, fma_f32(div_f32(sum, to_f32(p.tokens)), p.gamma[column], p.beta[column]));
     }
 #endif
 }

@@ -45,23 +45,25 @@ pub(crate) fn lower(
     let mut steps = vec![lowering.patch_embed(&embedding)?];
     while let [step, after @ ..] = rest {
         let on_device = |error| RuntimeError::on_device(&step.name, error);
-        if let Some(block) = lowering.window_block(rest).map_err(on_device)? {
-            let few = 0..block.images.start;
-            steps.push(block);
-            if few.end > 1 {
-                for step in &rest[..4] {
-                    let on_device = |error| RuntimeError::on_device(&step.name, error);
-                    steps.push(lowering.step(step, few.clone()).map_err(on_device)?);
-                }
-            }
-            rest = &rest[4..];
-        } else if let Some(mlp) = lowering.mlp(rest).map_err(on_device)? {
-            steps.push(mlp);
-            rest = &rest[3..];
-        } else {
+        let fused = match lowering.window_block(rest).map_err(on_device)? {
+            Some(block) => Some((block, 4)),
+            None => lowering.mlp(rest).map_err(on_device)?.map(|mlp| (mlp, 3)),
+        };
+        let Some((step, count)) = fused else {
             steps.push(lowering.step(step, ANY_BATCH).map_err(on_device)?);
             rest = after;
+            continue;
+        };
+        // Batches that are too small for the launch run the steps one by one.
+        let few = 0..step.images.start;
+        steps.push(step);
+        if few.end > 1 {
+            for step in &rest[..count] {
+                let on_device = |error| RuntimeError::on_device(&step.name, error);
+                steps.push(lowering.step(step, few.clone()).map_err(on_device)?);
+            }
         }
+        rest = &rest[count..];
     }
     Ok(Lowered { steps, tensors })
 }
@@ -224,7 +226,7 @@ impl Lowering<'_> {
     }
 
     /// The step of the MLP that `steps` begins with, if it does and there is a kernel for it. It replaces three
-    /// steps.
+    /// steps, for batches that are large enough.
     fn mlp(&self, steps: &[Step<'_>]) -> Result<Option<DeviceStep>, CudaError> {
         if !self.fuse {
             return Ok(None);
@@ -237,7 +239,7 @@ impl Lowering<'_> {
         let macs = steps[..3].iter().map(|step| step.macs).sum();
         Ok(Some(DeviceStep {
             name,
-            images: ANY_BATCH,
+            images: op.least_rows().div_ceil(rows)..usize::MAX,
             op: DeviceOp::Mlp(op),
             input: stream,
             output: stream,

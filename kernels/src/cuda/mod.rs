@@ -29,6 +29,7 @@ mod program;
 mod resources;
 pub mod sources;
 mod stream;
+mod tensor_map;
 pub mod training;
 
 pub use cublaslt::{FloatKind, Lt, LtPlan, Output};
@@ -47,3 +48,4 @@ pub use plain::Plain;
 pub use program::Program;
 pub use resources::{Resources, resources};
 pub use stream::{Event, Stream};
+pub use tensor_map::TensorMap;

@@ -79,6 +79,13 @@ fn kinds() -> Vec<LinearKind> {
         }
     }
     kinds.push(kind(true, false, Some(StreamType::F16), Role::FineCodes));
+    // Numbers of columns that are not multiples of 8.
+    let ragged = [Role::Codes, Role::Float, Role::Residual(StreamType::F16)];
+    for role in ragged {
+        let mut kind = kind(true, false, None, role);
+        kind.whole = false;
+        kinds.push(kind);
+    }
     kinds
 }
 

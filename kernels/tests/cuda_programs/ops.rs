@@ -148,7 +148,7 @@ fn ends() -> Vec<Program> {
     for stream in STREAMS {
         let q = quantizer();
         for store in [DeviceStore::Codes(q), DeviceStore::Float, DeviceStore::FakeFloat(q)] {
-            programs.push(DevicePool::program(stream, store));
+            programs.extend([96, 768, 1024, 1536].map(|columns| DevicePool::program(columns, stream, store)));
         }
     }
     programs

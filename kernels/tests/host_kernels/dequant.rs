@@ -16,7 +16,7 @@ const SHAPES: [(usize, usize, usize); 5] =
 
 /// The launch. `codes` says that the sums are codes of the `.output` site.
 fn launch(case: &Case, kind: &Kind, codes: bool) -> Launch {
-    let (program, (m, n)) = (kind.kind().finish_program(codes), (case.m, case.n));
+    let (program, (m, n)) = (kind.kind(case.n).finish_program(codes), (case.m, case.n));
     let blocks = (m * n / 8).div_ceil(256) as u32;
     let launch = Launch::new(&program, LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks, 256) });
     let launch = match (codes, kind.integer) {

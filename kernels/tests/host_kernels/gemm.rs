@@ -31,7 +31,7 @@ const fn mma(block: (u16, u16), warp: (u16, u16), depth: u16, stages: u16) -> Ti
 /// The launch of a linear layer.
 fn launch(case: &Case, kind: &Kind, tile: Tile) -> Launch {
     let (m, n, k) = (case.m, case.n, case.k);
-    let launch = Launch::new(&kind.kind().program(tile), tile.launch(m, n, usize::MAX));
+    let launch = Launch::new(&kind.kind(n).program(tile), tile.launch(m, n, usize::MAX));
     let (launch, bytes) = if kind.integer {
         let stride = row_stride(k, 1);
         (launch.activation(&rows(&case.a, k, stride, 85)).array(&pack_codes(&case.w, n, k, stride)), 1)

@@ -33,9 +33,11 @@ fn pooling_gives_the_reference() {
         (StreamType::F16, DeviceStore::Float),
         (StreamType::F16, DeviceStore::Codes(step(0.015625))),
     ];
-    // Fewer and more tokens than the block's groups of four lanes process at once; full and partial groups of
-    // sixteen columns; enough images for one block to have all columns of an f16 stream.
-    for (images, tokens, columns) in [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 9, 768), (33, 5, 268)] {
+    // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and partial
+    // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps.
+    for (images, tokens, columns) in
+        [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 49, 768), (5, 5, 268), (1, 9, 1536)]
+    {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
             (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
@@ -44,7 +46,7 @@ fn pooling_gives_the_reference() {
         let want: Vec<f32> =
             stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
         for (elements, store) in stores {
-            let program = DevicePool::program(elements, store);
+            let program = DevicePool::program(columns, elements, store);
             let config = DevicePool::launch((images, tokens), columns, elements);
             let launch = Launch::new(&program, config);
             let launch = match elements {
@@ -79,7 +81,7 @@ fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
     let ones = vec![1.0_f32; columns];
     let store = DeviceStore::Codes(step(0.015625));
     let config = DevicePool::launch((1, tokens), columns, StreamType::F16);
-    let launch = Launch::new(&DevicePool::program(StreamType::F16, store), config);
+    let launch = Launch::new(&DevicePool::program(columns, StreamType::F16, store), config);
     let launch = launch.activation(&to_halves(&stream)).array(&ones).array(&ones);
     let launch = rows::output(launch, 1, columns, store).activation(&[0_u32]);
     let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));

@@ -71,8 +71,8 @@ impl Kind {
         Kind { gelu: true, ..self }
     }
 
-    /// The crate's type for this variant.
-    pub fn kind(&self) -> LinearKind {
+    /// The crate's type for this variant, for `n` columns.
+    pub fn kind(&self, n: usize) -> LinearKind {
         let weight = match self.integer {
             true => DeviceWeight::Codes {
                 codes: &[],
@@ -83,7 +83,7 @@ impl Kind {
         };
         let (output, store) = (self.output, self.store.clone());
         let spec = DeviceLinearSpec {
-            n: 0,
+            n,
             k: 0,
             weight,
             bias: None,
@@ -259,7 +259,7 @@ impl Case {
         };
         let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
         let mut bias = self.bias.clone();
-        kind.kind().column_constants(&mut scales, &mut bias);
+        kind.kind(self.n).column_constants(&mut scales, &mut bias);
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
             None if kind.has_channels() => self.columns.recips().to_vec(),
@@ -354,7 +354,7 @@ impl Case {
             }
             // The code of a NaN is 0.
             let y = if x.is_nan() { 0.0 } else { gelu(x) };
-            let error = match kind.kind().half_gelu {
+            let error = match kind.kind(self.n).half_gelu {
                 true if x.is_nan() => 0.0,
                 true => half_gelu_error(x),
                 false => FAST_GELU_ERROR + y.abs() * 2f64.powi(-24),

@@ -7,9 +7,11 @@ use crate::cuda::{
 };
 
 const LINEAR_THREADS: u32 = 128;
-/// Columns per block of the mean over an f16 stream, and number of blocks that fill most GPUs.
+/// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats of shared
+/// memory for their sums.
 const POOL_COLUMNS: usize = 128;
-const POOL_BLOCKS: usize = 128;
+const POOL_WARPS: usize = 16;
+const POOL_FLOATS: usize = (48 << 10) / 4;
 /// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
@@ -64,43 +66,47 @@ pub struct DevicePool {
     store: DeviceStore,
 }
 
-/// Threads of a block of the pool. The norms of an f32 stream need more registers.
-fn pool_threads(stream: StreamType) -> u32 {
+/// Chunks of [`POOL_COLUMNS`] columns of a row.
+fn pool_chunks(columns: usize) -> usize {
+    columns.div_ceil(POOL_COLUMNS)
+}
+
+/// Threads of a block of the pool. Every warp has sums of all columns of an f16 stream in shared memory.
+fn pool_threads(columns: usize, stream: StreamType) -> u32 {
     match stream {
         StreamType::F32 => 512,
-        StreamType::F16 => 1024,
+        StreamType::F16 => {
+            let warps = POOL_FLOATS / (POOL_COLUMNS * pool_chunks(columns));
+            32 * warps.clamp(1, POOL_WARPS) as u32
+        }
     }
 }
 
 impl DevicePool {
-    /// The program to compile.
-    pub fn program(stream: StreamType, store: DeviceStore) -> Program {
-        Program::new("head.cu", "pool")
+    /// The program to compile for rows of `columns` columns.
+    pub fn program(columns: usize, stream: StreamType, store: DeviceStore) -> Program {
+        let program = Program::new("head.cu", "pool")
             .define("POOL", 1)
-            .define("THREADS", pool_threads(stream).into())
+            .define("THREADS", pool_threads(columns, stream).into())
             .define("STREAM_F32", stream.define())
             .define("STORE", store.define())
-            .define("FAKE", store.is_fake().into())
+            .define("FAKE", store.is_fake().into());
+        match stream {
+            StreamType::F32 => program,
+            StreamType::F16 => program.define("CHUNKS", pool_chunks(columns) as i64),
+        }
     }
 
     /// Launch configuration for `images` images of `tokens` tokens of `columns` columns.
     pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
-        let (parts, sums) = match stream {
-            StreamType::F32 => (1, 0),
-            // Every block computes the norms of all tokens, so splitting the columns pays off only if
-            // multiprocessors would be idle.
-            StreamType::F16 => {
-                let most = columns.div_ceil(POOL_COLUMNS);
-                ((POOL_BLOCKS / images).clamp(1, most), pool_threads(stream) as usize)
-            }
+        let threads = pool_threads(columns, stream);
+        let shared = match stream {
+            // Three numbers, padded to four words, for each token.
+            StreamType::F32 => 16 * tokens,
+            // The sums of each warp.
+            StreamType::F16 => 4 * threads as usize / 32 * POOL_COLUMNS * pool_chunks(columns),
         };
-        LaunchConfig {
-            grid: [images as u32, parts as u32, 1],
-            threads: pool_threads(stream),
-            // Three numbers (padded to four words) per token, and one sum per thread.
-            shared: (16 * tokens + 4 * sums) as u32,
-            pdl: true,
-        }
+        LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(images as u32, threads) }
     }
 
     /// Prepares the op.
@@ -119,7 +125,7 @@ impl DevicePool {
     ) -> Result<DevicePool, CudaError> {
         assert!(gamma.len() == beta.len() && gamma.len().is_multiple_of(4), "pool: {} columns", gamma.len());
         Ok(DevicePool {
-            kernel: device.kernel(&DevicePool::program(stream, store))?,
+            kernel: device.kernel(&DevicePool::program(gamma.len(), stream, store))?,
             gamma: DeviceBuf::from_slice(device, gamma)?.all(),
             beta: DeviceBuf::from_slice(device, beta)?.all(),
             columns: gamma.len(),

@@ -223,6 +223,12 @@ impl DeviceMlp {
         })
     }
 
+    /// The least number of rows for which the launch is faster than LayerNorm and two linear layers, by measurement:
+    /// where weights pass through a ring, blocks with few rows mostly wait for them.
+    pub fn least_rows(&self) -> usize {
+        if self.config.stages() == 0 { 1 } else { ROWS * self.multiprocessors as usize / 4 }
+    }
+
     /// Adds the MLP to the `m` rows of `stream`. Sets the u32 at `overflow` to 1 if an f16 stream holds a value
     /// that is not finite; nothing resets it.
     ///

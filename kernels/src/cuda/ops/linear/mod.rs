@@ -14,9 +14,9 @@ pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
 
 use self::pack::{GROUP, pack_codes, pack_half, pad_columns};
-use self::params::{EpilogueParams, GemmParams};
+use self::params::{EpilogueParams, GemmParams, RolesParams};
 use super::{DeviceMap, DeviceStore, StreamType, expect, int, row_stride};
-use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, Stream, launch};
+use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Program, Stream, TensorMap, launch};
 use crate::reference::correction_i8;
 use crate::{ColumnQuantizers, Quantizer};
 
@@ -89,6 +89,8 @@ pub struct LinearKind {
     pub channels: bool,
     /// Whether the codes of the input have zero points.
     pub corrected: bool,
+    /// Whether the number of columns is a multiple of 8, so that all stores are vectors of eight values.
+    pub whole: bool,
     /// The STORE_ constant.
     store: i64,
     /// Element type of the residual stream.
@@ -100,9 +102,10 @@ pub struct LinearKind {
 pub(super) const HALF_GELU_RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=750.0;
 
 /// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an
-/// `.output` site that store codes.
+/// `.output` site that store codes in full groups of eight columns.
 fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
-    let layer = spec.gelu && spec.output.is_none() && spec.stream == StreamType::F16;
+    let layer =
+        spec.gelu && spec.output.is_none() && spec.stream == StreamType::F16 && spec.n.is_multiple_of(8);
     let in_range = match &spec.store {
         LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
         LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
@@ -132,6 +135,7 @@ impl LinearKind {
             gelu: spec.gelu,
             fake,
             half_gelu: half_gelu(spec),
+            whole: spec.n.is_multiple_of(8),
             store,
             stream: spec.stream,
         }
@@ -165,6 +169,7 @@ impl LinearKind {
             .define("FAKE", self.fake.into())
             .define("CHANNELS", self.channels.into())
             .define("CORRECTED", self.corrected.into())
+            .define("WHOLE", self.whole.into())
             .define("STORE", self.store)
             .define("STREAM_F32", self.stream.define())
     }
@@ -452,8 +457,11 @@ impl DeviceLinear {
     /// Compiles our own kernel for this layer with `tile`.
     ///
     /// # Errors
-    /// The kernel does not compile.
+    /// The kernel does not compile, or the driver is too old for it.
     pub fn own(&self, tile: Tile) -> Result<OwnLinear, CudaError> {
+        if tile.instruction.has_roles() {
+            TensorMap::supported()?;
+        }
         let kernel = self.device.kernel(&self.kind.program(tile))?;
         let each = kernel.max_blocks_per_multiprocessor(tile.threads(), tile.shared())?;
         let capacity = (each * self.device.multiprocessors()) as usize;
@@ -533,9 +541,21 @@ impl OwnLinear {
             epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
         };
         let config = self.tile.launch(m, linear.n, self.capacity);
-        // SAFETY: `GemmParams` is the kernel's parameter. The kernel was compiled for the layer's kind
-        // (`own`), and the lengths were checked above. Weight and arrays were padded in `DeviceLinear::new`;
-        // all slices are held.
+        if !self.tile.instruction.has_roles() {
+            // SAFETY: `GemmParams` is the kernel's parameter. The kernel was compiled for the layer's kind
+            // (`own`), and the lengths were checked above. Weight and arrays were padded in
+            // `DeviceLinear::new`; all slices are held.
+            return unsafe { launch(&self.kernel, config, on, &params) };
+        }
+        let (rows, columns) = (self.tile.rows() as u32, self.tile.block.1.into());
+        let n_packed = linear.n.next_multiple_of(GROUP);
+        let params = RolesParams {
+            gemm: params,
+            a: TensorMap::new(a, (m, linear.k_bytes(), row_bytes), rows)?,
+            w: TensorMap::new(&linear.weight, (n_packed, linear.k_bytes(), row_bytes), columns)?,
+        };
+        // SAFETY: as above; `RolesParams` is the parameter of kernels with roles. The maps describe the input and
+        // the padded weight, and the boxes have the sizes for which the tile was compiled.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels' parameter structs, with the same fields in the same order.
 
-use crate::cuda::Params;
+use crate::cuda::{Params, TensorMap};
 
 /// `Epilogue` of epilogue.cuh.
 #[repr(C)]
@@ -41,6 +41,19 @@ pub(super) struct GemmParams {
 
 // SAFETY: `repr(C)`, with the fields of `Params` in gemm.cu in the same order.
 unsafe impl Params for GemmParams {}
+
+/// `RolesParams` of gemm_roles.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RolesParams {
+    pub(super) gemm: GemmParams,
+    pub(super) a: TensorMap,
+    pub(super) w: TensorMap,
+}
+
+// SAFETY: `repr(C)`, with the fields of `RolesParams` in gemm_roles.cu in the same order; `TensorMap` has the same
+// size and alignment on both sides.
+unsafe impl Params for RolesParams {}
 
 /// `Params` of dequant.cu.
 #[repr(C)]

@@ -106,7 +106,7 @@ const PING_PONG_SHAPES: [((u16, u16), (u16, u16)); 6] = [
     ((256, 96), (128, 96)),
     ((256, 128), (128, 128)),
 ];
-const ROLE_STAGES: [u16; 5] = [10, 7, 5, 4, 3];
+const ROLE_STAGES: [u16; 7] = [10, 8, 7, 6, 5, 4, 3];
 
 /// Shapes of blocks and warps to try with `mma`.
 const SHAPES: [((u16, u16), (u16, u16)); 16] = [
@@ -160,7 +160,7 @@ impl Tile {
     }
 
     /// Rows of a tile.
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         if self.instruction == Instruction::PingPong { self.warp.0.into() } else { self.block.0.into() }
     }
 
@@ -181,17 +181,17 @@ impl Tile {
         let (stages, resident, depth) =
             (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
         if self.instruction.has_roles() {
-            // As for `Wgmma` below, plus barriers: two per stage and one per warpgroup.
+            // As for `Wgmma` below, plus barriers: two per stage, one per warpgroup, one for weights that stay.
             let stage = (self.rows() as u32 + if resident > 0 { 0 } else { columns }) * depth;
-            let barriers = 8 * (2 * stages + u32::from(self.groups()));
-            return stages * stage + resident * columns * depth + 8 * columns + 384 + barriers + 1024;
+            let barriers = 8 * (2 * stages + u32::from(self.groups()) + 1);
+            return stages * stage + resident * columns * depth + 12 * columns + 384 + barriers + 1024;
         }
         match (self.instruction, resident) {
             (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
-            // Swizzled rows have no padding and begin at a multiple of 1024 bytes; scale and bias of the
-            // columns follow.
-            (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 8 * columns + 384 + 1024,
-            (_, _) => (stages * rows + resident * columns) * depth + 8 * columns + 384 + 1024,
+            // Swizzled rows have no padding and begin at a multiple of 1024 bytes; scale, bias and reciprocal of
+            // the columns follow.
+            (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 12 * columns + 384 + 1024,
+            (_, _) => (stages * rows + resident * columns) * depth + 12 * columns + 384 + 1024,
         }
     }
 
