@@ -433,6 +433,30 @@ fn devices_oversized_files_and_own_inputs() {
     assert_eq!(std::fs::read(&cfg).unwrap(), std::fs::read(sample_cfg()).unwrap());
 }
 
+/// A pipe without a writer would make the command wait for ever.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_not_a_model() {
+    let folder = Folder::new();
+    let pipe = folder.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for words in [&["inspect"][..], &["predict", "cat.jpg"]] {
+        let mut command = swinq([words[0]]);
+        command.arg(&pipe).args(&words[1..]).timeout(std::time::Duration::from_secs(60));
+        refused(command.assert(), 1, &["pipe", "not a regular file"]);
+    }
+}
+
+#[test]
+fn a_message_does_not_repeat_a_long_value() {
+    let folder = Folder::new();
+    let cfg = folder.write("long.yaml", format!("x: {}", "9".repeat(100_000)));
+    let assert = swinq(["bench", "--random-weights", "0", "--cfg"]).arg(cfg).assert();
+    let length = assert.get_output().stderr.len();
+    assert!(length < 4096, "{length} bytes");
+    refused(assert, 1, &["long.yaml", "bytes left out"]);
+}
+
 #[test]
 fn absurd_numbers_are_refused_before_any_work() {
     let sample = |command: &str, words: &[&str]| {
@@ -455,6 +479,7 @@ fn absurd_numbers_are_refused_before_any_work() {
     let huge = ["--data-path", data, "--latency", "1000000000"];
     refused(sample("eval", &huge).assert(), 2, &["--latency", "65536"]);
     refused(sample("bench", &["--batch-size", "70000"]).assert(), 2, &["--batch-size", "65536"]);
+    refused(sample("bench", &["--seconds", "1e9"]).assert(), 2, &["--seconds", "3600"]);
     refused(sample("bench", &["--decode-memory", "0"]).assert(), 2, &["--decode-memory", "500M"]);
 }
 

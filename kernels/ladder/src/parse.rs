@@ -22,6 +22,20 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The most seconds that one measurement may take.
+pub const MOST_SECONDS: f64 = 3600.0;
+
+/// Parses the seconds of a measurement.
+///
+/// # Errors
+/// `text` is not a positive number, or is above [`MOST_SECONDS`].
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match positive(text) {
+        Ok(seconds) if seconds <= MOST_SECONDS => Ok(seconds),
+        _ => Err(format!("must be a positive number of at most {MOST_SECONDS}")),
+    }
+}
+
 /// The most threads that an option may ask for.
 pub const MOST_THREADS: usize = 1024;
 
@@ -59,6 +73,10 @@ mod tests {
         assert_eq!((threads("0"), threads("1024")), (Ok(0), Ok(1024)));
         assert!(threads("1025").is_err() && threads("-1").unwrap_err().contains("1024"));
         assert_eq!((batch("1"), batch("65536")), (Ok(1), Ok(65536)));
+        assert_eq!((seconds("0.01"), seconds("3600")), (Ok(0.01), Ok(3600.0)));
+        assert!(
+            seconds("0").is_err() && seconds("inf").is_err() && seconds("1e9").unwrap_err().contains("3600")
+        );
         assert!(batch("0").is_err() && batch("65537").is_err() && batch("99999999999999999999").is_err());
     }
 }

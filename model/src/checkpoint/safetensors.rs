@@ -86,6 +86,10 @@ struct Metadata {
 }
 
 fn read_header(path: &Path) -> std::io::Result<Header> {
+    // A pipe would wait for its writer when it is opened.
+    if !path.metadata()?.is_file() {
+        return Ok(Header::default());
+    }
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut length = [0; 8];

@@ -77,14 +77,29 @@ pub fn error_line(text: Arguments<'_>) {
     after("", text);
 }
 
-/// Prints a line that begins with the coloured word `warning:`.
+/// Prints a line that begins with the coloured word `warning:`. A long text loses its middle.
 pub fn warning(text: Arguments<'_>) {
-    after(&format!("{}: ", styled("warning", AnsiColor::Yellow)), text);
+    let text = shortened(text.to_string());
+    after(&format!("{}: ", styled("warning", AnsiColor::Yellow)), format_args!("{text}"));
 }
 
-/// Prints a line that begins with the coloured word `error:`.
+/// Prints a line that begins with the coloured word `error:`. A long text loses its middle.
 pub fn error(text: impl Display) {
+    let text = shortened(text.to_string());
     after(&format!("{}: ", styled("error", AnsiColor::Red)), format_args!("{text}"));
+}
+
+/// `text` without its middle if its printable form is longer than 3,072 bytes: it may quote a value of any length from
+/// a file that is not ours.
+fn shortened(text: String) -> String {
+    const START: usize = 2048;
+    const END: usize = 512;
+    let text = printable(&text);
+    if text.len() <= START + 2 * END {
+        return text.into_owned();
+    }
+    let (start, end) = (text.floor_char_boundary(START), text.ceil_char_boundary(text.len() - END));
+    format!("{} ... ({} bytes left out) ... {}", &text[..start], end - start, &text[end..])
 }
 
 /// Prints `text`, in which nothing controls the terminal, after a `start` of our own.

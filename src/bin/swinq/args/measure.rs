@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use swinq::{FloatDevice, Split};
 use swinq_ladder::LadderCommand;
-use swinq_ladder::parse::{at_least_one, batch, positive, threads};
+use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
 use super::search::points;
 use super::{BackendArgs, DataArgs, FloatArgs};
@@ -114,8 +114,8 @@ pub struct BenchArgs {
     pub threads: usize,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Seconds of measurement for each model and batch size.
-    #[arg(long, default_value_t = 3.0, value_parser = positive)]
+    /// Seconds of measurement for each model and batch size, at most 3600.
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     pub seconds: f64,
     /// Also print the time of each launch.
     #[arg(long)]
