@@ -52,6 +52,7 @@ INLINE void copy_tiles(const RolesParams& r, u8* shared, u8* ring, u64* full, u6
         if (!RESIDENT) copy_box(ring + at * STAGE + BM * BK, r.w, step * BK, n0, full + at);
     };
     if (RESIDENT) mbarrier_arrive_expecting(stay, STAY);
+#pragma unroll 1
     for (s32 step = 0; step < RESIDENT; step++) copy_box(shared + step * BN * BK, r.w, step * BK, n0, stay);
     for (s32 step = 0; step < ahead; step++) weights(step, step);
     wait_for_previous();

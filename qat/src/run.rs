@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use swinq_model::atomic::write_atomic;
 use swinq_model::batch::BoxError;
 use swinq_model::quantized::Chosen;
 use swinq_model::{BatchSource, QuantizedModel};
@@ -18,6 +19,10 @@ use crate::trainer::{IterationReport, Trainer};
 
 /// Name of the file of the best validated model, in the job's output folder.
 pub const BEST: &str = "best.safetensors";
+
+/// Name of the file of the job with every key set, in the job's output folder. It is written before the first
+/// iteration, and continues the training.
+pub const JOB: &str = "job.yaml";
 
 /// The result of a validation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -115,6 +120,9 @@ pub fn run(
         Begin::Resume => resume_latest(&folder, identity, trainer, hooks)?,
         Begin::Restart => snapshot::remove(&folder)?,
     }
+    let path = job.output.join(JOB);
+    write_atomic(&path, |out| out.write_all(job.to_string().as_bytes()))
+        .map_err(|e| QatError::file(&path, e.to_string()))?;
     let log = Log::resume(&job.output, job.log.tensorboard, trainer.iterations_done())?;
     let mut run = Run { job, identity, trainer, course, hooks, log, folder, saved: None };
     run.saved = (run.trainer.iterations_done() > 0).then(|| run.trainer.iterations_done());

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use swinq_data::{Augment, LoaderOptions, TrainLoader, TrainOptions};
 use swinq_model::BatchSource;
-use swinq_model::atomic::write_atomic;
 use swinq_qat::job::Identity;
 use swinq_qat::job::{Course, Device, Job};
 use swinq_qat::schedule::Schedule;
@@ -114,19 +113,24 @@ impl Training {
         self.source.skipped()
     }
 
-    /// Writes the trained model and the job with every key set to the job's output folder. Returns both
-    /// paths.
+    /// The files that the training writes and that users name: the trained model, the best validated model, and the
+    /// job with every key set.
+    pub fn outputs(&self) -> [PathBuf; 3] {
+        let folder = &self.job.output;
+        [self.model_path(), folder.join(swinq_qat::run::BEST), folder.join(swinq_qat::run::JOB)]
+    }
+
+    /// Writes the trained model to the job's output folder, and returns its path.
     ///
     /// # Errors
     /// An error if a weight is not finite or a file cannot be written.
-    pub fn save(&self, trainer: &Trainer) -> Result<[PathBuf; 2], Error> {
-        let (model, job) = (self.model_path(), self.job.output.join("job.yaml"));
+    pub fn save(&self, trainer: &Trainer) -> Result<PathBuf, Error> {
+        let model = self.model_path();
         let mut trained = trainer.model()?;
         let record = swinq_qat::record(&self.job, &self.identity, &self.course, trainer.progress());
         trained.provenance.training = Some(record);
         trained.save(&model)?;
-        write_atomic(&job, |out| out.write_all(self.job.to_string().as_bytes()))?;
-        Ok([model, job])
+        Ok(model)
     }
 }
 

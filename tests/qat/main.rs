@@ -240,12 +240,13 @@ fn signals_save_and_end() {
         let code = if signal == "-INT" { 130 } else { 143 };
         assert_eq!(output.status.code(), Some(code), "{signal}: {said}");
         assert!(
-            said.contains("stopped; use --resume to continue from ") && said.contains("step-0"),
+            said.contains("job.yaml --resume` continues from ") && said.contains("step-0"),
             "{signal}: {said}"
         );
         assert_eq!(said.contains("continues after iteration "), !more.is_empty(), "{said}");
     }
     assert_eq!(files(&folder.out().join("checkpoints")).len(), 2);
+    assert!(folder.out().join("job.yaml").exists(), "the job continues the training");
     assert!(!folder.out().join("model.safetensors").exists(), "half a training is no model");
 }
 

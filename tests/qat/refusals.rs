@@ -128,6 +128,24 @@ fn outputs_that_cannot_be() {
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
 }
 
+/// A training does not replace its own inputs: here the float checkpoint is a file, and a folder, where the output goes.
+#[test]
+fn the_inputs_are_kept() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let float = folder.out().join("model.safetensors");
+    std::fs::create_dir(folder.out()).unwrap();
+    std::fs::copy(crate::common::sample_model(), &float).unwrap();
+    let before = std::fs::read(&float).unwrap();
+    folder.refuses("float", &float, 1, &["model.safetensors", "would replace the input"]);
+    refused(
+        folder.run(&["--dry-run", "--opts", "float", float.to_str().unwrap()]),
+        1,
+        &["would replace the input"],
+    );
+    assert_eq!(files(&folder.out()), ["model.safetensors"]);
+    assert_eq!(std::fs::read(&float).unwrap(), before);
+}
+
 /// A small file system that only this process's children see. No checkpoint fits into it.
 #[cfg(target_os = "linux")]
 #[test]

@@ -88,6 +88,7 @@ impl DevicePool {
         let program = Program::new("head.cu", "pool")
             .define("POOL", 1)
             .define("THREADS", pool_threads(columns, stream).into())
+            .define("MIN_BLOCKS", 1)
             .define("STREAM_F32", stream.define())
             .define("STORE", store.define())
             .define("FAKE", store.is_fake().into());

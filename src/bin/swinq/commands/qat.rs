@@ -2,16 +2,18 @@
 
 mod hooks;
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Context;
 use comfy_table::{Table, presets};
 use swinq::qat::job::{Device, Job};
-use swinq::qat::run::BEST;
 use swinq::qat::{Begin, Outcome};
 use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
 use crate::args::{self, QatArgs};
 use crate::out::{caution, info, say};
+use crate::paths::check_outputs;
 use crate::{float_device, interrupt};
 use hooks::TrainHooks;
 
@@ -20,6 +22,7 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     let job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
     use_threads(job.threads)?;
     let mut training = Training::open(job)?;
+    check_files(&training)?;
     for warning in &training.inputs.warnings {
         caution!("{warning}");
     }
@@ -44,8 +47,8 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     }
     match outcome? {
         Outcome::Finished(last) => {
-            let [model, job] = training.save(&trainer)?;
-            let best = training.job.output.join(BEST);
+            training.save(&trainer)?;
+            let [model, best, job] = training.outputs();
             info!("wrote {}, {} (the best validated) and {}", model.display(), best.display(), job.display());
             let stop = &interrupt::requested;
             match training.compare(&mut hooks.validator, &trainer, &last, stop)? {
@@ -53,12 +56,26 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
                 None => say!("stopped before the models were compared; the training is complete"),
             }
         }
-        Outcome::Stopped(path) => say!("stopped; use --resume to continue from {}", path.display()),
+        Outcome::Stopped(path) => {
+            let [.., job] = training.outputs();
+            say!("stopped; `swinq qat {} --resume` continues from {}", job.display(), path.display());
+        }
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
         info!("peak memory {:.0} MB", bytes as f64 / 1e6);
     }
     Ok(())
+}
+
+/// Refuses an output folder where the training would replace one of its own inputs.
+fn check_files(training: &Training) -> anyhow::Result<()> {
+    let job = &training.job;
+    if !job.output.is_dir() {
+        return Ok(());
+    }
+    let models = [&job.model, &job.float, &job.teacher, &job.data.val_path].into_iter().flatten();
+    let inputs = models.chain([&job.data.path]).map(PathBuf::as_path);
+    check_outputs(&training.outputs(), inputs.chain(job.cfg.as_ref().map(Path::new)))
 }
 
 /// Prints the accuracy of the models before, during and after the training.

@@ -59,7 +59,7 @@ pub struct Gpu {
 }
 
 /// Shapes of blocks and warpgroups to try with `wgmma`.
-const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
+const GROUP_SHAPES: [((u16, u16), (u16, u16)); 18] = [
     ((64, 32), (64, 32)),
     ((64, 64), (64, 64)),
     ((64, 96), (64, 96)),
@@ -78,8 +78,6 @@ const GROUP_SHAPES: [((u16, u16), (u16, u16)); 20] = [
     ((256, 96), (128, 96)),
     ((256, 128), (128, 128)),
     ((192, 96), (64, 96)),
-    ((192, 128), (64, 128)),
-    ((256, 128), (64, 128)),
 ];
 
 /// Shapes of blocks and warpgroups to try if one warpgroup copies. For each of them only the largest number
@@ -325,7 +323,10 @@ impl Tile {
                 let stay = resident > 0 || instruction == Instruction::Cooperative;
                 let small = u32::from(resident) * 128 * u32::from(block.1) <= 144 << 10;
                 let of = |stages| Tile { instruction, block, warp, depth: 128, stages, resident };
-                let most = ROLE_STAGES.into_iter().map(of).find(|tile| tile.shared() <= shared);
+                // With 10 stages, the largest ping-pong tiles need more registers than there are.
+                let limit = if instruction == Instruction::PingPong { 8 } else { 10 };
+                let stages = ROLE_STAGES.into_iter().filter(|&stages| stages <= limit);
+                let most = stages.map(of).find(|tile| tile.shared() <= shared);
                 tiles.extend(most.filter(|_| stay && small));
             }
         }
