@@ -17,7 +17,7 @@ pub fn check_inputs<'a>(
     Ok(())
 }
 
-/// Refuses outputs that cannot be written, two outputs with the same path, and an output that is one of the
+/// Refuses outputs that cannot be written, the name `-`, two outputs with the same path, and an output that is one of the
 /// `inputs`, or a file that may have been read below one of them.
 pub fn check_outputs<'a>(
     outputs: impl IntoIterator<Item = &'a PathBuf>,
@@ -27,6 +27,9 @@ pub fn check_outputs<'a>(
         inputs.into_iter().filter_map(|path| Some((path, path.canonicalize().ok()?))).collect();
     let mut seen: Vec<PathBuf> = Vec::new();
     for output in outputs {
+        if output == Path::new("-") {
+            bail!("-: only --json writes to standard output; for a file of this name, write ./-");
+        }
         check_writable(output)?;
         let resolved = resolve(output);
         if let Some((input, _)) = inputs.iter().find(|(_, input)| is_read(input, &resolved)) {
@@ -67,5 +70,17 @@ fn resolve(path: &Path) -> PathBuf {
     match (folder.canonicalize(), path.file_name()) {
         (Ok(folder), Some(name)) => folder.join(name),
         _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dash_is_no_file() {
+        let error = check_outputs([&PathBuf::from("-")], []).unwrap_err();
+        assert!(error.to_string().contains("standard output"), "{error}");
+        check_outputs([&PathBuf::from("./-")], []).unwrap();
     }
 }
