@@ -436,7 +436,7 @@ fn devices_oversized_files_and_own_inputs() {
 /// A pipe without a writer would make the command wait for ever.
 #[cfg(unix)]
 #[test]
-fn a_pipe_is_not_a_model() {
+fn a_pipe_is_neither_a_model_nor_data() {
     let folder = Folder::new();
     let pipe = folder.path("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -445,6 +445,10 @@ fn a_pipe_is_not_a_model() {
         command.arg(&pipe).args(&words[1..]).timeout(std::time::Duration::from_secs(60));
         refused(command.assert(), 1, &["pipe", "not a regular file"]);
     }
+    let mut command = swinq(["eval"]);
+    command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(&pipe);
+    command.timeout(std::time::Duration::from_secs(60));
+    refused(command.assert(), 1, &["pipe", "neither a regular file nor a folder"]);
 }
 
 #[test]

@@ -18,6 +18,10 @@ pub(super) fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
     if kind.is_dir() {
         return open_folder(path, split);
     }
+    // A pipe could be read only once, and might wait for ever.
+    if !kind.is_file() {
+        return Err(DataError::layout(path, "is neither a regular file nor a folder"));
+    }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("txt") => open_text(path),
         Some("zip") => {
