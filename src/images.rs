@@ -1,6 +1,7 @@
 //! Images: a sample of a data set, files, or pixels in memory.
 
 use std::borrow::Borrow;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -224,13 +225,22 @@ impl Images {
         }
     }
 
-    /// Refuses images whose labels cannot be classes of a model with the architecture `config`.
+    /// Refuses images whose labels cannot be classes of a model with the architecture `config`, or are numbered in
+    /// another order than the model's class names `labels`.
     ///
     /// # Errors
     /// [`Error::Labels`].
-    pub fn check_labels(&self, config: &SwinConfig) -> Result<(), Error> {
+    pub fn check_labels(&self, config: &SwinConfig, labels: Option<&[String]>) -> Result<(), Error> {
         let Source::Sample(Sample { dataset, .. }) = &self.source else { return Ok(()) };
-        check_labels(dataset, config).map_err(|problem| Error::Labels { problem })
+        let names = dataset.class_names().filter(|_| dataset.numbered_by_name());
+        check_labels(dataset, config)
+            .and_then(|()| match (names, labels) {
+                (Some(names), Some(labels)) => {
+                    check_order(names, labels).map_err(|problem| format!("{}: {problem}", dataset.describe()))
+                }
+                _ => Ok(()),
+            })
+            .map_err(|problem| Error::Labels { problem })
     }
 
     /// SHA-256 of the names of the images, one per line, hexadecimal; `None` for images in memory.
@@ -336,4 +346,46 @@ fn check_labels(dataset: &Dataset, config: &SwinConfig) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Refuses class names that are numbered in their sorted order although the model states another order of `labels`.
+/// Names that have nothing in common with the model's, such as WordNet's identifiers, are taken in their order.
+fn check_order(names: &[String], labels: &[String]) -> Result<(), String> {
+    let known: HashSet<&str> = labels.iter().map(String::as_str).collect();
+    let unknown: Vec<&str> = names.iter().map(String::as_str).filter(|name| !known.contains(name)).collect();
+    if unknown.len() == names.len() || names == labels {
+        return Ok(());
+    }
+    if let Some(first) = unknown.first() {
+        return Err(format!(
+            "{} of {} class names are not the model's, such as {first}; is it the data the model was trained on?",
+            unknown.len(),
+            names.len()
+        ));
+    }
+    let differ = names.iter().zip(labels).position(|(name, label)| name != label).unwrap_or(0);
+    Err(format!(
+        "classes are numbered by their sorted names, but the model states the same names in another order: class \
+         {differ} is {} here and {} there; use a list file with class numbers, or with names and, beside it, a \
+         classes.txt in the model's order",
+        names[differ],
+        labels.get(differ).map_or("missing", String::as_str)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_names_are_the_models_in_its_order_or_unrelated() {
+        let names = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
+        let model = names("tench dog church");
+        check_order(&model, &model).unwrap();
+        check_order(&names("n01 n02 n03"), &model).unwrap();
+        let order = check_order(&names("church dog tench"), &model).unwrap_err();
+        assert!(order.contains("class 0 is church here and tench there"), "{order}");
+        let typo = check_order(&names("church dog tunch"), &model).unwrap_err();
+        assert!(typo.contains("1 of 3") && typo.contains("tunch"), "{typo}");
+    }
 }

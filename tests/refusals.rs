@@ -451,6 +451,32 @@ fn a_pipe_is_neither_a_model_nor_data() {
     refused(command.assert(), 1, &["pipe", "neither a regular file nor a folder"]);
 }
 
+/// Folders are numbered by their sorted names; a model that has the same names in another order would be wrong.
+#[test]
+fn class_folders_in_another_order_than_the_models_names() {
+    let names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+    let folder = Folder::new();
+    let image = common::root().join("tests/data/airplane.jpg");
+    for name in names {
+        let class = folder.path("data/val").join(name);
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::copy(&image, class.join("1.jpg")).unwrap();
+    }
+    let eval = |labels: &[&str]| {
+        let labels = folder.write("labels.txt", labels.join("\n"));
+        let mut command = swinq(["eval", "--no-latency", "--labels"]);
+        command.arg(labels).arg(sample_model()).arg("--cfg").arg(sample_cfg());
+        command.arg("--data-path").arg(folder.path("data")).assert()
+    };
+    eval(&names).success();
+    let mut reversed = names;
+    reversed.reverse();
+    refused(eval(&reversed), 1, &["in another order", "class 0 is airplane here and truck there"]);
+    let mut typo = names;
+    typo[3] = "kat";
+    refused(eval(&typo), 1, &["1 of 10 class names", "cat"]);
+}
+
 #[test]
 fn a_message_does_not_repeat_a_long_value() {
     let folder = Folder::new();

@@ -58,6 +58,8 @@ pub struct Candidate {
     measured: Option<Model>,
     /// The predicted classes, after an evaluation.
     predicted: Option<Predicted>,
+    /// The model's class names.
+    labels: Option<Vec<String>>,
 }
 
 impl Candidate {
@@ -111,7 +113,8 @@ impl Candidate {
     fn new(mut result: ModelResult, runner: Runner, model: &Model) -> Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
-        Candidate { result, runner, transform, config, measured: None, predicted: None }
+        let labels = model.labels().map(<[String]>::to_vec);
+        Candidate { result, runner, transform, config, labels, measured: None, predicted: None }
     }
 
     /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the quantization noise
@@ -180,7 +183,7 @@ impl Candidate {
         read: &ReadOptions,
         observer: &mut dyn Observer,
     ) -> Result<Collected, Error> {
-        images.check_labels(&self.config)?;
+        images.check_labels(&self.config, self.labels.as_deref())?;
         let mut batches = images.batches(&self.transform, read)?;
         observer.begin(&self.result, images.len());
         let mut on_images = |done: usize, total: usize| observer.images(done, total);

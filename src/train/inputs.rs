@@ -40,8 +40,8 @@ impl Inputs {
         let val_split = split(job.data.val_split);
         let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)?;
         let mut float = start(job, loaded.as_ref(), &train)?;
-        check_classes(&train, &float.config)?;
-        check_classes(&val, &float.config)?;
+        check_classes(&train, &float)?;
+        check_classes(&val, &float)?;
         let (quantized, warnings) = match job.model.as_deref().filter(|_| job.quant) {
             Some(path) => {
                 let (model, file) = calibrated(path, &float)?;
@@ -132,8 +132,9 @@ fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<Flo
 
 /// Refuses images whose classes are not the model's, because training on them would make the model forget its
 /// own classes.
-fn check_classes(images: &Images, config: &SwinConfig) -> Result<(), Error> {
-    images.check_labels(config)?;
+fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
+    let config = &model.config;
+    images.check_labels(config, model.labels.as_deref())?;
     let named = images.dataset().and_then(|data| data.class_names()).map(<[String]>::len);
     let Some(classes) = named.filter(|&classes| classes != config.num_classes) else { return Ok(()) };
     let problem = format!(

@@ -109,7 +109,7 @@ pub fn tune(
 ) -> Result<Tuned, Error> {
     check(options, images)?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
-    images.check_labels(model.config())?;
+    images.check_labels(model.config(), model.labels())?;
     let engine =
         EngineOptions { max_batch: options.batch_size.max(CPU_BATCH), ..options.engine.clone().resolved()? };
     if engine.backend != BackendChoice::Cuda && options.batch_size > CPU_BATCH {
