@@ -366,7 +366,7 @@ fn the_f32_sums_of_the_reference_err_no_more_than_twice_a_naive_sum() {
 }
 
 #[test]
-#[should_panic(expected = "input: want u8 [2, 8], have 15 bytes")]
+#[should_panic(expected = "input of 15 elements is not [2, 8]")]
 fn an_input_of_another_size_is_refused() {
     let cpu = Cpu::available()[0];
     let spec = LinearSpec { n: 1, k: 5, bias: None, output: None, gelu: false, store: Store::F32 };
