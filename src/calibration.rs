@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
 use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
@@ -13,7 +12,7 @@ use swinq_model::site::all_linears;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Rule, Site, SwinConfig};
 
-use crate::hex::hex;
+use crate::hex::sha256_of;
 use crate::{Error, FloatDevice, Images, Model, ReadOptions};
 
 /// How a model is calibrated.
@@ -186,7 +185,7 @@ pub fn quantize_with_ranges(
 /// The errors of [`load_ft_ranges`] and of [`quantize_with_ranges`]; [`Error::Io`].
 pub fn quantize_with_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> Result<(Model, usize), Error> {
     let ranges = load_ft_ranges(file, &model)?;
-    let sha256 = hex(Sha256::digest(std::fs::read(file).map_err(Error::io(file))?));
+    let sha256 = sha256_of(file).map_err(Error::io(file))?;
     let mut quantized = quantize_with_ranges(model, recipe, &ranges)?.into_quantized();
     quantized.provenance.imported_ranges = Some(FileRecord { file: file.display().to_string(), sha256 });
     Ok((Model::from_quantized(quantized)?, ranges.len()))

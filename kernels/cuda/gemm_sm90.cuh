@@ -146,7 +146,7 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
 }
 
 // Runs the epilogue of a tile; row i of a lane is written to `old.targets[i]`. `constants` is what
-// `load_constants` has written. Nothing but stores depends on a condition, which doubles the speed.
+// `load_constants` has written. Nothing but stores depends on a condition, so that the compiler interleaves rows.
 INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
                         s32 column0, const f32* tail) {
 #pragma unroll

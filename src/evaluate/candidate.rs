@@ -1,9 +1,7 @@
 //! A model that is evaluated or timed, and the figures measured so far.
 
-use std::io::Read;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
 use swinq_eval::{
     Collected, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, disagreement, site_results,
 };
@@ -12,7 +10,7 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, SwinConfig, Transform};
 
 use super::Observer;
 use super::predictions::Predicted;
-use crate::hex::hex;
+use crate::hex::sha256_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions};
 
 /// The engine or classifier that runs a candidate.
@@ -244,17 +242,6 @@ impl Candidate {
     pub(super) fn set_noise(&mut self, site: &str, db: f64) {
         if let Some(result) = self.result.sites.iter_mut().find(|result| result.site == site) {
             result.sqnr_db = Some(db);
-        }
-    }
-}
-
-/// SHA-256 of a file, hexadecimal.
-fn sha256_of(path: &Path) -> std::io::Result<String> {
-    let (mut file, mut hash, mut piece) = (std::fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(hex(hash.finalize())),
-            read => hash.update(&piece[..read]),
         }
     }
 }
