@@ -7,7 +7,9 @@ use crate::block::{BlockContext, linear};
 use crate::error::FloatError;
 use crate::ops::Ops;
 use crate::ops::taped::{self, AttentionSites};
+use crate::packed::PackedAttention;
 use crate::weights::BlockWeights;
+use swinq_model::arch::Stage;
 use swinq_model::site::BlockId;
 
 /// The operands of one block's attention, which a forward pass hands to its sites.
@@ -23,6 +25,7 @@ pub struct Attention<'a> {
     /// The mask that is added to the logits, `[windows of an image, n, n]`; `None` without a shift.
     pub mask: Option<&'a Tensor>,
     ops: &'a Ops,
+    packed: Option<&'a PackedAttention>,
 }
 
 impl Attention<'_> {
@@ -54,6 +57,15 @@ impl Attention<'_> {
         Ok(Some(taped::attention(tape, &self.qkv, self.scale, &self.bias, self.mask, sites)?))
     }
 
+    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`, with the bits that its parts
+    /// would give. `None` where only the parts exist: on a tape and on other devices.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn whole(&self) -> Result<Option<Tensor>, FloatError> {
+        Ok(self.packed.map(|packed| packed.run(&self.qkv)).transpose()?)
+    }
+
     /// `q k^T` of queries and keys after their sites: `[windows, heads, n, n]`.
     ///
     /// # Errors
@@ -62,7 +74,7 @@ impl Attention<'_> {
         Ok(self.ops.scores(q, k)?)
     }
 
-    /// `scores * scale + bias + mask`.
+    /// `scores * scale + (bias + mask)`.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -82,7 +94,8 @@ pub(super) fn attention(
     let ops = context.ops;
     let qkv = linear(input, &weights.qkv, sites)?;
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
-    let attention = Attention { block: weights.id, qkv, scale: context.scale, bias, mask, ops };
+    let packed = weights.attention.as_ref();
+    let attention = Attention { block: weights.id, qkv, scale: context.scale, bias, mask, ops, packed };
     let mixed = sites.attention(&attention)?;
     let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
@@ -90,10 +103,15 @@ pub(super) fn attention(
 
 /// The relative position bias, `[heads, n, n]`.
 fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, FloatError> {
-    let n = context.stage.window_tokens();
     if let Ops::Taped(tape) = context.ops {
+        let n = context.stage.window_tokens();
         return Ok(taped::relative_bias(tape, &weights.bias_table, context.relative_index, n)?);
     }
-    let rows = weights.bias_table.index_select(context.relative_index, 0)?;
-    Ok(rows.t()?.contiguous()?.reshape((context.stage.heads, n, n))?)
+    Ok(expand_bias(&weights.bias_table, context.relative_index, context.stage)?)
+}
+
+/// The relative position bias `[heads, n, n]` of a table `[(2 window - 1)^2, heads]`; `index` `[n * n]` has its rows.
+pub(super) fn expand_bias(table: &Tensor, index: &Tensor, stage: &Stage) -> candle_core::Result<Tensor> {
+    let n = stage.window_tokens();
+    table.index_select(index, 0)?.t()?.contiguous()?.reshape((stage.heads, n, n))
 }

@@ -5,9 +5,10 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
+use crate::attention::expand_bias;
 use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
-use crate::packed::{PackedLinear, Packing};
+use crate::packed::{PackedAttention, PackedLinear, Packing};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig};
 use swinq_model::site::{BlockId, Linear};
@@ -105,6 +106,8 @@ pub(super) struct BlockWeights {
     pub norm2: Norm,
     /// `[(2 window - 1)^2, heads]`.
     pub bias_table: Tensor,
+    /// The attention as one kernel, in a forward pass for inference on the host.
+    pub attention: Option<PackedAttention>,
     pub qkv: LinearWeights,
     pub proj: LinearWeights,
     pub fc1: LinearWeights,
@@ -190,12 +193,19 @@ impl Source<'_> {
         })
     }
 
-    fn block(&self, id: BlockId) -> Result<BlockWeights, FloatError> {
+    fn block(&self, stage: &Stage, id: BlockId) -> Result<BlockWeights, FloatError> {
+        let bias_table = self.tensor(&format!("{id}.attn.relative_position_bias_table"))?;
+        let bias = || {
+            let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
+            expand_bias(&bias_table, &Tensor::new(index, bias_table.device())?, stage)
+        };
+        let (shift, scale) = (stage.shift_of(id.block), self.config.attention_scale(stage));
         Ok(BlockWeights {
             id,
+            attention: self.packing.pack_attention(stage, shift, scale, bias)?,
             norm1: self.norm(&format!("{id}.norm1"))?,
             norm2: self.norm(&format!("{id}.norm2"))?,
-            bias_table: self.tensor(&format!("{id}.attn.relative_position_bias_table"))?,
+            bias_table,
             qkv: self.linear(Linear::Qkv(id))?,
             proj: self.linear(Linear::Proj(id))?,
             fc1: self.linear(Linear::Fc1(id))?,
@@ -205,7 +215,7 @@ impl Source<'_> {
 
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {
         let index = stage.index;
-        let blocks = (0..stage.depth).map(|block| self.block(BlockId { stage: index, block }));
+        let blocks = (0..stage.depth).map(|block| self.block(&stage, BlockId { stage: index, block }));
         let blocks = blocks.collect::<Result<_, _>>()?;
         let merge = match stage.merge {
             true => Some((
