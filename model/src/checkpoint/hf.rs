@@ -5,16 +5,18 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::Description;
+use super::dialect::{Dialect, mask};
 use super::json::Json;
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::config::without_zeros;
 use crate::error::ModelError;
 
 /// The file that states the preprocessing.
 const PREPROCESSOR: &str = "preprocessor_config.json";
 
-/// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`. With
-/// `any_transform`, the caller replaces the transform, so that the file that states it may be absent.
+/// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
+/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the file that states it may be absent.
 pub(super) fn describe(folder: &Path, json: &Json, any_transform: bool) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
     let transform = match any_transform && !folder.join(PREPROCESSOR).is_file() {
@@ -27,6 +29,14 @@ pub(super) fn describe(folder: &Path, json: &Json, any_transform: bool) -> Resul
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
     refuse_unsupported(json)?;
     let default = SwinConfig::default();
+    let version = match json.text("model_type")?.as_deref() {
+        Some("swinv2") => SwinVersion::V2,
+        _ => SwinVersion::V1,
+    };
+    let pretrained = match version {
+        SwinVersion::V1 => None,
+        SwinVersion::V2 => json.sizes("pretrained_window_sizes")?,
+    };
     let stem =
         folder.file_name().map_or_else(|| "swin".to_owned(), |name| name.to_string_lossy().into_owned());
     Ok(SwinConfig {
@@ -43,9 +53,11 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         qk_scale: None,
         ape: json.bool("use_absolute_embeddings")?.unwrap_or(false),
         patch_norm: true,
-        version: default.version,
+        version,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::ShrinkAndPad,
+        mask: mask(Dialect::HuggingFace, version),
+        pretrained_window_sizes: without_zeros(pretrained.unwrap_or_default()),
     })
 }
 

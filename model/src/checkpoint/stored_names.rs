@@ -1,13 +1,14 @@
 //! A dialect's names of parameters, for messages: the inverse of [`super::names`].
 
 use super::dialect::Dialect;
+use crate::arch::SwinVersion;
 use crate::error::ModelError;
 
 /// `error` with the name that its tensor has in checkpoints of `dialect`, if that is another name.
-pub(super) fn with_stored_name(error: ModelError, dialect: Dialect) -> ModelError {
+pub(super) fn with_stored_name(error: ModelError, dialect: Dialect, version: SwinVersion) -> ModelError {
     match error {
         ModelError::Tensor { tensor, problem } => {
-            let stored = stored_name(dialect, &tensor).filter(|stored| *stored != tensor);
+            let stored = stored_name(dialect, version, &tensor).filter(|stored| *stored != tensor);
             let more =
                 stored.map_or(String::new(), |stored| format!(" (`{stored}` in the names of {dialect})"));
             ModelError::Tensor { problem: problem + &more, tensor }
@@ -16,12 +17,16 @@ pub(super) fn with_stored_name(error: ModelError, dialect: Dialect) -> ModelErro
     }
 }
 
-/// The name in `dialect` of the parameter that Microsoft calls `name`; `None` for a name that is no parameter's.
-fn stored_name(dialect: Dialect, name: &str) -> Option<String> {
+/// The name in `dialect` of the parameter that Microsoft calls `name`; `None` for a name that is no parameter's, and for
+/// parameters of cosine attention.
+fn stored_name(dialect: Dialect, version: SwinVersion, name: &str) -> Option<String> {
     match dialect {
         Dialect::Microsoft | Dialect::FasterTransformer => None,
         Dialect::Timm => timm(name),
         Dialect::TorchVision => torchvision(name),
+        Dialect::HuggingFace if version == SwinVersion::V2 => {
+            hugging_face(name).map(|name| name.replacen("swin.", "swinv2.", 1))
+        }
         Dialect::HuggingFace => hugging_face(name),
     }
 }
@@ -116,7 +121,7 @@ mod tests {
         let config = SwinConfig { ape: true, ..SwinConfig::default() };
         for dialect in [Dialect::Timm, Dialect::TorchVision, Dialect::HuggingFace] {
             for (name, _) in parameters(&config) {
-                let stored = stored_name(dialect, &name).unwrap_or_else(|| name.clone());
+                let stored = stored_name(dialect, SwinVersion::V1, &name).unwrap_or_else(|| name.clone());
                 let read = match target(dialect, &stored.replace("{query,key,value}", "key")) {
                     Target::Whole(read) | Target::Third(read, _) => read,
                     Target::Dropped => panic!("{dialect} drops {stored}"),
@@ -124,14 +129,19 @@ mod tests {
                 assert_eq!(read, name, "{dialect}: {stored}");
             }
         }
-        assert_eq!(stored_name(Dialect::Timm, "head.fc2.weight"), None);
+        assert_eq!(stored_name(Dialect::Timm, SwinVersion::V1, "head.fc2.weight"), None);
     }
 
     #[test]
     fn an_error_names_both() {
-        let error = |name| with_stored_name(ModelError::tensor(name, "missing"), Dialect::HuggingFace);
+        let of = |name, version| {
+            with_stored_name(ModelError::tensor(name, "missing"), Dialect::HuggingFace, version)
+        };
+        let error = |name| of(name, SwinVersion::V1);
         let text = error("head.weight").to_string();
         assert_eq!(text, "tensor `head.weight`: missing (`classifier.weight` in the names of hf)");
+        let text = of("norm.bias", SwinVersion::V2).to_string();
+        assert!(text.contains("`swinv2.layernorm.bias`"), "{text}");
         assert_eq!(error("other").to_string(), "tensor `other`: missing");
     }
 }

@@ -49,6 +49,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let train = calibration.images(data)?;
     let (images, remark) = images.numbered_for(model.config(), model.labels())?;
     remark.iter().for_each(|remark| note!("{remark}"));
+    backend_arg::one_device(&args.backend)?;
     let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;
     let [engine] = &engines[..] else {
         return Err(Usage("`tune` takes one --gemm".to_owned()).into());
