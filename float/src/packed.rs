@@ -65,12 +65,12 @@ impl Packing {
         &self,
         stage: &Stage,
         shift: usize,
-        scale: f32,
+        scales: &[f32],
         bias: impl FnOnce() -> Result<Tensor>,
     ) -> Result<Option<PackedAttention>> {
         self.workers
             .as_ref()
-            .map(|workers| PackedAttention::new(workers, stage, shift, scale, &bias()?))
+            .map(|workers| PackedAttention::new(workers, stage, shift, scales, &bias()?))
             .transpose()
     }
 }
@@ -127,13 +127,13 @@ pub(super) struct PackedAttention {
 }
 
 impl PackedAttention {
-    /// Prepares the attention of a block of `stage`, whose windows are shifted by `shift`; `scale` is the factor of
-    /// `q k^T`, and `bias` `[heads, n, n]` is added to it.
+    /// Prepares the attention of a block of `stage`, whose windows are shifted by `shift`; `scales` `[heads]` are the
+    /// factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
     pub fn new(
         workers: &Workers,
         stage: &Stage,
         shift: usize,
-        scale: f32,
+        scales: &[f32],
         bias: &Tensor,
     ) -> Result<PackedAttention> {
         let regions = stage.shift_regions(shift);
@@ -143,7 +143,7 @@ impl PackedAttention {
                 head_dim: stage.head_dim(),
                 tokens: stage.window_tokens(),
                 windows: stage.windows(),
-                scales: &vec![scale; stage.heads],
+                scales,
                 bias,
                 regions: regions.as_deref(),
                 quant: AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float },

@@ -11,6 +11,7 @@ pub mod error;
 mod json_keys;
 pub mod params;
 pub mod pattern;
+pub mod position;
 mod printable;
 pub mod quantized;
 pub mod recipe;
@@ -28,7 +29,8 @@ pub use checkpoint::{
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
-pub use pattern::{SitePattern, nearest_sites};
+pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
+pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};

@@ -7,12 +7,14 @@ mod attention;
 mod layer_norm;
 mod linear;
 pub(crate) mod math;
+mod normalize;
 
 pub(crate) use attention::FLOOR;
 pub use attention::{AttentionQuant, Probs, attention_row_exp, attention_row_u8, attention_window};
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows, moments};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{exp, gelu, gelu_derivative};
+pub use normalize::{SHORTEST, inverse_length, normalize};
 
 /// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,
 /// then rounded to nearest, ties to even. A NaN has code 0.

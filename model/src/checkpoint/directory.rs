@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::json::Json;
-use super::{Description, hf, timm};
-use crate::config::LoadedConfig;
+use super::{Description, LoadOptions, hf, timm};
 use crate::error::ModelError;
 
 /// The path of the file with the weights.
@@ -31,12 +30,13 @@ pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
     ))
 }
 
-/// Architecture, transform and labels. `cfg`, if given, replaces the architecture and the transform that `config.json`
+/// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the transform that `config.json`
 /// of transformers or timm describes.
 ///
 /// # Errors
 /// [`ModelError::File`] naming the file and the field that is missing or not supported.
-pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Description, ModelError> {
+pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Description, ModelError> {
+    let cfg = options.cfg.as_ref();
     let path = folder.join("config.json");
     if !path.is_file() {
         let Some(cfg) = cfg else {
@@ -50,12 +50,11 @@ pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Desc
     }
     let json = Json::read(&path)?;
     let is_hf = match (json.text("model_type")?.as_deref(), json.get("architecture")) {
-        (Some("swin"), _) => true,
+        (Some("swin" | "swinv2"), _) => true,
         (None, Some(_)) => false,
-        (Some("swinv2"), _) => {
-            return Err(json.error("model_type", "Swin V2 is not supported yet; use a Swin V1"));
+        (Some(other), _) => {
+            return Err(json.error("model_type", format!("`{other}` is neither `swin` nor `swinv2`")));
         }
-        (Some(other), _) => return Err(json.error("model_type", format!("`{other}` is not `swin`"))),
         (None, None) => {
             let problem = "is missing, and so is timm's `architecture`; pass --cfg NAME or --cfg FILE.yaml";
             return Err(json.error("model_type", problem));
@@ -66,5 +65,5 @@ pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Desc
         let labels = labels.filter(|labels| labels.len() == cfg.config.num_classes);
         return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
     }
-    if is_hf { hf::describe(folder, &json) } else { timm::describe(&json) }
+    if is_hf { hf::describe(folder, &json, options.any_transform) } else { timm::describe(&json) }
 }

@@ -14,6 +14,7 @@ mod pickle;
 mod random;
 mod raw;
 mod safetensors;
+mod stored_names;
 mod timm;
 mod torch;
 
@@ -25,7 +26,7 @@ pub use random::random_model;
 pub(crate) use safetensors::check_header;
 pub use safetensors::is_quantized_file;
 
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -42,13 +43,17 @@ const OWN: &str = "swinq";
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// Architecture and transform. They replace a directory's own description. Without them, a bare file is described by
-    /// a quantized checkpoint that was made from it (in `described_by` or in the same folder), or by the only shipped
+    /// the quantized checkpoints that were made from it (in `described_by`, else in the same folder), or by the only shipped
     /// configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
+    /// Overrides of the configuration that is found for a bare file if `cfg` is `None`.
+    pub opts: Vec<(String, String)>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
     /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
     pub described_by: Vec<PathBuf>,
+    /// Whether the caller replaces the transform, so that quantized checkpoints may disagree about it.
+    pub any_transform: bool,
 }
 
 /// The description of a model in the files of its directory.
@@ -59,7 +64,7 @@ struct Description {
     labels: Option<Vec<String>>,
 }
 
-/// Loads a float Swin V1.
+/// Loads a float Swin.
 ///
 /// `path` is one of:
 /// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
@@ -69,14 +74,16 @@ struct Description {
 ///   `pytorch_model.bin`; transformers also needs `preprocessor_config.json`.
 /// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
-/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under Microsoft's names.
+/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the
+/// names of [`parameters`]. The version of Swin is detected from the tensor names.
 ///
-/// The dialect decides the window policy, even if `options.cfg` gives the architecture. The transform comes from
+/// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
 /// `options.cfg` if given, else from the directory.
 ///
 /// # Errors
 /// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
-/// are missing, unexpected, of another shape, or not finite; a Swin V2; an impossible architecture.
+/// are missing, unexpected, of another shape, or not finite; another version of Swin than the configuration's; an
+/// impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
     Ok(load_float_with_note(path, options)?.0)
 }
@@ -89,29 +96,46 @@ pub fn load_float_with_note(
     path: &Path,
     options: &LoadOptions,
 ) -> Result<(FloatModel, Option<String>), ModelError> {
+    if path.is_dir() && options.cfg.is_none() && !options.opts.is_empty() {
+        let problem = "is a folder that describes itself, and overrides need a configuration; give --cfg too";
+        return Err(ModelError::file(path, problem));
+    }
     let (weights, described) = if path.is_dir() {
-        (directory::weights(path)?, Some(directory::describe(path, options.cfg.as_ref())?))
+        (directory::weights(path)?, Some(directory::describe(path, options)?))
     } else {
         (path.to_owned(), None)
     };
     if is_quantized_file(&weights) {
+        if options.cfg.is_none() && !options.opts.is_empty() {
+            let problem = "contains its configuration, which overrides do not change; leave --opts out";
+            return Err(ModelError::file(&weights, problem));
+        }
         return load_own(&weights);
     }
     let file = CheckpointFile::open(&weights)?;
     let raw = file.tensors()?;
     let keys = || raw.keys().map(String::as_str);
-    dialect::refuse_v2(keys())?;
+    let version = dialect::version(keys());
     dialect::refuse_vit(keys())?;
-    let dialect = options
-        .dialect
-        .or_else(|| Dialect::detect(keys()))
-        .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
-    let (tensors, sha256) = (names::to_microsoft(dialect, &raw)?, file.sha256());
-    let bare = Bare { path: &weights, dialect, sha256: &sha256, tensors: &tensors };
+    let dialect = match (options.dialect, Dialect::detect(keys())) {
+        (Some(dialect), _) => {
+            dialect::refuse_other(&weights, dialect, keys())?;
+            dialect
+        }
+        (None, Some(dialect)) => dialect,
+        (None, None) => return Err(dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>())),
+    };
+    let (tensors, sha256) = (names::to_microsoft(dialect, version, &raw)?, file.sha256());
+    let windows = names::stored_windows(&raw);
+    let bare =
+        Bare { path: &weights, dialect, version, sha256: &sha256, tensors: &tensors, windows: &windows };
     let (description, note) = described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
+    check_version(&description.config, version)?;
     let config = apply_dialect(description.config, dialect)?;
-    check_tables(&config, &tensors)?;
-    check_parameters(&config, &tensors)?;
+    let check = check_tables(&config, &tensors)
+        .and_then(|()| check_stored_windows(&config, &windows))
+        .and_then(|()| check_parameters(&config, &tensors));
+    check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
     let source = Source { file: shown(&weights), sha256, dialect: dialect.to_string() };
     let Description { transform, labels, .. } = description;
     Ok((FloatModel { config, transform, labels, tensors, source }, note))
@@ -131,9 +155,10 @@ fn load_own(path: &Path) -> Result<(FloatModel, Option<String>), ModelError> {
     Ok((FloatModel { source, ..model }, info.warning(path)))
 }
 
-/// Sets the dialect's window policy and checks the configuration.
+/// Sets the dialect's window policy and mask, and checks the configuration.
 fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
     config.window_policy = dialect.window_policy();
+    config.mask = dialect::mask(dialect, config.version);
     check_sizes(&config)?;
     config.validate()?;
     // `Stage::partition` and transformers pad the grid before the cyclic shift. timm shifts before it pads, so its
@@ -145,13 +170,48 @@ fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig,
              supported; use an input size whose token grids are multiples of the window",
             stage.window, stage.grid, stage.grid, stage.index
         );
-        return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", problem));
+        return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
     }
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }
     Ok(config)
+}
+
+/// Refuses a checkpoint of another version of Swin than the configuration's.
+fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelError> {
+    if config.version == found {
+        return Ok(());
+    }
+    let [found, wanted] = [found, config.version].map(|version| match version {
+        SwinVersion::V1 => ("Swin V1", "swin"),
+        SwinVersion::V2 => ("Swin V2", "swinv2"),
+    });
+    let problem = format!(
+        "the checkpoint is a {}, but the configuration {} is of a {} ({}); use a configuration of type `{}`",
+        found.0, config.name, wanted.0, wanted.1, found.1
+    );
+    Err(ModelError::config("MODEL.TYPE", problem))
+}
+
+/// Refuses a Swin V2 whose file says that its windows were others than the configuration's: they would run, but give
+/// other results than the model was trained for. Windows of an earlier training may differ, if the configuration names
+/// them.
+fn check_stored_windows(config: &SwinConfig, windows: &[Option<usize>]) -> Result<(), ModelError> {
+    for (stage, &stored) in config.stages().iter().zip(windows) {
+        let Some(stored) = stored else { continue };
+        if stored != stage.window && config.pretrained_window(stage.index) != Some(stored) {
+            let problem = format!(
+                "the checkpoint has windows of {stored} in stage {}, but {} at input size {} uses {} there; use the \
+                 WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
+                 PRETRAINED_WINDOW_SIZES",
+                stage.index, config.name, config.image_size, stage.window
+            );
+            return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses bias tables of another window size than the configuration's, because tables are not resized.
@@ -164,7 +224,15 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         if rows == shape[0] {
             continue;
         }
-        let window = |rows: usize| rows.isqrt().div_ceil(2);
+        let windows = windows(tensors);
+        // Late stages may have smaller windows than the first, because their grids are small.
+        if windows.windows(2).any(|pair| pair[0] < pair[1]) {
+            let problem = format!(
+                "the windows of the stages are {windows:?}: the checkpoint is a Swin-S3 (swin_s3), whose stages have \
+                 windows of their own; swinq runs Swins with one window size"
+            );
+            return Err(ModelError::tensor(name, problem));
+        }
         let problem = format!(
             "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
              resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
@@ -177,6 +245,17 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         return Err(ModelError::tensor(name, problem));
     }
     Ok(())
+}
+
+/// The window of a bias table with so many rows.
+fn window(rows: usize) -> usize {
+    rows.isqrt().div_ceil(2)
+}
+
+/// The window of each stage, from the bias table of its first block.
+fn windows(tensors: &StateDict) -> Vec<usize> {
+    let table = |stage| tensors.get(&format!("layers.{stage}.blocks.0.attn.relative_position_bias_table"));
+    (0..).map_while(table).filter_map(|table| table.shape.first().map(|&rows| window(rows))).collect()
 }
 
 fn shown(path: &Path) -> String {

@@ -7,10 +7,11 @@ mod value;
 
 use std::path::Path;
 
-use crate::arch::{SwinConfig, WindowPolicy};
-use crate::batch::{Filter, Transform};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
+use keys::Known;
 use source::Settings;
 use value::Value;
 
@@ -65,20 +66,21 @@ const DROP_PATH: f64 = 0.1;
 
 /// Names of the shipped configurations.
 pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
-    swinq_configs::SWIN.iter().map(|(name, _)| *name)
+    presets::all().map(|(name, _)| *name)
 }
 
 /// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files (relative to
 /// the file), the file, `opts`. Keys that are not set have the defaults of Microsoft's `config.py`. As in Microsoft's
 /// code, `DATA.DATASET: imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
 ///
-/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`). A
-/// shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or `_22kto1k_finetune`. The window
-/// policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the checkpoint's dialect.
+/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`,
+/// `configs/swinv2`). A shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or
+/// `_22kto1k_finetune`. The window policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the
+/// checkpoint's dialect.
 ///
 /// # Errors
 /// An unreadable file; an unknown key, with the nearest known one; a value of the wrong type; `MODEL.TYPE` other than
-/// `swin`; impossible sizes.
+/// `swin` and `swinv2`; impossible sizes.
 pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<LoadedConfig, ModelError> {
     let path = Path::new(name_or_path);
     let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
@@ -108,8 +110,79 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     Ok(LoadedConfig { config, transform, drop_path, origin: name_or_path.to_owned() })
 }
 
+/// The keys that decide the evaluation transform.
+const TRANSFORM_KEYS: [&str; 3] = ["DATA.IMG_SIZE", "TEST.CROP", "DATA.INTERPOLATION"];
+
+/// `config` and `transform` with the overrides `opts`.
+///
+/// # Errors
+/// As [`load_config`]; an override of the transform, unless `transform` is Microsoft's.
+pub(crate) fn override_config(
+    config: &SwinConfig,
+    transform: &Transform,
+    opts: &[(String, String)],
+) -> Result<(SwinConfig, Transform), ModelError> {
+    let mut settings = Settings::default();
+    settings.apply(&stated(config, transform))?;
+    settings.apply(opts)?;
+    let changed = resolve(config.name.clone(), &settings)?;
+    match opts.iter().find(|(key, _)| TRANSFORM_KEYS.contains(&key.as_str())) {
+        None => Ok((changed, transform.clone())),
+        Some(_) if transform.family == "ms" => {
+            let transform = self::transform(&changed, &settings)?;
+            Ok((changed, transform))
+        }
+        Some((key, _)) => {
+            let problem = format!(
+                "overrides Microsoft's preprocessing, but that of {} is used; pass --cfg NAME or --cfg FILE.yaml",
+                transform.family
+            );
+            Err(ModelError::config(key, problem))
+        }
+    }
+}
+
+/// The keys and values that state `config` and `transform`, if that is Microsoft's.
+fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
+    let crop = if transform.resize == Resize::Direct { "False" } else { "True" };
+    let filter = if transform.filter == Filter::Bilinear { "bilinear" } else { "bicubic" };
+    let flag = |value: bool| if value { "True" } else { "False" }.to_owned();
+    let key = |key: &str| config.key(key);
+    let pairs = [
+        ("DATA.IMG_SIZE".to_owned(), config.image_size.to_string()),
+        ("DATA.INTERPOLATION".to_owned(), filter.to_owned()),
+        ("TEST.CROP".to_owned(), crop.to_owned()),
+        ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.to_string()),
+        (key("PATCH_SIZE"), config.patch_size.to_string()),
+        (key("EMBED_DIM"), config.embed_dim.to_string()),
+        (key("DEPTHS"), format!("{:?}", config.depths)),
+        (key("NUM_HEADS"), format!("{:?}", config.num_heads)),
+        (key("WINDOW_SIZE"), config.window_size.to_string()),
+        (key("MLP_RATIO"), format!("{:?}", config.mlp_ratio)),
+        (key("QKV_BIAS"), flag(config.qkv_bias)),
+        (key("APE"), flag(config.ape)),
+        (key("PATCH_NORM"), flag(config.patch_norm)),
+    ];
+    let own = match config.version {
+        SwinVersion::V1 => {
+            let scale = config.qk_scale.map_or("None".to_owned(), |scale| format!("{scale:?}"));
+            vec![(key("QK_SCALE"), scale)]
+        }
+        SwinVersion::V2 => vec![
+            ("MODEL.TYPE".to_owned(), "swinv2".to_owned()),
+            (key("PRETRAINED_WINDOW_SIZES"), format!("{:?}", config.pretrained_window_sizes)),
+        ],
+    };
+    pairs.into_iter().chain(own).collect()
+}
+
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
-    refuse_other_models(settings)?;
+    let version = version(settings)?;
+    // Each version has its own section; keys of the other one have no effect, as in Microsoft's code.
+    let key = |name: &str| match keys::look_up(&format!("{}.{name}", version.section())) {
+        Known::Leaf(key) => key,
+        _ => unreachable!("{name} is a key of every version"),
+    };
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
     let flag = |key, default| field(settings, key, "True or False", default, Value::as_bool);
     let sizes = |key, default| field(settings, key, "a list of whole numbers", default, Value::as_sizes);
@@ -119,32 +192,38 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         Some((Value::Text(text), "the override")) => text.clone(),
         _ => name,
     };
-    let channels = size("MODEL.SWIN.IN_CHANS", 3)?;
+    let channels = size(key("IN_CHANS"), 3)?;
     if channels != 3 {
-        return Err(ModelError::config(
-            "MODEL.SWIN.IN_CHANS",
-            format!("{channels}: only RGB input (3) is supported"),
-        ));
+        let problem = format!("{channels}: only RGB input (3) is supported");
+        return Err(ModelError::config(key("IN_CHANS"), problem));
+    }
+    let (mut qk_scale, mut pretrained) = (None, Vec::new());
+    if version == SwinVersion::V1 {
+        qk_scale = field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
+            if value.is_none() { Some(None) } else { value.as_float().map(Some) }
+        })?;
+    } else {
+        pretrained = sizes("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", Vec::new())?;
     }
     let config = SwinConfig {
         name,
-        version: default.version,
+        version,
         image_size: size("DATA.IMG_SIZE", 224)?,
-        patch_size: size("MODEL.SWIN.PATCH_SIZE", default.patch_size)?,
+        patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
         num_classes: size("MODEL.NUM_CLASSES", classes)?,
-        embed_dim: size("MODEL.SWIN.EMBED_DIM", default.embed_dim)?,
-        depths: sizes("MODEL.SWIN.DEPTHS", default.depths)?,
-        num_heads: sizes("MODEL.SWIN.NUM_HEADS", default.num_heads)?,
-        window_size: size("MODEL.SWIN.WINDOW_SIZE", default.window_size)?,
-        mlp_ratio: field(settings, "MODEL.SWIN.MLP_RATIO", "a number", default.mlp_ratio, Value::as_float)?,
-        qkv_bias: flag("MODEL.SWIN.QKV_BIAS", true)?,
-        qk_scale: field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
-            if value.is_none() { Some(None) } else { value.as_float().map(Some) }
-        })?,
-        ape: flag("MODEL.SWIN.APE", false)?,
-        patch_norm: flag("MODEL.SWIN.PATCH_NORM", true)?,
+        embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
+        depths: sizes(key("DEPTHS"), default.depths)?,
+        num_heads: sizes(key("NUM_HEADS"), default.num_heads)?,
+        window_size: size(key("WINDOW_SIZE"), default.window_size)?,
+        mlp_ratio: field(settings, key("MLP_RATIO"), "a number", default.mlp_ratio, Value::as_float)?,
+        qkv_bias: flag(key("QKV_BIAS"), true)?,
+        qk_scale,
+        ape: flag(key("APE"), false)?,
+        patch_norm: flag(key("PATCH_NORM"), true)?,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::Microsoft,
+        mask: default.mask,
+        pretrained_window_sizes: without_zeros(pretrained),
     };
     check_sizes(&config)?;
     Ok(config)
@@ -158,17 +237,23 @@ pub(crate) fn check_sizes(config: &SwinConfig) -> Result<(), ModelError> {
     if total > MAX_PARAMETERS {
         let problem =
             format!("{total} parameters in total are more than this program accepts ({MAX_PARAMETERS})");
-        return Err(ModelError::config("MODEL.SWIN.DEPTHS", problem));
+        return Err(ModelError::config(config.key("DEPTHS"), problem));
     }
     Ok(())
 }
 
-fn refuse_other_models(settings: &Settings) -> Result<(), ModelError> {
+/// [`SwinConfig::pretrained_window_sizes`] of a list: empty if all are 0.
+pub(crate) fn without_zeros(windows: Vec<usize>) -> Vec<usize> {
+    if windows.iter().all(|&window| window == 0) { Vec::new() } else { windows }
+}
+
+fn version(settings: &Settings) -> Result<SwinVersion, ModelError> {
     match settings.get("MODEL.TYPE") {
-        None => Ok(()),
-        Some((Value::Text(kind), _)) if kind == "swin" => Ok(()),
+        None => Ok(SwinVersion::V1),
+        Some((Value::Text(kind), _)) if kind == "swin" => Ok(SwinVersion::V1),
+        Some((Value::Text(kind), _)) if kind == "swinv2" => Ok(SwinVersion::V2),
         Some((value, origin)) => {
-            let problem = format!("{value} (set by {origin}): only Swin V1 (`swin`) is supported");
+            let problem = format!("{value} (set by {origin}): only `swin` and `swinv2` are supported");
             Err(ModelError::config("MODEL.TYPE", problem))
         }
     }
