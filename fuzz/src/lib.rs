@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use swinq_data::{Dataset, Split, decode_image};
 use swinq_model::checkpoint::{LoadOptions, import_ft_amax, load_float};
 use swinq_model::{LoadedConfig, QuantizedModel, Recipe, load_config};
+#[cfg(feature = "float")]
 use swinq_qat::job::Job;
 use zip::write::SimpleFileOptions;
 
@@ -203,6 +204,7 @@ pub fn recipe(data: &[u8]) -> bool {
 }
 
 /// A training job in YAML. An accepted one is written and read again unchanged.
+#[cfg(feature = "float")]
 pub fn job(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let Ok(job) = Job::from_yaml("fuzz.yaml", text, &[]) else { return false };
