@@ -27,6 +27,7 @@ fn op(cpu: Cpu, stage: Stage, quant: AttentionQuant, store: RowStore) -> WindowA
         tokens: n,
         windows,
         scales: &vec![1.0 / (HEAD as f32).sqrt(); heads],
+        two_codes: &[],
         bias: &bias,
         regions: Some(&regions),
         quant,

@@ -63,6 +63,7 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
         tokens: WINDOW,
         windows: tokens / WINDOW,
         scales: &vec![0.18; heads],
+        two_codes: &[],
         bias: &values(heads * WINDOW * WINDOW),
         regions: None,
         quant: AttentionQuant { q: site, k: site, v: site, scores: None, probs: Probs::U8 },

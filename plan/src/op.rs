@@ -145,6 +145,7 @@ impl Attention<'_> {
             tokens: self.tokens,
             windows: self.windows,
             scales: &self.scales,
+            two_codes: &self.two_codes,
             bias,
             regions: self.regions.as_deref(),
             quant: self.quant,

@@ -100,6 +100,7 @@ impl Case {
                 tokens: self.n,
                 windows: self.windows,
                 scales: &[SCALE; 8][..self.heads],
+                two_codes: &[],
                 bias: &self.bias,
                 regions: self.regions.as_deref(),
                 quant: quant(),
