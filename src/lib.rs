@@ -48,6 +48,7 @@ mod prepared;
 mod preprocessing;
 #[cfg(feature = "float")]
 mod quantizer;
+mod replicas;
 #[cfg(feature = "float")]
 mod sensitivity;
 #[cfg(feature = "float")]
@@ -67,6 +68,7 @@ pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Prediction};
 pub use preprocessing::Family;
+pub use replicas::Replicas;
 
 #[cfg(feature = "float")]
 pub use calibration::{

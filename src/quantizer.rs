@@ -240,7 +240,7 @@ impl Quantizer {
         let corrected = corrected.map(|bias| HostTensor::new([bias.len()], bias.clone()));
         made.extend(corrected.or_else(|| tensor(&bias).cloned()).map(|tensor| (bias, Param::Float(tensor))));
         for parameter in ["weight", "bias"] {
-            let Some(norm) = norm_before(linear) else { break };
+            let Some(norm) = norm_before(&self.float.config, linear) else { break };
             let name = format!("{norm}.{parameter}");
             let tensor = tensor(&name).expect("a norm has a weight and a bias").clone();
             made.push((name, Param::Float(tensor)));
@@ -249,9 +249,9 @@ impl Quantizer {
         Ok(())
     }
 
-    /// The range of an enabled activation by its rule or its calibrator.
+    /// The range of an enabled activation by its rule, the architecture or its calibrator.
     fn range(&mut self, site: Site, spec: &SiteSpec) -> Result<f32, Error> {
-        if let Some(amax) = spec.amax {
+        if let Some(amax) = spec.amax.or_else(|| site.known_range(&self.float.config)) {
             return Ok(amax);
         }
         let key = (site, spec.calibrator.to_string());

@@ -83,8 +83,8 @@ fn images_per_forward(device: &Device) -> usize {
 
 /// Calibrates `model` for `recipe` on all batches of epoch 0 of `source`, and quantizes it.
 ///
-/// The range of a site is the `amax` of its rule if there is one, else the imported range. Otherwise the
-/// calibrator of its rule chooses the range from all values that the float model passes through the site. If no
+/// The range of a site is the `amax` of its rule if there is one, else the range that the architecture tells
+/// ([`Site::known_range`]), else the imported range. Otherwise the calibrator of its rule chooses the range from all values that the float model passes through the site. If no
 /// site has to be observed, no image is read. Other devices differ from the CPU by f32 rounding only.
 ///
 /// # Errors
@@ -101,6 +101,11 @@ pub fn calibrate(
 ) -> Result<Calibrated, CalibError> {
     let mut ranges = options.imported.cloned().unwrap_or_default();
     let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&model.config)?.into_iter().collect();
+    let known = |(site, spec): (&Site, &SiteSpec)| {
+        let range = site.known_range(&model.config).filter(|_| spec.needs_scale(*site))?;
+        Some((*site, range))
+    };
+    ranges.extend(specs.iter().filter_map(known));
     let fixed: BTreeSet<Site> = specs
         .iter()
         .filter(|(site, s)| s.amax.is_some() || ranges.contains_key(site))

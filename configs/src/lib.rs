@@ -1,7 +1,7 @@
 //! The YAML files that ship with swinq, embedded in the program so that their names work without the repository.
 //!
 //! Each table lists the names of one folder beside their text. The crates that read the text own its format:
-//! `swinq-model` reads [`SWIN`] and [`QUANT`], `swinq-qat` reads [`QAT`].
+//! `swinq-model` reads [`SWIN`], [`SWINV2`] and [`QUANT`], `swinq-qat` reads [`QAT`].
 
 /// The name of a file, without its extension, and its YAML text.
 pub type Named = (&'static str, &'static str);
@@ -30,6 +30,22 @@ pub const SWIN: &[Named] = embedded!["swin":
     "swin_large_patch4_window7_224_22kto1k_finetune",
     "swin_large_patch4_window12_384_22k",
     "swin_large_patch4_window12_384_22kto1k_finetune",
+];
+
+/// Model configurations of Swin V2: `configs/swinv2/*.yaml`, in the keys of Microsoft's Swin repository.
+pub const SWINV2: &[Named] = embedded!["swinv2":
+    "swinv2_tiny_patch4_window8_256",
+    "swinv2_tiny_patch4_window16_256",
+    "swinv2_small_patch4_window8_256",
+    "swinv2_small_patch4_window16_256",
+    "swinv2_base_patch4_window8_256",
+    "swinv2_base_patch4_window16_256",
+    "swinv2_base_patch4_window12_192_22k",
+    "swinv2_base_patch4_window12to16_192to256_22kto1k_ft",
+    "swinv2_base_patch4_window12to24_192to384_22kto1k_ft",
+    "swinv2_large_patch4_window12_192_22k",
+    "swinv2_large_patch4_window12to16_192to256_22kto1k_ft",
+    "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 ];
 
 /// Quantization recipes: `configs/quant/*.yaml`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use swinq_configs::{Named, QAT, QUANT, SWIN, find};
+use swinq_configs::{Named, QAT, QUANT, SWIN, SWINV2, find};
 
 /// Name and text of every YAML file in a folder of this crate.
 fn files(folder: &str) -> BTreeMap<String, String> {
@@ -25,7 +25,7 @@ fn embedded(table: &[Named]) -> BTreeMap<String, String> {
 
 #[test]
 fn every_file_is_embedded() {
-    for (folder, table) in [("swin", SWIN), ("quant", QUANT), ("qat", QAT)] {
+    for (folder, table) in [("swin", SWIN), ("swinv2", SWINV2), ("quant", QUANT), ("qat", QAT)] {
         assert_eq!(embedded(table), files(folder), "configs/{folder}");
         assert_eq!(embedded(table).len(), table.len(), "configs/{folder}: a name is listed twice");
     }

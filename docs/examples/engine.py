@@ -151,6 +151,8 @@ class Engine:
             self.document = json.loads(file.metadata()["swinq"])
         self.tensors = load_file(path)
         self.config = self.document["architecture"]
+        if self.config.get("version", "v1") != "v1":
+            raise SystemExit("this engine runs Swin V1 only")
 
     def quantizer(self, site):
         """The quantizer of an activation site; None if the site is off or of kind u8."""

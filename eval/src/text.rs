@@ -167,6 +167,11 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
             with_speedup(base, model, |model| Some(model.compute_ms.get(&batch)?.median))
         }));
     }
+    for batch in results.batch_sizes() {
+        columns.push(column(&format!("stream images/s @ {batch}"), move |_, model| {
+            Some(format!("{:.0}", model.stream_ips.get(&batch)?))
+        }));
+    }
     columns.push(column("best images/s", |_, model| {
         let best = model.throughput_ips.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
         Some(format!("{:.1} @ {}", best.1, best.0))

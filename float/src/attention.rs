@@ -1,14 +1,17 @@
 //! Window attention with relative position bias, as sites see it.
 
+use std::borrow::Cow;
+
 use candle_core::Tensor;
 
 use crate::Sites;
 use crate::block::{BlockContext, linear};
 use crate::error::FloatError;
-use crate::ops::Ops;
 use crate::ops::taped::{self, AttentionSites};
-use crate::weights::BlockWeights;
-use swinq_model::site::BlockId;
+use crate::ops::{Ops, composed};
+use crate::weights::{BlockWeights, Factors, Position};
+use swinq_model::ModelError;
+use swinq_model::site::{BlockId, Site};
 
 /// The operands of one block's attention, which a forward pass hands to its sites.
 pub struct Attention<'a> {
@@ -16,24 +19,40 @@ pub struct Attention<'a> {
     pub block: BlockId,
     /// The output of the qkv layer for the windows of all images: `[windows * n, 3 * heads * head_dim]`.
     pub qkv: Tensor,
-    /// Factor of `q k^T`.
-    pub scale: f32,
     /// Relative position bias, `[heads, n, n]`.
     pub bias: Tensor,
     /// The mask that is added to the logits, `[windows of an image, n, n]`; `None` without a shift.
     pub mask: Option<&'a Tensor>,
+    factors: &'a Factors,
+    /// Whether queries and keys are normalised (Swin V2).
+    cosine: bool,
     ops: &'a Ops,
 }
 
 impl Attention<'_> {
-    /// Queries, keys and values after the bias of qkv: `[windows, heads, n, head_dim]` each.
+    /// Queries, keys and values, the tensors of their sites: `[windows, heads, n, head_dim]` each. They are parts of
+    /// [`Attention::qkv`]; in Swin V2 queries and keys are normalised to length 1.
     ///
     /// # Errors
     /// Shapes that do not fit, or a forward pass on a tape, where attention is one operation.
     pub fn split(&self) -> Result<[Tensor; 3], FloatError> {
         let (heads, n, _) = self.bias.dims3()?;
         let parts = self.ops.split_heads(&self.qkv, heads, n)?;
-        Ok([parts.get(0)?, parts.get(1)?, parts.get(2)?])
+        let [q, k, v] = [parts.get(0)?, parts.get(1)?, parts.get(2)?];
+        Ok(if self.cosine { [self.ops.normalize(&q)?, self.ops.normalize(&k)?, v] } else { [q, k, v] })
+    }
+
+    /// The factor of `q k^T` for each head, `[heads]`.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn scales(&self) -> Result<Cow<'_, [f32]>, FloatError> {
+        Ok(match self.factors {
+            Factors::Fixed(scales) => Cow::Borrowed(scales),
+            Factors::Learned(logarithms) => {
+                Cow::Owned(composed::clamped_exp(logarithms)?.flatten_all()?.to_vec1()?)
+            }
+        })
     }
 
     /// Converts `[windows, heads, n, head_dim]` to the projection's input rows,
@@ -51,7 +70,21 @@ impl Attention<'_> {
     /// The errors of [`taped::attention`].
     pub fn taped(&self, sites: &AttentionSites) -> Result<Option<Tensor>, FloatError> {
         let Ops::Taped(tape) = self.ops else { return Ok(None) };
-        Ok(Some(taped::attention(tape, &self.qkv, self.scale, &self.bias, self.mask, sites)?))
+        let logarithms = match self.factors {
+            Factors::Fixed(scales) => {
+                return Ok(Some(taped::attention(tape, &self.qkv, scales[0], &self.bias, self.mask, sites)?));
+            }
+            Factors::Learned(logarithms) => logarithms,
+        };
+        if sites.scores.is_some() {
+            let problem =
+                "cannot be trained in a Swin V2, whose heads have their own scales; disable it with a rule";
+            return Err(ModelError::site(Site::Scores(self.block), problem).into());
+        }
+        // The factors become part of the queries, so that the rest is the attention of Swin V1 with the factor 1.
+        let scaled = taped::cosine(tape, &self.qkv, logarithms, [&sites.q, &sites.k])?;
+        let rest = AttentionSites { q: None, k: None, ..sites.clone() };
+        Ok(Some(taped::attention(tape, &scaled, 1.0, &self.bias, self.mask, &rest)?))
     }
 
     /// `q k^T` of queries and keys after their sites: `[windows, heads, n, n]`.
@@ -67,7 +100,11 @@ impl Attention<'_> {
     /// # Errors
     /// Shapes that do not fit.
     pub fn logits(&self, scores: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(self.ops.logits(scores, self.scale, &self.bias, self.mask)?)
+        if let (Ops::Composed, Factors::Learned(logarithms)) = (self.ops, self.factors) {
+            let scaled = scores.broadcast_mul(&composed::clamped_exp(logarithms)?)?;
+            return Ok(composed::add_bias_and_mask(&scaled, &self.bias, self.mask)?);
+        }
+        Ok(self.ops.logits(scores, &self.scales()?, &self.bias, self.mask)?)
     }
 }
 
@@ -82,7 +119,8 @@ pub(super) fn attention(
     let ops = context.ops;
     let qkv = linear(input, &weights.qkv, sites)?;
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
-    let attention = Attention { block: weights.id, qkv, scale: context.scale, bias, mask, ops };
+    let (factors, cosine) = (&weights.factors, context.post_norm);
+    let attention = Attention { block: weights.id, qkv, bias, mask, factors, cosine, ops };
     let mixed = sites.attention(&attention)?;
     let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
@@ -91,9 +129,14 @@ pub(super) fn attention(
 /// The relative position bias, `[heads, n, n]`.
 fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, FloatError> {
     let n = context.stage.window_tokens();
+    let table = match (&weights.position, context.ops) {
+        (Position::Table(table), _) => table.clone(),
+        (Position::Mlp(mlp), Ops::Taped(tape)) => taped::position_table(tape, context.coordinates, mlp)?,
+        (Position::Mlp(mlp), _) => composed::position_table(context.coordinates, mlp)?,
+    };
     if let Ops::Taped(tape) = context.ops {
-        return Ok(taped::relative_bias(tape, &weights.bias_table, context.relative_index, n)?);
+        return Ok(taped::relative_bias(tape, &table, context.relative_index, n)?);
     }
-    let rows = weights.bias_table.index_select(context.relative_index, 0)?;
+    let rows = table.index_select(context.relative_index, 0)?;
     Ok(rows.t()?.contiguous()?.reshape((context.stage.heads, n, n))?)
 }

@@ -19,11 +19,13 @@ pub(super) fn linear(x: Tensor, layer: &LinearWeights, sites: &mut dyn Sites) ->
 /// The data that the blocks of one stage and one shift share.
 pub(super) struct BlockContext<'a> {
     pub stage: &'a Stage,
-    /// Factor of `q k^T`.
-    pub scale: f32,
+    /// Whether the norms follow the branches, and queries and keys are normalised (Swin V2).
+    pub post_norm: bool,
     pub windows: &'a Windows,
     /// Rows of the bias table, `[n * n]`.
     pub relative_index: &'a Tensor,
+    /// The inputs of the MLP of the position bias, `[(2 window - 1)^2, 2]`.
+    pub coordinates: &'a Tensor,
     pub ops: &'a Ops,
 }
 
@@ -35,8 +37,12 @@ pub(super) fn attention_half(
     sites: &mut dyn Sites,
 ) -> Result<Tensor, FloatError> {
     let ops = context.ops;
-    let input = ops.norm_then_gather(&x, &weights.norm1, &context.windows.partition)?;
-    let branch = attention(input, weights, context, sites)?;
+    let partition = &context.windows.partition;
+    let branch = if context.post_norm {
+        ops.norm(&attention(ops.gather(&x, partition)?, weights, context, sites)?, &weights.norm1)?
+    } else {
+        attention(ops.norm_then_gather(&x, &weights.norm1, partition)?, weights, context, sites)?
+    };
     residual(x, branch, weights.id, Half::Attn, ops, sites)
 }
 
@@ -48,8 +54,10 @@ pub(super) fn mlp_half(
     sites: &mut dyn Sites,
 ) -> Result<Tensor, FloatError> {
     let ops = context.ops;
-    let hidden = linear(ops.norm(&x, &weights.norm2)?, &weights.fc1, sites)?;
+    let input = if context.post_norm { x.clone() } else { ops.norm(&x, &weights.norm2)? };
+    let hidden = linear(input, &weights.fc1, sites)?;
     let branch = linear(hidden, &weights.fc2, sites)?;
+    let branch = if context.post_norm { ops.norm(&branch, &weights.norm2)? } else { branch };
     let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;
     sites.block_output(weights.id, &x)?;
     Ok(x)

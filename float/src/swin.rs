@@ -16,10 +16,11 @@ use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
+use swinq_model::position::relative_coordinates;
 use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
 
-/// A Swin V1 in float, which runs with any [`Sites`].
+/// A Swin in float, which runs with any [`Sites`].
 pub struct Swin {
     config: SwinConfig,
     device: Device,
@@ -38,15 +39,22 @@ pub struct Swin {
 struct StageMaps {
     windows: [Windows; 2],
     relative_index: Tensor,
+    /// The inputs of the MLP that gives the relative position bias in Swin V2, `[(2 window - 1)^2, 2]`.
+    coordinates: Tensor,
     merge: Gather,
 }
 
 impl StageMaps {
-    fn new(stage: &Stage, device: &Device) -> Result<StageMaps, FloatError> {
+    fn new(config: &SwinConfig, stage: &Stage, device: &Device) -> Result<StageMaps, FloatError> {
+        let windows = |shift| Windows::new(stage, shift, config.mask as f32, device);
+        let coordinates = relative_coordinates(config, stage);
+        let rows = coordinates.len();
+        let coordinates = coordinates.into_iter().flatten().map(|c| c as f32).collect();
         let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
         Ok(StageMaps {
-            windows: [Windows::new(stage, 0, device)?, Windows::new(stage, stage.shift, device)?],
+            windows: [windows(0)?, windows(stage.shift)?],
             relative_index: Tensor::new(index, device)?,
+            coordinates: Tensor::from_vec(coordinates, (rows, 2), device)?,
             merge: Gather::new(stage.tokens(), 4, stage.merge_sources().into_iter().flatten()),
         })
     }
@@ -64,7 +72,7 @@ impl Swin {
         for (name, tensor) in tensors {
             moved.insert(name.clone(), Tensor::from_slice(&tensor.data, tensor.shape.as_slice(), device)?);
         }
-        Swin::assemble(config, &moved, device, Ops::for_inference(device))
+        Swin::assemble(config, &moved, Some(tensors), device, Ops::for_inference(device))
     }
 
     /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the
@@ -78,7 +86,7 @@ impl Swin {
         device: &Device,
     ) -> Result<Swin, FloatError> {
         config.validate()?;
-        Swin::assemble(config, tensors, device, Ops::Composed)
+        Swin::assemble(config, tensors, None, device, Ops::Composed)
     }
 
     /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must
@@ -93,25 +101,30 @@ impl Swin {
         tape: &Tape,
     ) -> Result<Swin, FloatError> {
         config.validate()?;
-        Swin::assemble(config, tensors, device, Ops::Taped(tape.clone()))
+        Swin::assemble(config, tensors, None, device, Ops::Taped(tape.clone()))
     }
 
     fn assemble(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
+        fixed: Option<&StateDict>,
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, FloatError> {
         // The tape identifies tensors by id, and a squeezed view has another id.
         let taped = matches!(ops, Ops::Taped(_));
-        let source = Source { config, tensors, packing: Packing::new(ops.clone())? };
+        let packing = Packing::new(ops.clone())?;
+        let source = Source { config, tensors, fixed, packing, device: device.clone() };
         let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
         let stages = config.stages();
         Ok(Swin {
             patch_embed: source.linear(Linear::PatchEmbed)?,
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
             position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
-            maps: stages.iter().map(|stage| StageMaps::new(stage, device)).collect::<Result<_, _>>()?,
+            maps: stages
+                .iter()
+                .map(|stage| StageMaps::new(config, stage, device))
+                .collect::<Result<_, _>>()?,
             stages: stages.into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
             norm: source.norm("norm")?,
             head: source.linear(Linear::Head)?,
@@ -181,7 +194,12 @@ impl Swin {
             Segment::Merge(stage) => {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
-                linear(self.ops.gather_then_norm(&x, &self.maps[stage].merge, norm)?, reduction, sites)
+                let gather = &self.maps[stage].merge;
+                if self.config.post_norm() {
+                    let x = linear(self.ops.gather(&x, gather)?, reduction, sites)?;
+                    return Ok(self.ops.norm(&x, norm)?);
+                }
+                linear(self.ops.gather_then_norm(&x, gather, norm)?, reduction, sites)
             }
             Segment::Head => {
                 let tokens = self.stages.last().expect("there is a stage").stage.tokens();
@@ -231,7 +249,8 @@ impl Swin {
         let (weights, maps) = (&self.stages[id.stage], &self.maps[id.stage]);
         let context = BlockContext {
             stage: &weights.stage,
-            scale: self.config.attention_scale(&weights.stage),
+            post_norm: self.config.post_norm(),
+            coordinates: &maps.coordinates,
             windows: &maps.windows[id.block % 2],
             relative_index: &maps.relative_index,
             ops: &self.ops,

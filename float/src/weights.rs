@@ -9,11 +9,10 @@ use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
 use crate::packed::{PackedLinear, Packing};
 use swinq_model::ModelError;
-use swinq_model::arch::{Stage, SwinConfig};
+use swinq_model::arch::{Stage, SwinConfig, SwinVersion};
+use swinq_model::position::AttentionParameters;
 use swinq_model::site::{BlockId, Linear};
-
-/// Added to the logits of tokens that must not attend to each other.
-const MASKED: f32 = -100.0;
+use swinq_model::tensor::StateDict;
 
 /// The parameters of a linear layer.
 pub struct LinearWeights {
@@ -25,6 +24,8 @@ pub struct LinearWeights {
     pub bias: Option<Tensor>,
     /// Whether GELU follows the bias.
     pub gelu: bool,
+    /// Whether the bias has a part that is not trained: the keys of a Swin V2 have none.
+    keys_without_bias: bool,
     packed: Option<PackedLinear>,
     /// The layer without bias and GELU, packed when a site first watches its output.
     without_bias: OnceLock<PackedLinear>,
@@ -47,6 +48,21 @@ impl LinearWeights {
         }
         self.bias = Some(bias);
         Ok(())
+    }
+
+    /// The bias, with gradients for what is trained.
+    fn trained_bias(&self) -> candle_core::Result<Option<Tensor>> {
+        match (&self.bias, &self.ops) {
+            (Some(bias), Ops::Taped(tape)) if self.keys_without_bias => {
+                taped::without_key_gradient(tape, bias).map(Some)
+            }
+            (Some(bias), Ops::Composed) if self.keys_without_bias && bias.track_op() => {
+                let c = bias.elem_count() / 3;
+                let part = |which: usize| bias.narrow(0, which * c, c);
+                Tensor::cat(&[part(0)?, part(1)?.detach(), part(2)?], 0).map(Some)
+            }
+            (bias, _) => Ok(bias.clone()),
+        }
     }
 
     /// The product of `x` `[rows, in]` with `weight`, which is the result of the weight's site. The output
@@ -79,7 +95,7 @@ impl LinearWeights {
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         match &self.ops {
             Ops::Taped(tape) => {
-                let y = taped::linear(tape, x, weight, self.bias.as_ref())?;
+                let y = taped::linear(tape, x, weight, self.trained_bias()?.as_ref())?;
                 if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
             }
             _ => self.finish(self.before_bias(x, weight)?),
@@ -91,8 +107,8 @@ impl LinearWeights {
     /// # Errors
     /// Candle's errors.
     pub fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
-        let y = match &self.bias {
-            Some(bias) => self.ops.add_bias(&y, bias)?,
+        let y = match self.trained_bias()? {
+            Some(bias) => self.ops.add_bias(&y, &bias)?,
             None => y,
         };
         if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
@@ -103,12 +119,38 @@ pub(super) struct BlockWeights {
     pub id: BlockId,
     pub norm1: Norm,
     pub norm2: Norm,
-    /// `[(2 window - 1)^2, heads]`.
-    pub bias_table: Tensor,
+    pub factors: Factors,
+    pub position: Position,
     pub qkv: LinearWeights,
     pub proj: LinearWeights,
     pub fc1: LinearWeights,
     pub fc2: LinearWeights,
+}
+
+/// The factors of `q k^T`.
+pub(super) enum Factors {
+    /// One for each head.
+    Fixed(Vec<f32>),
+    /// The logarithms of the factors, `[heads, 1, 1]`, which are trained (Swin V2).
+    Learned(Tensor),
+}
+
+/// The relative position bias.
+pub(super) enum Position {
+    /// A table, `[(2 window - 1)^2, heads]`.
+    Table(Tensor),
+    /// The MLP of a Swin V2 that is trained.
+    Mlp(PositionMlp),
+}
+
+/// An MLP that gives the table of relative position biases: a linear layer, ReLU, and a linear layer without bias.
+pub(super) struct PositionMlp {
+    /// `[512, 2]`.
+    pub weight: Tensor,
+    /// `[512]`.
+    pub bias: Tensor,
+    /// `[heads, 512]`.
+    pub output: Tensor,
 }
 
 pub(super) struct StageWeights {
@@ -126,20 +168,22 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub fn new(stage: &Stage, shift: usize, device: &Device) -> Result<Windows, FloatError> {
+    /// `masked` is added to the logits of tokens that must not attend to each other.
+    pub fn new(stage: &Stage, shift: usize, masked: f32, device: &Device) -> Result<Windows, FloatError> {
         let partition = Gather::new(stage.tokens(), 1, stage.partition(shift));
         let reverse = partition.inverse();
-        let mask = stage.shift_regions(shift).map(|regions| mask(stage, &regions, device)).transpose()?;
+        let mask =
+            stage.shift_regions(shift).map(|regions| mask(stage, &regions, masked, device)).transpose()?;
         Ok(Windows { partition, reverse, mask })
     }
 }
 
-fn mask(stage: &Stage, regions: &[u8], device: &Device) -> Result<Tensor, FloatError> {
+fn mask(stage: &Stage, regions: &[u8], masked: f32, device: &Device) -> Result<Tensor, FloatError> {
     let n = stage.window_tokens();
     let mut mask = Vec::with_capacity(regions.len() * n);
     for window in regions.chunks_exact(n) {
         for a in window {
-            mask.extend(window.iter().map(|b| if a == b { 0.0 } else { MASKED }));
+            mask.extend(window.iter().map(|b| if a == b { 0.0 } else { masked }));
         }
     }
     Ok(Tensor::from_vec(mask, (stage.windows(), n, n), device)?)
@@ -149,8 +193,12 @@ fn mask(stage: &Stage, regions: &[u8], device: &Device) -> Result<Tensor, FloatE
 pub(super) struct Source<'a> {
     pub config: &'a SwinConfig,
     pub tensors: &'a BTreeMap<String, Tensor>,
+    /// The same parameters in host memory, if they do not change: then all that follows from them is computed once.
+    pub fixed: Option<&'a StateDict>,
     /// The preparation of linear layers.
     pub packing: Packing,
+    /// Where the network runs.
+    pub device: Device,
 }
 
 impl Source<'_> {
@@ -184,18 +232,21 @@ impl Source<'_> {
             weight,
             bias,
             gelu,
+            keys_without_bias: self.config.version == SwinVersion::V2 && matches!(linear, Linear::Qkv(_)),
             packed,
             without_bias: OnceLock::new(),
             ops: self.packing.ops.clone(),
         })
     }
 
-    fn block(&self, id: BlockId) -> Result<BlockWeights, FloatError> {
+    fn block(&self, stage: &Stage, id: BlockId) -> Result<BlockWeights, FloatError> {
+        let (factors, position) = self.attention(stage, id)?;
         Ok(BlockWeights {
             id,
+            factors,
+            position,
             norm1: self.norm(&format!("{id}.norm1"))?,
             norm2: self.norm(&format!("{id}.norm2"))?,
-            bias_table: self.tensor(&format!("{id}.attn.relative_position_bias_table"))?,
             qkv: self.linear(Linear::Qkv(id))?,
             proj: self.linear(Linear::Proj(id))?,
             fc1: self.linear(Linear::Fc1(id))?,
@@ -203,9 +254,29 @@ impl Source<'_> {
         })
     }
 
+    fn attention(&self, stage: &Stage, id: BlockId) -> Result<(Factors, Position), FloatError> {
+        let tensor = |name: &str| self.tensor(&format!("{id}.attn.{name}"));
+        if self.config.version == SwinVersion::V1 {
+            let factors = vec![self.config.attention_scale(stage); stage.heads];
+            return Ok((Factors::Fixed(factors), Position::Table(tensor("relative_position_bias_table")?)));
+        }
+        if let Some(fixed) = self.fixed {
+            let found = AttentionParameters::of(self.config, stage, id, |name| &fixed[name].data);
+            let shape = (found.table.len() / stage.heads, stage.heads);
+            let table = Tensor::from_slice(&found.table, shape, &self.device)?;
+            return Ok((Factors::Fixed(found.scales), Position::Table(table)));
+        }
+        let mlp = PositionMlp {
+            weight: tensor("cpb_mlp.0.weight")?,
+            bias: tensor("cpb_mlp.0.bias")?,
+            output: tensor("cpb_mlp.2.weight")?,
+        };
+        Ok((Factors::Learned(tensor("logit_scale")?), Position::Mlp(mlp)))
+    }
+
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {
         let index = stage.index;
-        let blocks = (0..stage.depth).map(|block| self.block(BlockId { stage: index, block }));
+        let blocks = (0..stage.depth).map(|block| self.block(&stage, BlockId { stage: index, block }));
         let blocks = blocks.collect::<Result<_, _>>()?;
         let merge = match stage.merge {
             true => Some((

@@ -152,6 +152,20 @@ impl Engine {
     /// # Errors
     /// `pixels` holds another number of images, a score is not finite, or the GPU fails.
     pub fn infer_into(&self, pixels: &[u8], logits: &mut [f32]) -> Result<(), RuntimeError> {
+        self.infer_in_batches(self.max_batch(), pixels, logits)
+    }
+
+    /// As [`Engine::infer_into`], in batches of `each` images; the last may be smaller.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::infer_into`], and an `each` that is not in `1..=max_batch`.
+    pub fn infer_in_batches(
+        &self,
+        each: usize,
+        pixels: &[u8],
+        logits: &mut [f32],
+    ) -> Result<(), RuntimeError> {
+        self.check_images(each)?;
         let classes = self.classes();
         let images = logits.len() / classes;
         if images * classes != logits.len() {
@@ -163,11 +177,11 @@ impl Engine {
         }
         match &mut *self.lock() {
             Runner::Cpu(runner) => {
-                let (each, image_bytes) = (self.max_batch(), self.image_bytes());
+                let image_bytes = self.image_bytes();
                 let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * classes));
                 parts.for_each(|(pixels, logits)| runner.infer(pixels.len() / image_bytes, pixels, logits));
             }
-            Runner::Cuda(runner) => runner.infer(images, pixels, logits)?,
+            Runner::Cuda(runner) => runner.infer((images, each), pixels, logits)?,
         }
         check_finite(logits, classes)
     }

@@ -1,8 +1,9 @@
 // The ladder of elementwise ops, whose speed is limited by memory bandwidth. `swinq bench elementwise`
 // measures them; no engine runs them.
 //
-// A thread processes every `blocks * THREADS`-th element, or group of neighbouring elements. If elements
-// remain after the last full group, the first threads process one each.
+// A thread of a vectorised op processes every `blocks * THREADS`-th group of neighbouring elements; the
+// elements after the last full group are processed by the first threads. A thread of the other ops loads
+// UNROLL elements, THREADS apart, before it stores any, so that enough loads are in flight.
 //
 // Defines: THREADS.
 #include "prelude.cuh"
@@ -31,10 +32,28 @@ INLINE void for_groups(u64 count, Group group, One one) {
 
 INLINE f32 scale_add_of(f32 x, f32 y, f32 scale) { return fma_f32(x, scale, y); }
 
+constexpr u64 UNROLL = 4;
+
+// Writes `of(index)` to `out[index]` for every index below `count`.
+template <class Of>
+INLINE void for_elements(f32* out, u64 count, Of of) {
+    u64 first = static_cast<u64>(block_x()) * THREADS * UNROLL + thread_index();
+    f32 results[UNROLL];
+#pragma unroll
+    for (u64 i = 0; i < UNROLL; i++) {
+        u64 index = first + i * THREADS;
+        results[i] = index < count ? of(index) : 0.0f;
+    }
+#pragma unroll
+    for (u64 i = 0; i < UNROLL; i++) {
+        u64 index = first + i * THREADS;
+        if (index < count) out[index] = results[i];
+    }
+}
+
 KERNEL(copy_f32)(const Params p) {
     const f32* x = static_cast<const f32*>(p.x);
-    f32* out = static_cast<f32*>(p.out);
-    for (u64 i = first_index(); i < p.count; i += threads_of_grid()) out[i] = x[i];
+    for_elements(static_cast<f32*>(p.out), p.count, [&](u64 i) { return x[i]; });
 }
 
 KERNEL(copy_f32x4)(const Params p) {
@@ -47,8 +66,7 @@ KERNEL(copy_f32x4)(const Params p) {
 
 KERNEL(scale_add_f32)(const Params p) {
     const f32 *x = static_cast<const f32*>(p.x), *y = static_cast<const f32*>(p.y);
-    f32* out = static_cast<f32*>(p.out);
-    for (u64 i = first_index(); i < p.count; i += threads_of_grid()) out[i] = scale_add_of(x[i], y[i], p.scale);
+    for_elements(static_cast<f32*>(p.out), p.count, [&](u64 i) { return scale_add_of(x[i], y[i], p.scale); });
 }
 
 KERNEL(scale_add_f32x4)(const Params p) {

@@ -1,7 +1,8 @@
 // The ladder of softmax over rows of f32 `[rows, columns]`. `swinq bench softmax` measures it; no engine runs
 // it.
 //
-// Defines: THREADS.
+// Defines: THREADS. For `softmax_rows` and `softmax_codes` also COLUMNS, the number of columns, and LANES, the
+// number of threads that share a row: a power of two up to 32, or THREADS.
 #include "prelude.cuh"
 
 struct Params {
@@ -84,25 +85,128 @@ KERNEL(softmax_online)(const Params p) {
     for (s32 i = lane; i < p.columns; i += WARP) out[i] = exp_of(x[i], of_row) * inverse;
 }
 
-// The probabilities of the INT8 attention (`reference::attention_row_u8`), one warp per row: codes 255 e^(x -
-// largest) and their integer sum.
-KERNEL(softmax_codes)(const Params p) {
-    s32 row = row_of_warp();
-    if (row >= p.rows) return;
-    const f32* x = p.x + static_cast<u64>(row) * p.columns;
-    u8* out = static_cast<u8*>(p.out) + static_cast<u64>(row) * p.columns;
-    s32 lane = static_cast<s32>(thread_index() % WARP);
+#if defined(COLUMNS)
+// Threads of a warp that share a row.
+constexpr u32 WARP_LANES = LANES < 32 ? LANES : 32;
+// Neighbouring columns that a thread loads at once, and the number of such groups that it holds.
+constexpr s32 VECTOR = COLUMNS % 4 == 0 ? 4 : 1;
+constexpr s32 GROUPS = (COLUMNS + LANES * VECTOR - 1) / (LANES * VECTOR);
 
-    f32 largest = from_bits(0xff800000u);
-    for (s32 i = lane; i < p.columns; i += WARP) largest = max_f32(largest, x[i]);
-    largest = warp_max(largest);
-
-    u32 sum = 0;
-    for (s32 i = lane; i < p.columns; i += WARP) {
-        s32 code = round_s32(255.0f * exp_of(x[i], largest));
-        out[i] = static_cast<u8>(code);
-        sum = sum + static_cast<u32>(code);
+// Combines the values of the LANES threads of a row, each of which receives the result. If a row has the
+// whole block, the warps exchange their values in shared memory.
+template <class T, class Combine>
+INLINE T combine_lanes(T x, Combine combine) {
+#pragma unroll
+    for (u32 mask = WARP_LANES / 2; mask > 0; mask /= 2) x = combine(x, shuffle_xor(x, mask));
+    if constexpr (LANES > 32) {
+        T* of_warp = reinterpret_cast<T*>(shared_memory());
+        block_sync();
+        if (thread_index() % WARP == 0) of_warp[thread_index() / WARP] = x;
+        block_sync();
+        x = of_warp[0];
+#pragma unroll
+        for (s32 i = 1; i < WARPS; i++) x = combine(x, of_warp[i]);
     }
-    sum = warp_sum(sum);
-    if (lane == 0) p.sums[row] = sum;
+    return x;
 }
+
+// A row of `x` in the registers of LANES threads.
+struct RowInRegisters {
+    f32 value[GROUPS][VECTOR];
+    u64 first;
+    s32 row, lane;
+    // Whether the row exists. A thread without a row takes part in the exchanges, with the last row's values.
+    bool live;
+
+    INLINE s32 column(s32 group) const { return (group * LANES + lane) * VECTOR; }
+
+    INLINE explicit RowInRegisters(const Params& p) {
+        s32 thread = static_cast<s32>(thread_index());
+        row = static_cast<s32>(block_x()) * (THREADS / LANES) + thread / LANES;
+        lane = thread % LANES;
+        live = row < p.rows;
+        if (!live) row = p.rows - 1;
+        first = static_cast<u64>(row) * COLUMNS;
+#pragma unroll
+        for (s32 g = 0; g < GROUPS; g++) {
+            bool inside = column(g) < COLUMNS;
+            if constexpr (VECTOR == 4) {
+                f32x4 lowest = f32x4{from_bits(0xff800000u), from_bits(0xff800000u), from_bits(0xff800000u),
+                                     from_bits(0xff800000u)};
+                f32x4 v = inside ? *reinterpret_cast<const f32x4*>(p.x + first + column(g)) : lowest;
+                value[g][0] = v.x, value[g][1] = v.y, value[g][2] = v.z, value[g][3] = v.w;
+            } else {
+                value[g][0] = inside ? p.x[first + column(g)] : from_bits(0xff800000u);
+            }
+        }
+    }
+
+    INLINE f32 largest() const {
+        f32 found = value[0][0];
+#pragma unroll
+        for (s32 g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (s32 i = 0; i < VECTOR; i++) found = max_f32(found, value[g][i]);
+        return combine_lanes(found, [](f32 a, f32 b) { return max_f32(a, b); });
+    }
+};
+
+// Several rows per warp, each in the registers of its threads: one read, one write.
+KERNEL(softmax_rows)(const Params p) {
+    RowInRegisters row(p);
+    f32 largest = row.largest(), sum = 0.0f;
+#pragma unroll
+    for (s32 g = 0; g < GROUPS; g++) {
+        bool inside = row.column(g) < COLUMNS;
+#pragma unroll
+        for (s32 i = 0; i < VECTOR; i++) {
+            f32 e = exp_of(row.value[g][i], largest);
+            row.value[g][i] = e;
+            sum = sum + (inside ? e : 0.0f);
+        }
+    }
+    f32 inverse = div_f32(1.0f, combine_lanes(sum, [](f32 a, f32 b) { return a + b; }));
+
+    if (!row.live) return;
+    f32* out = static_cast<f32*>(p.out) + row.first;
+#pragma unroll
+    for (s32 g = 0; g < GROUPS; g++) {
+        if (row.column(g) >= COLUMNS) continue;
+        const f32(&e)[VECTOR] = row.value[g];
+        if constexpr (VECTOR == 4) {
+            *reinterpret_cast<f32x4*>(out + row.column(g)) =
+                f32x4{e[0] * inverse, e[1] * inverse, e[2] * inverse, e[3] * inverse};
+        } else {
+            out[row.column(g)] = e[0] * inverse;
+        }
+    }
+}
+
+// The probabilities of the INT8 attention (`reference::attention_row_u8`), with rows in registers: codes
+// 255 e^(x - largest) and their integer sum.
+KERNEL(softmax_codes)(const Params p) {
+    RowInRegisters row(p);
+    f32 largest = row.largest();
+    u8* out = static_cast<u8*>(p.out) + row.first;
+    u32 sum = 0;
+#pragma unroll
+    for (s32 g = 0; g < GROUPS; g++) {
+        if (row.column(g) >= COLUMNS) continue;
+        u32 packed = 0;
+#pragma unroll
+        for (s32 i = 0; i < VECTOR; i++) {
+            u32 code = static_cast<u32>(round_s32(255.0f * exp_of(row.value[g][i], largest)));
+            sum = sum + code;
+            packed = packed | code << (8 * i);
+        }
+        if (!row.live) continue;
+        if constexpr (VECTOR == 4) {
+            *reinterpret_cast<u32*>(out + row.column(g)) = packed;
+        } else {
+            out[row.column(g)] = static_cast<u8>(packed);
+        }
+    }
+    sum = combine_lanes(sum, [](u32 a, u32 b) { return a + b; });
+    if (row.live && row.lane == 0) p.sums[row.row] = sum;
+}
+#endif

@@ -32,6 +32,16 @@ pub fn gelu(cpu: Cpu, x: &mut [f32]) {
     dispatch(cpu, Gelu(x));
 }
 
+/// `fma(x, scale, y)` of each pair of values, into `out`.
+///
+/// # Panics
+/// Unless all have the same length.
+pub fn scale_add(cpu: Cpu, x: &[f32], scale: f32, y: &[f32], out: &mut [f32]) {
+    assert_eq!(y.len(), x.len(), "scale_add: the operands differ in length");
+    assert_eq!(out.len(), x.len(), "scale_add: the output is not as long as the operands");
+    dispatch(cpu, ScaleAdd { x, scale, y, out });
+}
+
 /// Multiplies each value of `gradient` by `gelu'(x)`, equal to [`reference::gelu_derivative`] up to f32
 /// rounding.
 ///
@@ -81,6 +91,34 @@ impl Kernel for Gelu<'_> {
         let tail = registers.into_remainder();
         if !tail.is_empty() {
             lanes.store_part(tail, lanes.gelu(lanes.load_part(tail)));
+        }
+    }
+}
+
+struct ScaleAdd<'a> {
+    x: &'a [f32],
+    scale: f32,
+    y: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for ScaleAdd<'_> {
+    fn scalar(self) {
+        for ((out, x), &y) in self.out.iter_mut().zip(self.x).zip(self.y) {
+            *out = x.mul_add(self.scale, y);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let scale = lanes.splat(self.scale);
+        for ((out, x), y) in self.out.chunks_mut(L::N).zip(self.x.chunks(L::N)).zip(self.y.chunks(L::N)) {
+            let (x, y) = if out.len() == L::N {
+                (lanes.load(x), lanes.load(y))
+            } else {
+                (lanes.load_part(x), lanes.load_part(y))
+            };
+            lanes.store(out, lanes.fma(x, scale, y));
         }
     }
 }

@@ -65,6 +65,19 @@ fn gelu_is_the_references() {
 }
 
 #[test]
+fn scale_add_is_one_rounding() {
+    for_each_cpu(|cpu| {
+        for count in [0, 1, 15, 16, 1000] {
+            let (x, y) = (logits(1, count), logits(1, count + 1));
+            let want: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x.mul_add(0.3, *y)).collect();
+            let mut got = vec![f32::NAN; count];
+            rows_f32::scale_add(cpu, &x, 0.3, &y[..count], &mut got);
+            assert_same(&got, &want, &format!("{cpu:?} {count}"));
+        }
+    });
+}
+
+#[test]
 fn the_gradient_of_gelu_is_its_derivative() {
     let exact = |x: f64| {
         let distribution = 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);

@@ -1,10 +1,12 @@
-//! The architecture of a Swin V1: its configuration, and the geometry of each stage that follows from it.
+//! The architecture of a Swin: its configuration, and the geometry of each stage that follows from it.
 //!
-//! Paper: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021.
+//! Papers: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021, and "Swin
+//! Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022.
 
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod official;
 mod stage;
 
 pub use stage::Stage;
@@ -31,8 +33,14 @@ pub enum SwinVersion {
     /// Liu et al., ICCV 2021.
     #[default]
     V1,
-    /// Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022. Not supported yet:
-    /// [`SwinConfig::validate`] refuses it.
+    /// Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022. It differs from V1 in this:
+    ///
+    /// - The norms follow the branches: `x += norm1(proj(attention(x)))`, `x += norm2(mlp(x))`. The layers `qkv` and
+    ///   `fc1` read the raw residual stream.
+    /// - Queries and keys are normalised to length 1 in each head, and the factor of `QK^T` is learned for each head
+    ///   ([`crate::position::AttentionParameters`]).
+    /// - The relative position bias is computed from the positions by an MLP ([`crate::position`]).
+    /// - Patch merging reduces the gathered channels, and then normalises the result.
     V2,
 }
 
@@ -40,6 +48,25 @@ impl SwinVersion {
     fn is_v1(&self) -> bool {
         *self == SwinVersion::V1
     }
+
+    /// The section of Microsoft's configuration with the keys of this version.
+    pub(crate) fn section(self) -> &'static str {
+        match self {
+            SwinVersion::V1 => "MODEL.SWIN",
+            SwinVersion::V2 => "MODEL.SWINV2",
+        }
+    }
+}
+
+/// Added to the logits of tokens that must not attend to each other, except where [`SwinConfig::mask`] says otherwise.
+const MASK: f64 = -100.0;
+
+fn is_common_mask(mask: &f64) -> bool {
+    *mask == MASK
+}
+
+fn common_mask() -> f64 {
+    MASK
 }
 
 /// A Swin classifier's architecture, with every field resolved.
@@ -82,42 +109,18 @@ pub struct SwinConfig {
     pub norm_eps: f64,
     /// The rule for grids that are not a multiple of the window.
     pub window_policy: WindowPolicy,
+    /// Added to the logits of two tokens of one window that are not neighbours in the image
+    /// ([`Stage::shift_regions`]): -100, or -200 for Swin V2 of transformers, which adds its mask twice. Logits of V2 may
+    /// be lower than -100, so this is not minus infinity. Files state it only where it is not -100.
+    #[serde(default = "common_mask", skip_serializing_if = "is_common_mask")]
+    pub mask: f64,
+    /// Swin V2: for each stage the window in tokens with which the model was first trained, by which relative positions
+    /// are divided; 0 stands for the stage's own window. Empty if all are 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pretrained_window_sizes: Vec<usize>,
 }
 
 impl SwinConfig {
-    /// An official Swin V1 by name, such as `swin_tiny_patch4_window7_224`. The sizes are 224 pixels with window 7 and
-    /// 384 pixels with window 12; the suffixes `_22k`, `_22kto1k` and `_22kto1k_finetune` are accepted. `None` for
-    /// other names.
-    pub fn official(name: &str) -> Option<SwinConfig> {
-        let (base, classes) = match name.strip_suffix("_22k") {
-            Some(base) => (base, 21841),
-            None => (name.trim_end_matches("_finetune").trim_end_matches("_22kto1k"), 1000),
-        };
-        let (size, rest) = base.strip_prefix("swin_")?.split_once("_patch4_window")?;
-        let (embed_dim, middle, heads) = match size {
-            "tiny" => (96, 6, 3),
-            "small" => (96, 18, 3),
-            "base" => (128, 18, 4),
-            "large" => (192, 18, 6),
-            _ => return None,
-        };
-        let (window_size, image_size) = match rest {
-            "7_224" => (7, 224),
-            "12_384" => (12, 384),
-            _ => return None,
-        };
-        Some(SwinConfig {
-            name: name.to_owned(),
-            image_size,
-            num_classes: classes,
-            embed_dim,
-            depths: vec![2, 2, middle, 2],
-            num_heads: vec![heads, heads * 2, heads * 4, heads * 8],
-            window_size,
-            ..SwinConfig::default()
-        })
-    }
-
     /// Hidden width of the MLP of a stage of `dim` channels.
     fn hidden(&self, dim: usize) -> usize {
         (dim as f64 * self.mlp_ratio) as usize
@@ -133,7 +136,8 @@ impl SwinConfig {
         self.embed_dim << (self.depths.len() - 1)
     }
 
-    /// Factor of `QK^T` in `stage`: `qk_scale` if set, else `head_dim^-0.5`.
+    /// Swin V1: factor of `QK^T` in `stage`, `qk_scale` if set, else `head_dim^-0.5`. Swin V2 learns the factors
+    /// ([`crate::position::AttentionParameters`]).
     pub fn attention_scale(&self, stage: &Stage) -> f32 {
         self.qk_scale.unwrap_or_else(|| (stage.head_dim() as f64).powf(-0.5)) as f32
     }
@@ -165,6 +169,21 @@ impl SwinConfig {
             stages.push(stage);
         }
         stages
+    }
+
+    /// Whether the norms of a block follow its branches, and the norm of patch merging its reduction: true for Swin V2.
+    pub fn post_norm(&self) -> bool {
+        self.version == SwinVersion::V2
+    }
+
+    /// Swin V2: the window of `stage` with which relative positions are divided, if it is not the stage's own.
+    pub fn pretrained_window(&self, stage: usize) -> Option<usize> {
+        self.pretrained_window_sizes.get(stage).copied().filter(|&window| window > 0)
+    }
+
+    /// The name of a key in Microsoft's configuration of this version, such as `MODEL.SWIN.DEPTHS`.
+    pub(crate) fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.version.section())
     }
 
     /// Multiply-accumulates of one image's forward pass, in the linear layers and in attention.
@@ -204,6 +223,8 @@ impl Default for SwinConfig {
             patch_norm: true,
             norm_eps: 1e-5,
             window_policy: WindowPolicy::Microsoft,
+            mask: MASK,
+            pretrained_window_sizes: Vec::new(),
         }
     }
 }

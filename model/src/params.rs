@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::arch::SwinConfig;
+use crate::arch::{Stage, SwinConfig, SwinVersion};
 use crate::error::ModelError;
+use crate::position::HIDDEN;
 use crate::site::{BlockId, Linear};
 use crate::tensor::HostTensor;
 
@@ -12,49 +13,89 @@ const MAX_STAGES: usize = 64;
 const MAX_BLOCKS: usize = 4096;
 
 /// Name and shape of every parameter of `config`, in forward order.
+///
+/// The bias of `attn.qkv` has a row for every row of its weight, in both versions. The keys of a Swin V2 have no bias:
+/// their part of it is zeros in every float model that was not quantized.
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
-    let mut list = Vec::new();
-    let mut add = |name: String, shape: &[usize]| list.push((name, shape.to_vec()));
-    let norm = |add: &mut dyn FnMut(String, &[usize]), name: &str, dim: usize| {
-        add(format!("{name}.weight"), &[dim]);
-        add(format!("{name}.bias"), &[dim]);
-    };
+    let mut list = List(Vec::new());
     let (embed, patch) = (config.embed_dim, config.patch_size);
-    add(Linear::PatchEmbed.weight_name(), &[embed, 3, patch, patch]);
-    add(Linear::PatchEmbed.bias_name(), &[embed]);
+    list.add(Linear::PatchEmbed.weight_name(), &[embed, 3, patch, patch]);
+    list.add(Linear::PatchEmbed.bias_name(), &[embed]);
     if config.patch_norm {
-        norm(&mut add, "patch_embed.norm", embed);
+        list.norm("patch_embed.norm", embed);
     }
     if config.ape {
-        add("absolute_pos_embed".to_owned(), &[1, config.grid() * config.grid(), embed]);
+        list.add("absolute_pos_embed".to_owned(), &[1, config.grid() * config.grid(), embed]);
     }
     for stage in config.stages() {
-        let (dim, hidden, table) = (stage.dim, stage.hidden, (2 * stage.window - 1).pow(2));
         for block in 0..stage.depth {
-            let id = BlockId { stage: stage.index, block };
-            norm(&mut add, &format!("{id}.norm1"), dim);
-            add(format!("{id}.attn.relative_position_bias_table"), &[table, stage.heads]);
-            add(Linear::Qkv(id).weight_name(), &[3 * dim, dim]);
-            if config.qkv_bias {
-                add(Linear::Qkv(id).bias_name(), &[3 * dim]);
-            }
-            add(Linear::Proj(id).weight_name(), &[dim, dim]);
-            add(Linear::Proj(id).bias_name(), &[dim]);
-            norm(&mut add, &format!("{id}.norm2"), dim);
-            add(Linear::Fc1(id).weight_name(), &[hidden, dim]);
-            add(Linear::Fc1(id).bias_name(), &[hidden]);
-            add(Linear::Fc2(id).weight_name(), &[dim, hidden]);
-            add(Linear::Fc2(id).bias_name(), &[dim]);
+            list.block(config, &stage, BlockId { stage: stage.index, block });
         }
         if stage.merge {
-            norm(&mut add, &format!("layers.{}.downsample.norm", stage.index), 4 * dim);
-            add(Linear::Reduction(stage.index).weight_name(), &[2 * dim, 4 * dim]);
+            let name = format!("layers.{}.downsample.norm", stage.index);
+            let weight = (Linear::Reduction(stage.index).weight_name(), [2 * stage.dim, 4 * stage.dim]);
+            if config.post_norm() {
+                list.add(weight.0, &weight.1);
+                list.norm(&name, 2 * stage.dim);
+            } else {
+                list.norm(&name, 4 * stage.dim);
+                list.add(weight.0, &weight.1);
+            }
         }
     }
-    norm(&mut add, "norm", config.features());
-    add(Linear::Head.weight_name(), &[config.num_classes, config.features()]);
-    add(Linear::Head.bias_name(), &[config.num_classes]);
-    list
+    list.norm("norm", config.features());
+    list.add(Linear::Head.weight_name(), &[config.num_classes, config.features()]);
+    list.add(Linear::Head.bias_name(), &[config.num_classes]);
+    list.0
+}
+
+/// Names and shapes of parameters.
+struct List(Vec<(String, Vec<usize>)>);
+
+impl List {
+    fn add(&mut self, name: String, shape: &[usize]) {
+        self.0.push((name, shape.to_vec()));
+    }
+
+    fn norm(&mut self, name: &str, dim: usize) {
+        self.add(format!("{name}.weight"), &[dim]);
+        self.add(format!("{name}.bias"), &[dim]);
+    }
+
+    fn block(&mut self, config: &SwinConfig, stage: &Stage, id: BlockId) {
+        let (dim, hidden, heads) = (stage.dim, stage.hidden, stage.heads);
+        let norms = |list: &mut List, name: &str, here: bool| {
+            if here {
+                list.norm(&format!("{id}.{name}"), dim);
+            }
+        };
+        norms(self, "norm1", !config.post_norm());
+        match config.version {
+            SwinVersion::V1 => {
+                let rows = (2 * stage.window - 1).pow(2);
+                self.add(format!("{id}.attn.relative_position_bias_table"), &[rows, heads]);
+            }
+            SwinVersion::V2 => {
+                self.add(format!("{id}.attn.logit_scale"), &[heads, 1, 1]);
+                self.add(format!("{id}.attn.cpb_mlp.0.weight"), &[HIDDEN, 2]);
+                self.add(format!("{id}.attn.cpb_mlp.0.bias"), &[HIDDEN]);
+                self.add(format!("{id}.attn.cpb_mlp.2.weight"), &[heads, HIDDEN]);
+            }
+        }
+        self.add(Linear::Qkv(id).weight_name(), &[3 * dim, dim]);
+        if config.qkv_bias {
+            self.add(Linear::Qkv(id).bias_name(), &[3 * dim]);
+        }
+        self.add(Linear::Proj(id).weight_name(), &[dim, dim]);
+        self.add(Linear::Proj(id).bias_name(), &[dim]);
+        norms(self, "norm1", config.post_norm());
+        norms(self, "norm2", !config.post_norm());
+        self.add(Linear::Fc1(id).weight_name(), &[hidden, dim]);
+        self.add(Linear::Fc1(id).bias_name(), &[hidden]);
+        self.add(Linear::Fc2(id).weight_name(), &[dim, hidden]);
+        self.add(Linear::Fc2(id).bias_name(), &[dim]);
+        norms(self, "norm2", config.post_norm());
+    }
 }
 
 /// A parameter that [`check_parameters`] can check.
@@ -95,8 +136,9 @@ pub fn check_parameters(
     if let Some(first) = missing.first().or(extra.first()) {
         if let Some(difference) = depth_difference(config, tensors.keys()) {
             let problem = format!(
-                "the checkpoint does not fit the configuration {}: it has {difference} (MODEL.SWIN.DEPTHS)",
-                config.name
+                "the checkpoint does not fit the configuration {}: it has {difference} ({})",
+                config.name,
+                config.key("DEPTHS")
             );
             return Err(ModelError::tensor(*first, problem));
         }

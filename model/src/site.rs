@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::SwinConfig;
+use crate::arch::{SwinConfig, SwinVersion};
 
 /// A transformer block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,9 +103,9 @@ pub enum Site {
     Weight(Linear),
     /// Result of a linear layer's product, before bias, GELU and residual addition.
     Output(Linear),
-    /// Queries, after bias.
+    /// Queries, after bias; in Swin V2 after they are normalised.
     Q(BlockId),
-    /// Keys, after bias.
+    /// Keys, after bias; in Swin V2 after they are normalised.
     K(BlockId),
     /// Values, after bias.
     V(BlockId),
@@ -121,6 +121,12 @@ impl Site {
     /// Whether the site is a weight, which is quantized from its own values, rather than an activation.
     pub fn is_weight(self) -> bool {
         matches!(self, Site::Weight(_))
+    }
+
+    /// The largest magnitude that the activation can have, if the architecture tells: 1 for the queries and keys of a
+    /// Swin V2, which are normalised. Such a site is not calibrated; its step is 1/127.
+    pub fn known_range(self, config: &SwinConfig) -> Option<f32> {
+        (config.version == SwinVersion::V2 && matches!(self, Site::Q(_) | Site::K(_))).then_some(1.0)
     }
 }
 

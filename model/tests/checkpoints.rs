@@ -130,7 +130,7 @@ fn settings_of_a_directory_are_applied_or_refused() {
     let cases = [
         ("hf", "config.json", "hidden_act", json!("relu"), "hidden_act"),
         ("hf", "config.json", "layer_norm_eps", json!(1e-6), "layer_norm_eps"),
-        ("hf", "config.json", "model_type", json!("swinv2"), "Swin V2 is not supported yet"),
+        ("hf", "config.json", "model_type", json!("swinv2"), "is a Swin V1, but the configuration"),
         ("hf", "config.json", "model_type", json!("vit"), "model_type"),
         ("hf", "config.json", "num_channels", json!(1), "num_channels"),
         ("hf", "config.json", "embed_dim", json!(-6), "embed_dim"),
@@ -143,6 +143,8 @@ fn settings_of_a_directory_are_applied_or_refused() {
         ("hf", "preprocessor_config.json", "image_std", json!([0.1, 0.0, 0.1]), "image_std"),
         ("hf", "preprocessor_config.json", "rescale_factor", json!(1.0), "rescale_factor"),
         ("timm", "config.json", "architecture", json!("swin_s3_tiny_224"), "swin_s3_tiny_224"),
+        ("timm", "config.json", "architecture", json!("swinv2_tiny_window8_256"), "is a Swin V1, but"),
+        ("timm", "config.json", "model_args", json!({"pretrained_window_sizes": [6, 6]}), "Swin V2 only"),
         ("timm", "config.json", "num_classes", json!(6), "label_names"),
         ("timm", "config.json", "model_args", json!({"head_dim": 9}), "model_args.head_dim"),
         ("timm", "config.json", "label_names", json!([1]), "label_names"),
@@ -413,7 +415,10 @@ fn every_missing_extra_or_not_finite_tensor_is_named() {
     let mut tensors = whole;
     tensors.insert("layers.0.blocks.0.attn.logit_scale".to_owned(), tensors["head.weight"].clone());
     let message = load_written(&tensors).unwrap_err().to_string();
-    assert!(message.contains("logit_scale") && message.contains("Swin V2 is not supported yet"), "{message}");
+    assert!(
+        message.contains("MODEL.TYPE") && message.contains("is a Swin V2, but the configuration"),
+        "{message}"
+    );
 }
 
 #[test]

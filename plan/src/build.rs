@@ -5,7 +5,9 @@ use std::sync::Arc;
 use swinq_kernels::{AttentionQuant, Probs, Quantizer, RowMap};
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
-use swinq_model::{BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage};
+use swinq_model::{
+    BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage, SwinVersion,
+};
 
 use crate::{
     Attention, Element, Linear, Merge, Norm, Op, Order, Patches, Plan, RelativeBias, Step, Store, TensorId,
@@ -19,6 +21,10 @@ impl<'m> Plan<'m> {
     /// The model does not pass [`QuantizedModel::validate`], or a scale is not usable for quantization.
     pub fn new(model: &'m QuantizedModel) -> Result<Plan<'m>, ModelError> {
         model.validate()?;
+        if model.config.version == SwinVersion::V2 {
+            let problem = "v2: the engine cannot run a Swin V2 yet; use the simulation";
+            return Err(ModelError::config("version", problem));
+        }
         let mut builder = Builder { model, plan: Plan { tensors: Vec::new(), steps: Vec::new() } };
         builder.network()?;
         Ok(builder.plan)

@@ -11,20 +11,34 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, SwinConfig, Transform};
 use super::Observer;
 use super::predictions::Predicted;
 use crate::hex::sha256_of;
-use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions};
+use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions, Replicas};
 
 /// The engine or classifier that runs a candidate.
 pub enum Runner {
     /// An engine.
     Engine(Box<Engine>),
+    /// An engine on each of several GPUs.
+    Replicas(Replicas),
     /// Another classifier, such as a simulation.
     Other(Box<dyn Classifier>),
+}
+
+impl Runner {
+    /// The engines; none for another classifier.
+    pub fn engines(&self) -> &[Engine] {
+        match self {
+            Runner::Engine(engine) => std::slice::from_ref(engine),
+            Runner::Replicas(replicas) => replicas.engines(),
+            Runner::Other(_) => &[],
+        }
+    }
 }
 
 impl Classifier for Runner {
     fn classes(&self) -> usize {
         match self {
             Runner::Engine(engine) => engine.classes(),
+            Runner::Replicas(replicas) => replicas.classes(),
             Runner::Other(other) => other.classes(),
         }
     }
@@ -32,6 +46,7 @@ impl Classifier for Runner {
     fn input_size(&self) -> usize {
         match self {
             Runner::Engine(engine) => engine.input_size(),
+            Runner::Replicas(replicas) => replicas.input_size(),
             Runner::Other(other) => other.input_size(),
         }
     }
@@ -39,6 +54,7 @@ impl Classifier for Runner {
     fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
         match self {
             Runner::Engine(engine) => Ok(engine.infer(batch)?),
+            Runner::Replicas(replicas) => replicas.infer(batch),
             Runner::Other(other) => other.infer(batch),
         }
     }
@@ -67,13 +83,34 @@ impl Candidate {
     /// The errors of [`Engine::new`].
     pub fn engine(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
         let engine = Engine::new(model, options)?;
+        let (on_gpu, backend) = (engine.on_gpu(), engine.backend_name());
+        Ok(Candidate::run_by(Runner::Engine(Box::new(engine)), name, model, on_gpu, backend))
+    }
+
+    /// `model` on several GPUs, with an engine on each.
+    ///
+    /// # Errors
+    /// The errors of [`Replicas::new`].
+    pub fn replicas(
+        name: &str,
+        model: &Model,
+        options: &EngineOptions,
+        devices: &[usize],
+    ) -> Result<Candidate, Error> {
+        let replicas = Replicas::new(model, options, devices)?;
+        let backend = format!("{} x {}", replicas.engines()[0].backend_name(), devices.len());
+        Ok(Candidate::run_by(Runner::Replicas(replicas), name, model, true, backend))
+    }
+
+    /// `model` on the engines of `runner`.
+    fn run_by(runner: Runner, name: &str, model: &Model, on_gpu: bool, backend: String) -> Candidate {
         let quantized = model.as_quantized();
-        let precision = match engine.on_gpu() {
+        let precision = match on_gpu {
             _ if quantized.is_quantized() => Precision::Int8,
             false => Precision::Fp32,
             true => Precision::Fp16,
         };
-        let mut result = ModelResult::new(name, precision, engine.backend_name());
+        let mut result = ModelResult::new(name, precision, backend);
         result.size_bytes = Some(quantized.size_bytes());
         if quantized.is_quantized() {
             result.recipe = Some(quantized.recipe.name.clone());
@@ -81,7 +118,7 @@ impl Candidate {
             result.origin = Some(Origin::of(quantized));
             result.sites = site_results(quantized);
         }
-        Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
+        Candidate::new(result, runner, model)
     }
 
     /// `model` in the float forward on `device`, with simulated quantization.

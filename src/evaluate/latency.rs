@@ -16,6 +16,15 @@ const PROBE: usize = crate::CPU_BATCH;
 /// Number of inferences whose time on the GPU alone is measured.
 const COMPUTE_RUNS: usize = 200;
 
+/// Number of images of a stream of batches for one GPU.
+const STREAM_IMAGES: usize = 4096;
+
+/// Minimum and maximum number of batches of such a stream.
+const STREAM_BATCHES: (usize, usize) = (4, 256);
+
+/// Number of times that a stream of batches is timed.
+const STREAM_RUNS: usize = 7;
+
 /// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
 /// Stores the latencies in their results. Returns the load of the
 /// machine during the measurement, by batch size.
@@ -45,6 +54,9 @@ pub fn measure_latency(
                 && let Some(compute) = compute_times(engine, batch_size)?
             {
                 candidate.result.set_compute(batch_size, &compute);
+            }
+            if let Some(images_per_second) = stream(&candidate.runner, batch_size)? {
+                candidate.result.stream_ips.insert(batch_size, images_per_second);
             }
         }
         let pairs: Vec<_> = candidates.iter().map(|candidate| &candidate.result).zip(&latencies).collect();
@@ -129,15 +141,48 @@ fn measure_one(
     Ok(measure_interleaved(&mut steps, options)?)
 }
 
-/// Prepares an engine for batches of exactly `batch_size` images. Without this, a GPU engine that has run
-/// larger batches would pad the batch to their size, and the latency would be that of the larger batch.
+/// Prepares the engines for batches of exactly `batch_size` images, and several GPUs also for their shares of
+/// such a batch. Without this, a GPU engine that has run larger batches would pad the batch to their size, and
+/// the latency would be that of the larger batch.
 fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
-    match runner {
-        Runner::Engine(engine) if batch_size <= engine.max_batch() => {
-            engine.runtime().prepare(batch_size).map_err(Error::from)
+    let engines = runner.engines();
+    let shares = [batch_size, batch_size / engines.len().max(1), batch_size.div_ceil(engines.len().max(1))];
+    for engine in engines {
+        for images in shares.into_iter().filter(|images| (1..=engine.max_batch()).contains(images)) {
+            engine.runtime().prepare(images)?;
         }
-        _ => Ok(()),
     }
+    Ok(())
+}
+
+/// Images per second of a stream of batches that comes from the memory of the host: copies and computation
+/// overlap, and all GPUs work. `None` on the CPU, which copies nothing, and for batches that the engine splits.
+fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
+    let engines = runner.engines();
+    if !engines.iter().all(|engine| engine.on_gpu() && batch_size <= engine.max_batch()) || engines.is_empty()
+    {
+        return Ok(None);
+    }
+    let batches = (STREAM_IMAGES / batch_size).clamp(STREAM_BATCHES.0, STREAM_BATCHES.1) * engines.len();
+    let batch = noise(runner.input_size(), batches * batch_size)?;
+    let mut logits = vec![0.0; batch.len() * runner.classes()];
+    let mut seconds = Vec::new();
+    for _ in 0..=STREAM_RUNS {
+        let start = Instant::now();
+        match runner {
+            Runner::Engine(engine) => {
+                engine.runtime().infer_in_batches(batch_size, &batch.pixels, &mut logits)?;
+            }
+            Runner::Replicas(replicas) => {
+                replicas.infer_in_batches(batch_size, &batch.pixels, &mut logits)?
+            }
+            Runner::Other(_) => return Ok(None),
+        }
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    // The first run touches the memory for the first time.
+    let times = Latency::from_samples(seconds[1..].iter().map(|s| 1e3 * s).collect())?;
+    Ok(Some(times.images_per_second(batch.len())))
 }
 
 /// Times of inferences whose images are already on the GPU; `None` on the CPU, and for batches that the

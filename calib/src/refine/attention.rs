@@ -104,7 +104,13 @@ pub fn probabilities(windows: &Windows, q: &[f32], k: &[f32], addend: &[f32]) ->
     let (q, k) = (split(windows, q)?, split(windows, k)?);
     let addend = Tensor::from_slice(addend, (q.dim(0)?, heads, n, n), &Device::Cpu)?;
     let scores = q.matmul(&k.transpose(2, 3)?.contiguous()?)?;
-    ops::softmax(&(scores.affine(f64::from(windows.scale), 0.0)? + addend)?)
+    let scaled = match windows.scales.as_slice() {
+        [first, rest @ ..] if rest.iter().all(|scale| scale == first) => {
+            scores.affine(f64::from(*first), 0.0)?
+        }
+        scales => scores.broadcast_mul(&Tensor::from_slice(scales, (heads, 1, 1), &Device::Cpu)?)?,
+    };
+    ops::softmax(&(scaled + addend)?)
 }
 
 /// Attention of `probs` over `values` `[windows * tokens, channels]`, in the layout of `values`.

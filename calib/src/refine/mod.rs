@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use swinq_model::quantized::{ChannelCodes, FloatModel, Int8Weight};
 use swinq_model::site::BlockId;
-use swinq_model::{Granularity, HostTensor, Linear, Ptq, Site, SiteSpec};
+use swinq_model::{Granularity, HostTensor, Linear, Ptq, Site, SiteSpec, SwinConfig};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
@@ -204,7 +204,7 @@ impl<'a> Refiner<'a> {
             self.migrate_values(block)?;
             self.attention_ranges(block)?;
         }
-        let mut fitted = match norm_before(layer) {
+        let mut fitted = match norm_before(&self.refined.model.config, layer) {
             Some(norm) => self.migrate_norm(layer, &norm)?,
             None => self.plain(layer)?,
         };
@@ -404,9 +404,11 @@ impl<'a> Refiner<'a> {
     }
 }
 
-/// The module path of the norm whose output only `layer` reads.
-pub fn norm_before(layer: Linear) -> Option<String> {
+/// The module path of the norm whose output only `layer` reads. In a Swin V2 no layer of a block has one, because norms
+/// follow the branches.
+pub fn norm_before(config: &SwinConfig, layer: Linear) -> Option<String> {
     match layer {
+        _ if config.post_norm() => None,
         Linear::Qkv(block) => Some(format!("{block}.norm1")),
         Linear::Fc1(block) => Some(format!("{block}.norm2")),
         Linear::Reduction(stage) => Some(format!("layers.{stage}.downsample.norm")),

@@ -91,9 +91,9 @@ pub struct Windows {
     pub heads: usize,
     /// Tokens of a window.
     pub tokens: usize,
-    /// Factor of `q k^T`.
-    pub scale: f32,
-    /// Queries, keys and values, each `[windows * tokens, channels]`.
+    /// Factor of `q k^T` for each head.
+    pub scales: Vec<f32>,
+    /// Queries, keys and values at their sites, each `[windows * tokens, channels]`.
     pub qkv: [Rows; 3],
     /// What is added to the scaled products of each window: bias and mask, `[windows, heads, tokens, tokens]`,
     /// first of the windows to fit, then of those held out.
@@ -181,7 +181,7 @@ pub struct Sampler {
 struct WindowPieces {
     heads: usize,
     tokens: usize,
-    scale: f32,
+    scales: Vec<f32>,
     parts: [Pieces; 3],
     /// The addends of the sampled windows by image.
     addend: BTreeMap<usize, Vec<f32>>,
@@ -221,7 +221,7 @@ impl Sampler {
             let windows = Windows {
                 heads: pieces.heads,
                 tokens: pieces.tokens,
-                scale: pieces.scale,
+                scales: pieces.scales,
                 qkv: pieces.parts.map(Pieces::into_rows),
                 addend: split(pieces.addend),
             };
@@ -271,7 +271,6 @@ impl Sampler {
         let (heads, n, _) = attention.bias.dims3()?;
         let (rows, width) = attention.qkv.dims2()?;
         let (channels, per_image) = (width / 3, rows / n / self.current.len().max(1));
-        let values = host_values(&attention.qkv)?;
         let bias = host_values(&attention.bias)?;
         let mask = attention.mask.map(host_values).transpose()?;
         let key = key(&block.to_string());
@@ -280,13 +279,9 @@ impl Sampler {
             taken.extend(self.drawn(key, id, per_image, WINDOWS).into_iter().map(|w| (id, index, w)));
         }
         let pieces = self.attentions.get_mut(&block).expect("tested above");
-        (pieces.heads, pieces.tokens, pieces.scale) = (heads, n, attention.scale);
-        for (part, pieces) in pieces.parts.iter_mut().enumerate() {
-            let columns: Vec<f32> = values
-                .chunks_exact(width)
-                .flat_map(|row| &row[part * channels..][..channels])
-                .copied()
-                .collect();
+        (pieces.heads, pieces.tokens, pieces.scales) = (heads, n, attention.scales()?.into_owned());
+        for (pieces, part) in pieces.parts.iter_mut().zip(&attention.split()?) {
+            let columns = host_values(&attention.merge(part)?)?;
             pieces.observe(&columns, channels);
             for &(id, index, window) in &taken {
                 let at = (index * per_image + window) * n * channels;

@@ -67,7 +67,7 @@ fn planted(mut model: FloatModel, values: bool) -> FloatModel {
                 let qkv = Linear::Qkv(block);
                 vec![qkv.weight_name(), qkv.bias_name()]
             }
-            (_, false) => match norm_before(layer) {
+            (_, false) => match norm_before(&model.config, layer) {
                 Some(norm) => vec![format!("{norm}.weight"), format!("{norm}.bias")],
                 None => continue,
             },
@@ -108,7 +108,7 @@ fn migrations_keep_the_function_and_take_planted_channels_away() {
             assert!(largest_difference(&logits(&model), &before) < 1e-4, "planting keeps the function");
             let mut refiner = refiner(&planted, &specs, &fixed);
             for layer in refined_layers(&specs) {
-                match (layer, norm_before(layer)) {
+                match (layer, norm_before(&model.config, layer)) {
                     (Linear::Proj(block), _) if values => refiner.migrate_values(block).unwrap(),
                     (_, Some(norm)) if !values => drop(refiner.migrate_norm(layer, &norm).unwrap()),
                     _ => {}

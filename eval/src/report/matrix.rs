@@ -99,6 +99,10 @@ impl Table<'_> {
             rows.push(self.row(format!("GPU ms, batch {batch}"), |m| {
                 self.time(m, |m| Some(m.compute_ms.get(&batch)?.median))
             }));
+            rows.push(self.row(format!("images/s of a stream of batches of {batch}"), |m| {
+                let images_per_second = m.stream_ips.get(&batch)?;
+                Some(Cell { value: format!("{images_per_second:.0}"), note: String::new() })
+            }));
         }
         rows.push(self.row("best images/s", |m| {
             let best = m.throughput_ips.iter().max_by(|a, b| a.1.total_cmp(b.1))?;

@@ -41,8 +41,10 @@ impl ModelResult {
                 stats.check(&format!("{at}.{key}.{batch}"))?;
             }
         }
-        for (batch, &ips) in &self.throughput_ips {
-            within(&format!("{at}.throughput_ips.{batch}"), Some(ips), 0.0, f64::MAX)?;
+        for (key, by_batch) in [("throughput_ips", &self.throughput_ips), ("stream_ips", &self.stream_ips)] {
+            for (batch, &ips) in by_batch {
+                within(&format!("{at}.{key}.{batch}"), Some(ips), 0.0, f64::MAX)?;
+            }
         }
         if let Some(Interval { difference, low, high }) = self.top1_difference {
             for (key, value) in [("difference", difference), ("low", low), ("high", high)] {

@@ -170,6 +170,9 @@ pub struct ModelResult {
     /// Images per second by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub throughput_ips: BTreeMap<usize, f64>,
+    /// Images per second of a stream of batches from host memory, by batch size, on all GPUs of the model.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stream_ips: BTreeMap<usize, f64>,
     /// Peak memory that the model alone took, in bytes. `eval` and `bench` hold several models in one process and leave
     /// it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -224,6 +227,7 @@ impl ModelResult {
             latency_ms: BTreeMap::new(),
             compute_ms: BTreeMap::new(),
             throughput_ips: BTreeMap::new(),
+            stream_ips: BTreeMap::new(),
             peak_memory_bytes: None,
             size_bytes: None,
             file_bytes: None,

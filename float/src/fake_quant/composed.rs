@@ -8,6 +8,7 @@ use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
 use crate::Attention;
+use crate::error::FloatError;
 use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
 
@@ -129,24 +130,25 @@ pub(super) fn attention(
     attention: &Attention<'_>,
     [q, k, v]: &[Tensor; 3],
     quant: &AttentionQuant,
-) -> Result<Tensor> {
-    let Attention { scale, bias, mask, .. } = attention;
-    let (scores, factor) = match (quant.q, quant.k) {
+) -> std::result::Result<Tensor, FloatError> {
+    let Attention { bias, mask, .. } = attention;
+    let scales = attention.scales()?;
+    let (scores, factors) = match (quant.q, quant.k) {
         (Some(s_q), Some(s_k)) => {
             let sums = scores_of(&codes(q, s_q)?, &codes(k, s_k)?)?;
             let dequantize = s_q.scale() * s_k.scale();
             match quant.scores {
-                Some(site) => (fake(&times(&sums, dequantize)?, site)?, *scale),
-                None => (sums, dequantize * scale),
+                Some(site) => (fake(&times(&sums, dequantize)?, site)?, scales),
+                None => (sums, scales.iter().map(|scale| dequantize * scale).collect()),
             }
         }
         (s_q, s_k) => {
             let scores = scores_of(&fake_if(q, s_q)?, &fake_if(k, s_k)?)?;
-            (fake_if(&scores, quant.scores)?, *scale)
+            (fake_if(&scores, quant.scores)?, scales)
         }
     };
-    let logits = logits(&scores, factor, bias, *mask)?;
-    softmax_times_values(&logits, v, quant)
+    let logits = logits(&scores, &factors, bias, *mask)?;
+    Ok(softmax_times_values(&logits, v, quant)?)
 }
 
 /// Fake quantization of `x`, if its site is on.

@@ -87,10 +87,11 @@ pub(super) fn attention(
     attention: &Attention<'_>,
     [q, k, v]: &[Tensor; 3],
     quant: &AttentionQuant,
-) -> candle_core::Result<Tensor> {
+) -> Result<Tensor, FloatError> {
     let (_, heads, n, d) = q.dims4()?;
     let bias = attention.bias.flatten_all()?.to_vec1::<f32>()?;
     let mask = attention.mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
+    let scales = attention.scales()?;
     let mut out = vec![0.0; q.elem_count()];
     let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
         out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
@@ -104,7 +105,7 @@ pub(super) fn attention(
                 n,
                 d,
                 (&q[part.clone()], &k[part.clone()], &v[part]),
-                attention.scale,
+                scales[index % heads],
                 &bias,
                 quant,
                 out,
@@ -112,7 +113,7 @@ pub(super) fn attention(
         });
     };
     with_values(q, |q| with_values(k, |k| with_values(v, |v| run(q, k, v))))???;
-    Tensor::from_vec(out, q.shape(), q.device())
+    Ok(Tensor::from_vec(out, q.shape(), q.device())?)
 }
 
 #[cfg(test)]

@@ -3,6 +3,11 @@
 use candle_core::{D, Result, Tensor};
 
 use super::{Gather, Norm};
+use crate::weights::PositionMlp;
+use swinq_kernels::reference::SHORTEST;
+
+/// `ln 100`.
+pub(super) const LARGEST_LOGARITHM: f32 = 4.605_170_2;
 
 pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
@@ -36,16 +41,62 @@ pub(super) fn merge_heads(x: &Tensor) -> Result<Tensor> {
     x.transpose(1, 2)?.contiguous()?.reshape((windows * n, heads * d))
 }
 
-/// `scores * scale + bias + mask`.
-pub(crate) fn logits(scores: &Tensor, scale: f32, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+/// `scores * scale + bias + mask`, with one scale or one for each head.
+pub(crate) fn logits(
+    scores: &Tensor,
+    scales: &[f32],
+    bias: &Tensor,
+    mask: Option<&Tensor>,
+) -> Result<Tensor> {
+    let scaled = if scales.iter().all(|scale| *scale == scales[0]) {
+        (scores * f64::from(scales[0]))?
+    } else {
+        scores.broadcast_mul(&Tensor::from_slice(scales, (scales.len(), 1, 1), scores.device())?)?
+    };
+    add_bias_and_mask(&scaled, bias, mask)
+}
+
+/// `scores + bias + mask`.
+pub(crate) fn add_bias_and_mask(scores: &Tensor, bias: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let (all, heads, n, _) = scores.dims4()?;
-    let logits = (scores * f64::from(scale))?.broadcast_add(bias)?;
+    let logits = scores.broadcast_add(bias)?;
     let Some(mask) = mask else { return Ok(logits) };
     let windows = mask.dim(0)?;
     logits
         .reshape((all / windows, windows, heads, n, n))?
         .broadcast_add(&mask.unsqueeze(1)?)?
         .reshape((all, heads, n, n))
+}
+
+/// The reciprocals of the lengths of the vectors of the last dimension, which keeps size 1.
+pub(super) fn inverse_lengths(x: &Tensor) -> Result<Tensor> {
+    x.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(SHORTEST)?.recip()
+}
+
+pub(super) fn normalize(x: &Tensor) -> Result<Tensor> {
+    x.broadcast_mul(&inverse_lengths(x)?)
+}
+
+/// The factors of `q k^T` in Swin V2, from their logarithms `[heads, 1, 1]`: at most 100.
+pub(crate) fn clamped_exp(logarithms: &Tensor) -> Result<Tensor> {
+    logarithms.minimum(LARGEST_LOGARITHM)?.exp()
+}
+
+/// The table of relative position biases of Swin V2, `[rows, heads]`, for the relative positions `[rows, 2]`:
+/// `16 sigmoid(MLP)`.
+pub(crate) fn position_table(coordinates: &Tensor, mlp: &PositionMlp) -> Result<Tensor> {
+    let hidden = hidden_positions(coordinates, mlp)?;
+    bounded(&hidden.matmul(&mlp.output.t()?.contiguous()?)?)
+}
+
+/// The hidden layer of the MLP of relative positions, `[rows, 512]`.
+pub(super) fn hidden_positions(coordinates: &Tensor, mlp: &PositionMlp) -> Result<Tensor> {
+    coordinates.matmul(&mlp.weight.t()?.contiguous()?)?.broadcast_add(&mlp.bias)?.relu()
+}
+
+/// `16 sigmoid(x)`.
+pub(super) fn bounded(x: &Tensor) -> Result<Tensor> {
+    (x.neg()?.exp()? + 1.0)?.recip()? * 16.0
 }
 
 /// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.

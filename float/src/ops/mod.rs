@@ -214,18 +214,27 @@ impl Ops {
         }
     }
 
-    /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, bias `[heads, n, n]`, mask
-    /// `[windows, n, n]`.
+    /// Normalises the vectors of the last dimension to length 1, as [`swinq_kernels::reference::normalize`] does.
+    pub(crate) fn normalize(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Ops::Fused => fused::normalize(x),
+            Ops::Composed => composed::normalize(x),
+            Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
+        }
+    }
+
+    /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, one scale or one for each head, bias
+    /// `[heads, n, n]`, mask `[windows, n, n]`.
     pub(crate) fn logits(
         &self,
         scores: &Tensor,
-        scale: f32,
+        scales: &[f32],
         bias: &Tensor,
         mask: Option<&Tensor>,
     ) -> Result<Tensor> {
         match self {
-            Ops::Fused => fused::logits(scores, scale, bias, mask),
-            Ops::Composed => composed::logits(scores, scale, bias, mask),
+            Ops::Fused => fused::logits(scores, scales, bias, mask),
+            Ops::Composed => composed::logits(scores, scales, bias, mask),
             Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }

@@ -84,7 +84,7 @@ fn attention() {
         let (bias, mask) = (noise(&[heads, n, n], 10), noise(&[windows / 2, n, n], 11));
         let scores = noise(&[windows, heads, n, n], 12);
         let mask = (windows > 1).then_some(&mask);
-        agree("logits", |ops| ops.logits(&scores, 0.3, &bias, mask));
+        agree("logits", |ops| ops.logits(&scores, &[0.3], &bias, mask));
         agree("softmax", |ops| match ops {
             Ops::Fused => super::softmax(&scores),
             Ops::Composed | Ops::Taped(_) => super::composed::softmax(&scores),

@@ -117,20 +117,20 @@ impl Runner {
         Ok(())
     }
 
-    /// Writes the scores of the `images` images in `pixels`; there must be at least one. Batches larger than
-    /// `max_batch` are split. Copies overlap with computation, except with [`CudaOptions::nvtx`].
+    /// Writes the scores of the `images` images in `pixels`; there must be at least one. They run in batches of
+    /// `each` images, at most `max_batch`. Copies overlap with computation, except with [`CudaOptions::nvtx`].
     pub(crate) fn infer(
         &mut self,
-        images: usize,
+        (images, each): (usize, usize),
         pixels: &[u8],
         logits: &mut [f32],
     ) -> Result<(), RuntimeError> {
-        let (each, image_bytes) = (self.options.max_batch, self.image_bytes);
+        let (max_batch, image_bytes) = (self.options.max_batch, self.image_bytes);
         let mut sizes: Vec<usize> = Vec::new();
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
             // Later sizes are not measured, because this inference waits for them.
             let first = self.sizes.is_empty();
-            let size = self.sizes.padded(part, each);
+            let size = self.sizes.padded(part, max_batch);
             self.prepare_size(size, first)?;
             sizes.push(size);
         }
@@ -138,7 +138,7 @@ impl Runner {
         let mut parts = parts.zip(sizes).map(|((pixels, logits), size)| (size, pixels, logits));
         match self.nvtx {
             None => {
-                if self.pipeline.run(&self.memory.results(each), parts)?.is_none() {
+                if self.pipeline.run(&self.memory.results(max_batch), parts)?.is_none() {
                     return Ok(());
                 }
             }

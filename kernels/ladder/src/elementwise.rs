@@ -5,6 +5,7 @@ use swinq_kernels::cuda::ladder::{
 };
 use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::reference::{code, gelu};
+use swinq_kernels::{Cpu, rows_f32};
 
 use crate::LadderError;
 use crate::args::ElementwiseArgs;
@@ -19,6 +20,8 @@ use crate::threads::in_parts;
 
 /// The factor of scale + add, and the reciprocal scale of quantize.
 const SCALE: f32 = 23.75;
+/// Elements that a CPU thread processes at a time, so that they stay in its cache.
+const AT_ONCE: usize = 4096;
 
 /// The operands, uniform in [-8, 8).
 struct Problem {
@@ -38,6 +41,7 @@ pub fn run(args: &ElementwiseArgs, machine: &mut Machine) -> Result<Vec<Row>, La
         if !is_vector(op) {
             let (row, results) = problem.on_cpu(op, machine)?;
             rows.push(row);
+            rows.extend(problem.on_cpu_vectors(op, machine, &results)?);
             expected = results;
         }
         if let Some(gpu) = &machine.gpu {
@@ -102,6 +106,39 @@ impl Problem {
                 self.timed(op, machine, |i| half_sum(x[i], y[i]), from_half)
             }
         }
+    }
+
+    /// Runs the op with the engine's vector code, where the engine has the op.
+    fn on_cpu_vectors(
+        &self,
+        op: ElementwiseOp,
+        machine: &Machine,
+        expected: &[f32],
+    ) -> Result<Option<Row>, LadderError> {
+        let each: fn(Cpu, &[f32], &[f32], &mut [f32]) = match op {
+            ElementwiseOp::Copy => |_, x, _, out| out.copy_from_slice(x),
+            ElementwiseOp::ScaleAdd => |cpu, x, y, out| rows_f32::scale_add(cpu, x, SCALE, y, out),
+            ElementwiseOp::Gelu => |cpu, x, _, out| {
+                out.copy_from_slice(x);
+                rows_f32::gelu(cpu, out);
+            },
+            _ => return Ok(None),
+        };
+        let (cpu, threads) = (machine.cpu, machine.pool.threads());
+        let mut out = vec![f32::NAN; self.x.len()];
+        let step = |out: &mut [f32]| {
+            in_parts(threads, out, 1, |first, part| {
+                let operands = self.x[first..].chunks(AT_ONCE).zip(self.y[first..].chunks(AT_ONCE));
+                for ((x, y), out) in operands.zip(part.chunks_mut(AT_ONCE)) {
+                    each(cpu, &x[..out.len()], &y[..out.len()], out);
+                }
+            });
+        };
+        step(&mut out);
+        let check = Check::against(&out, expected, 0.0);
+        let times = || machine.clock.on_cpu(|| step(&mut out));
+        let outcome = measure::on_cpu(Some(check), times, format!("SIMD, {threads} threads"))?;
+        Ok(Some(self.row(&format!("{}, SIMD", names(op)[0]), op, outcome)))
     }
 
     fn timed<T: Send + Copy + Default>(

@@ -3,6 +3,7 @@
 use swinq_kernels::cuda::ladder::{Elements, Matrix, Softmax, SoftmaxRung};
 use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::reference::{attention_row_exp, attention_row_u8};
+use swinq_kernels::rows_f32;
 
 use crate::LadderError;
 use crate::args::SoftmaxArgs;
@@ -20,6 +21,8 @@ const TOLERANCE: f64 = 2e-6;
 /// The largest allowed difference between a code and 255 times its exact exponential. It covers the rounding
 /// to an integer and the errors of f32.
 const CODE_TOLERANCE: f64 = 0.5 + 1e-4;
+/// Rows that a CPU thread processes at a time, so that they stay in its cache.
+const ROWS_AT_ONCE: usize = 64;
 
 /// Rows of logits, and their expected softmax.
 struct Problem {
@@ -36,7 +39,7 @@ pub fn run(args: &SoftmaxArgs, machine: &mut Machine) -> Result<Vec<Row>, Ladder
     let (rows, columns) = (args.rows, args.columns);
     let x = Noise::new(7).floats(rows * columns).into_iter().map(|x| 8.0 * x).collect();
     let mut problem = Problem { rows, columns, x, probabilities: Vec::new(), codes: Vec::new() };
-    let mut found = vec![problem.cpu_float(machine)?, problem.cpu_codes(machine)?];
+    let mut found = problem.on_cpu(machine)?;
     if let Some(gpu) = &machine.gpu {
         for rung in SoftmaxRung::ALL {
             found.push(problem.on_gpu(gpu, machine.clock, rung)?);
@@ -66,15 +69,55 @@ impl Problem {
         rows.collect()
     }
 
-    fn cpu_float(&mut self, machine: &Machine) -> Result<Row, LadderError> {
+    /// Runs the CPU rungs, and keeps the scalar ones' results as the expected results of the others.
+    fn on_cpu(&mut self, machine: &Machine) -> Result<Vec<Row>, LadderError> {
+        let (columns, cpu) = (self.columns, machine.cpu);
+        let scalar = |rows: &mut [f32], totals: &mut [f32]| {
+            rows.chunks_exact_mut(columns)
+                .zip(totals)
+                .for_each(|(row, total)| *total = attention_row_exp(row));
+        };
+        let vector = |rows: &mut [f32], totals: &mut [f32]| {
+            rows_f32::exp_minus_max(cpu, columns, rows, totals);
+        };
+        let (float, probabilities) = self.cpu_float(machine, "CPU f32, scalar", scalar)?;
+        let (float_vector, _) = self.cpu_float(machine, "CPU f32, SIMD", vector)?;
+
+        let scalar = |rows: &[f32], codes: &mut [u8], sums: &mut [u32]| {
+            let each = rows.chunks_exact(columns).zip(codes.chunks_exact_mut(columns)).zip(sums);
+            each.for_each(|((row, codes), sum)| *sum = attention_row_u8(row, codes));
+        };
+        let vector = |rows: &[f32], codes: &mut [u8], sums: &mut [u32]| {
+            rows_f32::softmax_codes_u8(cpu, columns, rows, codes, sums);
+        };
+        let (codes, expected) = self.cpu_codes(machine, "CPU u8 codes, scalar", scalar)?;
+        let (codes_vector, _) = self.cpu_codes(machine, "CPU u8 codes, SIMD", vector)?;
+        (self.probabilities, self.codes) = (probabilities, expected);
+        Ok(vec![float, float_vector, codes, codes_vector])
+    }
+
+    /// Times `exponentials`, which replaces rows by e^(x - max) and writes the sum of each row.
+    fn cpu_float(
+        &self,
+        machine: &Machine,
+        name: &str,
+        exponentials: impl Fn(&mut [f32], &mut [f32]) + Sync,
+    ) -> Result<(Row, Vec<f32>), LadderError> {
         let (columns, threads) = (self.columns, machine.pool.threads());
         let mut out = vec![f32::NAN; self.x.len()];
         let step = |out: &mut [f32]| {
             in_parts(threads, out, columns, |first, part| {
-                part.copy_from_slice(&self.x[first..][..part.len()]);
-                for row in part.chunks_exact_mut(columns) {
-                    let inverse = 1.0 / attention_row_exp(row);
-                    row.iter_mut().for_each(|e| *e *= inverse);
+                let x = &self.x[first..][..part.len()];
+                let at_once = ROWS_AT_ONCE * columns;
+                for (x, out) in x.chunks(at_once).zip(part.chunks_mut(at_once)) {
+                    let mut totals = [0.0; ROWS_AT_ONCE];
+                    let totals = &mut totals[..x.len() / columns];
+                    out.copy_from_slice(x);
+                    exponentials(out, totals);
+                    for (row, total) in out.chunks_exact_mut(columns).zip(totals) {
+                        let inverse = 1.0 / *total;
+                        row.iter_mut().for_each(|e| *e *= inverse);
+                    }
                 }
             });
         };
@@ -82,18 +125,27 @@ impl Problem {
         let check = Check::new(&out, self.exact(|sum| 1.0 / sum).into_iter(), TOLERANCE);
         let times = || machine.clock.on_cpu(|| step(&mut out));
         let outcome = measure::on_cpu(Some(check), times, format!("{threads} threads"))?;
-        self.probabilities = out;
-        Ok(self.row("CPU f32, scalar", false, outcome))
+        Ok((self.row(name, false, outcome), out))
     }
 
-    fn cpu_codes(&mut self, machine: &Machine) -> Result<Row, LadderError> {
+    /// Times `encode`, which writes the codes of rows and the sum of each row's codes. Returns the codes and
+    /// then the sums.
+    fn cpu_codes(
+        &self,
+        machine: &Machine,
+        name: &str,
+        encode: impl Fn(&[f32], &mut [u8], &mut [u32]) + Sync,
+    ) -> Result<(Row, Vec<f32>), LadderError> {
         let (columns, threads) = (self.columns, machine.pool.threads());
         let mut out = vec![0_u8; self.x.len()];
         let step = |out: &mut [u8]| {
             in_parts(threads, out, columns, |first, part| {
-                let logits = self.x[first..][..part.len()].chunks_exact(columns);
-                for (logits, codes) in logits.zip(part.chunks_exact_mut(columns)) {
-                    std::hint::black_box(attention_row_u8(logits, codes));
+                let x = &self.x[first..][..part.len()];
+                let at_once = ROWS_AT_ONCE * columns;
+                for (x, codes) in x.chunks(at_once).zip(part.chunks_mut(at_once)) {
+                    let mut sums = [0; ROWS_AT_ONCE];
+                    encode(x, codes, &mut sums[..x.len() / columns]);
+                    std::hint::black_box(sums);
                 }
             });
         };
@@ -104,8 +156,7 @@ impl Problem {
         let outcome = measure::on_cpu(Some(check), times, format!("{threads} threads"))?;
         let sum = |row: &[u8]| row.iter().map(|&code| u32::from(code)).sum::<u32>() as f32;
         let sums: Vec<f32> = out.chunks_exact(columns).map(sum).collect();
-        self.codes = [codes, sums].concat();
-        Ok(self.row("CPU u8 codes, scalar", true, outcome))
+        Ok((self.row(name, true, outcome), [codes, sums].concat()))
     }
 
     fn on_gpu(&self, gpu: &Gpu, clock: Clock, rung: SoftmaxRung) -> Result<Row, LadderError> {
@@ -113,6 +164,7 @@ impl Problem {
         let name = match rung {
             SoftmaxRung::Naive => "CUDA f32, three passes",
             SoftmaxRung::Online => "CUDA f32, warp per row, online",
+            SoftmaxRung::Rows => "CUDA f32, rows in registers",
             SoftmaxRung::Codes => "CUDA u8 codes of our attention",
         };
         let check = |results: &[f32]| match codes {
@@ -126,7 +178,7 @@ impl Problem {
 
     fn prepare(&self, gpu: &Gpu, rung: SoftmaxRung) -> Result<Prepared, CudaError> {
         let (rows, columns) = (self.rows, self.columns);
-        let softmax = Softmax::new(&gpu.device, rung)?;
+        let softmax = Softmax::new(&gpu.device, rung, columns)?;
         let x = DeviceBuf::from_slice(&gpu.device, &self.x)?.all();
         let elements = if rung == SoftmaxRung::Codes { Elements::U8 } else { Elements::F32 };
         let mut outs = vec![Matrix::new(&gpu.device, elements, (rows, columns), columns)?];
@@ -136,7 +188,7 @@ impl Problem {
         let slices: Vec<DeviceSlice> = outs.iter().map(|out| out.slice().clone()).collect();
         let launch = move |on: &_| {
             // The last slice holds the sums of the codes. The other rungs write no sums.
-            softmax.run(on, (rows, columns), &x, &slices[0], &slices[slices.len() - 1])
+            softmax.run(on, rows, &x, &slices[0], &slices[slices.len() - 1])
         };
         Ok(Prepared::new(launch, outs))
     }

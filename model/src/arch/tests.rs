@@ -31,6 +31,8 @@ fn partition_of_a_padded_grid_covers_each_token_once() {
 
 #[test]
 fn absurd_and_contradicting_sizes_are_named() {
+    let second = SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap();
+    second.validate().unwrap();
     let bad = [
         ("IMG_SIZE", SwinConfig { image_size: 1 << 40, ..SwinConfig::default() }),
         ("EMBED_DIM", SwinConfig { embed_dim: 0, ..SwinConfig::default() }),
@@ -38,6 +40,15 @@ fn absurd_and_contradicting_sizes_are_named() {
         ("WINDOW_SIZE", SwinConfig { window_size: 5, ..SwinConfig::default() }),
         ("DEPTHS", SwinConfig { depths: vec![], num_heads: vec![], ..SwinConfig::default() }),
         ("MLP_RATIO", SwinConfig { mlp_ratio: f64::NAN, ..SwinConfig::default() }),
+        ("mask", SwinConfig { mask: -200.0, ..SwinConfig::default() }),
+        ("mask", SwinConfig { mask: f64::NAN, ..second.clone() }),
+        (
+            "pretrained_window_sizes",
+            SwinConfig { pretrained_window_sizes: vec![6; 4], ..SwinConfig::default() },
+        ),
+        ("qk_scale", SwinConfig { qk_scale: Some(0.2), ..second.clone() }),
+        // 32 pixels end with one token, for which Microsoft's code divides by 0.
+        ("IMG_SIZE", SwinConfig { image_size: 32, ..second.clone() }),
     ];
     for (field, config) in bad {
         let message = config.validate().unwrap_err().to_string();
@@ -46,16 +57,46 @@ fn absurd_and_contradicting_sizes_are_named() {
 }
 
 #[test]
-fn files_name_the_version_only_where_it_is_not_v1_and_v2_is_refused() {
+fn files_state_what_only_v2_has_only_for_v2() {
     let config = SwinConfig::default();
     let mut json = serde_json::to_value(&config).unwrap();
-    assert_eq!(json.get("version"), None);
+    for field in ["version", "mask", "pretrained_window_sizes"] {
+        assert_eq!(json.get(field), None);
+    }
     assert_eq!(serde_json::from_value::<SwinConfig>(json.clone()).unwrap(), config);
     json["version"] = "v2".into();
+    json["mask"] = (-200.0).into();
+    json["pretrained_window_sizes"] = vec![12, 12, 12, 6].into();
     let second: SwinConfig = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!((second.version, second.mask), (SwinVersion::V2, -200.0));
     assert_eq!(serde_json::to_value(&second).unwrap(), json);
-    let message = second.validate().unwrap_err().to_string();
-    assert!(message.contains("version") && message.contains("Swin V2 is not supported yet"), "{message}");
+    second.validate().unwrap();
     json["version"] = "v3".into();
     assert!(serde_json::from_value::<SwinConfig>(json).is_err());
+}
+
+#[test]
+fn official_second_versions_have_their_published_windows() {
+    let tiny = SwinConfig::official("swinv2_tiny_window8_256").unwrap();
+    let named = SwinConfig {
+        name: tiny.name.clone(),
+        ..SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap()
+    };
+    assert_eq!(tiny, named);
+    let grids: Vec<_> = tiny.stages().iter().map(|s| (s.grid, s.window, s.shift)).collect();
+    assert_eq!(grids, [(64, 8, 4), (32, 8, 4), (16, 8, 4), (8, 8, 0)]);
+    assert_eq!((tiny.macs() as f64 / 1e7).round(), 594.0); // 5.9 GMAC
+    let large = SwinConfig::official("swinv2_large_window12to24_192to384").unwrap();
+    let windows: Vec<_> =
+        large.stages().iter().map(|s| (s.window, large.pretrained_window(s.index))).collect();
+    assert_eq!(windows, [(24, Some(12)), (24, Some(12)), (24, Some(12)), (12, Some(6))]);
+    assert_eq!(SwinConfig::official("swinv2_base_window12_192").unwrap().num_classes, 21841);
+    for name in [
+        "swinv2_cr_tiny_224",
+        "swinv2_tiny_window12_192",
+        "swinv2_tiny_window7_224",
+        "swinv2_huge_window8_256",
+    ] {
+        assert_eq!(SwinConfig::official(name), None, "{name}");
+    }
 }

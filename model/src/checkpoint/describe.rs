@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::dialect::Dialect;
 use super::safetensors::stated_document;
 use super::{Description, LoadOptions, is_quantized_file};
-use crate::arch::SwinConfig;
+use crate::arch::{SwinConfig, SwinVersion};
 use crate::config::{LoadedConfig, load_config, shipped_configs};
 use crate::error::ModelError;
 use crate::params::{depths, parameters};
@@ -20,10 +20,13 @@ const MAX_BESIDE: usize = 256;
 pub(super) struct Bare<'a> {
     pub path: &'a Path,
     pub dialect: Dialect,
+    pub version: SwinVersion,
     /// SHA-256 of its bytes, hexadecimal.
     pub sha256: &'a str,
     /// Its parameters under Microsoft's names.
     pub tensors: &'a StateDict,
+    /// The windows that its buffers tell, by stage.
+    pub windows: &'a [Option<usize>],
 }
 
 impl Bare<'_> {
@@ -86,7 +89,9 @@ impl Bare<'_> {
             let same = |(name, shape): &(String, Vec<usize>)| {
                 self.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
             };
-            expected.len() == self.tensors.len() && expected.iter().all(same)
+            let stages = config.stages();
+            let windows = stages.iter().zip(self.windows).all(|(s, w)| w.is_none_or(|w| w == s.window));
+            expected.len() == self.tensors.len() && expected.iter().all(same) && windows
         };
         let unnamed = |cfg: &LoadedConfig| {
             let config = SwinConfig { name: String::new(), ..cfg.config.clone() };
@@ -94,8 +99,10 @@ impl Bare<'_> {
         };
         let mut found: Vec<LoadedConfig> = Vec::new();
         for name in shipped_configs() {
-            // Shipped configurations of other networks than Swin V1 do not load.
             let Ok(mut cfg) = load_config(name, &opts) else { continue };
+            if cfg.config.version != self.version {
+                continue;
+            }
             cfg.config.window_policy = self.dialect.window_policy();
             if cfg.config.validate().is_ok()
                 && fits(&cfg.config)
@@ -119,10 +126,11 @@ impl Bare<'_> {
         } else {
             let names: Vec<&str> = fitting.iter().map(|cfg| cfg.origin.as_str()).collect();
             format!(
-                "holds weights in {} names, but no architecture; its tensors fit {}, which differ in the input size or \
-                 the preprocessing: pass one of them as --cfg",
+                "holds weights in {} names, but no architecture; its tensors fit {}, which differ in {} or the \
+                 preprocessing: pass one of them as --cfg",
                 self.dialect,
-                names.join(" and ")
+                names.join(" and "),
+                if self.version == SwinVersion::V1 { "the input size" } else { "the input size, the window" }
             )
         };
         if self.path.parent().is_some_and(|folder| folder.join("config.json").is_file()) {
@@ -136,25 +144,42 @@ impl Bare<'_> {
         let shape =
             |name: &str| self.tensors.get(name).map(|tensor| tensor.shape.clone()).unwrap_or_default();
         let depths = depths(self.tensors.keys());
-        let table =
-            |stage: usize| shape(&format!("layers.{stage}.blocks.0.attn.relative_position_bias_table"));
-        let heads: Vec<usize> = (0..depths.len()).filter_map(|stage| table(stage).get(1).copied()).collect();
+        let of_block = |stage: usize, last: &str| shape(&format!("layers.{stage}.blocks.0.attn.{last}"));
+        let table = |stage: usize| of_block(stage, "relative_position_bias_table");
+        let heads = |stage: usize| match self.version {
+            SwinVersion::V1 => table(stage).get(1).copied(),
+            SwinVersion::V2 => of_block(stage, "logit_scale").first().copied(),
+        };
+        let heads: Vec<usize> = (0..depths.len()).filter_map(heads).collect();
+        let window = match self.version {
+            SwinVersion::V1 => table(0).first().map(|rows| rows.isqrt().div_ceil(2)),
+            SwinVersion::V2 => self.windows.first().copied().flatten(),
+        };
+        let section = self.version.section();
         let mut facts = Vec::new();
         let mut add =
             |key: &str, value: Option<String>| facts.extend(value.map(|value| format!("{key} {value}")));
+        let key = |key: &str| format!("{section}.{key}");
         let patch = shape("patch_embed.proj.weight");
-        add("MODEL.SWIN.EMBED_DIM", patch.first().map(usize::to_string));
-        add("MODEL.SWIN.PATCH_SIZE", patch.last().map(usize::to_string));
-        add("MODEL.SWIN.DEPTHS", (!depths.is_empty()).then(|| format!("{depths:?}")));
-        add("MODEL.SWIN.NUM_HEADS", (!heads.is_empty()).then(|| format!("{heads:?}")));
-        add("MODEL.SWIN.WINDOW_SIZE", table(0).first().map(|rows| rows.isqrt().div_ceil(2).to_string()));
+        if self.version == SwinVersion::V2 {
+            add("MODEL.TYPE", Some("swinv2".to_owned()));
+        }
+        add(&key("EMBED_DIM"), patch.first().map(usize::to_string));
+        add(&key("PATCH_SIZE"), patch.last().map(usize::to_string));
+        add(&key("DEPTHS"), (!depths.is_empty()).then(|| format!("{depths:?}")));
+        add(&key("NUM_HEADS"), (!heads.is_empty()).then(|| format!("{heads:?}")));
+        add(&key("WINDOW_SIZE"), window.map(|window| window.to_string()));
         let fc1 = shape("layers.0.blocks.0.mlp.fc1.weight");
         add(
-            "MODEL.SWIN.MLP_RATIO",
+            &key("MLP_RATIO"),
             fc1.first().zip(fc1.get(1)).map(|(h, c)| format!("{}", *h as f64 / *c as f64)),
         );
         add("MODEL.NUM_CLASSES", shape("head.weight").first().map(usize::to_string));
-        format!("The shapes give {}; they do not give DATA.IMG_SIZE and the preprocessing", facts.join(", "))
+        let missing = match (self.version, window) {
+            (SwinVersion::V2, None) => "DATA.IMG_SIZE, MODEL.SWINV2.WINDOW_SIZE",
+            _ => "DATA.IMG_SIZE",
+        };
+        format!("The shapes give {}; they do not give {missing} and the preprocessing", facts.join(", "))
     }
 }
 

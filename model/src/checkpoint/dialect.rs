@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::WindowPolicy;
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 use crate::params::name_list;
 
@@ -86,14 +86,21 @@ impl FromStr for Dialect {
     }
 }
 
-/// Refuses tensors that only a Swin V2 has.
-pub(super) fn refuse_v2<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<(), ModelError> {
+/// The version of the Swin whose tensors have these names: V2 if one of them is of cosine attention.
+pub(super) fn version<'a>(keys: impl IntoIterator<Item = &'a str>) -> SwinVersion {
     const MARKS: [&str; 4] = ["cpb_mlp", "logit_scale", "continuous_position_bias", "relative_coords_table"];
-    match keys.into_iter().find(|key| MARKS.iter().any(|mark| key.contains(mark))) {
-        Some(key) => {
-            Err(ModelError::tensor(key, "belongs to a Swin V2; Swin V2 is not supported yet, use a Swin V1"))
-        }
-        None => Ok(()),
+    match keys.into_iter().any(|key| MARKS.iter().any(|mark| key.contains(mark))) {
+        true => SwinVersion::V2,
+        false => SwinVersion::V1,
+    }
+}
+
+/// Added to the logits of masked tokens by the dialect's own code. The code of transformers for Swin V2 adds its mask
+/// twice.
+pub(super) fn mask(dialect: Dialect, version: SwinVersion) -> f64 {
+    match (dialect, version) {
+        (Dialect::HuggingFace, SwinVersion::V2) => -200.0,
+        _ => SwinConfig::default().mask,
     }
 }
 
@@ -106,8 +113,7 @@ pub(super) fn refuse_vit<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<
         .collect();
     let Some(first) = tokens.first() else { return Ok(()) };
     let network = if tokens.len() > 1 { "a distilled DeiT" } else { "a ViT or DeiT" };
-    let problem =
-        format!("the checkpoint is {network}, not a Swin: Swins have no class token; use a Swin V1");
+    let problem = format!("the checkpoint is {network}, not a Swin: Swins have no class token; use a Swin");
     Err(ModelError::tensor(*first, problem))
 }
 

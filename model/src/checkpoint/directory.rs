@@ -50,12 +50,11 @@ pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Desc
     }
     let json = Json::read(&path)?;
     let is_hf = match (json.text("model_type")?.as_deref(), json.get("architecture")) {
-        (Some("swin"), _) => true,
+        (Some("swin" | "swinv2"), _) => true,
         (None, Some(_)) => false,
-        (Some("swinv2"), _) => {
-            return Err(json.error("model_type", "Swin V2 is not supported yet; use a Swin V1"));
+        (Some(other), _) => {
+            return Err(json.error("model_type", format!("`{other}` is neither `swin` nor `swinv2`")));
         }
-        (Some(other), _) => return Err(json.error("model_type", format!("`{other}` is not `swin`"))),
         (None, None) => {
             let problem = "is missing, and so is timm's `architecture`; pass --cfg NAME or --cfg FILE.yaml";
             return Err(json.error("model_type", problem));

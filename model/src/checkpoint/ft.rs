@@ -17,7 +17,7 @@ use std::path::Path;
 
 use super::file::{CheckpointFile, names_of};
 use super::raw::RawTensor;
-use crate::arch::SwinConfig;
+use crate::arch::{SwinConfig, SwinVersion};
 use crate::error::ModelError;
 use crate::quantized::check_range;
 use crate::site::{BlockId, Half, Operand, Site, all_sites};
@@ -85,9 +85,14 @@ fn is_siteless(key: &str) -> bool {
 /// skipped, because these have no site. A weight's per-channel ranges are reduced to the largest.
 ///
 /// # Errors
-/// A file that is unreadable or has no ranges; a range that belongs to no site of `config`; a range of an activation
+/// A Swin V2; a file that is unreadable or has no ranges; a range that belongs to no site of `config`; a range of an activation
 /// that is not a positive, finite scalar.
 pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site, f32>, ModelError> {
+    if config.version == SwinVersion::V2 {
+        let problem = "FasterTransformer's ranges of a Swin V2 belong to another arithmetic: its queries include the \
+                       scale of the logits; calibrate without them";
+        return Err(ModelError::config("MODEL.TYPE", problem));
+    }
     let file = CheckpointFile::open(path)?;
     let raw = file.tensors()?;
     let known = all_sites(config);

@@ -5,12 +5,15 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::Description;
+use super::dialect::{Dialect, mask};
 use super::json::Json;
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::config::without_zeros;
 use crate::error::ModelError;
 
-/// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`.
+/// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
+/// and `Swinv2Config`, which are equal.
 pub(super) fn describe(folder: &Path, json: &Json) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
     let transform = transform(folder, config.image_size)?;
@@ -20,6 +23,14 @@ pub(super) fn describe(folder: &Path, json: &Json) -> Result<Description, ModelE
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
     refuse_unsupported(json)?;
     let default = SwinConfig::default();
+    let version = match json.text("model_type")?.as_deref() {
+        Some("swinv2") => SwinVersion::V2,
+        _ => SwinVersion::V1,
+    };
+    let pretrained = match version {
+        SwinVersion::V1 => None,
+        SwinVersion::V2 => json.sizes("pretrained_window_sizes")?,
+    };
     let stem =
         folder.file_name().map_or_else(|| "swin".to_owned(), |name| name.to_string_lossy().into_owned());
     Ok(SwinConfig {
@@ -36,9 +47,11 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         qk_scale: None,
         ape: json.bool("use_absolute_embeddings")?.unwrap_or(false),
         patch_norm: true,
-        version: default.version,
+        version,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::ShrinkAndPad,
+        mask: mask(Dialect::HuggingFace, version),
+        pretrained_window_sizes: without_zeros(pretrained.unwrap_or_default()),
     })
 }
 

@@ -25,7 +25,7 @@ pub use random::random_model;
 pub(crate) use safetensors::check_header;
 pub use safetensors::is_quantized_file;
 
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -59,7 +59,7 @@ struct Description {
     labels: Option<Vec<String>>,
 }
 
-/// Loads a float Swin V1.
+/// Loads a float Swin.
 ///
 /// `path` is one of:
 /// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
@@ -69,14 +69,16 @@ struct Description {
 ///   `pytorch_model.bin`; transformers also needs `preprocessor_config.json`.
 /// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
-/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under Microsoft's names.
+/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the
+/// names of [`parameters`]. The version of Swin is detected from the tensor names.
 ///
-/// The dialect decides the window policy, even if `options.cfg` gives the architecture. The transform comes from
+/// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
 /// `options.cfg` if given, else from the directory.
 ///
 /// # Errors
 /// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
-/// are missing, unexpected, of another shape, or not finite; a Swin V2; an impossible architecture.
+/// are missing, unexpected, of another shape, or not finite; another version of Swin than the configuration's; an
+/// impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
     Ok(load_float_with_note(path, options)?.0)
 }
@@ -100,17 +102,21 @@ pub fn load_float_with_note(
     let file = CheckpointFile::open(&weights)?;
     let raw = file.tensors()?;
     let keys = || raw.keys().map(String::as_str);
-    dialect::refuse_v2(keys())?;
+    let version = dialect::version(keys());
     dialect::refuse_vit(keys())?;
     let dialect = options
         .dialect
         .or_else(|| Dialect::detect(keys()))
         .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
-    let (tensors, sha256) = (names::to_microsoft(dialect, &raw)?, file.sha256());
-    let bare = Bare { path: &weights, dialect, sha256: &sha256, tensors: &tensors };
+    let (tensors, sha256) = (names::to_microsoft(dialect, version, &raw)?, file.sha256());
+    let windows = names::stored_windows(&raw);
+    let bare =
+        Bare { path: &weights, dialect, version, sha256: &sha256, tensors: &tensors, windows: &windows };
     let (description, note) = described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
+    check_version(&description.config, version)?;
     let config = apply_dialect(description.config, dialect)?;
     check_tables(&config, &tensors)?;
+    check_stored_windows(&config, &windows)?;
     check_parameters(&config, &tensors)?;
     let source = Source { file: shown(&weights), sha256, dialect: dialect.to_string() };
     let Description { transform, labels, .. } = description;
@@ -131,9 +137,10 @@ fn load_own(path: &Path) -> Result<(FloatModel, Option<String>), ModelError> {
     Ok((FloatModel { source, ..model }, info.warning(path)))
 }
 
-/// Sets the dialect's window policy and checks the configuration.
+/// Sets the dialect's window policy and mask, and checks the configuration.
 fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
     config.window_policy = dialect.window_policy();
+    config.mask = dialect::mask(dialect, config.version);
     check_sizes(&config)?;
     config.validate()?;
     // `Stage::partition` and transformers pad the grid before the cyclic shift. timm shifts before it pads, so its
@@ -145,13 +152,48 @@ fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig,
              supported; use an input size whose token grids are multiples of the window",
             stage.window, stage.grid, stage.grid, stage.index
         );
-        return Err(ModelError::config("MODEL.SWIN.WINDOW_SIZE", problem));
+        return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
     }
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }
     Ok(config)
+}
+
+/// Refuses a checkpoint of another version of Swin than the configuration's.
+fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelError> {
+    if config.version == found {
+        return Ok(());
+    }
+    let [found, wanted] = [found, config.version].map(|version| match version {
+        SwinVersion::V1 => ("Swin V1", "swin"),
+        SwinVersion::V2 => ("Swin V2", "swinv2"),
+    });
+    let problem = format!(
+        "the checkpoint is a {}, but the configuration {} is of a {} ({}); use a configuration of type `{}`",
+        found.0, config.name, wanted.0, wanted.1, found.1
+    );
+    Err(ModelError::config("MODEL.TYPE", problem))
+}
+
+/// Refuses a Swin V2 whose file says that its windows were others than the configuration's: they would run, but give
+/// other results than the model was trained for. Windows of an earlier training may differ, if the configuration names
+/// them.
+fn check_stored_windows(config: &SwinConfig, windows: &[Option<usize>]) -> Result<(), ModelError> {
+    for (stage, &stored) in config.stages().iter().zip(windows) {
+        let Some(stored) = stored else { continue };
+        if stored != stage.window && config.pretrained_window(stage.index) != Some(stored) {
+            let problem = format!(
+                "the checkpoint has windows of {stored} in stage {}, but {} at input size {} uses {} there; use the \
+                 WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
+                 PRETRAINED_WINDOW_SIZES",
+                stage.index, config.name, config.image_size, stage.window
+            );
+            return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses bias tables of another window size than the configuration's, because tables are not resized.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::dialect::Dialect;
 use super::raw::RawDict;
+use crate::arch::SwinVersion;
 use crate::error::ModelError;
 use crate::tensor::{HostTensor, StateDict};
 
@@ -22,8 +23,14 @@ pub(super) enum Target {
 /// [`check_parameters`](crate::params::check_parameters) reports it as unexpected.
 pub(super) fn target(dialect: Dialect, name: &str) -> Target {
     let last = name.rsplit('.').next().unwrap_or(name);
-    if matches!(last, "relative_position_index" | "attn_mask") {
+    if matches!(last, "relative_position_index" | "relative_coords_table" | "attn_mask") {
         return Target::Dropped;
+    }
+    // Swin V2 of Microsoft and timm: the keys have no bias.
+    for (suffix, third) in [(".attn.q_bias", 0), (".attn.v_bias", 2)] {
+        if let Some(block) = name.strip_suffix(suffix) {
+            return Target::Third(format!("{block}.attn.qkv.bias"), third);
+        }
     }
     let renamed = match dialect {
         Dialect::Microsoft => None,
@@ -76,7 +83,7 @@ fn torchvision(name: &str) -> Option<String> {
 
 /// Modules of a Hugging Face block and Microsoft's names for them. Saved files and transformers 5 use different names;
 /// both are listed. A digit is the third of `attn.qkv`.
-const HF_BLOCK: [(&str, &str); 14] = [
+const HF_BLOCK: [(&str, &str); 16] = [
     ("layernorm_before", "norm1"),
     ("layernorm_after", "norm2"),
     ("attention.output.dense", "attn.proj"),
@@ -91,11 +98,13 @@ const HF_BLOCK: [(&str, &str); 14] = [
     ("attention.k_proj", "1"),
     ("attention.self.value", "2"),
     ("attention.v_proj", "2"),
+    ("attention.self.continuous_position_bias_mlp.0", "attn.cpb_mlp.0"),
+    ("attention.self.continuous_position_bias_mlp.2", "attn.cpb_mlp.2"),
 ];
 
 fn hugging_face(name: &str) -> Target {
     let unknown = || Target::Whole(name.to_owned());
-    let inner = name.strip_prefix("swin.").unwrap_or(name);
+    let inner = name.strip_prefix("swin.").or_else(|| name.strip_prefix("swinv2.")).unwrap_or(name);
     let whole =
         |prefix: &str, to: &str| inner.strip_prefix(prefix).map(|last| Target::Whole(format!("{to}{last}")));
     if inner == "embeddings.position_embeddings" {
@@ -119,7 +128,7 @@ fn hugging_face(name: &str) -> Target {
 
 fn hugging_face_block(block: &str, rest: &str) -> Option<Target> {
     let (module, last) = rest.rsplit_once('.')?;
-    if last == "relative_position_bias_table" {
+    if matches!(last, "relative_position_bias_table" | "logit_scale") {
         return Some(Target::Whole(format!("{block}.attn.{last}")));
     }
     let (_, ours) = HF_BLOCK.iter().find(|(theirs, _)| *theirs == module)?;
@@ -129,11 +138,17 @@ fn hugging_face_block(block: &str, rest: &str) -> Option<Target> {
     })
 }
 
-/// Renames the tensors, converts them to f32 and joins the q, k and v thirds.
+/// Renames the tensors, converts them to f32 and joins the q, k and v thirds. The bias of the keys of a Swin V2 becomes
+/// zeros: most files have none, and torchvision does not use the one that it stores.
 ///
 /// # Errors
 /// [`ModelError::Tensor`] for a parameter that is not a float tensor, occurs twice, or lacks a third.
-pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateDict, ModelError> {
+pub(super) fn to_microsoft(
+    dialect: Dialect,
+    version: SwinVersion,
+    raw: &RawDict<'_>,
+) -> Result<StateDict, ModelError> {
+    let is_bias = |name: &str| version == SwinVersion::V2 && name.ends_with(".attn.qkv.bias");
     let mut whole = StateDict::new();
     let mut thirds: BTreeMap<String, [Option<HostTensor>; 3]> = BTreeMap::new();
     for (name, tensor) in raw {
@@ -143,7 +158,12 @@ pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateD
         match target(dialect, name) {
             Target::Dropped => {}
             Target::Whole(ours) => {
-                if whole.insert(ours, read()?).is_some() {
+                let mut tensor = read()?;
+                if is_bias(&ours) && tensor.shape.len() == 1 {
+                    let third = tensor.data.len() / 3;
+                    tensor.data[third..2 * third].fill(0.0);
+                }
+                if whole.insert(ours, tensor).is_some() {
                     return Err(twice());
                 }
             }
@@ -154,7 +174,10 @@ pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateD
             }
         }
     }
-    for (name, parts) in thirds {
+    for (name, mut parts) in thirds {
+        if let ([Some(q), None, _], true) = (&parts, is_bias(&name)) {
+            parts[1] = Some(HostTensor::new(q.shape.clone(), vec![0.0; q.data.len()]));
+        }
         let joined = concatenate(&name, parts)?;
         if whole.insert(name.clone(), joined).is_some() {
             return Err(ModelError::tensor(
@@ -164,6 +187,25 @@ pub(super) fn to_microsoft(dialect: Dialect, raw: &RawDict<'_>) -> Result<StateD
         }
     }
     Ok(whole)
+}
+
+/// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`
+/// `[1, 2 window - 1, 2 window - 1, 2]`.
+pub(super) fn stored_windows(raw: &RawDict<'_>) -> Vec<Option<usize>> {
+    /// The most stages that are looked at.
+    const STAGES: usize = 8;
+    let mut windows = vec![None; STAGES];
+    for (name, tensor) in raw.iter().filter(|(name, _)| name.ends_with(".relative_coords_table")) {
+        let ours = torchvision(name).unwrap_or_else(|| name.clone());
+        let stage =
+            ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape())
+            && rows == columns
+        {
+            windows[stage] = Some(rows.div_ceil(2));
+        }
+    }
+    windows
 }
 
 /// Query, key and value rows, one under the other.

@@ -1,5 +1,6 @@
 //! Models with random parameters, which stand for trained checkpoints in measurements.
 
+use crate::arch::SwinVersion;
 use crate::config::LoadedConfig;
 use crate::draws::Draws;
 use crate::params::parameters;
@@ -7,13 +8,18 @@ use crate::quantized::{FloatModel, Source};
 use crate::tensor::{HostTensor, StateDict};
 
 /// A model with random parameters. Weights have the distribution N(0, 1 / fan-in); norm weights are uniform in
-/// 0.7..1.3; biases, bias tables and position embeddings have N(0, 0.5^2). A seed gives the same bits on every machine.
+/// 0.7..1.3; biases, bias tables and position embeddings have N(0, 0.5^2). The factors of `QK^T` that a Swin V2 learns are
+/// between 5 and 100, on a logarithmic scale; its keys have no bias. A seed gives the same bits on every machine.
 /// The model stands for a trained checkpoint in measurements; its predictions mean nothing.
 pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let mut tensors = StateDict::new();
     for (index, (name, shape)) in parameters(&loaded.config).into_iter().enumerate() {
         let mut draws = Draws::new(Draws::new(seed ^ (index as u64).rotate_left(40)).next());
-        let data = draw(&mut draws, &name, &shape);
+        let mut data = draw(&mut draws, &name, &shape);
+        if loaded.config.version == SwinVersion::V2 && name.ends_with(".attn.qkv.bias") {
+            let third = data.len() / 3;
+            data[third..2 * third].fill(0.0);
+        }
         tensors.insert(name, HostTensor::new(shape, data));
     }
     FloatModel {
@@ -31,6 +37,10 @@ pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
 
 fn draw(draws: &mut Draws, name: &str, shape: &[usize]) -> Vec<f32> {
     let count = shape.iter().product();
+    if name.ends_with(".logit_scale") {
+        // The logarithms of 5 and of 122: the largest factors are clamped.
+        return (0..count).map(|_| 1.6 + 3.2 * uniform(draws)).collect();
+    }
     let is_table = name.ends_with("_table") || name == "absolute_pos_embed";
     if shape.len() == 1 && name.ends_with(".weight") {
         return (0..count).map(|_| 0.7 + 0.6 * uniform(draws)).collect();
@@ -68,7 +78,12 @@ mod tests {
 
     #[test]
     fn every_parameter_is_drawn_and_depends_on_the_seed_only() {
-        let loaded = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
+        every_parameter_is_drawn("swin_tiny_patch4_window7_224");
+        every_parameter_is_drawn("swinv2_tiny_patch4_window8_256");
+    }
+
+    fn every_parameter_is_drawn(name: &str) {
+        let loaded = load_config(name, &[]).unwrap();
         let model = random_model(&loaded, 7);
         check_parameters(&model.config, &model.tensors).unwrap();
         assert_eq!(model.tensors, random_model(&loaded, 7).tensors);

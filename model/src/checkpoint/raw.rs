@@ -92,6 +92,11 @@ impl<'a> RawTensor<'a> {
         RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], bytes: &[] }
     }
 
+    /// Sizes.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
     /// Number of elements.
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()

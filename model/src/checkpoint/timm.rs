@@ -2,15 +2,17 @@
 
 use super::Description;
 use super::json::Json;
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::config::without_zeros;
 use crate::error::ModelError;
 
-/// Arguments of timm's `SwinTransformer` that have no effect on inference.
+/// Arguments of timm's `SwinTransformer` and `SwinTransformerV2` that have no effect on inference at the model's own
+/// input size.
 const TRAINING_ONLY: [&str; 6] =
     ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "strict_img_size", "weight_init"];
 /// Arguments that [`config`] reads.
-const READ: [&str; 12] = [
+const READ: [&str; 13] = [
     "img_size",
     "patch_size",
     "in_chans",
@@ -23,6 +25,7 @@ const READ: [&str; 12] = [
     "mlp_ratio",
     "qkv_bias",
     "always_partition",
+    "pretrained_window_sizes",
 ];
 
 /// The model that the file describes: the named architecture with the changes of `model_args`, and the transform of
@@ -44,7 +47,8 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let base = name.split('.').next().unwrap_or_default();
     let Some(official) = SwinConfig::official(base) else {
         let problem = format!(
-            "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} (Swin V1)"
+            "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} (Swin V1) or \
+             swinv2_{{tiny,small,base,large}}_window{{8_256,16_256,12_192,12to16_192to256,12to24_192to384}} (Swin V2)"
         );
         return Err(json.error("architecture", problem));
     };
@@ -52,6 +56,9 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let args = args.as_ref();
     if let Some(args) = args {
         refuse_unsupported(args)?;
+        if official.version == SwinVersion::V1 && args.get("pretrained_window_sizes").is_some() {
+            return Err(args.error("model_args.pretrained_window_sizes", "is an argument of Swin V2 only"));
+        }
     }
     let side = |field| args.map_or(Ok(None), |args| args.side(field));
     let sizes = |field| args.map_or(Ok(None), |args| args.sizes(field));
@@ -71,6 +78,10 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
         mlp_ratio: args.map_or(Ok(None), |args| args.float("mlp_ratio"))?.unwrap_or(official.mlp_ratio),
         qkv_bias: args.map_or(Ok(None), |args| args.bool("qkv_bias"))?.unwrap_or(official.qkv_bias),
         window_policy: WindowPolicy::ShrinkAndPad,
+        version: official.version,
+        pretrained_window_sizes: without_zeros(
+            sizes("pretrained_window_sizes")?.unwrap_or(official.pretrained_window_sizes),
+        ),
         name,
         ..SwinConfig::default()
     })

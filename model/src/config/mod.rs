@@ -7,10 +7,11 @@ mod value;
 
 use std::path::Path;
 
-use crate::arch::{SwinConfig, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
+use keys::Known;
 use source::Settings;
 use value::Value;
 
@@ -65,20 +66,21 @@ const DROP_PATH: f64 = 0.1;
 
 /// Names of the shipped configurations.
 pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
-    swinq_configs::SWIN.iter().map(|(name, _)| *name)
+    presets::all().map(|(name, _)| *name)
 }
 
 /// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files (relative to
 /// the file), the file, `opts`. Keys that are not set have the defaults of Microsoft's `config.py`. As in Microsoft's
 /// code, `DATA.DATASET: imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
 ///
-/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`). A
-/// shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or `_22kto1k_finetune`. The window
-/// policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the checkpoint's dialect.
+/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`,
+/// `configs/swinv2`). A shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or
+/// `_22kto1k_finetune`. The window policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the
+/// checkpoint's dialect.
 ///
 /// # Errors
 /// An unreadable file; an unknown key, with the nearest known one; a value of the wrong type; `MODEL.TYPE` other than
-/// `swin`; impossible sizes.
+/// `swin` and `swinv2`; impossible sizes.
 pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<LoadedConfig, ModelError> {
     let path = Path::new(name_or_path);
     let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
@@ -109,7 +111,12 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
 }
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
-    refuse_other_models(settings)?;
+    let version = version(settings)?;
+    // Each version has its own section; keys of the other one have no effect, as in Microsoft's code.
+    let key = |name: &str| match keys::look_up(&format!("{}.{name}", version.section())) {
+        Known::Leaf(key) => key,
+        _ => unreachable!("{name} is a key of every version"),
+    };
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
     let flag = |key, default| field(settings, key, "True or False", default, Value::as_bool);
     let sizes = |key, default| field(settings, key, "a list of whole numbers", default, Value::as_sizes);
@@ -119,32 +126,38 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         Some((Value::Text(text), "the override")) => text.clone(),
         _ => name,
     };
-    let channels = size("MODEL.SWIN.IN_CHANS", 3)?;
+    let channels = size(key("IN_CHANS"), 3)?;
     if channels != 3 {
-        return Err(ModelError::config(
-            "MODEL.SWIN.IN_CHANS",
-            format!("{channels}: only RGB input (3) is supported"),
-        ));
+        let problem = format!("{channels}: only RGB input (3) is supported");
+        return Err(ModelError::config(key("IN_CHANS"), problem));
+    }
+    let (mut qk_scale, mut pretrained) = (None, Vec::new());
+    if version == SwinVersion::V1 {
+        qk_scale = field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
+            if value.is_none() { Some(None) } else { value.as_float().map(Some) }
+        })?;
+    } else {
+        pretrained = sizes("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", Vec::new())?;
     }
     let config = SwinConfig {
         name,
-        version: default.version,
+        version,
         image_size: size("DATA.IMG_SIZE", 224)?,
-        patch_size: size("MODEL.SWIN.PATCH_SIZE", default.patch_size)?,
+        patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
         num_classes: size("MODEL.NUM_CLASSES", classes)?,
-        embed_dim: size("MODEL.SWIN.EMBED_DIM", default.embed_dim)?,
-        depths: sizes("MODEL.SWIN.DEPTHS", default.depths)?,
-        num_heads: sizes("MODEL.SWIN.NUM_HEADS", default.num_heads)?,
-        window_size: size("MODEL.SWIN.WINDOW_SIZE", default.window_size)?,
-        mlp_ratio: field(settings, "MODEL.SWIN.MLP_RATIO", "a number", default.mlp_ratio, Value::as_float)?,
-        qkv_bias: flag("MODEL.SWIN.QKV_BIAS", true)?,
-        qk_scale: field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
-            if value.is_none() { Some(None) } else { value.as_float().map(Some) }
-        })?,
-        ape: flag("MODEL.SWIN.APE", false)?,
-        patch_norm: flag("MODEL.SWIN.PATCH_NORM", true)?,
+        embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
+        depths: sizes(key("DEPTHS"), default.depths)?,
+        num_heads: sizes(key("NUM_HEADS"), default.num_heads)?,
+        window_size: size(key("WINDOW_SIZE"), default.window_size)?,
+        mlp_ratio: field(settings, key("MLP_RATIO"), "a number", default.mlp_ratio, Value::as_float)?,
+        qkv_bias: flag(key("QKV_BIAS"), true)?,
+        qk_scale,
+        ape: flag(key("APE"), false)?,
+        patch_norm: flag(key("PATCH_NORM"), true)?,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::Microsoft,
+        mask: default.mask,
+        pretrained_window_sizes: without_zeros(pretrained),
     };
     check_sizes(&config)?;
     Ok(config)
@@ -158,17 +171,23 @@ pub(crate) fn check_sizes(config: &SwinConfig) -> Result<(), ModelError> {
     if total > MAX_PARAMETERS {
         let problem =
             format!("{total} parameters in total are more than this program accepts ({MAX_PARAMETERS})");
-        return Err(ModelError::config("MODEL.SWIN.DEPTHS", problem));
+        return Err(ModelError::config(config.key("DEPTHS"), problem));
     }
     Ok(())
 }
 
-fn refuse_other_models(settings: &Settings) -> Result<(), ModelError> {
+/// [`SwinConfig::pretrained_window_sizes`] of a list: empty if all are 0.
+pub(crate) fn without_zeros(windows: Vec<usize>) -> Vec<usize> {
+    if windows.iter().all(|&window| window == 0) { Vec::new() } else { windows }
+}
+
+fn version(settings: &Settings) -> Result<SwinVersion, ModelError> {
     match settings.get("MODEL.TYPE") {
-        None => Ok(()),
-        Some((Value::Text(kind), _)) if kind == "swin" => Ok(()),
+        None => Ok(SwinVersion::V1),
+        Some((Value::Text(kind), _)) if kind == "swin" => Ok(SwinVersion::V1),
+        Some((Value::Text(kind), _)) if kind == "swinv2" => Ok(SwinVersion::V2),
         Some((value, origin)) => {
-            let problem = format!("{value} (set by {origin}): only Swin V1 (`swin`) is supported");
+            let problem = format!("{value} (set by {origin}): only `swin` and `swinv2` are supported");
             Err(ModelError::config("MODEL.TYPE", problem))
         }
     }

@@ -26,7 +26,7 @@ fn every_shipped_configuration_is_the_official_one() {
         assert_eq!(loaded.transform, Transform::microsoft(loaded.config.image_size, !direct), "{name}");
         count += 1;
     }
-    assert_eq!(count, 16);
+    assert_eq!(count, 28);
 }
 
 #[test]
@@ -37,6 +37,8 @@ fn checkpoint_names_find_their_configuration() {
         "swin_base_patch4_window12_384_22kto1k",
         "swin_large_patch4_window7_224",
         "swin_large_patch4_window12_384",
+        "swinv2_base_patch4_window12to16_192to256",
+        "swinv2_large_patch4_window12to24_192to384",
     ] {
         assert_eq!(load_config(name, &[]).unwrap().config, SwinConfig::official(name).unwrap(), "{name}");
     }
@@ -71,6 +73,33 @@ fn lenient_numbers_and_every_architecture_field() {
     };
     assert_eq!(loaded.config, wanted);
     assert_eq!((loaded.transform.filter, loaded.transform.resize), (Filter::Bilinear, Resize::Direct));
+}
+
+#[test]
+fn each_version_reads_its_own_section() {
+    let text = "MODEL:\n  TYPE: swinv2\n  SWIN: {EMBED_DIM: 12, QK_SCALE: 0.1}\n  SWINV2: {EMBED_DIM: 24, DEPTHS: [1, 2], \
+                NUM_HEADS: [2, 3], WINDOW_SIZE: 8, MLP_RATIO: 2, QKV_BIAS: False, APE: True, PATCH_NORM: False, \
+                PRETRAINED_WINDOW_SIZES: [6, 0]}\nDATA: {IMG_SIZE: 64}";
+    let wanted = SwinConfig {
+        name: "my_swin".to_owned(),
+        version: SwinVersion::V2,
+        image_size: 64,
+        embed_dim: 24,
+        depths: vec![1, 2],
+        num_heads: vec![2, 3],
+        window_size: 8,
+        mlp_ratio: 2.0,
+        qkv_bias: false,
+        ape: true,
+        patch_norm: false,
+        pretrained_window_sizes: vec![6, 0],
+        ..SwinConfig::default()
+    };
+    assert_eq!(load_text(text).unwrap().config, wanted);
+    let v1 = load_text(&text.replace("TYPE: swinv2", "TYPE: swin")).unwrap().config;
+    assert_eq!((v1.version, v1.embed_dim, v1.qk_scale), (SwinVersion::V1, 12, Some(0.1)));
+    let zeros = load_text(&text.replace("[6, 0]", "[0, 0]")).unwrap().config;
+    assert!(zeros.pretrained_window_sizes.is_empty());
 }
 
 #[test]
@@ -149,7 +178,19 @@ fn mistakes_are_named_with_key_file_and_remedy() {
             "MODEL: {SWIN: {EMBED_DIMS: 96}}",
             &["my_swin.yaml", "MODEL.SWIN.EMBED_DIMS", "MODEL.SWIN.EMBED_DIM?"][..],
         ),
-        ("MODEL: {TYPE: swinv2}", &["MODEL.TYPE", "swinv2", "only Swin V1", "my_swin.yaml"]),
+        ("MODEL: {TYPE: swin_moe}", &["MODEL.TYPE", "swin_moe", "`swin` and `swinv2`", "my_swin.yaml"]),
+        ("MODEL: {TYPE: swinv2, SWINV2: {DEPTHS: 2}}", &["MODEL.SWINV2.DEPTHS", "list of whole numbers"]),
+        ("MODEL: {TYPE: swinv2, SWINV2: {EMBED_DIM: 0}}", &["MODEL.SWINV2.EMBED_DIM"]),
+        ("MODEL: {TYPE: swinv2, SWINV2: {QK_SCALE: 0.1}}", &["MODEL.SWINV2.QK_SCALE", "unknown key"]),
+        (
+            "MODEL: {TYPE: swinv2, SWINV2: {PRETRAINED_WINDOW_SIZES: [12, 6]}}",
+            &["MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "2 entries"],
+        ),
+        (
+            "MODEL: {TYPE: swinv2, SWINV2: {PRETRAINED_WINDOW_SIZES: [12, 12, 12, 1]}}",
+            &["MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "1 is neither 0"],
+        ),
+        ("MODEL: {TYPE: swinv2, SWINV2: {WINDOW_SIZE: 1}}", &["MODEL.SWINV2.WINDOW_SIZE", "one token"]),
         ("MODEL: {TYPE: 3}", &["MODEL.TYPE"]),
         ("MODEL: {SWIN: {IN_CHANS: 1}}", &["IN_CHANS", "1"]),
         ("MODEL: {SWIN: {DEPTHS: 2}}", &["DEPTHS", "list of whole numbers"]),

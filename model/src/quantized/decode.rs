@@ -13,7 +13,7 @@ use super::{
     ChannelCodes, Int8Weight, LARGEST_SCALE, Param, QuantizedModel, SiteState, channel_codes_allowed_at,
     hash, scale_of,
 };
-use crate::arch::SwinConfig;
+use crate::arch::{SwinConfig, SwinVersion};
 use crate::checkpoint::check_header;
 use crate::error::ModelError;
 use crate::json_keys;
@@ -33,6 +33,10 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileI
     let document = read_document(path, bytes, &file)?;
     let Document { format_version, numbers, ref hash, .. } = document;
     let info = FileInfo { format_version, numbers, hash: hash.clone() };
+    if document.architecture.version == SwinVersion::V2 && document.numbers < 3 {
+        let problem = "is a Swin V2, which needs `numbers: 3` in its metadata; calibrate again";
+        return Err(ModelError::file(path, problem));
+    }
     document.architecture.validate()?;
     check_transform(&document)?;
     let specs: BTreeMap<Site, SiteSpec> =

@@ -21,8 +21,8 @@ use crate::site::Site;
 /// Version of the format that this crate writes. It also reads version 1, which has no hash.
 pub const FORMAT_VERSION: u64 = 2;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
-/// with their own scales and zero points.
-pub const NUMBERS_VERSION: u64 = 2;
+/// with their own scales and zero points, version 3 has Swin V2.
+pub const NUMBERS_VERSION: u64 = 3;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
@@ -191,7 +191,7 @@ impl QuantizedModel {
         let document = Document {
             format_version: FORMAT_VERSION,
             hash: Some(hash.to_owned()),
-            numbers: if self.sites.values().any(|state| state.channels.is_some()) { 2 } else { 1 },
+            numbers: self.numbers(),
             architecture: self.config.clone(),
             transform: self.transform.clone(),
             labels: self.labels.clone(),

@@ -18,12 +18,13 @@ pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
 pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Source, TrainingRecord};
 
-use crate::arch::SwinConfig;
+use crate::arch::{Stage, SwinConfig, SwinVersion};
 use crate::batch::Transform;
 use crate::error::ModelError;
 use crate::params::check_parameters;
+use crate::position::AttentionParameters;
 use crate::recipe::{Recipe, SiteSpec};
-use crate::site::{Linear, Site, all_linears, all_sites};
+use crate::site::{BlockId, Linear, Site, all_linears, all_sites};
 use crate::tensor::{HostTensor, StateDict};
 use swinq_kernels::ColumnQuantizers;
 
@@ -127,6 +128,18 @@ impl QuantizedModel {
         self.sites.get(&site).unwrap_or_else(|| panic!("{site} is not a site of {}", self.config.name))
     }
 
+    /// The factors of `QK^T` and the relative position bias of a block of `stage`. Both versions of Swin have them in this
+    /// form, which is computed here for Swin V2.
+    ///
+    /// # Panics
+    /// If the model lacks a parameter of the block.
+    pub fn attention_parameters(&self, stage: &Stage, block: BlockId) -> AttentionParameters<'_> {
+        AttentionParameters::of(&self.config, stage, block, |name| match &self.params[name] {
+            Param::Float(tensor) => &tensor.data,
+            Param::Int8(_) => panic!("{name} is not a weight of a linear layer"),
+        })
+    }
+
     /// The scale of an enabled `s8` activation site; `None` if the site is off.
     ///
     /// # Errors
@@ -195,6 +208,16 @@ impl QuantizedModel {
     /// Whether the linear layer runs in INT8: true if the sites of its input and of its weight are both on.
     pub fn is_int8(&self, linear: Linear) -> bool {
         self.site(Site::Input(linear)).spec.enabled && self.site(Site::Weight(linear)).spec.enabled
+    }
+
+    /// The oldest version of the number contract (`docs/inference.md`) by which the model can run: 3 for a Swin V2, 2
+    /// for channels with their own scales and zero points, else 1.
+    pub fn numbers(&self) -> u64 {
+        match self.config.version {
+            SwinVersion::V2 => 3,
+            SwinVersion::V1 if self.sites.values().any(|state| state.channels.is_some()) => 2,
+            SwinVersion::V1 => 1,
+        }
     }
 
     /// Checks everything that the engine relies on: every parameter is present, has its shape and is finite; weights are

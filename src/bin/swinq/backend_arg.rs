@@ -12,16 +12,17 @@ use crate::out::detail;
 /// The options of the engines that `args` request: one engine, or on a GPU one engine for each value of
 /// `--gemm`. Batches have up to `max_batch` images.
 pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
+    let device = *args.devices.first().ok_or_else(|| Usage("--devices names no GPU".to_owned()))?;
     let backend = match args.backend {
         Backend::Cpu => BackendChoice::Cpu,
         Backend::Auto => BackendChoice::Auto,
-        Backend::Cuda => usable_gpu(args.device).context("--backend cuda").map(|_| BackendChoice::Cuda)?,
+        Backend::Cuda => usable_gpu(device).context("--backend cuda").map(|_| BackendChoice::Cuda)?,
     };
     let residual = match args.residual {
         Residual::F16 => StreamType::F16,
         Residual::F32 => StreamType::F32,
     };
-    let (device, autotune, nvtx) = (args.device, args.autotune, args.nvtx);
+    let (autotune, nvtx) = (args.autotune, args.nvtx);
     let options = |&gemm| {
         let cuda = CudaOptions { device, max_batch, residual, gemm, autotune, nvtx };
         EngineOptions { backend, threads, max_batch, cuda, ..EngineOptions::default() }.resolved()
@@ -29,17 +30,19 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
     let mut all = args.gemm.iter().map(options).collect::<Result<Vec<_>, _>>()?;
     if all[0].backend == BackendChoice::Cpu {
         all.truncate(1);
-        if args.nvtx {
-            let text = "--nvtx needs a GPU, but the CPU runs the models; see `swinq doctor`";
-            return Err(Usage(text.to_owned()).into());
+        let gpu_only = [("--nvtx", args.nvtx), ("--devices", args.devices.len() > 1)];
+        if let Some((option, _)) = gpu_only.into_iter().find(|(_, given)| *given) {
+            let text = format!("{option} needs a GPU, but the CPU runs the models; see `swinq doctor`");
+            return Err(Usage(text).into());
         }
     }
     detail!("engine: {}", all[0].describe()?);
     Ok(all)
 }
 
-/// The first of [`engines`].
+/// The first of [`engines`], for a command that runs on one GPU.
 pub fn engine(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<EngineOptions> {
+    one_device(args)?;
     Ok(engines(args, threads, max_batch)?.swap_remove(0))
 }
 
@@ -51,10 +54,29 @@ pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) 
     }
 }
 
-/// Makes a candidate for evaluation: `model`, which is called `name`, on an engine.
-pub fn candidate(name: &str, model: &Model, options: &EngineOptions) -> anyhow::Result<Candidate> {
+/// Refuses several GPUs, for a command that runs on one.
+pub fn one_device(args: &BackendArgs) -> anyhow::Result<()> {
+    if args.devices.len() > 1 {
+        let text = "this command runs on one GPU; `bench` and `eval` take several values of --devices";
+        return Err(Usage(text.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// Makes a candidate for evaluation: `model`, which is called `name`, on an engine or on an engine for each
+/// of several GPUs.
+pub fn candidate(
+    name: &str,
+    model: &Model,
+    options: &EngineOptions,
+    devices: &[usize],
+) -> anyhow::Result<Candidate> {
     let start = Instant::now();
-    let candidate = with_remedy(Candidate::engine(name, model, options), options)?;
+    let candidate = match devices {
+        [] | [_] => Candidate::engine(name, model, options),
+        _ => Candidate::replicas(name, model, options, devices),
+    };
+    let candidate = with_remedy(candidate, options)?;
     detail!("prepared {}: {:.3} s", candidate.result.label(), start.elapsed().as_secs_f64());
     Ok(candidate)
 }

@@ -3,7 +3,7 @@
 
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
-use swinq_kernels::rows_f32;
+use swinq_kernels::{reference, rows_f32};
 
 use super::{Pass, cpu, each_part, each_row, row, vectorised};
 use crate::ops::product::Product;
@@ -64,9 +64,25 @@ pub(in crate::ops) fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
     .on(&[q, k])
 }
 
+pub(in crate::ops) fn normalize(x: &Tensor) -> Result<Tensor> {
+    let d = x.dim(candle_core::D::Minus1)?;
+    Pass::new("normalize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
+        each_row(
+            out,
+            d,
+            #[inline(always)]
+            |i, out| {
+                out.copy_from_slice(row(arguments[0], d, i));
+                reference::normalize(out);
+            },
+        );
+    })
+    .on(&[x])
+}
+
 pub(in crate::ops) fn logits(
     scores: &Tensor,
-    scale: f32,
+    scales: &[f32],
     bias: &Tensor,
     mask: Option<&Tensor>,
 ) -> Result<Tensor> {
@@ -82,6 +98,7 @@ pub(in crate::ops) fn logits(
             #[inline(always)]
             |i, out| {
                 let (x, bias) = (row(x, size, i), row(bias, size, i % heads));
+                let scale = scales[i % heads % scales.len()];
                 for ((out, &x), &b) in out.iter_mut().zip(x).zip(bias) {
                     *out = x.mul_add(scale, b);
                 }

@@ -7,11 +7,13 @@
 
 mod attention;
 mod channels;
+mod cosine;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fake_quant;
 mod host;
 mod norm;
+mod position;
 
 use candle_core::{D, DType, Result, Tensor};
 
@@ -21,10 +23,12 @@ use crate::tape::{Implementation, Tape};
 
 pub use attention::{AttentionSites, attention};
 pub use channels::{FakeChannels, fake_quantize_channels, scale_columns};
+pub(crate) use cosine::cosine;
 pub use fake_quant::{
     FakeActivation, FakeProbs, FakeWeight, LearnedScale, fake_quantize, fake_quantize_weight,
 };
 pub(super) use norm::{norm, norm_then_gather};
+pub(crate) use position::{position_table, without_key_gradient};
 
 /// [`Ops::gather`](super::Ops), for a gather that uses each source row at most once.
 pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {

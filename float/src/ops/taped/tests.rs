@@ -298,7 +298,7 @@ fn attention_by_candle(
     } else {
         scores
     };
-    let logits = composed::logits(&scores, scale as f32, &x[1], mask)?;
+    let logits = composed::logits(&scores, &[scale as f32], &x[1], mask)?;
     let mixed = match kind {
         "u8" => {
             let below = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;

@@ -11,11 +11,11 @@ const RESIDENT: usize = 8;
 /// An elementwise op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementwiseOp {
-    /// `out = x`, f32, one element at a time.
+    /// `out = x`, f32, with loads of single elements.
     Copy,
     /// `out = x`, f32, four elements at a time.
     CopyVector,
-    /// `out = fma(x, scale, y)`, f32, one element at a time.
+    /// `out = fma(x, scale, y)`, f32, with loads of single elements.
     ScaleAdd,
     /// `out = fma(x, scale, y)`, f32, four elements at a time.
     ScaleAddVector,
@@ -73,10 +73,10 @@ impl ElementwiseOp {
         operand * if self.is_binary() { 2 } else { 1 } + result
     }
 
-    /// Number of elements that a thread processes at a time.
+    /// Number of elements that a thread processes at a time; for single elements, UNROLL of
+    /// ladder_elementwise.cu.
     fn group(self) -> usize {
         match self {
-            ElementwiseOp::Copy | ElementwiseOp::ScaleAdd => 1,
             ElementwiseOp::Quantize | ElementwiseOp::HalfAdd => 8,
             _ => 4,
         }

@@ -5,6 +5,10 @@ use crate::cuda::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, 
 
 /// Threads of a block.
 const THREADS: u32 = 256;
+/// Number of values of a row that one thread should hold in registers.
+const GOOD_VALUES: usize = 8;
+/// Maximum number of values of a row that one thread holds in registers.
+const MOST_VALUES: usize = 32;
 
 /// A method to compute the softmax of f32 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,37 +17,55 @@ pub enum SoftmaxRung {
     Naive,
     /// One warp per row, maximum and sum in one pass; result in f32.
     Online,
-    /// The codes of the INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), one warp
-    /// per row; result in u8, and the sum of each row's codes in u32.
+    /// Several rows per warp, with values in registers; result in f32.
+    Rows,
+    /// The codes of the INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), with values
+    /// in registers; result in u8, and the sum of each row's codes in u32.
     Codes,
+}
+
+/// Number of threads that share a row of `columns` values in registers; `None` if the row is too long.
+fn lanes(columns: usize) -> Option<u32> {
+    let vector = if columns.is_multiple_of(4) { 4 } else { 1 };
+    let values = |lanes: u32| columns.div_ceil(lanes as usize * vector) * vector;
+    let good = [1, 2, 4, 8, 16, 32].into_iter().find(|&lanes| values(lanes) <= GOOD_VALUES);
+    good.or_else(|| [32, THREADS].into_iter().find(|&lanes| values(lanes) <= MOST_VALUES))
 }
 
 impl SoftmaxRung {
     /// All rungs, the simplest first.
-    pub const ALL: [SoftmaxRung; 3] = [SoftmaxRung::Naive, SoftmaxRung::Online, SoftmaxRung::Codes];
+    pub const ALL: [SoftmaxRung; 4] =
+        [SoftmaxRung::Naive, SoftmaxRung::Online, SoftmaxRung::Rows, SoftmaxRung::Codes];
 
-    /// The program to compile.
-    pub fn program(self) -> Program {
-        let entry = match self {
-            SoftmaxRung::Naive => "softmax_naive",
-            SoftmaxRung::Online => "softmax_online",
-            SoftmaxRung::Codes => "softmax_codes",
+    /// The program to compile for rows of `columns` values; `None` if such a row does not fit into registers.
+    pub fn program(self, columns: usize) -> Option<Program> {
+        let program = |entry| Program::new("ladder_softmax.cu", entry).define("THREADS", THREADS.into());
+        let in_registers = |entry| {
+            let program = program(entry).define("COLUMNS", i64::from(int(columns)));
+            Some(program.define("LANES", lanes(columns)?.into()))
         };
-        Program::new("ladder_softmax.cu", entry).define("THREADS", THREADS.into())
+        match self {
+            SoftmaxRung::Naive => Some(program("softmax_naive")),
+            SoftmaxRung::Online => Some(program("softmax_online")),
+            SoftmaxRung::Rows => in_registers("softmax_rows"),
+            SoftmaxRung::Codes => in_registers("softmax_codes"),
+        }
     }
 
-    /// Launch configuration for `rows` rows.
+    /// Launch configuration for `rows` rows of `columns` values.
     ///
     /// # Panics
     /// If 2^31 blocks or more are needed.
-    pub fn launch(self, rows: usize) -> LaunchConfig {
+    pub fn launch(self, rows: usize, columns: usize) -> LaunchConfig {
         let warps = THREADS / 32;
-        match self {
-            SoftmaxRung::Naive => {
-                LaunchConfig { shared: 2 * warps * 4, ..LaunchConfig::linear(blocks(rows), THREADS) }
-            }
-            _ => LaunchConfig::linear(blocks(rows.div_ceil(warps as usize)), THREADS),
-        }
+        let lanes = match self {
+            SoftmaxRung::Naive => THREADS,
+            SoftmaxRung::Online => 32,
+            SoftmaxRung::Rows | SoftmaxRung::Codes => lanes(columns).unwrap_or(THREADS),
+        };
+        let shared = if lanes == THREADS { 2 * warps * 4 } else { 0 };
+        let grid = blocks(rows.div_ceil((THREADS / lanes) as usize));
+        LaunchConfig { shared, ..LaunchConfig::linear(grid, THREADS) }
     }
 
     /// Bytes per element of the output.
@@ -66,22 +88,34 @@ struct SoftmaxParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in ladder_softmax.cu in the same order.
 unsafe impl Params for SoftmaxParams {}
 
-/// A rung, compiled.
+/// A rung, compiled for rows of one length.
 pub struct Softmax {
     kernel: Kernel,
     rung: SoftmaxRung,
+    columns: usize,
 }
 
 impl Softmax {
-    /// Compiles `rung`.
+    /// Compiles `rung` for rows of `columns` values.
     ///
     /// # Errors
-    /// NVRTC is missing, the source does not compile, or the driver fails.
-    pub fn new(device: &Device, rung: SoftmaxRung) -> Result<Softmax, CudaError> {
-        Ok(Softmax { kernel: device.kernel(&rung.program())?, rung })
+    /// [`CudaError::Unsupported`] if such a row does not fit into registers; NVRTC is missing, the source does
+    /// not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If `columns` is 2^31 or more.
+    pub fn new(device: &Device, rung: SoftmaxRung, columns: usize) -> Result<Softmax, CudaError> {
+        let too_long = || {
+            let most = MOST_VALUES * THREADS as usize;
+            CudaError::Unsupported(format!(
+                "rows of {columns} values do not fit into the registers of a block, which hold {most}"
+            ))
+        };
+        let kernel = device.kernel(&rung.program(columns).ok_or_else(too_long)?)?;
+        Ok(Softmax { kernel, rung, columns })
     }
 
-    /// Writes the softmax of the rows of `x`, f32 `[rows, columns]`, to `out`, which has the same shape and
+    /// Writes the softmax of the `rows` rows of `x`, f32 `[rows, columns]`, to `out`, which has the same shape and
     /// is contiguous. [`SoftmaxRung::Codes`] also writes the sums of the codes to `sums`, `[rows]`; other
     /// rungs do not use `sums`.
     ///
@@ -93,22 +127,24 @@ impl Softmax {
     pub fn run(
         &self,
         on: &Stream,
-        (rows, columns): (usize, usize),
+        rows: usize,
         x: &DeviceSlice,
         out: &DeviceSlice,
         sums: &DeviceSlice,
     ) -> Result<(), CudaError> {
+        let columns = self.columns;
         expect("ladder: x", x, rows * columns * 4);
         expect("ladder: the output", out, rows * columns * self.rung.element_bytes());
         if self.rung == SoftmaxRung::Codes {
             expect("ladder: the sums", sums, rows * 4);
         }
         [x, out, sums].into_iter().for_each(|slice| on.hold(slice));
-        let (rows_int, columns) = (int(rows), int(columns));
-        let params = SoftmaxParams { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows: rows_int, columns };
+        let config = self.rung.launch(rows, columns);
+        let (rows, columns) = (int(rows), int(columns));
+        let params = SoftmaxParams { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows, columns };
         // SAFETY: `SoftmaxParams` is the kernels' parameter. The lengths were checked above, the kernels
         // access no row or column beyond them, and all slices are held.
-        unsafe { launch(&self.kernel, self.rung.launch(rows), on, &params) }
+        unsafe { launch(&self.kernel, config, on, &params) }
     }
 }
 
@@ -119,9 +155,19 @@ mod tests {
     #[test]
     fn launches_cover_the_rows() {
         for rows in [1, 7, 8, 9, 1000] {
-            assert_eq!(SoftmaxRung::Naive.launch(rows).grid, [rows as u32, 1, 1]);
-            assert_eq!(SoftmaxRung::Online.launch(rows).grid, [rows.div_ceil(8) as u32, 1, 1]);
-            assert_eq!(SoftmaxRung::Codes.launch(rows).threads, THREADS);
+            assert_eq!(SoftmaxRung::Naive.launch(rows, 49).grid, [rows as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Online.launch(rows, 49).grid, [rows.div_ceil(8) as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Rows.launch(rows, 49).grid, [rows.div_ceil(32) as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Codes.launch(rows, 4096).grid, [rows as u32, 1, 1]);
         }
+    }
+
+    #[test]
+    fn threads_that_share_a_row() {
+        let found = [1, 8, 32, 49, 64, 257, 1000, 1024, 1028, 8192, 8193].map(lanes);
+        let some = |lanes| Some(lanes);
+        assert_eq!(found[..6], [some(1), some(1), some(4), some(8), some(8), some(32)]);
+        assert_eq!(found[6..], [some(32), some(32), some(256), some(256), None]);
+        assert!(SoftmaxRung::Rows.program(8193).is_none() && SoftmaxRung::Online.program(8193).is_some());
     }
 }

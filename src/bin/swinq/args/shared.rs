@@ -85,9 +85,16 @@ pub struct BackendArgs {
     /// Backend of the models: the GPU if there is one, the CPU engine, or the CUDA engine.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// Ordinal of the GPU.
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "CUDA options")]
-    pub device: usize,
+    /// Ordinal of the GPU; `bench` and `eval` run a model on several GPUs, as in `--devices 0,1`.
+    #[arg(
+        long,
+        alias = "device",
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "0",
+        help_heading = "CUDA options"
+    )]
+    pub devices: Vec<usize>,
     /// Type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
     #[arg(long, value_enum, default_value_t = Residual::F16, help_heading = "CUDA options")]
     pub residual: Residual,

@@ -72,7 +72,7 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
     let mut candidates = Vec::new();
     let mut add = |name: &str, model: &Model| -> anyhow::Result<()> {
         for options in engines {
-            candidates.push(backend_arg::candidate(name, model, options)?);
+            candidates.push(backend_arg::candidate(name, model, options, &args.backend.devices)?);
         }
         Ok(())
     };

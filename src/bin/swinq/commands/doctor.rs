@@ -69,7 +69,9 @@ fn use_of_gpus(found: &Diagnosis) {
         }
     }
     match &found.auto {
-        Finding::Found(name) => say!("  --backend auto  uses GPU 0, {name} (set --device to choose another)"),
+        Finding::Found(name) => {
+            say!("  --backend auto  uses GPU 0, {name} (set --devices to choose another)")
+        }
         Finding::Problem(problem) => say!("  --backend auto  uses the CPU: {problem}"),
     }
     let forward = match found.float_on_gpu {

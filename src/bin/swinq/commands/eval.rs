@@ -165,7 +165,7 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
         any_float |= !model.describes_itself();
         let first = candidates.len();
         for options in &engines {
-            let candidate = backend_arg::candidate(&name, &model, options)?;
+            let candidate = backend_arg::candidate(&name, &model, options, &args.backend.devices)?;
             candidates.push(if detailed { candidate.with_sites_of(&model) } else { candidate });
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {

@@ -46,6 +46,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = Images::open(data, args.subject.split, args.images, calibration.seed)?;
     let train = calibration.images(data)?;
+    backend_arg::one_device(&args.backend)?;
     let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;
     let [engine] = &engines[..] else {
         return Err(Usage("`tune` takes one --gemm".to_owned()).into());

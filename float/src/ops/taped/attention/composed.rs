@@ -36,7 +36,7 @@ impl Forward {
             fake(&raw[2], sites.v.as_ref())?,
         ];
         let scores = scores(&faked[0], &faked[1])?;
-        let logits = logits(&fake(&scores, sites.scores.as_ref())?, shape.scale, bias, mask.as_ref())?;
+        let logits = logits(&fake(&scores, sites.scores.as_ref())?, &[shape.scale], bias, mask.as_ref())?;
         let exp = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.exp()?;
         let (slope, probs) = match &sites.probs {
             FakeProbs::U8 => {

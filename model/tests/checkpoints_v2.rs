@@ -1,0 +1,202 @@
+//! One small Swin V2 in every dialect loads to the same parameters, and errors name their reason. The files come from
+//! `make_checkpoints_v2.py`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use swinq_model::quantized::FloatModel;
+use swinq_model::{
+    HostTensor, LoadOptions, LoadedConfig, QuantizedModel, StateDict, SwinVersion, WindowPolicy,
+    import_ft_amax, load_config, load_float, load_float_with_note, random_model,
+};
+
+const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  TYPE: swinv2\n  NUM_CLASSES: 5\n  SWINV2: {EMBED_DIM: 6, DEPTHS: \
+                    [2, 1], NUM_HEADS: [2, 3], WINDOW_SIZE: 3, MLP_RATIO: 1.5}\n";
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/v2").join(name)
+}
+
+fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.yaml");
+    fs::write(&path, YAML).unwrap();
+    let opts: Vec<_> = opts.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    load_config(path.to_str().unwrap(), &opts).unwrap()
+}
+
+fn options_with(opts: &[(&str, &str)]) -> LoadOptions {
+    LoadOptions { cfg: Some(config_with(opts)), ..LoadOptions::default() }
+}
+
+fn refusal(name: &str, options: &LoadOptions) -> String {
+    load_float(&fixture(name), options).unwrap_err().to_string()
+}
+
+/// The parameters in `expected.safetensors`, read with the safetensors crate.
+fn expected() -> StateDict {
+    let bytes = fs::read(fixture("expected.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
+        let data = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        (name.to_owned(), HostTensor::new(view.shape(), data))
+    };
+    file.iter().map(tensor).collect()
+}
+
+/// Writes `tensors` as f32 safetensors.
+fn write(tensors: &StateDict, path: &Path) {
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(n, t)| (n.clone(), t.shape.clone(), t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, data)| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+#[test]
+fn every_dialect_gives_the_same_parameters() {
+    let wanted = expected();
+    assert!(wanted.iter().any(|(name, t)| name.ends_with("qkv.bias") && t.data[6..12] == [0.0; 6]));
+    let files = [
+        ("expected.safetensors", "microsoft", WindowPolicy::Microsoft, -100.0),
+        ("ms.pth", "microsoft", WindowPolicy::Microsoft, -100.0),
+        ("timm/model.safetensors", "timm", WindowPolicy::ShrinkAndPad, -100.0),
+        ("timm", "timm", WindowPolicy::ShrinkAndPad, -100.0),
+        ("hf", "hf", WindowPolicy::ShrinkAndPad, -200.0),
+        ("torchvision.pth", "torchvision", WindowPolicy::Pad, -100.0),
+    ];
+    for (name, dialect, policy, mask) in files {
+        let model = load_float(&fixture(name), &options_with(&[])).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(model.tensors, wanted, "{name}");
+        assert_eq!(
+            (model.source.dialect.as_str(), model.config.version),
+            (dialect, SwinVersion::V2),
+            "{name}"
+        );
+        assert_eq!((model.config.window_policy, model.config.mask), (policy, mask), "{name}");
+    }
+}
+
+#[test]
+fn directories_describe_themselves() {
+    for (folder, mask) in [("timm", -100.0), ("hf", -200.0)] {
+        let model = load_float(&fixture(folder), &LoadOptions::default()).unwrap();
+        assert_eq!(model.tensors, expected(), "{folder}");
+        let like = swinq_model::SwinConfig {
+            name: model.config.name.clone(),
+            window_policy: WindowPolicy::ShrinkAndPad,
+            mask,
+            ..config_with(&[]).config
+        };
+        assert_eq!(model.config, like, "{folder}");
+    }
+}
+
+#[test]
+fn another_version_or_window_is_refused() {
+    let v1 = options_with(&[("MODEL.TYPE", "swin")]);
+    let message = refusal("ms.pth", &v1);
+    for word in ["MODEL.TYPE", "is a Swin V2, but the configuration", "`swinv2`"] {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    // The buffers of Microsoft and torchvision tell the window, whose change no parameter would show.
+    let wider = options_with(&[("MODEL.SWINV2.WINDOW_SIZE", "6")]);
+    for name in ["ms.pth", "torchvision.pth"] {
+        let message = refusal(name, &wider);
+        assert!(
+            message.contains("windows of 3 in stage 0") && message.contains("uses 6"),
+            "{name}: {message}"
+        );
+    }
+    let pretrained = [("MODEL.SWINV2.WINDOW_SIZE", "6"), ("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "[3, 3]")];
+    let model = load_float(&fixture("ms.pth"), &options_with(&pretrained)).unwrap();
+    assert_eq!(model.config.stages()[0].window, 6);
+    // The other dialects do not store it.
+    load_float(&fixture("timm/model.safetensors"), &wider).unwrap();
+    let message = import_ft_amax(&fixture("ms.pth"), &config_with(&[]).config).unwrap_err().to_string();
+    assert!(message.contains("Swin V2"), "{message}");
+}
+
+#[test]
+fn grids_that_windows_do_not_divide_follow_the_dialect() {
+    // 28 pixels give 7x7 tokens, then 4x4, in windows of 3.
+    let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
+    assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
+    assert!(refusal("timm/model.safetensors", &odd).contains("timm shifts before it pads"));
+    for name in ["hf", "torchvision.pth"] {
+        assert_eq!(load_float(&fixture(name), &odd).unwrap().config.stages()[0].padded, 9, "{name}");
+    }
+    // 16 pixels give 4x4 tokens, then 2x2. torchvision keeps the window, the others shrink it: the bias follows.
+    let small = options_with(&[("DATA.IMG_SIZE", "16")]);
+    let windows = |name: &str| load_float(&fixture(name), &small).unwrap().config.stages()[1].window;
+    assert_eq!((windows("torchvision.pth"), windows("hf")), (3, 2));
+}
+
+#[test]
+fn a_bare_file_tells_its_version_and_what_is_missing() {
+    let bare = LoadOptions::default();
+    let message = refusal("timm/model.safetensors", &bare);
+    for word in [
+        "MODEL.TYPE swinv2",
+        "MODEL.SWINV2.EMBED_DIM 6",
+        "MODEL.SWINV2.NUM_HEADS [2, 3]",
+        "do not give DATA.IMG_SIZE, MODEL.SWINV2.WINDOW_SIZE",
+    ] {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    assert!(refusal("ms.pth", &bare).contains("MODEL.SWINV2.WINDOW_SIZE 3"));
+    // Without buffers the official shapes do not tell the window; with them they do.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swinv2.safetensors");
+    let name = "swinv2_tiny_patch4_window16_256";
+    let mut tensors = random_model(&load_config(name, &[]).unwrap(), 3).tensors;
+    write(&tensors, &path);
+    let message = load_float(&path, &bare).unwrap_err().to_string();
+    assert!(message.contains("window8_256 and swinv2_tiny_patch4_window16_256"), "{message}");
+    let coordinates = HostTensor::new([1, 31, 31, 2], vec![0.0; 2 * 31 * 31]);
+    tensors.insert("layers.0.blocks.0.attn.relative_coords_table".to_owned(), coordinates);
+    write(&tensors, &path);
+    let (model, note) = load_float_with_note(&path, &bare).unwrap();
+    assert_eq!(model.config.name, name);
+    assert!(note.unwrap().contains(name));
+}
+
+fn loaded() -> FloatModel {
+    load_float(&fixture("hf"), &options_with(&[("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "[2, 0]")])).unwrap()
+}
+
+#[test]
+fn every_missing_or_extra_tensor_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("written.safetensors");
+    let whole = expected();
+    for name in whole.keys() {
+        let mut tensors = whole.clone();
+        tensors.remove(name);
+        write(&tensors, &path);
+        let message = load_float(&path, &options_with(&[])).unwrap_err().to_string();
+        assert!(message.contains(name), "{name}: {message}");
+    }
+    let mut tensors = whole;
+    let table = "layers.0.blocks.0.attn.relative_position_bias_table";
+    tensors.insert(table.to_owned(), HostTensor::new([25, 2], vec![0.0; 50]));
+    write(&tensors, &path);
+    assert!(load_float(&path, &options_with(&[])).unwrap_err().to_string().contains(table));
+}
+
+#[test]
+fn own_files_keep_the_version_and_need_its_number_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.safetensors");
+    let float = loaded();
+    let own = QuantizedModel::from_float(&float).unwrap();
+    own.save(&path).unwrap();
+    let (read, info) = QuantizedModel::load_with_info(&path).unwrap();
+    assert_eq!((&read, info.numbers), (&own, 3));
+    assert_eq!((read.config.mask, &*read.config.pretrained_window_sizes), (-200.0, &[2, 0][..]));
+    let again = load_float(&path, &LoadOptions::default()).unwrap();
+    assert_eq!((again.config, again.tensors), (float.config, float.tensors));
+}
