@@ -64,6 +64,7 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
         windows: tokens / WINDOW,
         scales: &vec![0.18; heads],
         two_codes: &[],
+        mask: -100.0,
         bias: &values(heads * WINDOW * WINDOW),
         regions: None,
         quant: AttentionQuant { q: site, k: site, v: site, scores: None, probs: Probs::U8 },

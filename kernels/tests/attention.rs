@@ -66,8 +66,19 @@ impl Case {
         let (heads, head_dim, tokens, windows) = (self.heads, self.d, self.n, self.windows);
         let (bias, regions) = (&self.bias[..], self.regions.as_deref());
         let (scales, two_codes) = (&self.scales[..], &self.two_codes[..]);
-        let spec =
-            AttentionSpec { heads, head_dim, tokens, windows, scales, two_codes, bias, regions, quant, store };
+        let spec = AttentionSpec {
+            heads,
+            head_dim,
+            tokens,
+            windows,
+            scales,
+            two_codes,
+            bias,
+            regions,
+            mask: -100.0,
+            quant,
+            store,
+        };
         WindowAttention::new(cpu, spec)
     }
 
@@ -81,7 +92,8 @@ impl Case {
             }
             for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k]) {
                 for head in self.low_heads() {
-                    let low = |&x: &f32| reference::low_code(x * site.unwrap().recip()).cast_unsigned() ^ 0x80;
+                    let low =
+                        |&x: &f32| reference::low_code(x * site.unwrap().recip()).cast_unsigned() ^ 0x80;
                     codes.extend(part[head * self.d..][..self.d].iter().map(low));
                 }
             }

@@ -111,6 +111,7 @@ impl Maker {
             windows,
             scales: &self.rng.floats(heads, 0.2),
             two_codes: &[],
+            mask: -100.0,
             bias: &self.rng.floats(heads * tokens * tokens, 1.0),
             regions: Some(&regions),
             quant,

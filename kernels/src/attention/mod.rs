@@ -24,9 +24,9 @@ use std::ops::Range;
 
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
+use crate::heads::positions;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
-use crate::heads::positions;
 use crate::reference::{AttentionQuant, HeadScores, Probs};
 use crate::rows::{RowSink, units_per_task};
 use crate::types::{RowOut, RowStore, code_stride};
@@ -51,9 +51,11 @@ pub struct AttentionSpec<'a> {
     pub two_codes: &'a [bool],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
-    /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different
+    /// Region of each token, `[windows, n]`: `mask` is added to a logit whose query and key lie in different
     /// regions. `None`: no mask.
     pub regions: Option<&'a [u8]>,
+    /// Added to the logits of different regions: -100 in Swin.
+    pub mask: f32,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
     /// How the result is stored.
@@ -143,7 +145,8 @@ impl WindowAttention {
         assert_eq!(spec.scales.len(), spec.heads, "WindowAttention: there is not one scale for each head");
         let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
-        let tables = Tables::new(shape, spec.windows, spec.bias, spec.regions);
+        let tables =
+            Tables::new(shape, spec.windows, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
         let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
         let AttentionSpec { windows, quant, store, .. } = spec;

@@ -70,7 +70,13 @@ fn read(
 }
 
 /// The low codes of `q` (part 0) or `k` (1) of one token, if the head has them.
-fn low_codes<'x>(op: &WindowAttention, unit: Unit, token: usize, part: usize, x: &'x [u8]) -> Option<&'x [u8]> {
+fn low_codes<'x>(
+    op: &WindowAttention,
+    unit: Unit,
+    token: usize,
+    part: usize,
+    x: &'x [u8],
+) -> Option<&'x [u8]> {
     let part = *[Part::QueryLow, Part::KeyLow].get(part)?;
     let column = op.shape.column(part, op.low[unit.head]?);
     Some(&x[(unit.row + token) * code_stride(op.shape.columns()) + column..][..op.shape.d])

@@ -23,8 +23,7 @@ impl Finish {
             (Some(q), Some(k)) => q.scale() * k.scale(),
             _ => 1.0,
         };
-        let finish =
-            |HeadScores { scale, .. }| Finish { product_scale, scale, site: spec.quant.scores };
+        let finish = |HeadScores { scale, .. }| Finish { product_scale, scale, site: spec.quant.scores };
         spec.head_scores().map(finish).collect()
     }
 
@@ -58,11 +57,15 @@ pub(super) struct Logits<'a, const R: usize> {
 const RAW: Finish = Finish { product_scale: 1.0, scale: 1.0, site: None };
 
 /// Where [`scores`] puts raw products of integers, as f32: they are less than 2^24.
-pub(super) fn raw<'a, const R: usize>(zeros: &'a [f32], out: &'a mut [f32], n_padded: usize) -> Logits<'a, R> {
+pub(super) fn raw<'a, const R: usize>(
+    zeros: &'a [f32],
+    out: &'a mut [f32],
+    n_padded: usize,
+) -> Logits<'a, R> {
     Logits { bias: [zeros; R], mask: [None; R], finish: RAW, out, n_padded }
 }
 
-/// Turns products of codes, which `logits` holds, and of codes with low codes into logits.
+/// Turns products of codes, which `logits` holds, and products of codes with low codes into logits.
 #[inline(always)]
 pub(super) fn combine<L: Lanes, const R: usize>(
     lanes: L,
@@ -70,13 +73,12 @@ pub(super) fn combine<L: Lanes, const R: usize>(
     with_low: &[f32],
     logits: &mut Logits<'_, R>,
 ) {
-    let (steps, part) = (lanes.splat(256.0), lanes.splat(1.0 / 256.0));
+    let part = lanes.splat(1.0 / 256.0);
     for query in 0..R {
         for block in 0..n.div_ceil(L::N) {
             let at = query * logits.n_padded + block * L::N;
             let (high, low) = (lanes.load(&logits.out[at..]), lanes.load(&with_low[at..]));
-            // The sum is rounded once, as the conversion of the exact sum would be.
-            let product = lanes.mul(lanes.fma(high, steps, low), part);
+            let product = lanes.fma(low, part, high);
             logits.put(lanes, query, block, product, true);
         }
     }

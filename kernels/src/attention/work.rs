@@ -35,7 +35,8 @@ impl Layout {
         let low = usize::from(shape.two_codes > 0 && integer_scores(quant));
         let sizes = [n * d_padded, keys, values, n_padded, ROWS * n_padded, ROWS * n_padded / 4];
         let [rows, keys, values, offsets, logits, weights] = sizes.map(|size| size.next_multiple_of(16));
-        let (keys_low, offsets_low, logits_low) = (2 * low * n_padded * d.div_ceil(4), low * offsets, low * logits);
+        let (keys_low, offsets_low, logits_low) =
+            (2 * low * n_padded * d.div_ceil(4), low * offsets, low * logits);
         Layout {
             d_padded,
             n_padded,

@@ -137,7 +137,10 @@ impl BlockOp {
             BlockOp::Attention(op) => {
                 let (.., channels, store) = op.sizes();
                 let codes = previous.is_some_and(|previous| previous.codes);
-                (Some(Intermediate { columns: op.columns_in(codes), codes }), Some(row_result(channels, store)))
+                (
+                    Some(Intermediate { columns: op.columns_in(codes), codes }),
+                    Some(row_result(channels, store)),
+                )
             }
             BlockOp::LinearI8(op) => {
                 let (k, n, store) = op.shape();

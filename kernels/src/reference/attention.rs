@@ -89,7 +89,7 @@ impl From<f32> for HeadScores {
 /// with the other's low codes:
 ///
 /// ```text
-/// acc = f32(256 hh + hl + lh) / 256        rounded once, because the division by 256 is exact
+/// acc = hh + (hl + lh) / 256        rounded to f32 once, because the division is exact
 /// ```
 ///
 /// A product whose two operands have their sites on is computed in integers over their codes. Any other
@@ -187,7 +187,10 @@ impl Scores {
                 };
                 let acc = match &self.low {
                     None => dot(q, k) as f32,
-                    Some([q_low, k_low]) => (256 * dot(q, k) + dot(q, k_low) + dot(q_low, k)) as f32 / 256.0,
+                    Some([q_low, k_low]) => {
+                        let with_low = (dot(q, k_low) + dot(q_low, k)) as f32;
+                        with_low.mul_add(1.0 / 256.0, dot(q, k) as f32)
+                    }
                 };
                 let step = s_q * s_k;
                 match self.site {

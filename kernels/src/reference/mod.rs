@@ -10,7 +10,9 @@ pub(crate) mod math;
 mod normalize;
 
 pub(crate) use attention::FLOOR;
-pub use attention::{AttentionQuant, HeadScores, Probs, attention_row_exp, attention_row_u8, attention_window};
+pub use attention::{
+    AttentionQuant, HeadScores, Probs, attention_row_exp, attention_row_u8, attention_window,
+};
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows, moments};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{exp, gelu, gelu_derivative};
