@@ -20,6 +20,7 @@ pub mod isa;
 mod lanes;
 pub mod layer_norm;
 pub mod linear;
+pub mod memory;
 pub mod patches;
 pub mod pool;
 pub mod probe;
