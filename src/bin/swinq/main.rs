@@ -26,6 +26,7 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let start = std::time::Instant::now();
+    swinq::kernels::memory::keep_freed_memory();
     let cli = parse();
     out::set_level(cli.messages.level());
     if let Some(bytes) = cli.messages.decode_memory {
