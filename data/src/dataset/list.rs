@@ -278,7 +278,7 @@ mod tests {
         parse(|| Ok(bytes), Path::new("val_map.txt")).map_err(|error| error.to_string())
     }
 
-    fn all(labels: &Labels) -> Vec<u32> {
+    fn numbers(labels: &Labels) -> Vec<u32> {
         labels.iter().collect()
     }
 
@@ -290,10 +290,10 @@ mod tests {
     fn tabs_spaces_and_line_ends() {
         let listing = parse_text("\u{feff}a/b c.jpg\t3\r\n\r\nd.jpg   12 \ne f.jpg 0").unwrap();
         assert_eq!(listing.names.to_vec(), ["a/b c.jpg", "d.jpg", "e f.jpg"]);
-        assert_eq!(all(&listing.labels), [3, 12, 0]);
+        assert_eq!(numbers(&listing.labels), [3, 12, 0]);
         let unlabelled = parse_text("a b.jpg\nc.jpg\n").unwrap();
         assert_eq!(
-            (unlabelled.names.to_vec(), all(&unlabelled.labels)),
+            (unlabelled.names.to_vec(), numbers(&unlabelled.labels)),
             (vec!["a b.jpg".into(), "c.jpg".into()], vec![])
         );
     }
@@ -302,11 +302,11 @@ mod tests {
     fn classes_may_be_names() {
         let mut listing = parse_text("a.jpg\tzebra\nb 1.jpg\tant eater\nc.jpg\tzebra\n").unwrap();
         assert_eq!(listing.names.to_vec(), ["a.jpg", "b 1.jpg", "c.jpg"]);
-        assert_eq!(all(&listing.labels), [1, 0, 1]);
+        assert_eq!(numbers(&listing.labels), [1, 0, 1]);
         assert_eq!(listing.classes.as_ref().unwrap()[..], ["ant eater", "zebra"]);
         let all = ["zebra", "cat", "ant eater"].map(str::to_owned);
         listing.number_by(&all).unwrap();
-        assert_eq!((all(&listing.labels), listing.classes), (vec![0, 2, 0], None));
+        assert_eq!((numbers(&listing.labels), listing.classes), (vec![0, 2, 0], None));
         let mut listing = parse_text("a.jpg\tdog\n").unwrap();
         assert!(listing.number_by(&all).unwrap_err().contains("`dog`"));
     }

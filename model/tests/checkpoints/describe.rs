@@ -81,8 +81,13 @@ fn two_quantized_checkpoints_of_one_file_agree_or_are_refused() {
     quantized.transform.mean[0] += 0.1;
     quantized.save(&b).unwrap();
     let message = load_float(&weights, &bare).unwrap_err().to_string();
-    for word in ["a.safetensors and ", "b.safetensors were made from it", "different preprocessing", "--transform", "--cfg"]
-    {
+    for word in [
+        "a.safetensors and ",
+        "b.safetensors were made from it",
+        "different preprocessing",
+        "--transform",
+        "--cfg",
+    ] {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
     let replaced = LoadOptions { any_transform: true, ..bare.clone() };
