@@ -11,6 +11,8 @@ use swinq_model::{HostTensor, Site, StateDict, SwinConfig, all_sites};
 
 const TOLERANCE: f64 = 1e-5;
 
+const FIXTURES: [&str; 4] = ["swin_plain", "swin_padded", "swinv2_plain", "swinv2_padded"];
+
 struct Fixture {
     config: SwinConfig,
     parameters: StateDict,
@@ -118,8 +120,18 @@ fn padded_windows_odd_merge_position_embedding_and_no_qkv_bias() {
 }
 
 #[test]
+fn second_version() {
+    compare("swinv2_plain");
+}
+
+#[test]
+fn second_version_with_padded_windows_odd_merge_and_pretrained_window() {
+    compare("swinv2_padded");
+}
+
+#[test]
 fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
-    for name in ["swin_plain", "swin_padded"] {
+    for name in FIXTURES {
         let fixture = fixture(name);
         let mut variables = BTreeMap::new();
         for (name, tensor) in &fixture.parameters {
@@ -142,7 +154,7 @@ fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
 
 #[test]
 fn every_parameter_matters() {
-    for name in ["swin_plain", "swin_padded"] {
+    for name in FIXTURES {
         let fixture = fixture(name);
         for (parameter, _) in parameters(&fixture.config) {
             let mut zeroed = fixture.parameters.clone();
