@@ -114,10 +114,10 @@ pub enum Error {
     #[cfg(feature = "float")]
     #[error(transparent)]
     Job(#[from] swinq_qat::job::JobError),
-    /// A training job names a model that cannot be used under the job's key `key`.
+    /// A training job names a model, a configuration or images that cannot be used under the job's key `key`.
     #[cfg(feature = "float")]
     #[error("{key}: {source}")]
-    JobModel {
+    JobInput {
         /// The key of the job.
         key: &'static str,
         /// The reason.

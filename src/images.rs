@@ -1,16 +1,16 @@
 //! Images: a sample of a data set, files, or pixels in memory.
 
 use std::borrow::Borrow;
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use swinq_data::{Dataset, Layout, Loader, LoaderOptions, RgbImage, Split, preprocess};
+use swinq_data::{Dataset, Loader, LoaderOptions, RgbImage, Split, preprocess};
 use swinq_eval::DataInfo;
 use swinq_model::{Batch, Resize, SwinConfig, Transform};
 
 use crate::Error;
 use crate::batches::{ImageBatches, Reader};
+use crate::class_numbers;
 use crate::hex::hex;
 use crate::limits::check_threads;
 use crate::prepared::Prepared;
@@ -225,22 +225,26 @@ impl Images {
         }
     }
 
-    /// Refuses images whose labels cannot be classes of a model with the architecture `config`, or are numbered in
-    /// another order than the model's class names `labels`.
+    /// The images with their classes numbered as a model with the architecture `config` and the class names `labels`
+    /// numbers them, and a remark for the reader if that changes the numbers. Class folders, and class names in a list
+    /// without `classes.txt`, take the numbers of the same names in the model; if the model has none of these names, they
+    /// keep the numbers of their sorted order.
     ///
     /// # Errors
-    /// [`Error::Labels`].
-    pub fn check_labels(&self, config: &SwinConfig, labels: Option<&[String]>) -> Result<(), Error> {
-        let Source::Sample(Sample { dataset, .. }) = &self.source else { return Ok(()) };
-        let names = dataset.class_names().filter(|_| dataset.numbered_by_name());
-        check_labels(dataset, config)
-            .and_then(|()| match (names, labels) {
-                (Some(names), Some(labels)) => {
-                    check_order(names, labels).map_err(|problem| format!("{}: {problem}", dataset.describe()))
-                }
-                _ => Ok(()),
-            })
-            .map_err(|problem| Error::Labels { problem })
+    /// [`Error::Labels`] for images without labels, and for labels that cannot be the model's classes.
+    pub fn numbered_for(
+        &self,
+        config: &SwinConfig,
+        labels: Option<&[String]>,
+    ) -> Result<(Images, Option<String>), Error> {
+        let Source::Sample(sample) = &self.source else { return Ok((self.clone(), None)) };
+        let numbered = class_numbers::numbered_for(&sample.dataset, config, labels);
+        Ok(match numbered.map_err(|problem| Error::Labels { problem })? {
+            None => (self.clone(), None),
+            Some((dataset, remark)) => {
+                (Images { source: Source::Sample(Sample { dataset, ..sample.clone() }) }, Some(remark))
+            }
+        })
     }
 
     /// SHA-256 of the names of the images, one per line, hexadecimal; `None` for images in memory.
@@ -320,72 +324,4 @@ fn check_image(image: &RgbImage, index: usize) -> Result<(), Error> {
         return Err(Error::argument("images", problem));
     }
     Ok(())
-}
-
-fn check_labels(dataset: &Dataset, config: &SwinConfig) -> Result<(), String> {
-    let data = dataset.describe();
-    let Some(classes) = dataset.num_classes() else {
-        return Err(format!(
-            "{data}; accuracy needs labels: an ImageFolder, a Swin zip layout or a list file with classes"
-        ));
-    };
-    if classes > config.num_classes {
-        return Err(format!(
-            "{data}, but {} has {}; is it the data the model was trained on? (a float checkpoint's class count comes \
-             from --cfg: --opts MODEL.NUM_CLASSES {classes})",
-            config.name, config.num_classes
-        ));
-    }
-    if dataset.numbered_by_name() && classes < config.num_classes {
-        let what =
-            if dataset.layout() == Layout::ImageFolder { "class folders" } else { "class names of the list" };
-        return Err(format!(
-            "{data} by {what}, but {} has {} classes, so their numbers are not the model's class numbers; use a list \
-             file with class numbers, or with all names in classes.txt beside it, for a part of the classes",
-            config.name, config.num_classes
-        ));
-    }
-    Ok(())
-}
-
-/// Refuses class names that are numbered in their sorted order although the model states another order of `labels`.
-/// Names that have nothing in common with the model's, such as WordNet's identifiers, are taken in their order.
-fn check_order(names: &[String], labels: &[String]) -> Result<(), String> {
-    let known: HashSet<&str> = labels.iter().map(String::as_str).collect();
-    let unknown: Vec<&str> = names.iter().map(String::as_str).filter(|name| !known.contains(name)).collect();
-    if unknown.len() == names.len() || names == labels {
-        return Ok(());
-    }
-    if let Some(first) = unknown.first() {
-        return Err(format!(
-            "{} of {} class names are not the model's, such as {first}; is it the data the model was trained on?",
-            unknown.len(),
-            names.len()
-        ));
-    }
-    let differ = names.iter().zip(labels).position(|(name, label)| name != label).unwrap_or(0);
-    Err(format!(
-        "classes are numbered by their sorted names, but the model states the same names in another order: class \
-         {differ} is {} here and {} there; use a list file with class numbers, or with names and, beside it, a \
-         classes.txt in the model's order",
-        names[differ],
-        labels.get(differ).map_or("missing", String::as_str)
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn class_names_are_the_models_in_its_order_or_unrelated() {
-        let names = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
-        let model = names("tench dog church");
-        check_order(&model, &model).unwrap();
-        check_order(&names("n01 n02 n03"), &model).unwrap();
-        let order = check_order(&names("church dog tench"), &model).unwrap_err();
-        assert!(order.contains("class 0 is church here and tench there"), "{order}");
-        let typo = check_order(&names("church dog tunch"), &model).unwrap_err();
-        assert!(typo.contains("1 of 3") && typo.contains("tunch"), "{typo}");
-    }
 }

@@ -30,6 +30,7 @@ mod backend;
 mod batches;
 #[cfg(feature = "float")]
 mod calibration;
+mod class_numbers;
 #[cfg(feature = "float")]
 pub mod doctor;
 mod engine;

@@ -26,7 +26,8 @@ pub struct OpenOptions {
     /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm
     /// directory needs none.
     pub cfg: Option<String>,
-    /// Overrides of the configuration's keys, such as `("MODEL.NUM_CLASSES", "10")`.
+    /// Overrides of keys of the configuration, such as `("MODEL.NUM_CLASSES", "10")`: of `cfg` or, for a bare file without
+    /// it, of the configuration that is found for the file.
     pub opts: Vec<(String, String)>,
     /// Naming convention of the tensors; `None` detects it.
     pub dialect: Option<Dialect>,
@@ -62,9 +63,11 @@ impl OpenOptions {
     /// Reads the float model at `path`, with the warnings about it.
     fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
         let options = LoadOptions {
-            cfg: self.configuration()?,
+            cfg: self.cfg.as_ref().map(|name| load_config(name, &self.opts)).transpose()?,
+            opts: self.opts.clone(),
             dialect: self.dialect,
             described_by: self.described_by.clone(),
+            any_transform: self.transform.is_some(),
         };
         let (mut model, note) = load_float_with_note(path, &options).map_err(Error::open(path))?;
         let mut warnings: Vec<String> = note.into_iter().collect();

@@ -25,18 +25,23 @@ const IMAGES: usize = 3;
 
 /// Python with numpy and safetensors; `None` if there is none, after printing that `test` is skipped.
 fn python(test: &str) -> Option<PathBuf> {
+    python_with(test, "numpy, safetensors")
+}
+
+/// Python with `packages`.
+fn python_with(test: &str, packages: &str) -> Option<PathBuf> {
     let python = PathBuf::from(std::env::var_os("SWINQ_PYTHON").unwrap_or_else(|| "python3".into()));
-    let found = Command::new(&python).args(["-c", "import numpy, safetensors"]).output();
+    let found = Command::new(&python).args(["-c", &format!("import {packages}")]).output();
     if found.is_ok_and(|output| output.status.success()) {
         return Some(python);
     }
     let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
     assert!(
         !required.split(',').any(|name| name == "numpy"),
-        "REQUIRE_IMPL names numpy, but {} has no numpy and safetensors",
+        "REQUIRE_IMPL names numpy, but {} lacks one of {packages}",
         python.display()
     );
-    eprintln!("SKIPPED {test}: {} has no numpy and safetensors", python.display());
+    eprintln!("SKIPPED {test}: {} lacks one of {packages}", python.display());
     None
 }
 
@@ -253,16 +258,27 @@ fn the_numpy_calibrators_give_the_bits_of_the_weights() {
 }
 
 #[test]
-fn the_example_that_reads_a_checkpoint_runs() {
-    let Some(python) = python("the_example_that_reads_a_checkpoint_runs") else { return };
+fn the_examples_that_read_a_checkpoint_run() {
+    let test = "the_examples_that_read_a_checkpoint_run";
+    let Some(python) = python_with(test, "numpy, safetensors, xxhash") else { return };
     let folder = tempfile::tempdir().unwrap();
     calibrate_sample(&folder.path().join("model.safetensors"), &["--batches", "1"]).success();
     let page = std::fs::read_to_string(root().join("docs/quantized-checkpoint.md")).unwrap();
-    let (_, example) = page.split_once("```python\n").unwrap();
-    let (example, _) = example.split_once("```").unwrap();
-    let output = Command::new(python).current_dir(folder.path()).args(["-c", example]).output().unwrap();
-    let text = String::from_utf8(succeeded(output).stdout).unwrap();
+    let examples: Vec<&str> =
+        page.split("```python\n").skip(1).map(|part| part.split_once("```").unwrap().0).collect();
+    assert_eq!(examples.len(), 2);
+    let run = || {
+        let words = ["-c", &examples.concat()];
+        Command::new(&python).current_dir(folder.path()).args(words).output().unwrap()
+    };
+    let text = String::from_utf8(succeeded(run()).stdout).unwrap();
     assert!(text.contains("layers.0.blocks.0.mlp.fc1.input {'percentile': 99.99}"), "{text}");
+    // The last example finds damage.
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert!(String::from_utf8(run().stderr).unwrap().contains("the file is damaged"));
 }
 
 /// The table of GELU's coefficients is in two places: on the page and in the program.

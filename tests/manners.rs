@@ -159,6 +159,10 @@ fn inspect_and_doctor_print_json() {
     let found = json(swinq(["inspect", "--json", "--plan", "--backend", "cpu"]).arg(&int8));
     assert_eq!(found["config"]["num_classes"], 10);
     assert_eq!(found["recipe"]["name"], "default");
+    assert_eq!((&found["format_version"], &found["numbers"]), (&2.into(), &2.into()));
+    let hash = found["hash"].as_str().unwrap();
+    let text = stdout(&swinq(["inspect"]).arg(&int8).assert().success());
+    assert!(hash.starts_with("xxh3-128:") && text.contains(&format!("hash {hash}, verified")), "{text}");
     assert_eq!(found["provenance"]["calibration"]["images"].as_array().unwrap().len(), 8);
     assert!(found["launches"].as_array().unwrap().len() > 20);
     let sites = found["sites"].as_array().unwrap();
@@ -167,12 +171,32 @@ fn inspect_and_doctor_print_json() {
     let float = json(swinq(["inspect", "--json"]).arg(sample_model()).arg("--cfg").arg(sample_cfg()));
     assert!(
         float["recipe"].is_null()
+            && float["hash"].is_null()
             && float["labels"].is_null()
             && float["parameters"].as_u64() > Some(900_000)
     );
     let doctor = json(&mut swinq(["doctor", "--json"]));
     assert!(doctor["kernels"].as_array().unwrap().iter().any(|name| name == "scalar"), "{doctor}");
     assert!(doctor["libraries"]["driver"].is_object() && doctor["in_use"]["found"].is_string(), "{doctor}");
+}
+
+#[test]
+fn ranges_of_faster_transformer_are_imported_and_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cfg, int8] = ["small.yaml", "q.safetensors"].map(|name| folder.path().join(name));
+    let shape = "EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: [2, 3], WINDOW_SIZE: 3, MLP_RATIO: 1.5";
+    let yaml = format!("DATA: {{IMG_SIZE: 24}}\nMODEL: {{NUM_CLASSES: 5, SWIN: {{{shape}}}}}\n");
+    std::fs::write(&cfg, yaml).unwrap();
+    let files = common::root().join("model/tests/checkpoints");
+    let mut command = swinq(["calibrate", "--int8-mode", "1"]);
+    command.arg(files.join("ms.pth")).arg("--cfg").arg(&cfg).arg("--ft-amax").arg(files.join("ft_calib.pth"));
+    let said = stdout(&command.arg("-o").arg(&int8).assert().success());
+    assert!(said.contains("66 ranges from") && said.contains("INT8  | ±1.000"), "{said}");
+    let shown = stdout(&swinq(["inspect"]).arg(&int8).assert().success());
+    let line = shown.lines().find(|line| line.contains("ranges from")).unwrap();
+    assert!(line.contains("ft_calib.pth (SHA-256 "), "{line}");
+    let image = common::root().join("tests/data/airplane.jpg");
+    swinq(["predict"]).arg(&int8).arg(image).assert().success();
 }
 
 #[test]

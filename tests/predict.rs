@@ -44,7 +44,7 @@ fn a_bad_image_does_not_stop_the_others() {
     }
 
     let [jpg, png] = ["airplane.jpg", "airplane.png"].map(|name| photos.join(name));
-    let lines = format!("{}\r\n\n{}\n", png.display(), jpg.display());
+    let lines = format!("{}\r\n\n \t\n{}\n", png.display(), jpg.display());
     assert_eq!(names(&predict(&[Path::new("-")], &lines).success()), ["airplane.png", "airplane.jpg"]);
     refused(predict(&[Path::new("-")], "\n"), 1, &["standard input"]);
     assert_eq!(names(&predict(&[&absent], "").code(1)), Vec::<String>::new());

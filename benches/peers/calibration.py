@@ -2,13 +2,13 @@
 forward of 80 prepared tensors in PyTorch. The two take turns and use the same number of threads. Prints medians and
 their ratio.
 
-    python benches/peers/calibration.py SWINQ PHOTOS [--model swin_tiny_patch4_window7_224] [--rounds 3]
+    python benches/peers/calibration.py SWINQ DATA [--ptq basic] [--rounds 5] [--checkpoint FILE --cfg FILE]
 
-PHOTOS is a folder of JPEG files. If it holds fewer than 80, files are used more than once. Needs torch and timm.
+DATA is a folder of JPEG files or any other data set that swinq reads. Without a checkpoint, weights are random. Needs
+torch and timm.
 """
 import argparse
 import pathlib
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -29,9 +29,11 @@ def torch_seconds(model, batches):
         return time.perf_counter() - start
 
 
-def swinq_seconds(args, folder):
-    command = [args.swinq, "calibrate", "--random-weights", "0", "--cfg", args.model, "--data-path", str(folder / "photos")]
-    command += ["--batches", str(IMAGES // BATCH), "--batch-size", str(BATCH), "-o", str(folder / "q.safetensors")]
+def swinq_seconds(args, output):
+    command = [args.swinq, "calibrate"]
+    command += [args.checkpoint] if args.checkpoint else ["--random-weights", "0"]
+    command += ["--cfg", args.cfg or args.model, "--data-path", args.data, "--ptq", args.ptq, "--batches", str(IMAGES // BATCH)]
+    command += ["--batch-size", str(BATCH), "-o", output]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - start
@@ -40,23 +42,22 @@ def swinq_seconds(args, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("swinq")
-    parser.add_argument("photos", type=pathlib.Path)
-    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("data")
+    parser.add_argument("--model", default="swin_tiny_patch4_window7_224", help="the name of both libraries")
+    parser.add_argument("--checkpoint", help="a checkpoint of this shape")
+    parser.add_argument("--cfg", help="the configuration of the checkpoint")
+    parser.add_argument("--ptq", default="basic")
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    files = sorted(p for p in args.photos.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
     model = timm.create_model(args.model, pretrained=False).eval()
     size = model.default_cfg["input_size"][-1]
     batches = [torch.randn(BATCH, 3, size, size) for _ in range(IMAGES // BATCH)]
     with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "photos").mkdir()
-        for i in range(IMAGES):
-            shutil.copy(files[i % len(files)], folder / "photos" / f"{i:03}.jpg")
+        output = pathlib.Path(folder) / "q.safetensors"
         ours, theirs = [], []
         for _ in range(args.rounds):
             theirs.append(torch_seconds(model, batches))
-            ours.append(swinq_seconds(args, folder))
+            ours.append(swinq_seconds(args, output))
     a, b = statistics.median(ours), statistics.median(theirs)
     print(f"swinq calibrate {a:.2f} s, PyTorch forward {b:.2f} s ({torch.get_num_threads()} threads): {a / b:.2f}x")
     print("runs:", ", ".join(f"{x:.2f}/{y:.2f}" for x, y in zip(ours, theirs)))

@@ -6,7 +6,10 @@
 //! width. A histogram therefore depends only on the values, not on their order or on how they were split and
 //! merged.
 
-use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use swinq_float::ops::on_every_core;
 
 use crate::error::CalibError;
 
@@ -51,22 +54,46 @@ impl Histogram {
         Histogram { counts: vec![0; BINS], zeros: 0, count: 0, max_bits: 0 }
     }
 
-    /// Counts `values` on all threads of the current rayon pool.
+    /// Counts `values` on every core.
     ///
     /// # Errors
     /// [`CalibError::NotFinite`] for the first NaN or infinity. Nothing is counted then.
     pub fn add(&mut self, values: &[f32]) -> Result<(), CalibError> {
+        // Every value is a row of one column.
+        self.add_columns(values, 1, 0..1)
+    }
+
+    /// Counts the columns `columns` of `values`, rows of `width` values, on every core.
+    ///
+    /// # Errors
+    /// [`CalibError::NotFinite`] for the first NaN or infinity, with its position in `values`. Nothing is counted then.
+    ///
+    /// # Panics
+    /// If `columns` is empty or reaches beyond `width`, or `width` does not divide the number of values.
+    pub fn add_columns(
+        &mut self,
+        values: &[f32],
+        width: usize,
+        columns: Range<usize>,
+    ) -> Result<(), CalibError> {
+        assert!(
+            !columns.is_empty() && columns.end <= width && values.len().is_multiple_of(width),
+            "columns of rows"
+        );
         let mut sum = Histogram::new();
-        for (index, piece) in values.chunks(PIECE).enumerate() {
-            let share = piece.len().div_ceil(2 * rayon::current_num_threads()).max(MIN_SHARE);
-            let parts: Vec<Result<Histogram, usize>> = piece
-                .par_chunks(share)
-                .enumerate()
-                .map(|(i, part)| Counter::count(part).map_err(|at| at + i * share))
-                .collect();
-            for part in parts {
-                let part = part.map_err(|at| not_finite(values, at + index * PIECE))?;
-                sum.merge(&part);
+        let piece_len = PIECE / width * width;
+        for (index, piece) in values.chunks(piece_len).enumerate() {
+            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+            let share = piece.len().div_ceil(2 * threads).max(MIN_SHARE).next_multiple_of(width);
+            let shares: Vec<&[f32]> = piece.chunks(share).collect();
+            let parts: Vec<OnceLock<Result<Histogram, usize>>> =
+                shares.iter().map(|_| OnceLock::new()).collect();
+            on_every_core(shares.len(), |i| {
+                parts[i].get_or_init(|| Counter::count(shares[i], width, columns.clone()));
+            });
+            for (i, part) in parts.into_iter().enumerate() {
+                let part = part.into_inner().expect("every task has run");
+                sum.merge(&part.map_err(|at| not_finite(values, at + i * share + index * piece_len))?);
             }
         }
         self.merge(&sum);
@@ -207,6 +234,24 @@ mod tests {
             );
             assert_eq!(histogram, before);
         }
+    }
+
+    #[test]
+    fn columns_are_counted_as_their_values_are() {
+        let mut values = swinq_testing::Rng(5).floats(7000 * 48, 3.0);
+        values[47] = 99.0;
+        for columns in [0..48, 0..16, 17..18, 5..47] {
+            let picked: Vec<f32> =
+                values.chunks_exact(48).flat_map(|row| &row[columns.clone()]).copied().collect();
+            let mut histogram = Histogram::new();
+            histogram.add_columns(&values, 48, columns.clone()).unwrap();
+            assert_eq!(histogram, of(&picked), "{columns:?}");
+        }
+        values[6000 * 48 + 9] = f32::NAN;
+        let mut histogram = Histogram::new();
+        assert!(histogram.add_columns(&values, 48, 10..48).is_ok());
+        let error = histogram.add_columns(&values, 48, 4..20).unwrap_err();
+        assert!(matches!(error, CalibError::NotFinite { index, .. } if index == 6000 * 48 + 9), "{error}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Counting of activations during the float forward.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use candle_core::{Device, Storage, Tensor};
-use swinq_float::{Float, FloatError, Sites, ops};
+use swinq_float::{Attention, Float, FloatError, Sites, attention_in_parts, ops};
 use swinq_model::{ModelError, Site};
 
 use crate::error::CalibError;
@@ -35,12 +36,25 @@ impl Observe {
     fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
         let x = x.contiguous()?.to_device(&Device::Cpu)?;
-        let (storage, layout) = x.storage_and_layout();
-        let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
-            unreachable!("the tensor is contiguous in host memory")
-        };
-        histogram.add(&storage.as_slice::<f32>()?[start..end]).map_err(|error| refused(site, &error))
+        with_values(&x, |x| histogram.add(x))?.map_err(|error| refused(site, &error))
     }
+
+    /// Counts the columns `columns` of `rows` `[rows, width]` in host memory, if `site` is observed.
+    fn record_columns(&mut self, site: Site, rows: &Tensor, columns: Range<usize>) -> Result<(), FloatError> {
+        let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
+        let width = rows.dim(1)?;
+        with_values(&rows.contiguous()?, |rows| histogram.add_columns(rows, width, columns))?
+            .map_err(|error| refused(site, &error))
+    }
+}
+
+/// Calls `f` with the values of `x`, which is contiguous and in host memory.
+fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R, FloatError> {
+    let (storage, layout) = x.storage_and_layout();
+    let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
+        unreachable!("the tensor is contiguous in host memory")
+    };
+    Ok(f(&storage.as_slice::<f32>()?[start..end]))
 }
 
 /// The error for a value that is not finite, with the next step.
@@ -71,5 +85,19 @@ impl Sites for Observe {
             self.record(site, &ops::softmax(&logits)?)?;
         }
         Float.attend(site, logits, v)
+    }
+
+    /// Attention as a whole, unless a site between its parts is observed.
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
+        let block = attention.block;
+        if self.watches(Site::Scores(block)) || self.watches(Site::Probs(block)) {
+            return attention_in_parts(self, attention);
+        }
+        let Some(mixed) = attention.whole()? else { return attention_in_parts(self, attention) };
+        let width = attention.qkv.dim(1)? / 3;
+        for (part, site) in [Site::Q(block), Site::K(block), Site::V(block)].into_iter().enumerate() {
+            self.record_columns(site, &attention.qkv, part * width..(part + 1) * width)?;
+        }
+        Ok(mixed)
     }
 }

@@ -55,7 +55,7 @@ pub enum DataError {
         problem: String,
     },
     /// The data set has the other split but not the requested one.
-    #[error("{}: split `{split}` is missing; looked for {looked_for}", path.display())]
+    #[error("{}: split `{split}` is missing; looked for {looked_for}; the data set has `{found}`", path.display())]
     MissingSplit {
         /// The data set's folder.
         path: PathBuf,
@@ -63,6 +63,8 @@ pub enum DataError {
         split: Split,
         /// The files and folders that would have held it.
         looked_for: String,
+        /// The split that the data set has.
+        found: Split,
     },
     /// A list or map file is malformed.
     #[error("{}, line {line}: {problem}", path.display())]

@@ -101,6 +101,9 @@ fn lists_with_and_without_classes() {
     put(root.path(), "plain.txt", b"images/c.png\nimages/gone.png\n");
     let text = message(open(&root.path().join("plain.txt"), Split::Val));
     assert!(text.contains("1 of 2") && text.contains("images/gone.png"), "{text}");
+    put(root.path(), "commas.txt", b"images/c.png,1\n");
+    let text = message(open(&root.path().join("commas.txt"), Split::Val));
+    assert!(text.contains("commas.txt") && text.contains("path<TAB>class"), "{text}");
 }
 
 #[test]
@@ -110,6 +113,7 @@ fn missing_parts_of_a_layout_are_named() {
     let only_train = folder(&["train/a/1.png"]);
     let text = message(open(only_train.path(), Split::Val));
     assert!(text.contains("split `val` is missing") && text.contains("val_map.txt"), "{text}");
+    assert!(text.ends_with("the data set has `train`"), "{text}");
     let with_empty_class = folder(&["val/a/1.png"]);
     fs::create_dir(with_empty_class.path().join("val/b")).unwrap();
     let text = message(open(with_empty_class.path(), Split::Val));

@@ -168,10 +168,16 @@ impl EvalError {
     }
 
     /// Two runs without a common figure.
-    pub(crate) fn nothing_in_common(first: &str, second: &str) -> EvalError {
+    /// `named_alike` says that the runs have a model of the same name.
+    pub(crate) fn nothing_in_common(first: &str, second: &str, named_alike: bool) -> EvalError {
+        let advice = if named_alike {
+            "run both with the same models, --backend and measurements"
+        } else {
+            "models are known by their paths unless `swinq eval` names them: run both with the same --name A=NAME"
+        };
         let problem = format!(
             "no model has a figure in both; models are matched by name, precision and backend (first: {first}; second: \
-             {second}); `--name A=NAME` of eval gives them equal names"
+             {second}); {advice}"
         );
         EvalError::Incomparable { problem }
     }

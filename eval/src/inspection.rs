@@ -1,7 +1,7 @@
 //! A model described in full, as JSON.
 
 use serde::Serialize;
-use swinq_model::quantized::{Provenance, SiteState};
+use swinq_model::quantized::{FileInfo, Provenance, SiteState};
 use swinq_model::site::all_sites;
 use swinq_model::{Granularity, QuantizedModel, Recipe, Site, SwinConfig, Transform, params};
 
@@ -19,6 +19,12 @@ pub struct Inspection<'a> {
     pub file: String,
     /// Whether the file is a checkpoint of swinq, which contains its configuration.
     pub quantized_checkpoint: bool,
+    /// Version of the file's format; `null` if the file is no checkpoint of swinq.
+    pub format_version: Option<u64>,
+    /// Hash of the file's tensors and document, which was verified; `null` if the file has none.
+    pub hash: Option<String>,
+    /// Version of the number contract by which the model runs; `null` if the file does not state it.
+    pub numbers: Option<u64>,
     /// Architecture.
     pub config: &'a SwinConfig,
     /// Number of parameters.
@@ -44,14 +50,23 @@ pub struct Inspection<'a> {
 }
 
 impl<'a> Inspection<'a> {
-    /// The description of `model`, which was read from `file`, without launches.
-    pub fn of(model: &'a QuantizedModel, file: &str, quantized_checkpoint: bool) -> Inspection<'a> {
+    /// The description of `model`, which was read from `file`, without launches. `info` describes the file if it is a
+    /// checkpoint of swinq.
+    pub fn of(
+        model: &'a QuantizedModel,
+        file: &str,
+        quantized_checkpoint: bool,
+        info: Option<&FileInfo>,
+    ) -> Inspection<'a> {
         let quantized = model.is_quantized();
         let parameters = params::parameters(&model.config);
         Inspection {
             schema: SCHEMA,
             file: file.to_owned(),
             quantized_checkpoint,
+            format_version: info.map(|info| info.format_version),
+            hash: info.and_then(|info| info.hash.clone()),
+            numbers: info.map(|info| info.numbers),
             config: &model.config,
             parameters: parameters.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum(),
             macs: model.config.macs(),

@@ -49,4 +49,4 @@ pub use results::{
     TrainingRun, ValidationPoint, read_results, read_training, results_json, write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
-pub use text::{acc_line, performance_summary, table};
+pub use text::{acc_line, mebibytes, performance_summary, table};

@@ -4,6 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::accuracy::Accuracy;
 use crate::latency::Latency;
+use crate::report::verdict::load_warning;
 use crate::results::{ModelResult, Results};
 
 /// The accuracy line in the format of Microsoft's evaluation script: ` * Acc@1 81.182 Acc@5 95.522`.
@@ -47,7 +48,8 @@ const WIDTH: usize = 100;
 ///
 /// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
 /// that a model lacks is `-`. A column or table that is empty for all models is left out. Names that make a
-/// table too wide stand before the tables, whose rows then have letters. The last line is the peak memory of the process, if it is known.
+/// table too wide stand before the tables, whose rows then have letters. Below the tables stands which latencies were
+/// measured while other processes worked, if there are any, and the peak memory of the process, if it is known.
 pub fn table(results: &Results) -> String {
     let accuracy = cells(results, accuracy_columns());
     let speed = cells(results, speed_columns(results));
@@ -62,6 +64,10 @@ pub fn table(results: &Results) -> String {
     }
     let tables = known.into_iter().flat_map(|(header, rows)| split(header, rows));
     text += &tables.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n");
+    let timed = results.models.iter().any(|model| !model.latency_ms.is_empty());
+    if let Some(warning) = load_warning(results).filter(|_| timed) {
+        text += &format!("\n{warning}\n");
+    }
     if let Some(bytes) = results.peak_memory_bytes {
         text += &format!("\npeak memory of the process: {}\n", mebibytes(bytes));
     }
@@ -232,6 +238,6 @@ pub(crate) fn decibels(value: f64) -> String {
 }
 
 /// A number of bytes in MiB, as in `29.0 MiB`.
-pub(crate) fn mebibytes(bytes: u64) -> String {
+pub fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

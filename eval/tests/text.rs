@@ -85,6 +85,19 @@ fn the_table_shows_differences_from_the_first_model() {
 }
 
 #[test]
+fn the_table_says_which_latencies_other_processes_disturbed() {
+    let mut results = common::results();
+    let load = |other_cores| swinq_eval::Load { other_cores: Some(other_cores), ..Default::default() };
+    results.environment.cores = Some(2);
+    results.load = [(1, load(0.1)), (8, load(0.9))].into();
+    let text = table(&results);
+    let warning = "other processes used up to 0.9 of 2 cores while batch 8 was measured";
+    assert!(text.contains(warning), "{text}");
+    results.load = [(1, load(0.1)), (8, load(0.1))].into();
+    assert!(!table(&results).contains("other processes"));
+}
+
+#[test]
 fn comparing_a_run_with_itself_finds_no_difference() {
     let results = common::results();
     let text = compare(&results, &results).unwrap();
@@ -127,7 +140,7 @@ fn comparing_names_the_changes() {
     assert_eq!(row("| Acc@1"), "| Acc@1 | 80.748 | 80.948 | +0.200 |");
     assert!(row("| median ms @ 8").ends_with("| -50.0 % |"));
     assert_eq!(row("| SQNR dB"), "| SQNR dB | 31.27 | inf | +inf |");
-    assert!(text.contains("1 sites differ:\n"), "{text}");
+    assert!(text.contains("1 site differs:\n"), "{text}");
     assert!(row(&format!("  {name}:")).contains("on -> off, scale 0.0"), "{text}");
     assert!(text.contains("\n  and ") && text.contains(" more\n"), "{text}");
 

@@ -9,9 +9,12 @@ use crate::block::{BlockContext, linear};
 use crate::error::FloatError;
 use crate::ops::taped::{self, AttentionSites};
 use crate::ops::{Ops, composed};
+use crate::packed::PackedAttention;
 use crate::weights::{BlockWeights, Factors, Position};
-use swinq_model::ModelError;
+use swinq_kernels::HeadScores;
+use swinq_model::arch::Stage;
 use swinq_model::site::{BlockId, Site};
+use swinq_model::{ModelError, SwinVersion, position};
 
 /// The operands of one block's attention, which a forward pass hands to its sites.
 pub struct Attention<'a> {
@@ -27,6 +30,7 @@ pub struct Attention<'a> {
     /// Whether queries and keys are normalised (Swin V2).
     cosine: bool,
     ops: &'a Ops,
+    packed: Option<&'a PackedAttention>,
 }
 
 impl Attention<'_> {
@@ -53,6 +57,16 @@ impl Attention<'_> {
                 Cow::Owned(composed::clamped_exp(logarithms)?.flatten_all()?.to_vec1()?)
             }
         })
+    }
+
+    /// How each head computes `q k^T` in integers, `[heads]`.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn head_scores(&self) -> Result<Vec<HeadScores>, FloatError> {
+        let version = if self.cosine { SwinVersion::V2 } else { SwinVersion::V1 };
+        let scores = |&scale: &f32| HeadScores { scale, two_codes: position::two_codes(version, scale) };
+        Ok(self.scales()?.iter().map(scores).collect())
     }
 
     /// Converts `[windows, heads, n, head_dim]` to the projection's input rows,
@@ -87,6 +101,16 @@ impl Attention<'_> {
         Ok(Some(taped::attention(tape, &scaled, 1.0, &self.bias, self.mask, &rest)?))
     }
 
+    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`, with the bits that its parts
+    /// would give. `None` where only the parts exist: in Swin V2, on a tape and on
+    /// other devices.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn whole(&self) -> Result<Option<Tensor>, FloatError> {
+        Ok(self.packed.map(|packed| packed.run(&self.qkv)).transpose()?)
+    }
+
     /// `q k^T` of queries and keys after their sites: `[windows, heads, n, n]`.
     ///
     /// # Errors
@@ -95,7 +119,7 @@ impl Attention<'_> {
         Ok(self.ops.scores(q, k)?)
     }
 
-    /// `scores * scale + bias + mask`.
+    /// `scores * scale + (bias + mask)`.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -120,7 +144,8 @@ pub(super) fn attention(
     let qkv = linear(input, &weights.qkv, sites)?;
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
     let (factors, cosine) = (&weights.factors, context.post_norm);
-    let attention = Attention { block: weights.id, qkv, bias, mask, factors, cosine, ops };
+    let packed = weights.attention.as_ref();
+    let attention = Attention { block: weights.id, qkv, bias, mask, factors, cosine, ops, packed };
     let mixed = sites.attention(&attention)?;
     let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
@@ -128,15 +153,20 @@ pub(super) fn attention(
 
 /// The relative position bias, `[heads, n, n]`.
 fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, FloatError> {
-    let n = context.stage.window_tokens();
     let table = match (&weights.position, context.ops) {
         (Position::Table(table), _) => table.clone(),
         (Position::Mlp(mlp), Ops::Taped(tape)) => taped::position_table(tape, context.coordinates, mlp)?,
         (Position::Mlp(mlp), _) => composed::position_table(context.coordinates, mlp)?,
     };
     if let Ops::Taped(tape) = context.ops {
+        let n = context.stage.window_tokens();
         return Ok(taped::relative_bias(tape, &table, context.relative_index, n)?);
     }
-    let rows = table.index_select(context.relative_index, 0)?;
-    Ok(rows.t()?.contiguous()?.reshape((context.stage.heads, n, n))?)
+    Ok(expand_bias(&table, context.relative_index, context.stage)?)
+}
+
+/// The relative position bias `[heads, n, n]` of a table `[(2 window - 1)^2, heads]`; `index` `[n * n]` has its rows.
+pub(super) fn expand_bias(table: &Tensor, index: &Tensor, stage: &Stage) -> candle_core::Result<Tensor> {
+    let n = stage.window_tokens();
+    table.index_select(index, 0)?.t()?.contiguous()?.reshape((stage.heads, n, n))
 }

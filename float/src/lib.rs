@@ -101,13 +101,33 @@ pub trait Sites {
             return Ok(mixed);
         }
         let block = attention.block;
-        let [q, k, v] = attention.split()?;
-        let q = self.activation(Site::Q(block), q)?;
-        let k = self.activation(Site::K(block), k)?;
-        let v = self.activation(Site::V(block), v)?;
-        let scores = self.activation(Site::Scores(block), attention.scores(&q, &k)?)?;
-        attention.merge(&self.attend(Site::Probs(block), attention.logits(&scores)?, v)?)
+        let inside =
+            [Site::Q(block), Site::K(block), Site::V(block), Site::Scores(block), Site::Probs(block)];
+        if !inside.into_iter().any(|site| self.watches(site))
+            && let Some(mixed) = attention.whole()?
+        {
+            return Ok(mixed);
+        }
+        attention_in_parts(self, attention)
     }
+}
+
+/// Float attention inside every window of a block, part by part through its sites, ending with [`Sites::attend`]:
+/// `[windows * n, heads * head_dim]`.
+///
+/// # Errors
+/// An error of `sites`; the errors of [`Attention::split`].
+pub fn attention_in_parts<S: Sites + ?Sized>(
+    sites: &mut S,
+    attention: &Attention<'_>,
+) -> Result<Tensor, FloatError> {
+    let block = attention.block;
+    let [q, k, v] = attention.split()?;
+    let q = sites.activation(Site::Q(block), q)?;
+    let k = sites.activation(Site::K(block), k)?;
+    let v = sites.activation(Site::V(block), v)?;
+    let scores = sites.activation(Site::Scores(block), attention.scores(&q, &k)?)?;
+    attention.merge(&sites.attend(Site::Probs(block), attention.logits(&scores)?, v)?)
 }
 
 /// The identity at every site: the network in float.

@@ -1,27 +1,40 @@
-//! Float linear layers on packed weights, with the engine's kernels, for the forward pass on the host.
+//! Float linear layers on packed weights and float attention, with the engine's kernels, for the forward pass on the
+//! host.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Result, Tensor};
-use swinq_kernels::{Cpu, LinearF32, LinearOut, LinearSpec, Pool, Quantizer, Store};
+use swinq_kernels::{
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, LinearF32, LinearOut, LinearSpec, Pool, Probs,
+    Quantizer, RowOut, RowStore, Store, WindowAttention,
+};
 
 use crate::ops::{Ops, with_values};
 use swinq_model::ModelError;
+use swinq_model::arch::Stage;
 
 use crate::error::FloatError;
 
-/// Threads and instruction set that the linear layers of one network share.
-#[derive(Clone)]
+/// The threads of all operations on the host, one per core. One pool serves the process, so that a thread that waits
+/// for the next operation of a forward pass finds it, whichever operation it is. An operation holds it while it runs,
+/// and runs no other operation.
+pub(super) fn pool() -> MutexGuard<'static, Pool> {
+    static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(0)));
+    // A panic of a task leaves the pool ready for the next job.
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The instruction set of the linear layers of one network.
+#[derive(Clone, Copy)]
 pub(super) struct Workers {
     cpu: Cpu,
-    pool: Arc<Mutex<Pool>>,
 }
 
 impl Workers {
-    /// One thread per core, and the fastest instruction set or the one in `SWINQ_ISA`.
+    /// The fastest instruction set or the one in `SWINQ_ISA`.
     pub fn new() -> std::result::Result<Workers, FloatError> {
         let cpu = Cpu::detect().map_err(|e| ModelError::config("SWINQ_ISA", e.to_string()))?;
-        Ok(Workers { cpu, pool: Arc::new(Mutex::new(Pool::new(0))) })
+        Ok(Workers { cpu })
     }
 }
 
@@ -44,6 +57,21 @@ impl Packing {
     /// Packs a layer, if layers are packed.
     pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>, gelu: bool) -> Result<Option<PackedLinear>> {
         self.workers.as_ref().map(|workers| PackedLinear::new(workers, weight, bias, None, gelu)).transpose()
+    }
+
+    /// Prepares the attention of a block, if layers are packed. The arguments are those of
+    /// [`PackedAttention::new`].
+    pub fn pack_attention(
+        &self,
+        stage: &Stage,
+        shift: usize,
+        scales: &[f32],
+        bias: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<PackedAttention>> {
+        self.workers
+            .as_ref()
+            .map(|workers| PackedAttention::new(workers, stage, shift, scales, &bias()?))
+            .transpose()
     }
 }
 
@@ -69,7 +97,7 @@ impl PackedLinear {
         let bias = bias.map(|b| b.to_vec1::<f32>()).transpose()?;
         let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu, store: Store::F32 };
         let linear = with_values(&weight, |weight| LinearF32::new(workers.cpu, spec, weight))?;
-        Ok(PackedLinear { linear, workers: workers.clone(), columns: n })
+        Ok(PackedLinear { linear, workers: *workers, columns: n })
     }
 
     /// A layer with another weight, and without bias and GELU.
@@ -86,8 +114,57 @@ impl PackedLinear {
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;
         let mut out = vec![0.0; rows * self.columns];
-        let mut pool = self.workers.pool.lock().unwrap_or_else(|e| e.into_inner());
-        with_values(x, |x| self.linear.run(&mut pool, rows, x, LinearOut::F32(&mut out)))?;
+        with_values(x, |x| self.linear.run(&mut pool(), rows, x, LinearOut::F32(&mut out)))?;
         Tensor::from_vec(out, (rows, self.columns), x.device())
+    }
+}
+
+/// Float attention inside the windows of one block, without its sites.
+pub(super) struct PackedAttention {
+    attention: WindowAttention,
+    /// Rows of one image: tokens in window order, with padding.
+    image_rows: usize,
+}
+
+impl PackedAttention {
+    /// Prepares the attention of a block of `stage`, whose windows are shifted by `shift`; `scales` `[heads]` are the
+    /// factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
+    pub fn new(
+        workers: &Workers,
+        stage: &Stage,
+        shift: usize,
+        scales: &[f32],
+        bias: &Tensor,
+    ) -> Result<PackedAttention> {
+        let regions = stage.shift_regions(shift);
+        let attention = with_values(bias, |bias| {
+            let spec = AttentionSpec {
+                heads: stage.heads,
+                head_dim: stage.head_dim(),
+                tokens: stage.window_tokens(),
+                windows: stage.windows(),
+                scales,
+                two_codes: &[],
+                bias,
+                regions: regions.as_deref(),
+                mask: -100.0,
+                quant: AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float },
+                store: RowStore::F32,
+            };
+            WindowAttention::new(workers.cpu, spec)
+        })?;
+        let image_rows = stage.windows() * stage.window_tokens();
+        Ok(PackedAttention { attention, image_rows })
+    }
+
+    /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`.
+    pub fn run(&self, qkv: &Tensor) -> Result<Tensor> {
+        let (rows, width) = qkv.dims2()?;
+        let mut out = vec![0.0; rows * width / 3];
+        let images = rows / self.image_rows;
+        with_values(qkv, |qkv| {
+            self.attention.run(&mut pool(), images, AttentionIn::F32(qkv), RowOut::F32(&mut out));
+        })?;
+        Tensor::from_vec(out, (rows, width / 3), qkv.device())
     }
 }

@@ -96,7 +96,7 @@ impl Tape {
         if record.workers.is_none() {
             record.workers = Some(Workers::new().map_err(candle_core::Error::wrap)?);
         }
-        Ok(record.workers.clone().expect("just set"))
+        Ok(record.workers.expect("just set"))
     }
 
     /// The type of the operands of linear layers, if not f32.

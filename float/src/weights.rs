@@ -5,9 +5,10 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
+use crate::attention::expand_bias;
 use crate::error::FloatError;
 use crate::ops::{Gather, Norm, Ops, taped};
-use crate::packed::{PackedLinear, Packing};
+use crate::packed::{PackedAttention, PackedLinear, Packing};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig, SwinVersion};
 use swinq_model::position::AttentionParameters;
@@ -121,6 +122,8 @@ pub(super) struct BlockWeights {
     pub norm2: Norm,
     pub factors: Factors,
     pub position: Position,
+    /// The attention of Swin V1 as one kernel, in a forward pass for inference on the host.
+    pub attention: Option<PackedAttention>,
     pub qkv: LinearWeights,
     pub proj: LinearWeights,
     pub fc1: LinearWeights,
@@ -243,6 +246,7 @@ impl Source<'_> {
         let (factors, position) = self.attention(stage, id)?;
         Ok(BlockWeights {
             id,
+            attention: self.packed_attention(stage, id, &factors, &position)?,
             factors,
             position,
             norm1: self.norm(&format!("{id}.norm1"))?,
@@ -272,6 +276,25 @@ impl Source<'_> {
             output: tensor("cpb_mlp.2.weight")?,
         };
         Ok((Factors::Learned(tensor("logit_scale")?), Position::Mlp(mlp)))
+    }
+
+    fn packed_attention(
+        &self,
+        stage: &Stage,
+        id: BlockId,
+        factors: &Factors,
+        position: &Position,
+    ) -> Result<Option<PackedAttention>, FloatError> {
+        let (SwinVersion::V1, Factors::Fixed(scales), Position::Table(table)) =
+            (self.config.version, factors, position)
+        else {
+            return Ok(None);
+        };
+        let bias = || {
+            let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
+            expand_bias(table, &Tensor::new(index, table.device())?, stage)
+        };
+        Ok(self.packing.pack_attention(stage, stage.shift_of(id.block), scales, bias)?)
     }
 
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use safetensors::SafeTensors;
-use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_float::{Attention, Float, FloatError, Sites, Swin, attention_in_parts};
 use swinq_model::params::parameters;
 use swinq_model::{HostTensor, Site, StateDict, SwinConfig, all_sites};
 
@@ -117,6 +117,55 @@ fn windows_that_divide_the_grid() {
 #[test]
 fn padded_windows_odd_merge_position_embedding_and_no_qkv_bias() {
     compare("swin_padded");
+}
+
+/// Runs the attention of every block as a whole and in parts, and compares their bits.
+#[derive(Default)]
+struct WholeAndParts {
+    masked_blocks: usize,
+}
+
+impl Sites for WholeAndParts {
+    fn activation(&mut self, _: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        Ok(x)
+    }
+
+    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(w.clone())
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        Float.attend(site, logits, v)
+    }
+
+    fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
+        let whole = attention.whole()?.expect("attention on the host has a kernel");
+        let parts = attention_in_parts(self, attention)?;
+        assert_eq!(whole.dims(), parts.dims());
+        let different =
+            values(&whole).iter().zip(values(&parts)).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        assert_eq!(different, 0, "{}", attention.block);
+        self.masked_blocks += usize::from(attention.mask.is_some());
+        Ok(whole)
+    }
+}
+
+#[test]
+fn whole_attention_has_the_bits_of_its_parts() {
+    for name in ["swin_plain", "swin_padded"] {
+        let mut fixture = fixture(name);
+        // Large logits: a masked one then has a weight, which depends on how it was rounded.
+        for (name, tensor) in &mut fixture.parameters {
+            if name.ends_with("qkv.weight") {
+                tensor.data.iter_mut().for_each(|value| *value *= 8.0);
+            }
+        }
+        let swin = Swin::new(&fixture.config, &fixture.parameters, &Device::Cpu).unwrap();
+        let mut sites = WholeAndParts::default();
+        let logits = values(&swin.forward(&fixture.input, &mut sites).unwrap());
+        assert!(sites.masked_blocks > 0, "{name} has no shifted windows");
+        assert_eq!(logits, values(&swin.forward(&fixture.input, &mut Float).unwrap()));
+    }
 }
 
 #[test]

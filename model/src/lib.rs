@@ -29,7 +29,7 @@ pub use checkpoint::{
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
-pub use pattern::{SitePattern, nearest_sites};
+pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
 pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;

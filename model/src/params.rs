@@ -98,6 +98,10 @@ impl List {
     }
 }
 
+/// The problem of a checkpoint that has every parameter but those of the classifier.
+pub(crate) const HEADLESS: &str = "the classifier is missing: the checkpoint is a backbone without a head (timm's \
+    num_classes=0, or a pretraining); swinq runs classifiers, so give the checkpoint of the whole model";
+
 /// A parameter that [`check_parameters`] can check.
 pub trait Parameter {
     /// Sizes.
@@ -134,6 +138,9 @@ pub fn check_parameters(
     let missing: Vec<&str> = known.iter().filter(|n| !tensors.contains_key(**n)).copied().collect();
     let extra: Vec<&str> = tensors.keys().map(String::as_str).filter(|n| !known.contains(n)).collect();
     if let Some(first) = missing.first().or(extra.first()) {
+        if extra.is_empty() && missing == ["head.bias", "head.weight"] {
+            return Err(ModelError::tensor(*first, HEADLESS));
+        }
         if let Some(difference) = depth_difference(config, tensors.keys()) {
             let problem = format!(
                 "the checkpoint does not fit the configuration {}: it has {difference} ({})",
@@ -201,10 +208,9 @@ fn check_tensor(
 ) -> Result<(), ModelError> {
     if tensor.shape() != shape {
         let mut problem = format!("shape {:?}, but {} has {shape:?}", tensor.shape(), config.name);
-        if name.starts_with("head.") {
+        if let Some(classes) = tensor.shape().first().filter(|_| name.starts_with("head.")) {
             problem += &format!(
-                "; the checkpoint has {} classes, the configuration {} (MODEL.NUM_CLASSES)",
-                tensor.shape().first().unwrap_or(&0),
+                "; the checkpoint has {classes} classes, the configuration {}; pass --opts MODEL.NUM_CLASSES {classes}",
                 config.num_classes
             );
         }

@@ -3,6 +3,8 @@
 //! `*` stays within one dot-separated part of a name, `**` crosses parts, `re:` introduces a regular expression that
 //! must match the whole name.
 
+use std::collections::BTreeSet;
+
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
 
@@ -45,6 +47,44 @@ impl SitePattern {
             Matcher::Regex(regex) => regex.is_match(name),
         }
     }
+}
+
+/// Patterns that match some of `sites` and differ from `pattern`, which matches none, in one part of the name: that part is
+/// replaced by the most similar parts of the sites' names, at most three. Empty if there is no similar one.
+pub fn nearest_patterns(pattern: &str, sites: impl IntoIterator<Item = Site>) -> Vec<String> {
+    /// The most edits of a part that count as a mistake.
+    const EDITS: usize = 2;
+    let names: Vec<String> = sites.into_iter().map(|site| site.to_string()).collect();
+    let parts: BTreeSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
+    let wanted: Vec<&str> = pattern.split('.').collect();
+    let mut found: Vec<(usize, String)> = Vec::new();
+    for (place, part) in wanted.iter().enumerate().filter(|(_, part)| is_literal(part)) {
+        for other in &parts {
+            let edits = strsim::levenshtein(part, other);
+            let changed = [&wanted[..place], &[*other], &wanted[place + 1..]].concat().join(".");
+            let matches = |pattern: SitePattern| names.iter().any(|name| pattern.matches(name));
+            if (1..=EDITS.min(part.len() - 1)).contains(&edits)
+                && SitePattern::new(&changed).is_ok_and(matches)
+            {
+                found.push((edits, changed));
+            }
+        }
+    }
+    found.sort();
+    let fewest = found.first().map(|(edits, _)| *edits);
+    found
+        .into_iter()
+        .filter(|(edits, _)| Some(*edits) == fewest)
+        .map(|(_, pattern)| pattern)
+        .take(3)
+        .collect()
+}
+
+/// Whether a part of a pattern is a name and no number, which would match other blocks.
+fn is_literal(part: &str) -> bool {
+    part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        && part.parse::<usize>().is_err()
+        && part.len() > 1
 }
 
 /// Names of the three `sites` most similar to `pattern`, for the error about a pattern that matches no site.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
-use crate::pattern::{SitePattern, nearest_sites};
+use crate::pattern::{SitePattern, nearest_patterns, nearest_sites};
 use crate::site::{Site, all_sites};
 use crate::yaml;
 
@@ -292,9 +292,11 @@ impl Recipe {
                 let below = format!("{}.**", rule.pattern);
                 let meant = SitePattern::new(&below)
                     .is_ok_and(|matcher| sites.iter().any(|site| matcher.matches(&site.to_string())));
-                let hint = match meant {
-                    true => format!("did you mean `{below}`, the sites below it?"),
-                    false => format!("the nearest sites are {}", nearest_sites(&rule.pattern, sites)),
+                let similar = nearest_patterns(&rule.pattern, sites.iter().copied());
+                let hint = match (meant, similar.as_slice()) {
+                    (true, _) => format!("did you mean `{below}`, the sites below it?"),
+                    (false, []) => format!("the nearest sites are {}", nearest_sites(&rule.pattern, sites)),
+                    (false, similar) => format!("did you mean `{}`?", similar.join("` or `")),
                 };
                 return Err(fail(format!("matches no site of {}; {hint}", config.name)));
             }

@@ -201,6 +201,11 @@ impl Candidate {
         self.config.num_classes
     }
 
+    /// Class names by class index; `None` if they are not known.
+    pub fn labels(&self) -> Option<&[String]> {
+        self.labels.as_deref()
+    }
+
     /// The preprocessing of images.
     pub fn transform(&self) -> &Transform {
         &self.transform
@@ -218,7 +223,6 @@ impl Candidate {
         read: &ReadOptions,
         observer: &mut dyn Observer,
     ) -> Result<Collected, Error> {
-        images.check_labels(&self.config, self.labels.as_deref())?;
         let mut batches = images.batches(&self.transform, read)?;
         observer.begin(&self.result, images.len());
         let mut on_images = |done: usize, total: usize| observer.images(done, total);

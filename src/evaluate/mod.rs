@@ -18,6 +18,7 @@ pub use latency::{measure_latency, noise};
 pub use predictions::{Predicted, write_predictions};
 pub use report::{ReportFiles, write_report};
 
+use crate::class_numbers::contradiction;
 use crate::{EngineOptions, Error, Images, ReadOptions};
 
 /// The measurements of [`evaluate`].
@@ -44,6 +45,11 @@ pub struct EvaluateOptions {
 /// Observes an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer:
 /// it is called with the numbers of images of the current model.
 pub trait Observer {
+    /// Called with a remark for the reader on the images or models, before the first model runs.
+    fn remark(&mut self, text: &str) {
+        let _ = text;
+    }
+
     /// Called when `model` starts to run on `images` images.
     fn begin(&mut self, model: &ModelResult, images: usize) {
         let _ = (model, images);
@@ -103,8 +109,13 @@ pub fn evaluate(
     observer: &mut dyn Observer,
 ) -> Result<Results, Error> {
     check_classes(candidates)?;
+    let (images, remark) = &numbered(candidates, images)?;
     latency::check_memory(candidates, &options.latency)?;
     let mut results = Results::new(environment(options.threads)?);
+    if let Some(remark) = remark {
+        observer.remark(remark);
+        results.notes.push(remark.clone());
+    }
     let mut baseline: Option<Collected> = None;
     for candidate in candidates.iter_mut() {
         let collected = candidate.collect(images, &options.read, observer)?;
@@ -125,6 +136,23 @@ pub fn evaluate(
     results.peak_memory_bytes = swinq_eval::peak_memory_bytes();
     results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
     Ok(results)
+}
+
+/// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers.
+fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
+    let mut named = candidates.iter().filter_map(|candidate| Some((candidate, candidate.labels()?)));
+    let first = named.next();
+    for ((candidate, labels), (first, expected)) in named.zip(first.into_iter().cycle()) {
+        if let Some(class) = contradiction(expected, labels) {
+            let problem = format!(
+                "{} and {} state the same class names in different orders: class {class} is {} and {}; their outputs \
+                 cannot be compared",
+                first.result.name, candidate.result.name, expected[class], labels[class]
+            );
+            return Err(Error::Comparison { problem });
+        }
+    }
+    images.numbered_for(candidates[0].config(), first.map(|(_, labels)| labels))
 }
 
 /// The description of the images, with the class names of a model that has them, else of the data set.

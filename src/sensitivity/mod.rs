@@ -12,6 +12,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use swinq_calib::Progress;
+use swinq_data::Dataset;
 use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
 use swinq_eval::{Distortion, EffectSums, EvalError};
 use swinq_int8_runtime::{Variant, VariantRunner};
@@ -53,12 +54,12 @@ pub enum SensitivityProgress {
 /// Measures the effect of every part of `model`, a float model, under the recipe of `options`.
 ///
 /// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the images have
-/// them. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
+/// them, numbered as by [`Images::numbered_for`]. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
 /// measured is in the cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; the errors of
-/// [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
+/// [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
+/// not the model's classes; the errors of [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
 pub fn sensitivity(
     model: Model,
     options: &SensitivityOptions,
@@ -67,6 +68,11 @@ pub fn sensitivity(
     progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
     crate::calibration::check_recipe(&model, &options.recipe)?;
+    let images = &if images.dataset().is_some_and(Dataset::has_labels) {
+        images.numbered_for(model.config(), model.labels())?.0
+    } else {
+        images.clone()
+    };
     let float = model.into_float()?;
     let batch = load(images, &float.transform, &options.read)?;
     let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |step| {

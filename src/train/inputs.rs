@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use swinq_data::Split;
+use swinq_data::{DataError, Split};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::{Ptq, QuantizedModel, SwinConfig, load_config};
@@ -35,14 +35,17 @@ pub struct Inputs {
 impl Inputs {
     /// Loads the models and images, and checks them.
     pub(super) fn load(job: &Job) -> Result<Inputs, Error> {
-        let loaded = job.cfg.as_ref().map(|cfg| load_config(cfg, &job.config_overrides())).transpose()?;
-        let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)?;
+        let loaded = job.cfg.as_ref().map(|cfg| load_config(cfg, &job.config_overrides())).transpose();
+        let loaded = loaded.map_err(|error| of_key("cfg")(error.into()))?;
+        let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)
+            .map_err(of_data(["data.path", "data.split"]))?;
         let val_split = split(job.data.val_split);
-        let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)?;
+        let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)
+            .map_err(of_data(["data.val_path", "data.val_split"]))?;
         let mut float = start(job, loaded.as_ref(), &train)?;
         check_classes(&train, &float)?;
         check_classes(&val, &float)?;
-        let (quantized, warnings) = match job.model.as_deref().filter(|_| job.quant) {
+        let (quantized, mut warnings): (_, Vec<String>) = match job.model.as_deref().filter(|_| job.quant) {
             Some(path) => {
                 let (model, file) = calibrated(path, &float)?;
                 let warnings = [file.warning(path), other_source(path, &model, &float)];
@@ -50,6 +53,10 @@ impl Inputs {
             }
             None => (None, Vec::new()),
         };
+        let labels = float.labels.as_deref().or(quantized.as_ref().and_then(|model| model.labels.as_deref()));
+        let (train, remark) = train.numbered_for(&float.config, labels)?;
+        let (val, val_remark) = val.numbered_for(&float.config, labels)?;
+        warnings.extend(remark.into_iter().chain(val_remark));
         if let Some(model) = quantized.as_ref().filter(|model| is_refined(model)) {
             float.tensors = model.float_tensors();
         }
@@ -90,6 +97,19 @@ impl Inputs {
     }
 }
 
+/// The error of the job's key `key`.
+fn of_key(key: &'static str) -> impl FnOnce(Error) -> Error {
+    move |source| Error::JobInput { key, source: Box::new(source) }
+}
+
+/// The error of a data set whose path and split are stated by the keys `path` and `split`.
+fn of_data([path, split]: [&'static str; 2]) -> impl FnOnce(Error) -> Error {
+    move |error| match &error {
+        Error::Data(DataError::MissingSplit { .. }) => of_key(split)(error),
+        _ => of_key(path)(error),
+    }
+}
+
 fn sha256(bytes: &[u8]) -> String {
     hex(Sha256::digest(bytes))
 }
@@ -109,7 +129,7 @@ fn open_options(job: &Job) -> OpenOptions {
 /// Loads the float model that the job's key `key` names.
 fn load(job: &Job, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
     let model = open_options(job).load_float(path);
-    model.map_err(|source| Error::JobModel { key, source: Box::new(source) })
+    model.map_err(of_key(key))
 }
 
 /// The model that the training starts from.
@@ -130,16 +150,17 @@ fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<Flo
     Ok(model)
 }
 
-/// Refuses images whose classes are not the model's, because training on them would make the model forget its
-/// own classes.
+/// Refuses images with another number of named classes than the model's, because training on them would make the model
+/// forget its own classes.
 fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
     let config = &model.config;
-    images.check_labels(config, model.labels.as_deref())?;
     let named = images.dataset().and_then(|data| data.class_names()).map(<[String]>::len);
-    let Some(classes) = named.filter(|&classes| classes != config.num_classes) else { return Ok(()) };
+    if named.is_none_or(|classes| classes == config.num_classes) {
+        return Ok(());
+    }
     let problem = format!(
-        "{} has {classes} classes and {} has {}; is it the data the model was trained on? (a float training with \
-         new_head: true adapts a model to other classes)",
+        "{}, but {} has {}; is it the data the model was trained on? (a float training with new_head: true adapts a \
+         model to other classes)",
         images.describe(),
         config.name,
         config.num_classes
@@ -149,8 +170,8 @@ fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
 
 /// Loads the calibrated checkpoint, which must have the same architecture as `float`.
 fn calibrated(path: &Path, float: &FloatModel) -> Result<(QuantizedModel, FileInfo), Error> {
-    let (model, file) = QuantizedModel::load_with_info(path)
-        .map_err(|error| Error::JobModel { key: "model", source: Box::new(Error::open(path)(error)) })?;
+    let (model, file) =
+        QuantizedModel::load_with_info(path).map_err(|error| of_key("model")(Error::open(path)(error)))?;
     let mismatch =
         |problem: String| Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
     if !model.is_quantized() {

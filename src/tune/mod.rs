@@ -92,7 +92,7 @@ pub enum TuneProgress<'a> {
 }
 
 /// Searches the fastest recipe for `model`, a float model, that loses at most `options.max_drop` points of top-1
-/// accuracy on `images`, which must have labels. Every second image is a search image, the others verify the result.
+/// accuracy on `images`, which must have labels; their classes are numbered as by [`Images::numbered_for`]. Every second image is a search image, the others verify the result.
 /// Ranges are calibrated on `calibration`.
 ///
 /// `progress` is called after every step; `Break` stops the run, and everything that was measured is in the cache.
@@ -109,7 +109,7 @@ pub fn tune(
 ) -> Result<Tuned, Error> {
     check(options, images)?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
-    images.check_labels(model.config(), model.labels())?;
+    let (images, _) = &images.numbered_for(model.config(), model.labels())?;
     let engine =
         EngineOptions { max_batch: options.batch_size.max(CPU_BATCH), ..options.engine.clone().resolved()? };
     if engine.backend != BackendChoice::Cuda && options.batch_size > CPU_BATCH {

@@ -8,7 +8,7 @@ use swinq_model::checkpoint::random_model;
 use swinq_model::config::load_config;
 use swinq_model::{Ptq, QuantizedModel, Recipe};
 
-use crate::common::{files, float_model, refused, sample_cfg, sample_data, sample_model, swinq};
+use crate::common::{files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, swinq};
 use crate::{Folder, calibrated, data};
 
 impl Folder {
@@ -19,6 +19,50 @@ impl Folder {
         refused(self.run(&["--opts", key, value.as_ref().to_str().unwrap()]), code, words);
         assert_eq!(files(self.0.path()), before, "{key} left files");
     }
+}
+
+#[test]
+fn inputs_that_are_missing_are_named_with_their_key() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("data.path", "absent", 1, &["data.path: absent", "No such file"]);
+    folder.refuses("data.val_path", "absent", 1, &["data.val_path: absent", "No such file"]);
+    folder.refuses("cfg", "absent.yaml", 1, &["cfg: absent.yaml", "No such file"]);
+    let image = crate::common::root().join("tests/data/airplane.jpg");
+    std::fs::create_dir_all(folder.path("only/val/a")).unwrap();
+    std::fs::copy(&image, folder.path("only/val/a/1.jpg")).unwrap();
+    folder.refuses("data.path", folder.path("only"), 1, &["data.split: ", "`train` is missing", "has `val`"]);
+}
+
+/// A limit of the size of files stands for a full disk: the first byte of a file is refused.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_no_file() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let mut shell = assert_cmd::Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_swinq"), "qat"]);
+    refused(shell.arg(folder.path("job.yaml")).assert(), 1, &["run.lock"]);
+    assert_eq!(files(&folder.out()), Vec::<String>::new());
+}
+
+/// Labels in another order than the model's classes.
+#[test]
+fn validation_images_with_wrong_labels_are_noticed() {
+    let folder = Folder::new("steps: 1\n");
+    let wrong = folder.path("wrong");
+    std::fs::create_dir(&wrong).unwrap();
+    std::fs::copy(sample_data().join("val.zip"), wrong.join("val.zip")).unwrap();
+    let text = std::fs::read_to_string(sample_data().join("val_map.txt")).unwrap();
+    let shifted = text.lines().map(|line| {
+        let (name, class) = line.rsplit_once('\t').unwrap();
+        format!("{name}\t{}\n", (class.trim().parse::<u32>().unwrap() + 1) % 10)
+    });
+    std::fs::write(wrong.join("val_map.txt"), shifted.collect::<String>()).unwrap();
+    let opts = ["data.path", sample_data().to_str().unwrap()].map(str::to_owned);
+    let opts = [opts, ["data.val_path".to_owned(), wrong.display().to_string()]].concat();
+    let words: Vec<&str> = ["--opts"].into_iter().chain(opts.iter().map(String::as_str)).collect();
+    let limit = ["--opts", "data.val_limit", "100"];
+    let warnings = stderr(&folder.run(&[&words[..], &limit].concat()).success());
+    assert_eq!(warnings.matches("no better than guessing among 10 classes").count(), 1, "{warnings}");
 }
 
 #[test]

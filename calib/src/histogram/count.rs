@@ -1,5 +1,7 @@
 //! Counting the values of one thread.
 
+use std::ops::Range;
+
 use super::{BINS, Histogram, coarsen, exponent};
 
 /// Number of sets of counters. Neighbouring values use different sets, because an increment of the counter that
@@ -23,13 +25,25 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// The histogram of fewer than 2^32 `values`. The error is the position of the first value that is not finite.
-    pub(super) fn count(values: &[f32]) -> Result<Histogram, usize> {
+    /// The histogram of the columns `columns` of fewer than 2^32 `values`, rows of `width` values. The error is the
+    /// position of the first value that is not finite.
+    pub(super) fn count(values: &[f32], width: usize, columns: Range<usize>) -> Result<Histogram, usize> {
         let mut counter = Counter { lanes: vec![[0; BINS]; LANES], zeros: 0, max_bits: 0 };
-        for (i, block) in values.chunks(BLOCK).enumerate() {
-            counter.add(block).map_err(|at| at + i * BLOCK)?;
+        if columns.len() == width {
+            for (i, block) in values.chunks(BLOCK).enumerate() {
+                counter.add(block).map_err(|at| at + i * BLOCK)?;
+            }
+            return Ok(counter.finish(values.len()));
         }
-        Ok(counter.finish(values.len()))
+        let rows_per_block = BLOCK.div_ceil(columns.len());
+        let mut block = Vec::with_capacity(rows_per_block * columns.len());
+        for (i, rows) in values.chunks(rows_per_block * width).enumerate() {
+            block.clear();
+            rows.chunks_exact(width).for_each(|row| block.extend_from_slice(&row[columns.clone()]));
+            let position = |at| at / columns.len() * width + columns.start + at % columns.len();
+            counter.add(&block).map_err(|at| position(at) + i * rows_per_block * width)?;
+        }
+        Ok(counter.finish(values.len() / width * columns.len()))
     }
 
     /// Counts a block; the error is the position of its first value that is not finite.

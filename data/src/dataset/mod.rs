@@ -5,6 +5,7 @@ mod cursor;
 mod folder;
 mod list;
 mod names;
+mod numbering;
 mod open;
 mod sample;
 
@@ -17,8 +18,10 @@ use crate::decode::{Held, RgbImage, decode_held};
 use crate::error::DataError;
 use archive::Archive;
 use names::Names;
+use numbering::Numbering;
 
 pub use folder::is_image_name;
+pub use numbering::NumberingError;
 pub use open::image_files;
 
 /// A split of a data set.
@@ -94,6 +97,8 @@ impl fmt::Display for Layout {
 #[derive(Clone, Debug)]
 pub struct Dataset {
     inner: Arc<Inner>,
+    /// The numbers of the classes, if [`Dataset::numbered_by`] gave others than the list's.
+    numbering: Option<Arc<Numbering>>,
 }
 
 #[derive(Debug)]
@@ -154,7 +159,7 @@ impl Dataset {
     }
 
     fn new(inner: Inner) -> Dataset {
-        Dataset { inner: Arc::new(inner) }
+        Dataset { inner: Arc::new(inner), numbering: None }
     }
 
     /// Number of images.
@@ -188,7 +193,8 @@ impl Dataset {
 
     /// Class of image `i`, or `None` if the data set has no labels.
     pub fn label(&self, i: usize) -> Option<u32> {
-        self.has_labels().then(|| self.inner.labels[i])
+        let label = self.has_labels().then(|| self.inner.labels[i])?;
+        Some(self.numbering.as_ref().map_or(label, |numbering| numbering.number(label)))
     }
 
     /// Whether the images have labels. Either all of them have one or none has.
@@ -199,28 +205,44 @@ impl Dataset {
     /// Number of classes: the number of class names if they are known, else the largest label plus one. `None` if the
     /// data set has no labels.
     pub fn num_classes(&self) -> Option<usize> {
-        self.inner.num_classes
+        self.numbering.as_ref().map_or(self.inner.num_classes, |numbering| Some(numbering.names().len()))
     }
 
     /// Whether the classes are numbered in the sorted order of their names, so that a part of a model's classes gets other
     /// numbers than the model's.
     pub fn numbered_by_name(&self) -> bool {
-        self.inner.numbered_by_name
+        self.inner.numbered_by_name && self.numbering.is_none()
     }
 
-    /// Name of each class: the folders' names, or the lines of `classes.txt`.
+    /// Name of each class: the folders' names, the names in the list, the lines of `classes.txt`, or the names that
+    /// [`Dataset::numbered_by`] was given.
     pub fn class_names(&self) -> Option<&[String]> {
-        self.inner.class_names.as_deref()
+        match &self.numbering {
+            Some(numbering) => Some(numbering.names()),
+            None => self.inner.class_names.as_deref(),
+        }
+    }
+
+    /// The same images, with their classes numbered by their places in `names` (a model's class names).
+    ///
+    /// # Errors
+    /// [`NumberingError`] if the data set has no class names, or one that `names` does not have exactly once.
+    pub fn numbered_by(&self, names: &[String]) -> Result<Dataset, NumberingError> {
+        let own = self.inner.class_names.as_deref().unwrap_or_default();
+        let numbering = Some(Arc::new(Numbering::new(own, names)?));
+        Ok(Dataset { inner: Arc::clone(&self.inner), numbering })
     }
 
     /// A one-line description for logs: path, layout, number of images, number of classes.
     pub fn describe(&self) -> String {
         let classes = match self.num_classes() {
+            Some(1) => "1 class".to_owned(),
             Some(classes) => format!("{classes} classes"),
             None => "no labels".to_owned(),
         };
+        let images = if self.len() == 1 { "image" } else { "images" };
         let Inner { root, layout, .. } = &*self.inner;
-        format!("{} ({layout}): {} images, {classes}", root.display(), self.len())
+        format!("{} ({layout}): {} {images}, {classes}", root.display(), self.len())
     }
 
     /// Reads the file or archive member of image `i`, not decoded.

@@ -90,6 +90,7 @@ fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
                 path: root.to_owned(),
                 split,
                 looked_for: format!("{split}.zip with {split}_map.txt, and a folder {split}/"),
+                found: other,
             });
         }
     }
@@ -165,6 +166,7 @@ fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
         }
     });
     if missing > 0 {
+        refuse_commas(map, &first, |name| archive.find(name).is_some())?;
         if let Some(example) = archive.file_names().next() {
             first.push(format!("while the archive has, for example, {example}"));
         }
@@ -191,6 +193,7 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
     let folder = parent(path);
     let (missing, first) = missing_files(&listing.names, folder, ALL_CHECKED);
     if missing > 0 {
+        refuse_commas(path, &first, |name| folder.join(name).is_file())?;
         return Err(DataError::MissingImages {
             list: path.to_owned(),
             place: folder.to_owned(),
@@ -200,6 +203,16 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
         });
     }
     from_listing(path, folder, Layout::List, Source::Folder(folder.to_owned()), listing)
+}
+
+/// Refuses a list whose first missing name is that of an image, a comma and a class.
+fn refuse_commas(list: &Path, missing: &[String], exists: impl Fn(&str) -> bool) -> Result<(), DataError> {
+    let Some((name, class)) = missing.first().and_then(|line| line.rsplit_once(',')) else { return Ok(()) };
+    if !exists(name.trim_end()) {
+        return Ok(());
+    }
+    let problem = format!("`{name},{class}` has a comma before the class; write a tab: path<TAB>class");
+    Err(DataError::layout(list, problem))
 }
 
 /// Number of missing names that an error shows.

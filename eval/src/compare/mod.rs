@@ -27,7 +27,8 @@ type Row = [String; 4];
 pub fn compare(a: &Results, b: &Results) -> Result<String, EvalError> {
     if !pairs(a, b).any(|(a, b)| !figures(a, b).0.is_empty()) {
         let names = |run: &Results| run.models.iter().map(ModelResult::label).collect::<Vec<_>>().join(", ");
-        return Err(EvalError::nothing_in_common(&names(a), &names(b)));
+        let named_alike = a.models.iter().any(|model| b.models.iter().any(|other| other.name == model.name));
+        return Err(EvalError::nothing_in_common(&names(a), &names(b), named_alike));
     }
     let mut text = compare_conditions(a, b);
     let mut unmatched: Vec<&ModelResult> = b.models.iter().collect();

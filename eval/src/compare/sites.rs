@@ -28,7 +28,10 @@ pub(super) fn compare(a: &[SiteResult], b: &[SiteResult]) -> String {
     if changes.is_empty() {
         return String::new();
     }
-    let mut text = format!("{} sites differ:\n", changes.len());
+    let mut text = match changes.len() {
+        1 => "1 site differs:\n".to_owned(),
+        count => format!("{count} sites differ:\n"),
+    };
     text.extend(changes.iter().take(LISTED).map(String::as_str));
     if changes.len() > LISTED {
         text.push_str(&format!("  and {} more\n", changes.len() - LISTED));

@@ -206,7 +206,7 @@ fn open_warning(own: &ModelResult) -> Option<String> {
 }
 
 /// The batch sizes whose latency was measured while other processes worked.
-fn load_warning(results: &Results) -> Option<String> {
+pub(crate) fn load_warning(results: &Results) -> Option<String> {
     let cores = results.environment.cores.unwrap_or(1) as f64;
     let disturbed: Vec<(usize, f64)> = results
         .load

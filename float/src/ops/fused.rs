@@ -7,8 +7,9 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
 };
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 use swinq_kernels::Cpu;
+
+use crate::packed::pool;
 
 mod attention;
 mod fake_quant;
@@ -125,7 +126,7 @@ pub(super) fn vectorised<R>(mut f: impl FnMut() -> R) -> R {
 /// Calls `f(row index, row)` for every row of `out`, in vector code; the rows are spread over the cores.
 fn each_row(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     let rows_per_task = GRAIN.div_ceil(width);
-    out.par_chunks_mut(rows_per_task * width).enumerate().for_each(|(task, rows)| {
+    pool().run_parts(out, rows_per_task * width, &|task, rows| {
         vectorised(
             #[inline(always)]
             || {
@@ -151,8 +152,7 @@ pub(super) fn cpu() -> Cpu {
 /// `width` values; `range` is its position in `out`.
 fn each_part(out: &mut [f32], width: usize, f: impl Fn(Range<usize>, &mut [f32]) + Sync) {
     let size = GRAIN.div_ceil(width) * width;
-    let parts = out.par_chunks_mut(size).enumerate();
-    parts.for_each(|(i, part)| f(i * size..i * size + part.len(), part));
+    pool().run_parts(out, size, &|i, part| f(i * size..i * size + part.len(), part));
 }
 
 /// Calls `f` with the values of `x`, f32 in host memory, row-major.

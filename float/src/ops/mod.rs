@@ -11,7 +11,8 @@
 //!
 //! | implementation | used by | what differs |
 //! | --- | --- | --- |
-//! | `fused` | inference and calibration on the host | scores, logits and softmax are separate passes, for the sites between them |
+//! | `PackedAttention` | inference and calibration on the host | the engine's kernel, where no site lies inside |
+//! | `fused` | inference and calibration on the host | scores, logits and softmax are separate passes, for the sites between them; the same bits |
 //! | `composed` | inference and calibration on a GPU, candle's gradients | the same, in candle's operations |
 //! | `fake_quant::host` | simulation on the host | the number contract's own function, on whole windows |
 //! | `fake_quant::composed` | simulation on other devices | exact integer sums over codes |
@@ -26,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, bail};
 
+use super::packed::pool;
 use super::tape::Tape;
 
 pub(super) use fused::with_values;
@@ -223,7 +225,7 @@ impl Ops {
         }
     }
 
-    /// `scores * scale + bias + mask`: scores `[images * windows, heads, n, n]`, one scale or one for each head, bias
+    /// `scores * scale + (bias + mask)`: scores `[images * windows, heads, n, n]`, one scale or one for each head, bias
     /// `[heads, n, n]`, mask `[windows, n, n]`.
     pub(crate) fn logits(
         &self,
@@ -238,6 +240,15 @@ impl Ops {
             Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
+}
+
+/// Runs `task(i)` for every `i` in `0..tasks` on the threads of the operations in host memory. A task must not run
+/// operations.
+///
+/// # Panics
+/// Resumes the first panic of a task.
+pub fn on_every_core(tasks: usize, task: impl Fn(usize) + Sync) {
+    pool().run(tasks, &|i, _| task(i));
 }
 
 /// The sum of two tensors of one shape, without gradients.

@@ -245,6 +245,20 @@ impl Pool {
         }
     }
 
+    /// Divides `out` into parts of `size` values, of which the last may be shorter, and runs `task(i, part)` for every
+    /// part, as [`Pool::run`] does.
+    ///
+    /// # Panics
+    /// If `size` is 0, and as [`Pool::run`].
+    pub fn run_parts(&mut self, out: &mut [f32], size: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        let (len, parts) = (out.len(), Parts::new(out));
+        self.run(len.div_ceil(size), &|i, _| {
+            let from = i * size;
+            // SAFETY: the parts of different tasks do not overlap, and every task runs once.
+            task(i, unsafe { parts.get(from, size.min(len - from)) });
+        });
+    }
+
     /// Starts a new epoch and wakes the sleepers.
     fn publish(&self) {
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);

@@ -20,6 +20,19 @@ fn every_task_runs_once_in_every_job() {
 }
 
 #[test]
+fn every_part_is_written_once() {
+    let mut pool = Pool::new(3);
+    for (len, size) in [(0, 4), (1, 4), (4, 4), (103, 8), (1000, 1)] {
+        let mut out = vec![0.0; len];
+        pool.run_parts(&mut out, size, &|i, part| part.iter_mut().for_each(|value| *value += 1.0 + i as f32));
+        assert!(
+            out.iter().enumerate().all(|(at, value)| *value == 1.0 + (at / size) as f32),
+            "{len} / {size}"
+        );
+    }
+}
+
+#[test]
 fn sleepers_wake_and_scratch_is_kept() {
     let mut pool = Pool::new(3);
     for _ in 0..3 {

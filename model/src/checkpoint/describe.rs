@@ -7,9 +7,9 @@ use super::dialect::Dialect;
 use super::safetensors::stated_document;
 use super::{Description, LoadOptions, is_quantized_file};
 use crate::arch::{SwinConfig, SwinVersion};
-use crate::config::{LoadedConfig, load_config, shipped_configs};
+use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
-use crate::params::{depths, parameters};
+use crate::params::{HEADLESS, depths, parameters};
 use crate::quantized::QuantizedModel;
 use crate::tensor::StateDict;
 
@@ -42,15 +42,18 @@ impl Bare<'_> {
             return Ok((described(cfg), None));
         }
         let path = self.path.display();
-        if let Some((model, file)) = self.quantized(options) {
+        if let Some((made, file, remark)) = self.quantized(options)? {
+            let (config, transform) = override_config(&made.config, &made.transform, &options.opts)?;
             let note = format!(
-                "{path}: the architecture and the preprocessing are those of {}, which was made from it",
+                "{path}: the architecture and the preprocessing are those of {}, which was made from it{remark}",
                 file.display()
             );
-            let QuantizedModel { config, transform, labels, .. } = model;
-            return Ok((Description { config, transform, labels }, Some(note)));
+            return Ok((Description { config, transform, labels: made.labels }, Some(note)));
         }
-        let fitting = self.shipped();
+        if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
+            return Err(ModelError::tensor("head.weight", HEADLESS));
+        }
+        let fitting = self.shipped(&options.opts);
         let [cfg] = fitting.as_slice() else { return Err(self.unknown(&fitting)) };
         let note = format!(
             "{path}: no --cfg; its tensors are those of {} with {} classes, which is used; the input size, {} pixels, \
@@ -60,30 +63,79 @@ impl Bare<'_> {
         Ok((described(cfg), Some(note)))
     }
 
-    /// A quantized checkpoint that was made from this file: one that was given, or one in the same folder.
-    fn quantized(&self, options: &LoadOptions) -> Option<(QuantizedModel, PathBuf)> {
-        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let beside = folder.read_dir().into_iter().flatten().take(MAX_BESIDE).flatten();
-        let mut beside: Vec<PathBuf> = beside.map(|entry| entry.path()).collect();
-        beside.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
-        beside.sort();
-        let made_from_this = |path: &&PathBuf| {
-            let stated = |document: serde_json::Value| {
-                let sha256 = document.pointer("/provenance/source/sha256")?.as_str()?;
-                Some(sha256 == self.sha256)
-            };
-            path.is_file() && is_quantized_file(path) && stated_document(path).and_then(stated) == Some(true)
-        };
-        // A damaged file describes nothing.
-        let load = |path: &PathBuf| Some((QuantizedModel::load(path).ok()?, path.clone()));
-        options.described_by.iter().chain(&beside).filter(made_from_this).find_map(load)
+    /// The description in the quantized checkpoints that were made from this file, the first of these checkpoints, and a
+    /// remark on differences between them.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] if they describe it differently.
+    fn quantized(
+        &self,
+        options: &LoadOptions,
+    ) -> Result<Option<(Description, PathBuf, &'static str)>, ModelError> {
+        let mut made = self.made_from_this(&options.described_by);
+        if made.is_empty() {
+            made = self.made_from_this(&self.beside());
+        }
+        let mut made = made.into_iter();
+        let Some((mut first, file)) = made.next() else { return Ok(None) };
+        let mut remark = "";
+        for (other, other_file) in made {
+            if let Some(problem) = first.difference(&other, options.any_transform) {
+                let problem = format!(
+                    "{} and {} were made from it, but with {problem}; pass --cfg NAME or --cfg FILE.yaml to decide, or \
+                     name in the command the one of the two that counts",
+                    file.display(),
+                    other_file.display()
+                );
+                return Err(ModelError::file(self.path, problem));
+            }
+            match (&first.labels, other.labels) {
+                (Some(own), Some(others)) if *own != others => {
+                    remark = "; other checkpoints that were made from it have other class names";
+                }
+                (None, others) => first.labels = others,
+                _ => {}
+            }
+        }
+        Ok(Some((first, file, remark)))
     }
 
-    /// The shipped configurations with exactly these parameters, but for the number of classes. Those that differ in
-    /// their names only count once.
-    fn shipped(&self) -> Vec<LoadedConfig> {
+    /// The safetensors files in the folder of this file, in sorted order.
+    fn beside(&self) -> Vec<PathBuf> {
+        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let entries = folder.read_dir().into_iter().flatten().take(MAX_BESIDE).flatten();
+        let mut beside: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        beside.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+        beside.sort();
+        beside
+    }
+
+    /// The descriptions in those of `paths` that are quantized checkpoints made from this file. Of checkpoints that state
+    /// the same description, the first that is not damaged is read.
+    fn made_from_this(&self, paths: &[PathBuf]) -> Vec<(Description, PathBuf)> {
+        let mut found = Vec::new();
+        let mut known: Vec<serde_json::Value> = Vec::new();
+        for path in paths.iter().filter(|path| path.is_file() && is_quantized_file(path)) {
+            let Some(document) = stated_document(path) else { continue };
+            let sha256 = document.pointer("/provenance/source/sha256").and_then(|value| value.as_str());
+            let stated = ["architecture", "transform", "labels"].map(|key| document[key].clone()).into();
+            if sha256 != Some(self.sha256) || known.contains(&stated) {
+                continue;
+            }
+            // A damaged file describes nothing.
+            if let Ok(QuantizedModel { config, transform, labels, .. }) = QuantizedModel::load(path) {
+                found.push((Description { config, transform, labels }, path.clone()));
+                known.push(stated);
+            }
+        }
+        found
+    }
+
+    /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any number of
+    /// classes. Those that differ in their names only count once.
+    fn shipped(&self, opts: &[(String, String)]) -> Vec<LoadedConfig> {
         let classes = self.tensors.get("head.weight").map_or(0, |head| head.shape[0]);
-        let opts = [("MODEL.NUM_CLASSES".to_owned(), classes.to_string())];
+        let opts = [&[("MODEL.NUM_CLASSES".to_owned(), classes.to_string())], opts].concat();
         let fits = |config: &SwinConfig| {
             let expected = parameters(config);
             let same = |(name, shape): &(String, Vec<usize>)| {
@@ -152,7 +204,7 @@ impl Bare<'_> {
         };
         let heads: Vec<usize> = (0..depths.len()).filter_map(heads).collect();
         let window = match self.version {
-            SwinVersion::V1 => table(0).first().map(|rows| rows.isqrt().div_ceil(2)),
+            SwinVersion::V1 => super::windows(self.tensors).first().copied(),
             SwinVersion::V2 => self.windows.first().copied().flatten(),
         };
         let section = self.version.section();
@@ -180,6 +232,20 @@ impl Bare<'_> {
             _ => "DATA.IMG_SIZE",
         };
         format!("The shapes give {}; they do not give {missing} and the preprocessing", facts.join(", "))
+    }
+}
+
+impl Description {
+    /// In what `other` differs from this description, if it does. Names of configurations do not count, nor do
+    /// transforms if `any_transform`.
+    fn difference(&self, other: &Description, any_transform: bool) -> Option<String> {
+        let unnamed =
+            |description: &Description| SwinConfig { name: String::new(), ..description.config.clone() };
+        if unnamed(self) != unnamed(other) {
+            return Some("different architectures".to_owned());
+        }
+        (self.transform != other.transform && !any_transform)
+            .then(|| format!("different preprocessing ({}; {})", self.transform, other.transform))
     }
 }
 

@@ -27,22 +27,9 @@ impl Dialect {
     /// Detects the dialect from a checkpoint's tensor names; `None` if no name is typical of a dialect.
     pub fn detect<'a>(keys: impl IntoIterator<Item = &'a str>) -> Option<Dialect> {
         let keys: Vec<&str> = keys.into_iter().collect();
-        let has = |test: &dyn Fn(&str) -> bool| keys.iter().any(|key| test(key));
-        if has(&|key| key.contains("embeddings.patch_embeddings.")) {
-            Some(Dialect::HuggingFace)
-        } else if has(&|key| key.starts_with("features.0.0.")) {
-            Some(Dialect::TorchVision)
-        } else if has(&|key| key.ends_with("_quantizer._amax")) {
-            Some(Dialect::FasterTransformer)
-        } else if !has(&|key| key.starts_with("patch_embed.proj.")) {
-            None
-        } else if has(&|key| key.starts_with("layers.0.downsample.")) {
-            Some(Dialect::Microsoft)
-        } else if has(&|key| key.starts_with("layers.1.downsample.") || key.starts_with("head.fc.")) {
-            Some(Dialect::Timm)
-        } else {
-            Some(Dialect::Microsoft)
-        }
+        let typical = typical(&keys).map(|(dialect, _)| dialect);
+        let patches = || keys.iter().any(|key| key.starts_with("patch_embed.proj."));
+        typical.or_else(|| patches().then_some(Dialect::Microsoft))
     }
 
     /// The rule of the dialect's original code for grids that are not a multiple of the window.
@@ -83,6 +70,42 @@ impl FromStr for Dialect {
                 format!("`{text}` is none of microsoft, timm, hf, torchvision, ft"),
             )),
         }
+    }
+}
+
+/// The only dialect that has a name like one of `keys`, and that name.
+fn typical<'a>(keys: &[&'a str]) -> Option<(Dialect, &'a str)> {
+    let find = |dialect: Dialect, test: &dyn Fn(&str) -> bool| {
+        keys.iter().find(|key| test(key)).map(|key| (dialect, *key))
+    };
+    let embedded = keys.iter().any(|key| key.starts_with("patch_embed.proj."));
+    find(Dialect::HuggingFace, &|key| key.contains("embeddings.patch_embeddings."))
+        .or_else(|| find(Dialect::TorchVision, &|key| key.starts_with("features.0.0.")))
+        .or_else(|| find(Dialect::FasterTransformer, &|key| key.ends_with("_quantizer._amax")))
+        .or_else(|| {
+            find(Dialect::Microsoft, &|key| key.starts_with("layers.0.downsample.")).filter(|_| embedded)
+        })
+        .or_else(|| {
+            let timm = |key: &str| key.starts_with("layers.1.downsample.") || key.starts_with("head.fc.");
+            find(Dialect::Timm, &timm).filter(|_| embedded)
+        })
+}
+
+/// Refuses `given`, a dialect that the user states, if `keys` have names that only another dialect has.
+pub(super) fn refuse_other<'a>(
+    path: &std::path::Path,
+    given: Dialect,
+    keys: impl IntoIterator<Item = &'a str>,
+) -> Result<(), ModelError> {
+    match typical(&keys.into_iter().collect::<Vec<_>>()) {
+        Some((dialect, key)) if dialect != given => {
+            let problem = format!(
+                "its tensors are named as by {dialect} (`{key}`), not as by {given}; pass --dialect {dialect}, or leave \
+                 --dialect out"
+            );
+            Err(ModelError::file(path, problem))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::json::Json;
-use super::{Description, hf, timm};
-use crate::config::LoadedConfig;
+use super::{Description, LoadOptions, hf, timm};
 use crate::error::ModelError;
 
 /// The path of the file with the weights.
@@ -31,12 +30,13 @@ pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
     ))
 }
 
-/// Architecture, transform and labels. `cfg`, if given, replaces the architecture and the transform that `config.json`
+/// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the transform that `config.json`
 /// of transformers or timm describes.
 ///
 /// # Errors
 /// [`ModelError::File`] naming the file and the field that is missing or not supported.
-pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Description, ModelError> {
+pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Description, ModelError> {
+    let cfg = options.cfg.as_ref();
     let path = folder.join("config.json");
     if !path.is_file() {
         let Some(cfg) = cfg else {
@@ -65,5 +65,5 @@ pub(super) fn describe(folder: &Path, cfg: Option<&LoadedConfig>) -> Result<Desc
         let labels = labels.filter(|labels| labels.len() == cfg.config.num_classes);
         return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
     }
-    if is_hf { hf::describe(folder, &json) } else { timm::describe(&json) }
+    if is_hf { hf::describe(folder, &json, options.any_transform) } else { timm::describe(&json) }
 }

@@ -12,11 +12,17 @@ use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
 use crate::config::without_zeros;
 use crate::error::ModelError;
 
+/// The file that states the preprocessing.
+const PREPROCESSOR: &str = "preprocessor_config.json";
+
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
-/// and `Swinv2Config`, which are equal.
-pub(super) fn describe(folder: &Path, json: &Json) -> Result<Description, ModelError> {
+/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the file that states it may be absent.
+pub(super) fn describe(folder: &Path, json: &Json, any_transform: bool) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
-    let transform = transform(folder, config.image_size)?;
+    let transform = match any_transform && !folder.join(PREPROCESSOR).is_file() {
+        true => default_transform(config.image_size),
+        false => transform(folder, config.image_size)?,
+    };
     Ok(Description { config, transform, labels: labels(json)? })
 }
 
@@ -90,11 +96,23 @@ pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
     Ok((!generic).then_some(labels))
 }
 
+/// The transform of transformers' image processor for Swin if no field is set.
+fn default_transform(size: usize) -> Transform {
+    Transform {
+        family: "hf".to_owned(),
+        size,
+        resize: Resize::Direct,
+        filter: Filter::Bicubic,
+        mean: IMAGENET_MEAN,
+        std: IMAGENET_STD,
+    }
+}
+
 fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
-    let path = folder.join("preprocessor_config.json");
+    let path = folder.join(PREPROCESSOR);
     if !path.is_file() {
-        let problem =
-            "is missing, so the preprocessing is unknown; add it, or pass --cfg NAME or --cfg FILE.yaml";
+        let problem = "is missing, so the preprocessing is unknown; add it, or pass --transform hf for transformers' \
+                       default, or --cfg NAME or --cfg FILE.yaml";
         return Err(ModelError::file(path, problem));
     }
     let json = Json::read(&path)?;

@@ -14,6 +14,7 @@ mod pickle;
 mod random;
 mod raw;
 mod safetensors;
+mod stored_names;
 mod timm;
 mod torch;
 
@@ -42,13 +43,17 @@ const OWN: &str = "swinq";
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// Architecture and transform. They replace a directory's own description. Without them, a bare file is described by
-    /// a quantized checkpoint that was made from it (in `described_by` or in the same folder), or by the only shipped
+    /// the quantized checkpoints that were made from it (in `described_by`, else in the same folder), or by the only shipped
     /// configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
+    /// Overrides of the configuration that is found for a bare file if `cfg` is `None`.
+    pub opts: Vec<(String, String)>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
     /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
     pub described_by: Vec<PathBuf>,
+    /// Whether the caller replaces the transform, so that quantized checkpoints may disagree about it.
+    pub any_transform: bool,
 }
 
 /// The description of a model in the files of its directory.
@@ -91,12 +96,20 @@ pub fn load_float_with_note(
     path: &Path,
     options: &LoadOptions,
 ) -> Result<(FloatModel, Option<String>), ModelError> {
+    if path.is_dir() && options.cfg.is_none() && !options.opts.is_empty() {
+        let problem = "is a folder that describes itself, and overrides need a configuration; give --cfg too";
+        return Err(ModelError::file(path, problem));
+    }
     let (weights, described) = if path.is_dir() {
-        (directory::weights(path)?, Some(directory::describe(path, options.cfg.as_ref())?))
+        (directory::weights(path)?, Some(directory::describe(path, options)?))
     } else {
         (path.to_owned(), None)
     };
     if is_quantized_file(&weights) {
+        if options.cfg.is_none() && !options.opts.is_empty() {
+            let problem = "contains its configuration, which overrides do not change; leave --opts out";
+            return Err(ModelError::file(&weights, problem));
+        }
         return load_own(&weights);
     }
     let file = CheckpointFile::open(&weights)?;
@@ -104,10 +117,14 @@ pub fn load_float_with_note(
     let keys = || raw.keys().map(String::as_str);
     let version = dialect::version(keys());
     dialect::refuse_vit(keys())?;
-    let dialect = options
-        .dialect
-        .or_else(|| Dialect::detect(keys()))
-        .ok_or_else(|| dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>()))?;
+    let dialect = match (options.dialect, Dialect::detect(keys())) {
+        (Some(dialect), _) => {
+            dialect::refuse_other(&weights, dialect, keys())?;
+            dialect
+        }
+        (None, Some(dialect)) => dialect,
+        (None, None) => return Err(dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>())),
+    };
     let (tensors, sha256) = (names::to_microsoft(dialect, version, &raw)?, file.sha256());
     let windows = names::stored_windows(&raw);
     let bare =
@@ -115,9 +132,10 @@ pub fn load_float_with_note(
     let (description, note) = described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
     check_version(&description.config, version)?;
     let config = apply_dialect(description.config, dialect)?;
-    check_tables(&config, &tensors)?;
-    check_stored_windows(&config, &windows)?;
-    check_parameters(&config, &tensors)?;
+    let check = check_tables(&config, &tensors)
+        .and_then(|()| check_stored_windows(&config, &windows))
+        .and_then(|()| check_parameters(&config, &tensors));
+    check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
     let source = Source { file: shown(&weights), sha256, dialect: dialect.to_string() };
     let Description { transform, labels, .. } = description;
     Ok((FloatModel { config, transform, labels, tensors, source }, note))
@@ -229,7 +247,15 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         if rows == shape[0] {
             continue;
         }
-        let window = |rows: usize| rows.isqrt().div_ceil(2);
+        let windows = windows(tensors);
+        // Late stages may have smaller windows than the first, because their grids are small.
+        if windows.windows(2).any(|pair| pair[0] < pair[1]) {
+            let problem = format!(
+                "the windows of the stages are {windows:?}: the checkpoint is a Swin-S3 (swin_s3), whose stages have \
+                 windows of their own; swinq runs Swins with one window size"
+            );
+            return Err(ModelError::tensor(name, problem));
+        }
         let problem = format!(
             "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
              resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
@@ -242,6 +268,17 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         return Err(ModelError::tensor(name, problem));
     }
     Ok(())
+}
+
+/// The window of a bias table with so many rows.
+fn window(rows: usize) -> usize {
+    rows.isqrt().div_ceil(2)
+}
+
+/// The window of each stage, from the bias table of its first block.
+fn windows(tensors: &StateDict) -> Vec<usize> {
+    let table = |stage| tensors.get(&format!("layers.{stage}.blocks.0.attn.relative_position_bias_table"));
+    (0..).map_while(table).filter_map(|table| table.shape.first().map(|&rows| window(rows))).collect()
 }
 
 fn shown(path: &Path) -> String {

@@ -46,6 +46,12 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let name = json.text("architecture")?.unwrap_or_default();
     let base = name.split('.').next().unwrap_or_default();
     let Some(official) = SwinConfig::official(base) else {
+        if base.starts_with("swin_s3") {
+            let problem = format!(
+                "`{name}`: the stages of a Swin-S3 have windows of their own; swinq runs Swins with one window size"
+            );
+            return Err(json.error("architecture", problem));
+        }
         let problem = format!(
             "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} (Swin V1) or \
              swinv2_{{tiny,small,base,large}}_window{{8_256,16_256,12_192,12to16_192to256,12to24_192to384}} (Swin V2)"

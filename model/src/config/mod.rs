@@ -8,7 +8,7 @@ mod value;
 use std::path::Path;
 
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
-use crate::batch::{Filter, Transform};
+use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
 use keys::Known;
@@ -108,6 +108,72 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
         return Err(ModelError::config(key, format!("{drop_path} is outside [0, 1)")));
     }
     Ok(LoadedConfig { config, transform, drop_path, origin: name_or_path.to_owned() })
+}
+
+/// The keys that decide the evaluation transform.
+const TRANSFORM_KEYS: [&str; 3] = ["DATA.IMG_SIZE", "TEST.CROP", "DATA.INTERPOLATION"];
+
+/// `config` and `transform` with the overrides `opts`.
+///
+/// # Errors
+/// As [`load_config`]; an override of the transform, unless `transform` is Microsoft's.
+pub(crate) fn override_config(
+    config: &SwinConfig,
+    transform: &Transform,
+    opts: &[(String, String)],
+) -> Result<(SwinConfig, Transform), ModelError> {
+    let mut settings = Settings::default();
+    settings.apply(&stated(config, transform))?;
+    settings.apply(opts)?;
+    let changed = resolve(config.name.clone(), &settings)?;
+    match opts.iter().find(|(key, _)| TRANSFORM_KEYS.contains(&key.as_str())) {
+        None => Ok((changed, transform.clone())),
+        Some(_) if transform.family == "ms" => {
+            let transform = self::transform(&changed, &settings)?;
+            Ok((changed, transform))
+        }
+        Some((key, _)) => {
+            let problem = format!(
+                "overrides Microsoft's preprocessing, but that of {} is used; pass --cfg NAME or --cfg FILE.yaml",
+                transform.family
+            );
+            Err(ModelError::config(key, problem))
+        }
+    }
+}
+
+/// The keys and values that state `config` and `transform`, if that is Microsoft's.
+fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
+    let crop = if transform.resize == Resize::Direct { "False" } else { "True" };
+    let filter = if transform.filter == Filter::Bilinear { "bilinear" } else { "bicubic" };
+    let flag = |value: bool| if value { "True" } else { "False" }.to_owned();
+    let key = |key: &str| config.key(key);
+    let pairs = [
+        ("DATA.IMG_SIZE".to_owned(), config.image_size.to_string()),
+        ("DATA.INTERPOLATION".to_owned(), filter.to_owned()),
+        ("TEST.CROP".to_owned(), crop.to_owned()),
+        ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.to_string()),
+        (key("PATCH_SIZE"), config.patch_size.to_string()),
+        (key("EMBED_DIM"), config.embed_dim.to_string()),
+        (key("DEPTHS"), format!("{:?}", config.depths)),
+        (key("NUM_HEADS"), format!("{:?}", config.num_heads)),
+        (key("WINDOW_SIZE"), config.window_size.to_string()),
+        (key("MLP_RATIO"), format!("{:?}", config.mlp_ratio)),
+        (key("QKV_BIAS"), flag(config.qkv_bias)),
+        (key("APE"), flag(config.ape)),
+        (key("PATCH_NORM"), flag(config.patch_norm)),
+    ];
+    let own = match config.version {
+        SwinVersion::V1 => {
+            let scale = config.qk_scale.map_or("None".to_owned(), |scale| format!("{scale:?}"));
+            vec![(key("QK_SCALE"), scale)]
+        }
+        SwinVersion::V2 => vec![
+            ("MODEL.TYPE".to_owned(), "swinv2".to_owned()),
+            (key("PRETRAINED_WINDOW_SIZES"), format!("{:?}", config.pretrained_window_sizes)),
+        ],
+    };
+    pairs.into_iter().chain(own).collect()
 }
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {

@@ -61,6 +61,10 @@ fn a_rule_without_a_match_names_the_nearest_sites() {
     let recipe = recipe("  - {match: 'layers.0.blocks.0.mlp.fc3.input', enable: false}\n").unwrap();
     let message = recipe.resolve(&tiny()).unwrap_err().to_string();
     assert!(message.contains("fc3") && message.contains("layers.0.blocks.0.mlp.fc1.input"), "{message}");
+    let message = recipe_of_one("**.fc3.*").resolve(&tiny()).unwrap_err().to_string();
+    assert!(message.contains("did you mean `**.fc1.*` or `**.fc2.*`?"), "{message}");
+    let message = recipe_of_one("**.wieght").resolve(&tiny()).unwrap_err().to_string();
+    assert!(message.contains("did you mean `**.weight`?"), "{message}");
     let message = recipe_of_one("layers.7.**.fc2.*").resolve(&tiny()).unwrap_err().to_string();
     assert!(message.contains(".mlp.fc2."), "{message}");
 }

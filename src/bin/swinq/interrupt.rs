@@ -35,6 +35,15 @@ mod unix {
         }
     }
 
+    /// How to end the process, in the way in which `signal` came.
+    fn again(signal: i32) -> &'static str {
+        match signal {
+            SIGINT => "press Ctrl-C again",
+            SIGTERM => "send SIGTERM again",
+            _ => "send a second signal",
+        }
+    }
+
     fn watch(mut signals: Signals) {
         let mut first: Option<Instant> = None;
         for signal in signals.forever() {
@@ -42,7 +51,7 @@ mod unix {
                 None => {
                     first = Some(Instant::now());
                     SIGNAL.store(signal, Ordering::SeqCst);
-                    out::error_line(format_args!("\nstopping; press Ctrl-C again to end at once"));
+                    out::error_line(format_args!("\nstopping; {} to end at once", again(signal)));
                 }
                 Some(at) if at.elapsed() > TWICE => std::process::exit(128 + signal),
                 Some(_) => {}

@@ -4,6 +4,7 @@ mod args;
 mod backend_arg;
 mod commands;
 mod float_device;
+mod images_arg;
 mod interrupt;
 mod json_arg;
 mod model_arg;
@@ -25,6 +26,7 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let start = std::time::Instant::now();
+    swinq::kernels::memory::keep_freed_memory();
     let cli = parse();
     out::set_level(cli.messages.level());
     if let Some(bytes) = cli.messages.decode_memory {
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
         Command::Man(args) => commands::manual::man(&args),
     };
     let peak = swinq::eval::peak_memory_bytes()
-        .map_or(String::new(), |b| format!(", peak memory {:.0} MB", b as f64 / 1e6));
+        .map_or(String::new(), |bytes| format!(", peak memory {}", swinq::eval::mebibytes(bytes)));
     out::detail!("{:.3} s in all{peak}", start.elapsed().as_secs_f64());
     let code = match outcome.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,9 +77,8 @@ fn parse() -> Cli {
     }
     .write_global();
     let mut command = Cli::command().color(color);
-    let matches =
-        command.try_get_matches_from_mut(&words).unwrap_or_else(|error| args::explain(error, &words).exit());
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    let matches = command.try_get_matches_from_mut(&words).unwrap_or_else(|error| args::exit(error, &words));
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| args::exit(error.format(&mut command), &words))
 }
 
 /// 2 for a contradictory command line, 3 for a search that does not reach its goal, 4 for a
@@ -96,10 +97,16 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// The error and its causes in one line. A text that another part of the line already contains is left out.
 ///
-/// With `-v`, every cause has its own line.
+/// With `-v`, every cause that says more has its own line.
 fn message(error: &anyhow::Error) -> String {
     if out::prints(out::Level::Verbose) {
-        return error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  caused by: ");
+        let mut causes: Vec<String> = Vec::new();
+        for cause in error.chain().map(ToString::to_string) {
+            if causes.iter().all(|known| !known.contains(&cause)) {
+                causes.push(cause);
+            }
+        }
+        return causes.join("\n  caused by: ");
     }
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {

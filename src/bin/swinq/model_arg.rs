@@ -7,12 +7,16 @@ use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
 use crate::out::{caution, detail};
+use crate::paths::check_inputs;
 
 /// The options for reading a float checkpoint that `args` state.
 ///
 /// # Errors
-/// [`Usage`] for `--opts` without pairs.
-pub fn open_options(args: &FloatArgs) -> Result<OpenOptions, Usage> {
+/// [`Usage`] for `--opts` without pairs; a file of `--cfg` or `--labels` that does not exist.
+pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
+    let yaml = args.cfg.as_deref().map(Path::new);
+    let yaml = yaml.filter(|cfg| cfg.extension().is_some_and(|e| e == "yaml" || e == "yml"));
+    check_inputs([("--cfg", yaml), ("--labels", args.labels.as_deref())])?;
     let transform = args.transform.map(|family| match family {
         args::Family::Ms => Family::Microsoft,
         args::Family::Timm => Family::Timm,

@@ -124,6 +124,11 @@ pub fn check() -> anyhow::Result<()> {
     }
 }
 
+/// A count with its noun, as in `1 change` and `2 changes`.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Prints one line of results, like `println!` but without a panic.
 macro_rules! say {
     () => { $crate::out::line(format_args!("")) };

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use swinq::model::atomic::check_writable;
 
+use crate::args::Usage;
+
 /// Refuses a path that an option names and that does not exist, so that the message names the option.
 pub fn check_inputs<'a>(
     options: impl IntoIterator<Item = (&'a str, Option<&'a Path>)>,
@@ -15,6 +17,21 @@ pub fn check_inputs<'a>(
         }
     }
     Ok(())
+}
+
+/// Refuses a name for a quantized checkpoint with the extension of another format: the file is a safetensors file, and is
+/// found by this extension beside its float checkpoint.
+pub fn check_checkpoint(output: &Path) -> Result<(), Usage> {
+    match output.extension() {
+        None => Ok(()),
+        Some(extension) if extension == "safetensors" => Ok(()),
+        Some(extension) => Err(Usage(format!(
+            "--output {}: the checkpoint is a safetensors file, not a .{} file; name it {}",
+            output.display(),
+            extension.display(),
+            output.with_extension("safetensors").display()
+        ))),
+    }
 }
 
 /// Refuses outputs that cannot be written, the name `-`, two outputs with the same path, and an output that is one of the

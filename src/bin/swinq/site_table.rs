@@ -86,11 +86,11 @@ pub fn sites(model: &QuantizedModel) -> String {
 pub fn summary(model: &QuantizedModel) -> String {
     let enabled = model.sites.values().filter(|s| s.spec.enabled).count();
     format!(
-        "recipe {}: {enabled} of {} sites quantized, {:.1} % of the linear layers' MACs in INT8, {:.1} MB",
+        "recipe {}: {enabled} of {} sites quantized, {:.1} % of the linear layers' MACs in INT8, {}",
         model.recipe.name,
         model.sites.len(),
         100.0 * model.int8_share(),
-        model.size_bytes() as f64 / 1e6
+        swinq::eval::mebibytes(model.size_bytes())
     )
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use swinq::TuneProgress;
 
 use crate::interrupt;
-use crate::out::{caution, note};
+use crate::out::{caution, counted, note};
 use crate::progress::Stages;
 
 /// Shows the steps of a command as they are reported.
@@ -43,7 +43,7 @@ impl Steps {
             TuneProgress::Trial { number, speedup, sqnr_db, difference, changes } => {
                 self.finish();
                 let change = changes.last().map_or("the start recipe".to_owned(), |last| {
-                    format!("{} changes, such as {last}", changes.len())
+                    format!("{}, such as {last}", counted(changes.len(), "change"))
                 });
                 let points = 100.0 * difference.difference;
                 note!("trial {number}: {speedup:.2}x, {sqnr_db:.1} dB, top-1 {points:+.2} points; {change}");
@@ -61,11 +61,11 @@ impl Steps {
             note!("{cache} belongs to another run and is replaced");
         }
         if found.damaged > 0 {
-            let lines = found.damaged;
-            caution!("{cache}: {lines} damaged lines; their measurements are made again");
+            let lines = counted(found.damaged, "damaged line");
+            caution!("{cache}: {lines}; their measurements are made again");
         }
         if found.kept > 0 {
-            note!("{} finished measurements are taken from {cache}", found.kept);
+            note!("{} taken from {cache}", counted(found.kept, "finished measurement"));
         }
     }
 

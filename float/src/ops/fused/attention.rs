@@ -99,13 +99,14 @@ pub(in crate::ops) fn logits(
             |i, out| {
                 let (x, bias) = (row(x, size, i), row(bias, size, i % heads));
                 let scale = scales[i % heads % scales.len()];
-                for ((out, &x), &b) in out.iter_mut().zip(x).zip(bias) {
-                    *out = x.mul_add(scale, b);
-                }
+                out.copy_from_slice(bias);
                 if let Some(mask) = mask {
                     for (out, &m) in out.iter_mut().zip(row(mask, size, i / heads % windows)) {
                         *out += m;
                     }
+                }
+                for (out, &x) in out.iter_mut().zip(x) {
+                    *out = x.mul_add(scale, *out);
                 }
             },
         );

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod examples;
+mod explain;
 mod measure;
 mod messages;
 mod model;
@@ -8,11 +9,9 @@ mod quantize;
 mod search;
 mod shared;
 
-use std::ffi::OsString;
-
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
+pub use explain::exit;
 pub use measure::{BenchArgs, CompareArgs, EvalArgs, Simulate};
 pub use messages::{MessageArgs, color_of};
 pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
@@ -73,16 +72,6 @@ pub enum Command {
     /// Print the manual page, or write the pages of all commands to a folder.
     #[command(after_help = examples::MAN)]
     Man(ManArgs),
-}
-
-/// `error` with a tip if `--opts` may have taken the words that are missing.
-pub fn explain(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    if error.kind() == ErrorKind::MissingRequiredArgument && words.iter().any(|word| word == "--opts") {
-        let tip =
-            "--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts";
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    }
-    error
 }
 
 /// The error for a command line that parses but is contradictory; the program ends with exit code 2.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::Ptq;
@@ -9,6 +10,7 @@ use swinq::{Dialect, Images, Recipe, Split};
 use swinq_ladder::parse::at_least_one;
 
 use super::Usage;
+use crate::images_arg;
 
 /// Arguments for reading a float checkpoint.
 #[derive(Clone, Debug, Default, Args)]
@@ -158,14 +160,15 @@ pub struct CalibrationArgs {
 
 impl CalibrationArgs {
     /// The recipe.
-    pub fn recipe(&self) -> Result<Recipe, swinq::Error> {
-        let recipe = swinq::load_recipe(&self.recipe)?;
+    pub fn recipe(&self) -> anyhow::Result<Recipe> {
+        let recipe = swinq::load_recipe(&self.recipe).context("--recipe")?;
         Ok(self.ptq.into_iter().fold(recipe, Recipe::with_ptq))
     }
 
     /// The images of the data set `data` on which ranges are calibrated.
-    pub fn images(&self, data: &Path) -> Result<Images, swinq::Error> {
-        Images::open(data, self.calibration_split, Some(self.calibration_images), self.seed)
+    pub fn images(&self, data: &Path) -> anyhow::Result<Images> {
+        let option = "--calibration-split";
+        images_arg::open(data, self.calibration_split, option, Some(self.calibration_images), self.seed)
     }
 }
 

@@ -12,10 +12,10 @@ use swinq::{
 };
 
 use crate::args::CalibrateArgs;
-use crate::out::{caution, info, say};
-use crate::paths::{check_inputs, check_outputs};
+use crate::out::{caution, counted, info, say};
+use crate::paths::{check_checkpoint, check_inputs, check_outputs};
 use crate::progress::Stages;
-use crate::{float_device, interrupt, model_arg, shell, site_table};
+use crate::{float_device, images_arg, interrupt, model_arg, shell, site_table};
 
 /// Pattern of all activation sites, for rules that must not change weights.
 const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|shortcut)";
@@ -31,6 +31,7 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
         [&args.output, &ranges_path],
         inputs.into_iter().flatten().chain([Path::new(&args.recipe)]),
     )?;
+    check_checkpoint(&args.output)?;
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
     let recipe = recipe(args, model.config())?;
@@ -79,7 +80,7 @@ fn activations(calibrator: Calibrator) -> Rule {
 
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {
     let (quantized, ranges) = swinq::quantize_with_ft_ranges(model, recipe, file)?;
-    info!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    info!("recipe     {}, {}", recipe.name, counted(recipe.rules.len(), "rule"));
     info!("{ranges} ranges from {}", file.display());
     Ok(quantized)
 }
@@ -87,7 +88,7 @@ fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<
 fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Result<Calibrated> {
     let path = args.data_path.as_deref().context("--data-path is missing")?;
     let wanted = args.batches.saturating_mul(args.batch_size);
-    let images = Images::open(path, args.split, Some(wanted), args.seed)?;
+    let images = images_arg::open(path, args.split, "--split", Some(wanted), args.seed)?;
     describe(&model, &recipe, args, &images, wanted);
     let read =
         ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
@@ -128,7 +129,7 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     let dialect = &model.as_quantized().provenance.source.dialect;
     info!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
     info!("transform  {}", model.transform());
-    info!("recipe     {}, {} rules", recipe.name, recipe.rules.len());
+    info!("recipe     {}, {}", recipe.name, counted(recipe.rules.len(), "rule"));
     if let Ok(sites) = recipe.resolve(config) {
         let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();
         let counts = Ptq::ALL.map(|ptq| (ptq, of(ptq))).into_iter().filter(|(_, layers)| *layers > 0);

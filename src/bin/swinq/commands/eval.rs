@@ -1,7 +1,7 @@
 //! `swinq eval`.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use swinq::eval::results::sensitivity::read_sensitivity;
@@ -14,7 +14,7 @@ use crate::json_arg::JsonArg;
 use crate::out::{caution, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
 use crate::progress::Progress;
-use crate::{backend_arg, float_device, interrupt, model_arg, names, shell};
+use crate::{backend_arg, float_device, images_arg, interrupt, model_arg, names, shell};
 
 /// Seconds of latency measurement for each model and batch size.
 const LATENCY_SECONDS: f64 = 2.0;
@@ -41,7 +41,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
     let detailed = args.json.is_some() || files.paths().next().is_some();
-    let images = Images::open(&args.data.data_path, args.split, args.limit, args.seed)?;
+    let images = images_arg::open(&args.data.data_path, args.split, "--split", args.limit, args.seed)?;
     let mut results = evaluate(args, &images, detailed)?;
     results.commands = vec![shell::join(words)];
     results.training = training;
@@ -91,6 +91,10 @@ struct Printer {
 }
 
 impl Observer for Printer {
+    fn remark(&mut self, text: &str) {
+        note!("{text}");
+    }
+
     fn begin(&mut self, model: &ModelResult, images: usize) {
         self.progress = Some(Progress::new(&model.label(), images));
     }
@@ -155,6 +159,7 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     }
     let device = args.simulate_device.unwrap_or_default();
     float_device::check(device, "--simulate-device")?;
+    check_simulate(args)?;
     let names = names::names(&args.models, &args.name)?;
     let (mut candidates, mut notes) = (Vec::new(), Vec::new());
     let mut any_float = false;
@@ -177,6 +182,23 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     }
     args.float.check_used(any_float)?;
     Ok((candidates, notes))
+}
+
+/// Refuses `--simulate exact`: without `=`, the word is the first model.
+fn check_simulate(args: &EvalArgs) -> Result<(), Usage> {
+    let value = args
+        .models
+        .iter()
+        .find(|model| [Path::new("exact"), Path::new("fake")].contains(&model.as_path()) && !model.exists());
+    match value.filter(|_| args.simulate.is_some()) {
+        Some(value) => {
+            let value = value.display();
+            Err(Usage(format!(
+                "{value}: no such model; for the kind of simulation, write --simulate={value}"
+            )))
+        }
+        None => Ok(()),
+    }
 }
 
 fn simulated(

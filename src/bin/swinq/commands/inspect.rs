@@ -53,7 +53,8 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
 /// Prints the description as JSON.
 fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
     let file = args.model.display().to_string();
-    let mut inspection = Inspection::of(model.as_quantized(), &file, model.describes_itself());
+    let info = model.file_info();
+    let mut inspection = Inspection::of(model.as_quantized(), &file, model.describes_itself(), info);
     if args.plan {
         let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
         inspection.launches = Some(match options.backend {

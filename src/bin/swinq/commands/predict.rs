@@ -9,7 +9,7 @@ use swinq::eval::Collected;
 use swinq::model::atomic::write_atomic;
 use swinq::{ClassScore, Engine, Images, Logits, Prediction, ReadOptions};
 
-use crate::args::PredictArgs;
+use crate::args::{PredictArgs, Usage};
 use crate::out::{caution, say};
 use crate::paths::check_outputs;
 use crate::{backend_arg, interrupt, model_arg};
@@ -23,6 +23,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     check_outputs(&args.logits, paths.iter().chain([&args.model]).map(PathBuf::as_path))?;
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
+    check_commas(&paths)?;
     let (images, errors) = Images::find(&paths);
     let mut failed: Vec<String> = errors.iter().map(ToString::to_string).collect();
     failed.iter().for_each(|problem| caution!("{problem}"));
@@ -54,14 +55,30 @@ fn paths(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         }
         for line in std::io::stdin().lines() {
             let line = line.context("standard input")?;
-            paths
-                .extend(Some(line.trim_end_matches('\r')).filter(|line| !line.is_empty()).map(PathBuf::from));
+            let path = line.trim_end_matches('\r');
+            paths.extend(Some(path).filter(|path| !path.trim().is_empty()).map(PathBuf::from));
         }
     }
     if paths.is_empty() {
         bail!("standard input names no image; give one path per line");
     }
     Ok(paths)
+}
+
+/// Refuses a path that does not exist but begins with an existing one and a comma: a list of paths, or a line of a CSV
+/// file.
+fn check_commas(paths: &[PathBuf]) -> Result<(), Usage> {
+    for path in paths.iter().filter(|path| !path.exists()) {
+        let text = path.to_string_lossy();
+        let Some((first, rest)) = text.split_once(',').filter(|(first, _)| Path::new(first).is_file()) else {
+            continue;
+        };
+        return Err(Usage(format!(
+            "{text}: no such file, but there is {first}; give paths apart from each other and without classes \
+             (`{first}`, not `,{rest}`)"
+        )));
+    }
+    Ok(())
 }
 
 /// Prints the predictions, and writes the logits if they are wanted.

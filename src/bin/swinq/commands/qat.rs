@@ -62,7 +62,7 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
         }
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
-        info!("peak memory {:.0} MB", bytes as f64 / 1e6);
+        info!("peak memory {}", swinq::eval::mebibytes(bytes));
     }
     Ok(())
 }

@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 
 use swinq::eval::Sensitivity;
 use swinq::eval::results::sensitivity::{Effect, Element, write_sensitivity};
-use swinq::{Images, ReadOptions, SensitivityOptions};
+use swinq::{ReadOptions, SensitivityOptions};
 
 use crate::args::SensitivityArgs;
-use crate::model_arg;
-use crate::out::{info, say};
+use crate::out::{counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
-use crate::tables;
+use crate::{images_arg, model_arg, tables};
 
 /// Runs the command.
 pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
@@ -26,10 +25,15 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     )?;
     let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
-    let images = Images::open(data, args.subject.split, Some(args.images), calibration.seed)?;
+    let images = images_arg::open(data, args.subject.split, "--split", Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
+    let (images, remark) = match images.dataset() {
+        Some(data) if data.has_labels() => images.numbered_for(model.config(), model.labels())?,
+        _ => (images, None),
+    };
+    remark.iter().for_each(|remark| note!("{remark}"));
     let recipe = args.subject.calibration.recipe()?;
-    info!("recipe       {}, {} rules", recipe.name, recipe.rules.len());
+    info!("recipe       {}, {}", recipe.name, counted(recipe.rules.len(), "rule"));
     info!("calibration  {} of {}", train.len(), train.describe());
     info!("images       {} of {}", images.len(), images.describe());
     let options = SensitivityOptions {

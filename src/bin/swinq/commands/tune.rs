@@ -12,10 +12,10 @@ use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
 use super::eval;
 use crate::args::{Cli, Command, TuneArgs, Usage};
-use crate::out::{info, say};
-use crate::paths::{check_inputs, check_outputs};
+use crate::out::{counted, info, note, say};
+use crate::paths::{check_checkpoint, check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
-use crate::{backend_arg, model_arg, shell};
+use crate::{backend_arg, images_arg, model_arg, shell};
 
 /// The error for a search that does not reach its goal; the program ends with exit code 3.
 #[derive(Debug)]
@@ -42,10 +42,13 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         outputs.into_iter().chain(&args.report),
         inputs.into_iter().flatten().chain([Path::new(&args.subject.calibration.recipe)]),
     )?;
+    check_checkpoint(&args.output)?;
     let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
-    let images = Images::open(data, args.subject.split, args.images, calibration.seed)?;
+    let images = images_arg::open(data, args.subject.split, "--split", args.images, calibration.seed)?;
     let train = calibration.images(data)?;
+    let (images, remark) = images.numbered_for(model.config(), model.labels())?;
+    remark.iter().for_each(|remark| note!("{remark}"));
     backend_arg::one_device(&args.backend)?;
     let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;
     let [engine] = &engines[..] else {
@@ -66,7 +69,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         cache: Some(cache.clone()),
         latencies: Some(table),
     };
-    info!("recipe       {}, {} rules", options.recipe.name, options.recipe.rules.len());
+    info!("recipe       {}, {}", options.recipe.name, counted(options.recipe.rules.len(), "rule"));
     info!("engine       {}, batch {}", engine.describe()?, args.batch_size);
     info!("calibration  {} of {}", train.len(), train.describe());
     info!("images       {} of {}, one half for the search", images.len(), images.describe());
@@ -118,18 +121,18 @@ fn report(
 
 fn print(results: &Tuning) {
     let chosen = &results.candidates[results.chosen];
-    say!("\n{} recipes tried; {} on the front:", results.candidates.len(), results.front.len());
+    say!("\n{} tried; {} on the front:", counted(results.candidates.len(), "recipe"), results.front.len());
     for &index in &results.front {
         let candidate = &results.candidates[index];
         let mark = if index == results.chosen { "*" } else { " " };
         say!(
-            "{mark} {:>8.3} ms  {:.2}x  {:>5.1} % INT8  {:>6.1} dB  top-1 {:+.2} points  {} changes",
+            "{mark} {:>8.3} ms  {:.2}x  {:>5.1} % INT8  {:>6.1} dB  top-1 {:+.2} points  {}",
             candidate.predicted_ms,
             candidate.speedup,
             100.0 * candidate.int8_share,
             candidate.effect.sqnr_db,
             100.0 * candidate.top1_difference.difference,
-            candidate.changes.len()
+            counted(candidate.changes.len(), "change")
         );
     }
     say!("\nchanges of {}:", results.start_recipe);

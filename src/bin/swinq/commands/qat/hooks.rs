@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use swinq::eval::{Accuracy, near_chance};
 use swinq::model::{BoxError, QuantizedModel};
 use swinq::qat::job::Course;
 use swinq::qat::log::IterationRecord;
@@ -18,6 +19,8 @@ pub struct TrainHooks {
     pub validator: Validator,
     bar: Option<ProgressBar>,
     course: Course,
+    /// Whether a warning about the accuracy was shown.
+    warned: bool,
 }
 
 impl TrainHooks {
@@ -29,7 +32,7 @@ impl TrainHooks {
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
             ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
         });
-        TrainHooks { validator, bar, course: *course }
+        TrainHooks { validator, bar, course: *course, warned: false }
     }
 
     /// Removes the bar.
@@ -48,7 +51,20 @@ fn line(record: &IterationRecord) -> String {
 
 impl Hooks for TrainHooks {
     fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError> {
-        self.validator.validate(model, end, &interrupt::requested)
+        let found = self.validator.validate(model, end, &interrupt::requested)?;
+        // A float training may start with a new head, which guesses.
+        let remark =
+            found.as_ref().filter(|_| !self.warned && (end || model.is_quantized())).and_then(|found| {
+                let correct = (found.top1 * found.images as f64).round() as usize;
+                let accuracy =
+                    Accuracy { images: found.images as usize, top1_correct: correct, top5_correct: correct };
+                near_chance(&accuracy, model.config.num_classes)
+            });
+        if let Some(remark) = remark {
+            self.warned = true;
+            self.warn(&format!("validation: {remark}"));
+        }
+        Ok(found)
     }
 
     fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {

@@ -1,6 +1,8 @@
 //! One small Swin in every dialect and format loads to the same parameters, and errors name their reason. The files come
 //! from `make_checkpoints.py`.
 
+mod describe;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +10,7 @@ use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site,
     StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
-    load_float_with_note, random_model,
+    random_model,
 };
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
@@ -22,8 +24,11 @@ fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.yaml");
     fs::write(&path, YAML).unwrap();
-    let opts: Vec<_> = opts.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    load_config(path.to_str().unwrap(), &opts).unwrap()
+    load_config(path.to_str().unwrap(), &pairs(opts)).unwrap()
+}
+
+fn pairs(opts: &[(&str, &str)]) -> Vec<(String, String)> {
+    opts.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
 }
 
 fn options_with(opts: &[(&str, &str)]) -> LoadOptions {
@@ -142,7 +147,7 @@ fn settings_of_a_directory_are_applied_or_refused() {
         ("hf", "preprocessor_config.json", "size", json!({"shortest_edge": 24}), "do_center_crop"),
         ("hf", "preprocessor_config.json", "image_std", json!([0.1, 0.0, 0.1]), "image_std"),
         ("hf", "preprocessor_config.json", "rescale_factor", json!(1.0), "rescale_factor"),
-        ("timm", "config.json", "architecture", json!("swin_s3_tiny_224"), "swin_s3_tiny_224"),
+        ("timm", "config.json", "architecture", json!("swin_s3_tiny_224"), "windows of their own"),
         ("timm", "config.json", "architecture", json!("swinv2_tiny_window8_256"), "is a Swin V1, but"),
         ("timm", "config.json", "model_args", json!({"pretrained_window_sizes": [6, 6]}), "Swin V2 only"),
         ("timm", "config.json", "num_classes", json!(6), "label_names"),
@@ -163,7 +168,11 @@ fn settings_of_a_directory_are_applied_or_refused() {
     assert_eq!(model.transform.resize, Resize::ShorterSide(28));
     fs::remove_file(copy.path().join("preprocessor_config.json")).unwrap();
     let message = load_float(copy.path(), &LoadOptions::default()).unwrap_err().to_string();
-    assert!(message.contains("preprocessor_config.json") && message.contains("--cfg"), "{message}");
+    for word in ["preprocessor_config.json", "--cfg", "--transform hf"] {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    let replaced = LoadOptions { any_transform: true, ..LoadOptions::default() };
+    load_float(copy.path(), &replaced).unwrap();
 }
 
 #[test]
@@ -202,6 +211,9 @@ fn mismatches_are_explained() {
     assert!(message.contains("pass its folder"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.NUM_CLASSES", "7")]));
     assert!(message.contains("head.") && message.contains("5 classes") && message.contains('7'), "{message}");
+    assert!(message.contains("pass --opts MODEL.NUM_CLASSES 5"), "{message}");
+    let message = refusal("torchvision.pth", &options_with(&[("MODEL.SWIN.MLP_RATIO", "2.0")]));
+    assert!(message.contains("`features.1.0.mlp.0.weight` in the names of torchvision"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.WINDOW_SIZE", "6")]));
     assert!(
         message.contains("window 3") && message.contains("window 6") && message.contains("not resized"),
@@ -211,11 +223,27 @@ fn mismatches_are_explained() {
     assert!(message.contains("2 blocks in stage 1") && message.contains("layers.1.blocks.1."), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.APE", "True")]));
     assert!(message.contains("absolute_pos_embed"), "{message}");
-    let mut forced = options_with(&[]);
-    forced.dialect = Some(Dialect::TorchVision);
-    assert!(refusal("timm/model.safetensors", &forced).contains("missing"));
     let message = load_float(&fixture("absent.pth"), &LoadOptions::default()).unwrap_err().to_string();
     assert!(message.contains("absent.pth"), "{message}");
+}
+
+#[test]
+fn backbones_and_windows_of_each_stage_are_named() {
+    let mut tensors = expected("expected.safetensors");
+    let table = tensors.get_mut("layers.1.blocks.0.attn.relative_position_bias_table").unwrap();
+    // A window of 4 after one of 3.
+    *table = swinq_model::HostTensor::new([49, 3], vec![0.0; 147]);
+    let message = load_written(&tensors).unwrap_err().to_string();
+    assert!(message.contains("[3, 4]") && message.contains("Swin-S3"), "{message}");
+    let mut tensors = expected("expected.safetensors");
+    tensors.retain(|name, _| !name.starts_with("head."));
+    let message = load_written(&tensors).unwrap_err().to_string();
+    assert!(message.contains("backbone without a head"), "{message}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    write(&tensors, &path);
+    let message = load_float(&path, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("backbone without a head"), "{message}");
 }
 
 #[test]
@@ -327,73 +355,6 @@ fn control_characters_in_names_are_escaped() {
         message.contains(r"x\u{1b}]0;title\u{7}") && !message.contains(['\u{1b}', '\u{7}', '\u{9b}']),
         "{message}"
     );
-}
-
-#[test]
-fn a_quantized_checkpoint_describes_the_file_that_it_was_made_from() {
-    let folder = tempfile::tempdir().unwrap();
-    let [weights, made, other] =
-        ["w.safetensors", "q.safetensors", "deep"].map(|name| folder.path().join(name));
-    write(&expected("expected.safetensors"), &weights);
-    let model = load_float(&weights, &options_with(&[])).unwrap();
-    let bare = LoadOptions::default();
-    // Nothing describes it; the message says what the shapes tell.
-    let message = load_float(&weights, &bare).unwrap_err().to_string();
-    for word in [
-        "EMBED_DIM 6",
-        "DEPTHS [1, 2]",
-        "NUM_HEADS [2, 3]",
-        "WINDOW_SIZE 3",
-        "PATCH_SIZE 4",
-        "MLP_RATIO 1.5",
-        "NUM_CLASSES 5",
-        "do not give DATA.IMG_SIZE",
-        "--cfg",
-    ] {
-        assert!(message.contains(word), "`{word}` is not in: {message}");
-    }
-    // A damaged checkpoint and one of another file describe nothing.
-    let mut quantized = QuantizedModel::from_float(&model).unwrap();
-    quantized.labels = Some((0..5).map(|i| format!("class {i}")).collect());
-    quantized.save(&made).unwrap();
-    let bytes = fs::read(&made).unwrap();
-    fs::write(&made, [&bytes[..bytes.len() - 1], &[!bytes[bytes.len() - 1]]].concat()).unwrap();
-    assert!(load_float(&weights, &bare).is_err());
-    quantized.provenance.source.sha256 = "00".repeat(32);
-    quantized.save(&made).unwrap();
-    assert!(load_float(&weights, &bare).is_err());
-    // Beside the file, or given.
-    quantized.provenance.source = model.source.clone();
-    quantized.save(&made).unwrap();
-    let (found, note) = load_float_with_note(&weights, &bare).unwrap();
-    let labels = quantized.labels.clone();
-    assert_eq!(found, FloatModel { labels, ..model.clone() });
-    assert!(note.unwrap().contains("q.safetensors, which was made from it"));
-    fs::create_dir(&other).unwrap();
-    let moved = other.join("moved.safetensors");
-    fs::rename(&made, &moved).unwrap();
-    assert!(load_float(&weights, &bare).is_err());
-    let given = LoadOptions { described_by: vec![moved], ..LoadOptions::default() };
-    assert_eq!(load_float(&weights, &given).unwrap().config, model.config);
-    // A configuration that is given decides.
-    let opts = options_with(&[("DATA.IMG_SIZE", "48")]);
-    assert_eq!(load_float_with_note(&weights, &opts).unwrap().1, None);
-}
-
-#[test]
-fn the_only_shipped_configuration_of_the_shapes_describes_a_bare_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("swin.safetensors");
-    let name = "swin_tiny_patch4_window7_224";
-    let opts = [("MODEL.NUM_CLASSES".to_owned(), "7".to_owned())];
-    let model = random_model(&load_config(name, &opts).unwrap(), 3);
-    write(&model.tensors, &path);
-    let (found, note) = load_float_with_note(&path, &LoadOptions::default()).unwrap();
-    assert_eq!((&found.config, &found.transform), (&model.config, &model.transform));
-    let note = note.unwrap();
-    for word in ["no --cfg", name, "7 classes", "224 pixels", "not in the file"] {
-        assert!(note.contains(word), "`{word}` is not in: {note}");
-    }
 }
 
 #[test]

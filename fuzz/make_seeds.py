@@ -1,0 +1,141 @@
+"""Writes the seeds in corpus/, the smallest valid input of every reader. Needs torch, and the program swinq for the
+quantized checkpoints:
+
+    python fuzz/make_seeds.py target/release/swinq
+
+Images have their seeds in data/tests/fixtures.
+"""
+import argparse
+import io
+import json
+import pathlib
+import struct
+import subprocess
+import tempfile
+import zipfile
+
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+FIXTURES = HERE.parent / "data/tests/fixtures"
+SHAPES = {
+    "patch_embed.proj.weight": (2, 3, 2, 2), "patch_embed.proj.bias": (2,), "patch_embed.norm.weight": (2,),
+    "patch_embed.norm.bias": (2,), "layers.0.blocks.0.norm1.weight": (2,), "layers.0.blocks.0.norm1.bias": (2,),
+    "layers.0.blocks.0.attn.relative_position_bias_table": (9, 1), "layers.0.blocks.0.attn.qkv.weight": (6, 2),
+    "layers.0.blocks.0.attn.qkv.bias": (6,), "layers.0.blocks.0.attn.proj.weight": (2, 2),
+    "layers.0.blocks.0.attn.proj.bias": (2,), "layers.0.blocks.0.norm2.weight": (2,),
+    "layers.0.blocks.0.norm2.bias": (2,), "layers.0.blocks.0.mlp.fc1.weight": (2, 2),
+    "layers.0.blocks.0.mlp.fc1.bias": (2,), "layers.0.blocks.0.mlp.fc2.weight": (2, 2),
+    "layers.0.blocks.0.mlp.fc2.bias": (2,), "norm.weight": (2,), "norm.bias": (2,), "head.weight": (2, 2), "head.bias": (2,),
+}
+
+
+def write(target, name, content):
+    path = HERE / "corpus" / target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def state():
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def safetensors(tensors, dtype="F32"):
+    header, body = {}, b""
+    for name, tensor in tensors.items():
+        data = (tensor if dtype == "F32" else tensor.half()).numpy().tobytes()
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def saved(value, **options):
+    out = io.BytesIO()
+    torch.save(value, out, **options)
+    return out.getvalue()
+
+
+def checkpoints():
+    tensors = state()
+    write("safetensors", "f32", safetensors(tensors))
+    write("safetensors", "f16", safetensors(tensors, "F16"))
+    write("torch", "zip", saved({"model": tensors}))
+    write("torch", "legacy", saved({"model": tensors}, _use_new_zipfile_serialization=False))
+    shared = torch.zeros(4096 // 4)
+    views = {name: shared.as_strided(shape, torch.empty(shape).stride(), 0) for name, shape in SHAPES.items()}
+    for protocol in (2, 4):
+        archive = zipfile.ZipFile(io.BytesIO(saved({"state_dict": views}, pickle_protocol=protocol)))
+        inner = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        write("pickle", f"protocol{protocol}", archive.read(inner))
+
+
+def to_version_1(data):
+    """A quantized checkpoint without its hash."""
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    document = json.loads(header["__metadata__"]["swinq"])
+    document["format_version"] = 1
+    del document["hash"]
+    header["__metadata__"]["swinq"] = json.dumps(document, separators=(",", ":"))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[8 + length:]
+
+
+def quantized(swinq):
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "f.safetensors").write_bytes(safetensors(state()))
+        (folder / "images").mkdir()
+        for index, image in enumerate(sorted(FIXTURES.glob("rgb*.png"))):
+            (folder / "images" / f"{index}.png").write_bytes(image.read_bytes())
+        for recipe, ptq in (("default", "basic"), ("default", "refined"), ("mode2", "basic")):
+            subprocess.run([swinq, "calibrate", folder / "f.safetensors", "--cfg", HERE / "tiny.yaml", "--recipe", recipe,
+                            "--ptq", ptq, "--data-path", folder / "images", "--batches", "1", "--batch-size", "4", "-o",
+                            folder / "q.safetensors"], check=True)
+            data = (folder / "q.safetensors").read_bytes()
+            write("quantized", f"{recipe}_{ptq}", to_version_1(data))
+        write("quantized", "version2", data)
+
+
+def texts():
+    write("list", "numbers", "a.png\t0\nb.png\t1\nc d.png\t0\n")
+    write("list", "names", "a.png\tcat\nb.png\tdog\nc d.png\tcat\n")
+    write("list", "plain", "a.png\n\nb.png\r\nc d.png\n")
+    write("list", "spaces", "a.png 3\nb.png  2\n")
+    write("map", "numbers", "a.png\t0\nb.png\t1\nc/d.png\t2\n")
+    write("map", "names", "a.png\tant\nb.png\tbee\n")
+    pixel = (FIXTURES / "one_pixel.png").read_bytes()
+    for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", method) as archive:
+            for member in ("cat/a.png", "dog/b.png", "dog/c.png"):
+                archive.writestr(zipfile.ZipInfo(member), pixel, method)
+        write("archive", name, out.getvalue())
+    configs = HERE.parent / "configs"
+    write("config", "tiny", (HERE / "tiny.yaml").read_bytes())
+    write("config", "shipped", (configs / "swin/swin_base_patch4_window12_384_22k.yaml").read_bytes())
+    write("config", "keys", "MODEL:\n  TYPE: swin\n  DROP_PATH_RATE: 0.2\n  SWIN: {APE: True, QK_SCALE: None, PATCH_NORM: false}\n"
+          "DATA: {INTERPOLATION: bilinear, IMG_SIZE: 112, DATASET: imagenet22K}\nTEST: {CROP: no}\n")
+    for recipe in sorted(configs.glob("quant/*.yaml")):
+        write("recipe", recipe.stem, recipe.read_bytes())
+    write("recipe", "keys", "name: x\nrules:\n- match: '**.{input,weight}'\n  enable: true\n  bits: 8\n  calibrator: {percentile: 99.9}\n"
+          "- match: 're:.*fc1.weight'\n  granularity: tensor\n  ptq: refined\n- match: head.input\n  amax: 2.5\n")
+    write("job", "short", "model: q.safetensors\nfloat: f.safetensors\ndata: {path: images}\noutput: out\n")
+    write("job", "keys", "quant: off\ncfg: tiny.yaml\nopts: {MODEL.NUM_CLASSES: 10}\ndata: {path: images}\noutput: out\nsteps: 9\n"
+          "batch_size: 4\noptimizer: {lr: 1e-4}\nschedule: {kind: cosine}\nseed: 7\nteacher: t.safetensors\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("swinq")
+    args = parser.parse_args()
+    checkpoints()
+    quantized(pathlib.Path(args.swinq).resolve())
+    texts()
+
+
+main()

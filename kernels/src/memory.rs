@@ -1,0 +1,30 @@
+//! Settings of the process's allocator.
+
+/// Memory that the process keeps after it is freed, in bytes.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEPT: i32 = 256 << 20;
+/// Larger blocks are given back to the system at once, in bytes.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const LARGE: i32 = 64 << 20;
+
+/// Keeps up to 256 MiB of freed memory for later allocations, in blocks of up to 64 MiB, instead of giving it back to
+/// the system. A float forward allocates every result; with glibc's defaults a fifth of its time is spent on pages
+/// that the system takes back and clears again.
+///
+/// For programs, at the start of `main`: it does nothing if the process already has several threads, or another
+/// allocator than glibc's. Returns whether the setting is in effect.
+pub fn keep_freed_memory() -> bool {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        let threads = std::fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count());
+        // SAFETY: `mallopt` takes integers and changes settings that allocations read. No allocation runs at the same
+        // time, because this is the only thread.
+        threads == 1
+            && unsafe {
+                libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) == 1
+                    && libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) == 1
+            }
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    false
+}

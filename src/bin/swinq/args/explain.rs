@@ -1,0 +1,106 @@
+//! Errors of the command line's parser, with tips, and without values of any length.
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// The most bytes of a word that a message shows in full.
+const LONGEST: usize = 256;
+
+/// Prints `error` and ends the process.
+pub fn exit(error: clap::Error, words: &[OsString]) -> ! {
+    let error = explain(error, words);
+    match short(&error) {
+        None => error.exit(),
+        Some(text) => {
+            // A failure to print cannot be reported.
+            let _ = anstream::stderr().lock().write_all(text.as_bytes());
+            std::process::exit(error.exit_code())
+        }
+    }
+}
+
+/// `error` with a tip that the parser does not know.
+fn explain(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    if let Some(tip) = tip(&error, words) {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
+fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
+    let has = |wanted: &str| words.iter().any(|word| word == wanted);
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument.as_str(),
+        _ => "",
+    };
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument if has("--opts") => {
+            Some("--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts")
+        }
+        ErrorKind::UnknownArgument if argument == "--limit" && (has("sensitivity") || has("tune")) => {
+            Some("--images N sets the number of images, --calibration-images N that of the calibration")
+        }
+        ErrorKind::UnknownArgument if argument == "--limit" && has("calibrate") => {
+            Some("--batches N and --batch-size N set the number of images")
+        }
+        _ => None,
+    }
+}
+
+/// The text of `error` with the middle of long words left out; `None` if no word is long.
+fn short(error: &clap::Error) -> Option<String> {
+    let long = error.context().flat_map(|(_, value)| match value {
+        ContextValue::String(text) => vec![text.clone()],
+        ContextValue::Strings(texts) => texts.clone(),
+        _ => Vec::new(),
+    });
+    let long: Vec<String> = long.filter(|text| text.len() > LONGEST).collect();
+    if long.is_empty() {
+        return None;
+    }
+    let mut text = error.render().ansi().to_string();
+    for word in &long {
+        let start = word.floor_char_boundary(LONGEST / 2);
+        let left_out = word.len() - start;
+        text = text.replace(word, &format!("{} ... ({left_out} bytes left out)", &word[..start]));
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::Cli;
+
+    fn error(words: &[&str]) -> clap::Error {
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        explain(Cli::try_parse_from(&words).unwrap_err(), &words)
+    }
+
+    #[test]
+    fn the_option_for_the_number_of_images_is_named() {
+        let tune = error(&["swinq", "tune", "m", "--data-path", "d", "-o", "q", "--limit", "4"]).to_string();
+        assert!(tune.contains("--images N"), "{tune}");
+        let calibrate = error(&["swinq", "calibrate", "m", "--limit", "4"]).to_string();
+        assert!(calibrate.contains("--batches N"), "{calibrate}");
+    }
+
+    #[test]
+    fn a_long_value_is_shown_in_part() {
+        let long = "€".repeat(1000);
+        for words in [
+            ["swinq", "calibrate", "m", "--calibrator", &long],
+            ["swinq", "bench", "m", "--seconds", &long],
+            ["swinq", "bench", "m", "--backend", &long],
+        ] {
+            let error = error(&words);
+            let text = short(&error).unwrap();
+            assert!(text.contains("bytes left out") && text.len() < 1500, "{text}");
+        }
+        assert_eq!(short(&error(&["swinq", "bench", "m", "--seconds", "x"])), None);
+    }
+}
