@@ -11,9 +11,10 @@ use crate::ops::taped::{self, AttentionSites};
 use crate::ops::{Ops, composed};
 use crate::packed::PackedAttention;
 use crate::weights::{BlockWeights, Factors, Position};
-use swinq_model::ModelError;
+use swinq_kernels::HeadScores;
 use swinq_model::arch::Stage;
 use swinq_model::site::{BlockId, Site};
+use swinq_model::{ModelError, SwinVersion, position};
 
 /// The operands of one block's attention, which a forward pass hands to its sites.
 pub struct Attention<'a> {
@@ -56,6 +57,16 @@ impl Attention<'_> {
                 Cow::Owned(composed::clamped_exp(logarithms)?.flatten_all()?.to_vec1()?)
             }
         })
+    }
+
+    /// How each head computes `q k^T` in integers, `[heads]`.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn head_scores(&self) -> Result<Vec<HeadScores>, FloatError> {
+        let version = if self.cosine { SwinVersion::V2 } else { SwinVersion::V1 };
+        let scores = |&scale: &f32| HeadScores { scale, two_codes: position::two_codes(version, scale) };
+        Ok(self.scales()?.iter().map(scores).collect())
     }
 
     /// Converts `[windows, heads, n, head_dim]` to the projection's input rows,

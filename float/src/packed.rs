@@ -144,8 +144,10 @@ impl PackedAttention {
                 tokens: stage.window_tokens(),
                 windows: stage.windows(),
                 scales,
+                two_codes: &[],
                 bias,
                 regions: regions.as_deref(),
+                mask: -100.0,
                 quant: AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float },
                 store: RowStore::F32,
             };

@@ -11,6 +11,8 @@ use swinq_model::{HostTensor, Site, StateDict, SwinConfig, all_sites};
 
 const TOLERANCE: f64 = 1e-5;
 
+const FIXTURES: [&str; 4] = ["swin_plain", "swin_padded", "swinv2_plain", "swinv2_padded"];
+
 struct Fixture {
     config: SwinConfig,
     parameters: StateDict,
@@ -167,8 +169,18 @@ fn whole_attention_has_the_bits_of_its_parts() {
 }
 
 #[test]
+fn second_version() {
+    compare("swinv2_plain");
+}
+
+#[test]
+fn second_version_with_padded_windows_odd_merge_and_pretrained_window() {
+    compare("swinv2_padded");
+}
+
+#[test]
 fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
-    for name in ["swin_plain", "swin_padded"] {
+    for name in FIXTURES {
         let fixture = fixture(name);
         let mut variables = BTreeMap::new();
         for (name, tensor) in &fixture.parameters {
@@ -191,7 +203,7 @@ fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
 
 #[test]
 fn every_parameter_matters() {
-    for name in ["swin_plain", "swin_padded"] {
+    for name in FIXTURES {
         let fixture = fixture(name);
         for (parameter, _) in parameters(&fixture.config) {
             let mut zeroed = fixture.parameters.clone();

@@ -12,7 +12,8 @@ use swinq_int8_runtime::{Backend, CpuOptions, Engine, TracedValues};
 use swinq_kernels::Cpu;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    BatchSource, BlockId, Classifier, Linear, Ptq, QuantizedModel, Recipe, Site, SwinConfig, WindowPolicy,
+    BatchSource, BlockId, Classifier, Linear, Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion,
+    WindowPolicy,
 };
 use swinq_testing::model::{NoiseImages, random, random_channels, small};
 
@@ -80,8 +81,29 @@ fn configs() -> Vec<SwinConfig> {
     ]
 }
 
+/// The architectures of [`configs`] that exist as Swin V2, and one with the mask of transformers.
+fn second_configs() -> Vec<SwinConfig> {
+    let second = |config: SwinConfig| SwinConfig {
+        name: format!("V2, {}", config.name),
+        version: SwinVersion::V2,
+        qk_scale: None,
+        ..config
+    };
+    let mut configs: Vec<SwinConfig> = configs().into_iter().map(second).collect();
+    configs.push(SwinConfig { name: "V2, mask of -200".to_owned(), mask: -200.0, ..second(small()) });
+    configs
+}
+
+/// Random weights. In a Swin V2 the last head of every block has a large factor of `QK^T`, the others a small one.
 fn model(config: SwinConfig) -> FloatModel {
-    random(config, 5)
+    let mut model = random(config, 5);
+    for (name, tensor) in &mut model.tensors {
+        if name.ends_with(".logit_scale") {
+            tensor.data.fill(5f32.ln());
+            *tensor.data.last_mut().expect("there is a head") = 50f32.ln();
+        }
+    }
+    model
 }
 
 fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
@@ -95,7 +117,45 @@ fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
 
 #[test]
 fn the_engine_equals_the_simulation_and_the_float_forward() {
-    for config in configs() {
+    compare(configs());
+}
+
+#[test]
+fn the_engine_of_swin_v2_equals_the_simulation_and_the_float_forward() {
+    compare(second_configs());
+}
+
+/// In a Swin V2 the heads with a large factor have two codes for each query and key, which lowers the noise.
+#[test]
+fn heads_with_a_large_factor_have_two_codes() {
+    let config = second_configs().remove(0);
+    let size = config.image_size;
+    let float = model(config);
+    let plan_of = |model: &QuantizedModel| {
+        let plan = swinq_plan::Plan::new(model).unwrap();
+        plan.steps
+            .iter()
+            .filter_map(|step| match &step.op {
+                swinq_plan::Op::Attention(attention) => Some(attention.two_codes.clone()),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    let int8 = quantized(&float, Some("default"));
+    let two = plan_of(&int8);
+    assert!(two.iter().all(|heads| heads.last() == Some(&true) && !heads[0]), "{two:?}");
+    let text = swinq_plan::Plan::new(&int8).unwrap().to_string();
+    assert!(text.contains("2 codes in 1 of 2"), "{text}");
+    let without = plan_of(&QuantizedModel::from_float(&float).unwrap());
+    assert!(without.iter().all(Vec::is_empty), "{without:?}");
+    let found = run(&mut engine(&int8, Cpu::available()[0]), size);
+    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
+    let sqnr = fidelity(&exact, &found).unwrap().sqnr_db;
+    assert!(sqnr > 20.0, "{sqnr} dB");
+}
+
+fn compare(configs: Vec<SwinConfig>) {
+    for config in configs {
         let (name, size) = (config.name.clone(), config.image_size);
         let float = model(config);
         let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);

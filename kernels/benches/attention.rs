@@ -27,6 +27,8 @@ fn op(cpu: Cpu, stage: Stage, quant: AttentionQuant, store: RowStore) -> WindowA
         tokens: n,
         windows,
         scales: &vec![1.0 / (HEAD as f32).sqrt(); heads],
+        two_codes: &[],
+        mask: -100.0,
         bias: &bias,
         regions: Some(&regions),
         quant,

@@ -63,6 +63,8 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
         tokens: WINDOW,
         windows: tokens / WINDOW,
         scales: &vec![0.18; heads],
+        two_codes: &[],
+        mask: -100.0,
         bias: &values(heads * WINDOW * WINDOW),
         regions: None,
         quant: AttentionQuant { q: site, k: site, v: site, scores: None, probs: Probs::U8 },

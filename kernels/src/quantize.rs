@@ -17,6 +17,8 @@ const MIN_VALUES: usize = 4096;
 pub struct QuantizeRows {
     cpu: Cpu,
     columns: usize,
+    /// Number of gathered rows that make one row of the output.
+    side_by_side: usize,
     store: RowStore,
 }
 
@@ -26,28 +28,54 @@ impl QuantizeRows {
     /// # Panics
     /// If `columns` is 0.
     pub fn new(cpu: Cpu, columns: usize, store: RowStore) -> QuantizeRows {
-        assert!(columns > 0, "QuantizeRows: no columns");
-        QuantizeRows { cpu, columns, store }
+        QuantizeRows::merging(cpu, columns, 1, store)
+    }
+
+    /// The op that puts each `side_by_side` consecutive rows of the map side by side into one row of the output: with
+    /// four, the gathering of Swin's patch merging.
+    ///
+    /// # Panics
+    /// If `columns` or `side_by_side` is 0.
+    pub fn merging(cpu: Cpu, columns: usize, side_by_side: usize, store: RowStore) -> QuantizeRows {
+        assert!(columns > 0 && side_by_side > 0, "QuantizeRows: no columns");
+        QuantizeRows { cpu, columns, side_by_side, store }
     }
 
     /// Row `(b, i)` of `out` is row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for
     /// [`PAD`](crate::PAD). `x` is f32 `[images, map.tokens(), columns]`, `out` is
-    /// `[images, map.rows().len(), columns]`.
+    /// `[images, map.rows().len() / side_by_side, side_by_side * columns]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match.
+    /// If a length or the variant of `out` does not match, or if `side_by_side` does not divide the rows of the map.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         check_len("QuantizeRows", "input", x.len(), &[images, map.tokens(), self.columns]);
         let rows = images * map.rows().len();
-        let sink = RowSink::new("QuantizeRows", self.store, out, rows, self.columns);
+        let sink = self.sink(rows, out);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / self.columns + 1);
         let source = |row: usize| &x[row * self.columns..][..self.columns];
         pool.run(rows.div_ceil(each), &|task, _| {
             let rows = task * each..rows.min((task + 1) * each);
             // SAFETY: rows are distinct, and each is written once, by the task that holds it.
-            let out = |row| unsafe { sink.row(row) };
+            let out = |row| unsafe { self.segment(&sink, row) };
             self.gather(rows, map, source, out);
         });
+    }
+
+    /// The output, for `rows` gathered rows.
+    fn sink<'o>(&self, rows: usize, out: RowOut<'o>) -> RowSink<'o> {
+        let parts = self.side_by_side;
+        assert!(rows.is_multiple_of(parts), "QuantizeRows: {rows} rows, {parts} side by side");
+        RowSink::new("QuantizeRows", self.store, out, rows / parts, parts * self.columns)
+    }
+
+    /// The place of the gathered row `row` in the output.
+    ///
+    /// # Safety
+    /// Nobody else accesses it while the result is alive.
+    unsafe fn segment<'s>(&self, sink: &'s RowSink<'_>, row: usize) -> Segment<'s> {
+        let (parts, columns) = (self.side_by_side, self.columns);
+        // SAFETY: the caller's promise; gathered rows have distinct columns of a row of the output.
+        unsafe { sink.segment(row / parts, row % parts * columns, columns) }
     }
 
     /// Stores rows `rows` of `map`'s order over all images on the caller's thread. `out` holds only these
@@ -66,11 +94,11 @@ impl QuantizeRows {
         out: RowOut<'_>,
     ) {
         let first = rows.start;
-        let sink = RowSink::new("QuantizeRows", self.store, out, rows.len(), self.columns);
+        let sink = self.sink(rows.len(), out);
         // SAFETY: the caller's promise.
         let source = |row| unsafe { x.read(row * self.columns, self.columns) };
         // SAFETY: rows are distinct, and each is written once, here.
-        let out = |row| unsafe { sink.row(row - first) };
+        let out = |row| unsafe { self.segment(&sink, row - first) };
         self.gather(rows, map, source, out);
     }
 
@@ -88,9 +116,9 @@ impl QuantizeRows {
         dispatch(self.cpu, Gather { count: rows.len(), source, out: |i| out(first + i) });
     }
 
-    /// Columns, and how results are stored.
+    /// Columns of the output, and how results are stored.
     pub(crate) fn shape(&self) -> (usize, RowStore) {
-        (self.columns, self.store)
+        (self.side_by_side * self.columns, self.store)
     }
 }
 

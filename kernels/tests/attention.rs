@@ -4,8 +4,8 @@ mod support;
 
 use support::{Rng, assert_same, for_each_cpu, max_error, step};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Pool, Probs, RowOut, RowStore, WindowAttention,
-    code_stride, reference,
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, HeadScores, Pool, Probs, RowOut, RowStore,
+    WindowAttention, code_stride, reference,
 };
 
 /// Sizes, tables and input of one case.
@@ -16,6 +16,7 @@ struct Case {
     windows: usize,
     images: usize,
     scales: Vec<f32>,
+    two_codes: Vec<bool>,
     bias: Vec<f32>,
     regions: Option<Vec<u8>>,
     /// q, k, v as f32, `[rows, 3 * heads * d]`.
@@ -44,7 +45,17 @@ impl Case {
         let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
         let bias = rng.floats(heads * n * n, 1.5);
         let scales = (0..heads).map(|head| (1.0 - 0.07 * head as f32) / (d as f32).sqrt()).collect();
-        Case { heads, d, n, windows, images, scales, bias, regions, x }
+        Case { heads, d, n, windows, images, scales, two_codes: Vec::new(), bias, regions, x }
+    }
+
+    /// The same with two codes for each query and key of every other head, from head `first` on.
+    fn with_two_codes(self, first: usize) -> Case {
+        Case { two_codes: (0..self.heads).map(|head| head % 2 == first).collect(), ..self }
+    }
+
+    /// The heads with two codes.
+    fn low_heads(&self) -> Vec<usize> {
+        (0..self.two_codes.len()).filter(|&head| self.two_codes[head]).collect()
     }
 
     fn columns(&self) -> usize {
@@ -54,11 +65,21 @@ impl Case {
     fn op(&self, cpu: Cpu, quant: AttentionQuant, store: RowStore) -> WindowAttention {
         let (heads, head_dim, tokens, windows) = (self.heads, self.d, self.n, self.windows);
         let (bias, regions) = (&self.bias[..], self.regions.as_deref());
-        let scales = &self.scales[..];
-        WindowAttention::new(
-            cpu,
-            AttentionSpec { heads, head_dim, tokens, windows, scales, bias, regions, quant, store },
-        )
+        let (scales, two_codes) = (&self.scales[..], &self.two_codes[..]);
+        let spec = AttentionSpec {
+            heads,
+            head_dim,
+            tokens,
+            windows,
+            scales,
+            two_codes,
+            bias,
+            regions,
+            mask: -100.0,
+            quant,
+            store,
+        };
+        WindowAttention::new(cpu, spec)
     }
 
     /// The input as codes of the sites of `quant`, with 99 in the bytes of padding.
@@ -68,6 +89,13 @@ impl Case {
         for row in self.x.chunks_exact(wide) {
             for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k, quant.v]) {
                 codes.extend(part.iter().map(|&x| site.unwrap().code(x).cast_unsigned() ^ 0x80));
+            }
+            for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k]) {
+                for head in self.low_heads() {
+                    let low =
+                        |&x: &f32| reference::low_code(x * site.unwrap().recip()).cast_unsigned() ^ 0x80;
+                    codes.extend(part[head * self.d..][..self.d].iter().map(low));
+                }
             }
             codes.resize(codes.len().next_multiple_of(4), 99);
         }
@@ -82,7 +110,10 @@ impl Case {
 
     /// Calls `each` with the operands and the scale of every window and head, its bias with the mask, and the
     /// index of each output.
-    fn units(&self, mut each: impl FnMut([Vec<f32>; 3], f32, Vec<f32>, &dyn Fn(usize, usize) -> usize)) {
+    fn units(
+        &self,
+        mut each: impl FnMut([Vec<f32>; 3], HeadScores, Vec<f32>, &dyn Fn(usize, usize) -> usize),
+    ) {
         let (n, d, columns) = (self.n, self.d, self.columns());
         for (window, head) in
             (0..self.images * self.windows).flat_map(|w| (0..self.heads).map(move |h| (w, h)))
@@ -98,16 +129,18 @@ impl Case {
                     *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
                 }
             }
-            each(qkv, self.scales[head], bias, &|i, c| (window * n + i) * columns + head * d + c);
+            let two_codes = self.two_codes.get(head).copied().unwrap_or(false);
+            let scores = HeadScores { scale: self.scales[head], two_codes };
+            each(qkv, scores, bias, &|i, c| (window * n + i) * columns + head * d + c);
         }
     }
 
     fn reference(&self, quant: &AttentionQuant) -> Vec<f32> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f32::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], scale, bias, index| {
+        self.units(|[q, k, v], scores, bias, index| {
             let mut y = vec![0.0; n * d];
-            reference::attention_window(n, d, (&q, &k, &v), scale, &bias, quant, &mut y);
+            reference::attention_window(n, d, (&q, &k, &v), scores, &bias, quant, &mut y);
             y.iter().enumerate().for_each(|(i, y)| out[index(i / d, i % d)] = *y);
         });
         out
@@ -117,7 +150,7 @@ impl Case {
     fn plain(&self) -> Vec<f32> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f32::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], scale, bias, index| {
+        self.units(|[q, k, v], HeadScores { scale, .. }, bias, index| {
             for i in 0..n {
                 let dot = |j: usize| -> f32 { (0..d).map(|c| q[i * d + c] * k[j * d + c]).sum() };
                 let logits: Vec<f32> = (0..n).map(|j| dot(j) * scale + bias[i * n + j]).collect();
@@ -136,7 +169,7 @@ impl Case {
     fn truth(&self) -> Vec<f64> {
         let (n, d) = (self.n, self.d);
         let mut out = vec![f64::NAN; self.x.len() / 3];
-        self.units(|[q, k, v], scale, bias, index| {
+        self.units(|[q, k, v], HeadScores { scale, .. }, bias, index| {
             for i in 0..n {
                 let dot = |j: usize| -> f64 {
                     (0..d).map(|c| f64::from(q[i * d + c]) * f64::from(k[j * d + c])).sum()
@@ -211,6 +244,52 @@ fn attention_is_the_references() {
         }
         check(&Case::new(1, 32, 576, 1, 1), cpu, int8(Probs::U8));
     });
+}
+
+/// Heads with one code beside heads with two, for every size and for sites that are off.
+#[test]
+fn two_codes_are_the_references() {
+    let pick = |on: bool, x: f32| on.then(|| step(x));
+    for_each_cpu(|cpu| {
+        for (i, case) in cases().into_iter().enumerate() {
+            let case = case.with_two_codes(i % 2);
+            for probs in [Probs::U8, Probs::S8(step(1.0 / 127.0))] {
+                check(&case, cpu, int8(probs));
+            }
+            check(&case, cpu, AttentionQuant { scores: Some(step(1.7)), ..int8(Probs::U8) });
+        }
+        let case = Case::new(3, 20, 17, 2, 1).with_two_codes(0);
+        for bits in 0..8 {
+            let quant = AttentionQuant {
+                q: pick(bits & 1 != 0, Q),
+                k: pick(bits & 2 != 0, K),
+                v: pick(bits & 4 != 0, V),
+                scores: None,
+                probs: Probs::Float,
+            };
+            check(&case, cpu, quant);
+        }
+    });
+}
+
+/// With two codes the error of `QK^T` is that of steps of 1/256, which the large scale of a head shows.
+#[test]
+fn two_codes_lower_the_error_of_large_scales() {
+    let case = |two: bool| {
+        let mut case = Case::new(1, 32, 64, 1, 1);
+        for x in case.x.chunks_exact_mut(96) {
+            let (q, rest) = x.split_at_mut(32);
+            reference::normalize(q);
+            reference::normalize(&mut rest[..32]);
+        }
+        case.scales = vec![100.0];
+        case.two_codes = vec![two];
+        case
+    };
+    let quant = AttentionQuant { q: Some(step(1.0 / 127.0)), k: Some(step(1.0 / 127.0)), ..FLOAT };
+    let error = |two: bool| max_error(&case(two).reference(&quant), &case(two).truth());
+    let (one, two) = (error(false), error(true));
+    assert!(two < one / 50.0, "{one} with one code, {two} with two");
 }
 
 #[test]

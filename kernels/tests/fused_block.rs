@@ -110,6 +110,8 @@ impl Maker {
             tokens,
             windows,
             scales: &self.rng.floats(heads, 0.2),
+            two_codes: &[],
+            mask: -100.0,
             bias: &self.rng.floats(heads * tokens * tokens, 1.0),
             regions: Some(&regions),
             quant,

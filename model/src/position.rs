@@ -18,6 +18,13 @@ const LARGEST_SCALE: f64 = 100.0;
 /// The largest relative position bias of Swin V2.
 const LARGEST_BIAS: f64 = 16.0;
 
+/// The factor of `QK^T` from which on the queries and keys of a Swin V2's head have two codes for each value.
+///
+/// Their components are at most 1 and have steps of 1/127, so that a logit has an error with a standard deviation of about
+/// `0.0032 factor` (two operands of length 1, each with errors of `1 / (127 sqrt(12))`): 0.05 at this factor, and 0.3 at
+/// the largest factor, 100. With two codes it is less than a hundredth of that.
+pub const TWO_CODES_FROM: f32 = 16.0;
+
 /// The factors of `QK^T` and the relative position bias of one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionParameters<'a> {
@@ -27,6 +34,12 @@ pub struct AttentionParameters<'a> {
     /// Relative position bias, `[(2 window - 1)^2, heads]`; [`Stage::relative_position_index`] gives the row for each
     /// query and key. In Swin V2 it is between 0 and 16.
     pub table: Cow<'a, [f32]>,
+}
+
+/// Whether a head with this factor of `QK^T` in a Swin of this version has two codes for each query and key, where both
+/// sites are on.
+pub fn two_codes(version: SwinVersion, scale: f32) -> bool {
+    version == SwinVersion::V2 && scale >= TWO_CODES_FROM
 }
 
 impl<'a> AttentionParameters<'a> {

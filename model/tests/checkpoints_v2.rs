@@ -126,9 +126,12 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
     let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
     assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
     assert!(refusal("timm/model.safetensors", &odd).contains("timm shifts before it pads"));
-    for name in ["hf", "torchvision.pth"] {
-        assert_eq!(load_float(&fixture(name), &odd).unwrap().config.stages()[0].padded, 9, "{name}");
-    }
+    assert_eq!(load_float(&fixture("torchvision.pth"), &odd).unwrap().config.stages()[0].padded, 9);
+    // transformers takes the 4x4 tokens of the second stage for 3x3, and one window for all of them.
+    assert!(refusal("hf", &odd).contains("stage 1 has 4x4 tokens, but transformers takes it for 3 a side"));
+    let wide = options_with(&[("DATA.IMG_SIZE", "44")]);
+    let stages = load_float(&fixture("hf"), &wide).unwrap().config.stages();
+    assert_eq!((stages[0].padded, stages[1].grid, stages[1].padded), (12, 6, 6));
     // 16 pixels give 4x4 tokens, then 2x2. torchvision keeps the window, the others shrink it: the bias follows.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
     let windows = |name: &str| load_float(&fixture(name), &small).unwrap().config.stages()[1].window;

@@ -6,12 +6,13 @@ use swinq_kernels::{AttentionQuant, Probs, Quantizer, RowMap};
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
-    BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage, SwinVersion,
+    AttentionParameters, BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
+    position,
 };
 
 use crate::{
-    Attention, Element, Linear, Merge, Norm, Op, Order, Patches, Plan, RelativeBias, Step, Store, TensorId,
-    TensorSpec, Values, Weight,
+    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Plan, RelativeBias, Step,
+    Store, TensorId, TensorSpec, Values, Weight,
 };
 
 impl<'m> Plan<'m> {
@@ -21,10 +22,6 @@ impl<'m> Plan<'m> {
     /// The model does not pass [`QuantizedModel::validate`], or a scale is not usable for quantization.
     pub fn new(model: &'m QuantizedModel) -> Result<Plan<'m>, ModelError> {
         model.validate()?;
-        if model.config.version == SwinVersion::V2 {
-            let problem = "v2: the engine cannot run a Swin V2 yet; use the simulation";
-            return Err(ModelError::config("version", problem));
-        }
         let mut builder = Builder { model, plan: Plan { tensors: Vec::new(), steps: Vec::new() } };
         builder.network()?;
         Ok(builder.plan)
@@ -108,60 +105,134 @@ impl<'m> Builder<'m> {
         Ok(stream)
     }
 
-    /// `stream += proj(attention(partition(norm1(stream))))`.
+    /// `stream += proj(attention(partition(norm1(stream))))`; in Swin V2
+    /// `stream += norm1(proj(attention(partition(stream))))`.
     fn attention(&mut self, shared: &Shared, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
         let stage = &shared.stage;
         let Windows { order, regions } = &shared.windows[id.block % 2];
         let rows = stage.padded * stage.padded;
         let name = format!("{id}.norm1");
-        let store = self.input_store(Layer::Qkv(id))?;
-        let norm = Op::Norm(self.norm(&name), order.clone());
-        let x = self.stored(&name, norm, store, stream, (rows, stage.dim), 0);
+        let x = self.branch_input(Layer::Qkv(id), &name, order, stream, rows)?;
 
         let quant = self.attention_quant(id)?;
-        let store = match (quant.q, quant.k, quant.v) {
-            (Some(q), Some(k), Some(v)) => Store::Codes(vec![q, k, v]),
-            _ => Store::F32,
-        };
-        let qkv = self.linear(Layer::Qkv(id), x, store, order.clone())?;
+        let AttentionParameters { scales, table } = self.model.attention_parameters(stage, id);
+        let two_codes = self.two_codes(&scales, &quant);
+        let qkv = self.operands(id, stage, order, x, (&quant, &two_codes))?;
 
-        let table = self.values(&format!("{id}.attn.relative_position_bias_table"));
         let op = Op::Attention(Attention {
             heads: stage.heads,
             head_dim: stage.head_dim(),
             tokens: stage.window_tokens(),
             windows: stage.windows(),
-            scales: vec![self.model.config.attention_scale(stage); stage.heads],
+            scales,
+            two_codes,
             bias: RelativeBias { table, index: Arc::clone(&shared.index), heads: stage.heads },
             regions: regions.clone(),
+            mask: self.model.config.mask as f32,
             quant,
         });
         let store = self.input_store(Layer::Proj(id))?;
         let macs = (2 * rows * stage.window_tokens() * stage.dim) as u64;
         let y = self.stored(&format!("{id}.attn"), op, store, qkv, (rows, stage.dim), macs);
-        self.residual(Layer::Proj(id), (id, Half::Attn), y, stream, order.clone())
+        self.branch_output(Layer::Proj(id), &name, (id, Half::Attn), y, stream, order.clone())
     }
 
-    /// `stream += fc2(gelu(fc1(norm2(stream))))`.
+    /// Queries, keys and values for attention, from the rows `x` of its windows. In Swin V2 queries and keys are
+    /// normalised.
+    fn operands(
+        &mut self,
+        id: BlockId,
+        stage: &Stage,
+        order: &Order,
+        x: TensorId,
+        (quant, two_codes): (&AttentionQuant, &[bool]),
+    ) -> Result<TensorId, ModelError> {
+        let store = match (quant.q, quant.k, quant.v) {
+            (Some(q), Some(k), Some(v)) => Store::Codes(vec![q, k, v]),
+            _ => Store::F32,
+        };
+        if !self.model.config.post_norm() {
+            return self.linear(Layer::Qkv(id), x, store, order.clone());
+        }
+        let qkv = self.linear(Layer::Qkv(id), x, Store::F32, order.clone())?;
+        let heads =
+            NormalizeHeads { heads: stage.heads, head_dim: stage.head_dim(), two_codes: two_codes.to_vec() };
+        let shape = (self.plan.tensor(qkv).rows, heads.columns(matches!(store, Store::Codes(_))));
+        let name = format!("{id}.attn.normalize");
+        Ok(self.stored(&name, Op::NormalizeHeads(heads), store, qkv, shape, 0))
+    }
+
+    /// The heads whose queries and keys have two codes for each value; empty if none has.
+    fn two_codes(&self, scales: &[f32], quant: &AttentionQuant) -> Vec<bool> {
+        let version = self.model.config.version;
+        let two: Vec<bool> = scales.iter().map(|&scale| position::two_codes(version, scale)).collect();
+        if two.contains(&true) && quant.q.is_some() && quant.k.is_some() { two } else { Vec::new() }
+    }
+
+    /// The input of the first layer of a branch: tokens of the stream in `order`, normalised with the norm
+    /// `name` in Swin V1.
+    fn branch_input(
+        &mut self,
+        layer: Layer,
+        name: &str,
+        order: &Order,
+        stream: TensorId,
+        rows: usize,
+    ) -> Result<TensorId, ModelError> {
+        let store = self.input_store(layer)?;
+        let columns = self.plan.tensor(stream).columns;
+        if self.model.config.post_norm() {
+            let name = format!("{layer}.input");
+            return Ok(self.stored(&name, Op::Quantize(order.clone()), store, stream, (rows, columns), 0));
+        }
+        let norm = Op::Norm(self.norm(name), order.clone());
+        Ok(self.stored(name, norm, store, stream, (rows, columns), 0))
+    }
+
+    /// Adds the last layer of a branch to the stream, normalised with the norm `name` in Swin V2.
+    fn branch_output(
+        &mut self,
+        layer: Layer,
+        name: &str,
+        half: (BlockId, Half),
+        input: TensorId,
+        stream: TensorId,
+        order: Order,
+    ) -> Result<(), ModelError> {
+        if !self.model.config.post_norm() {
+            return self.residual(layer, half, input, stream, order);
+        }
+        let branch = self.linear(layer, input, Store::F32, order.clone())?;
+        let store = self.residual_store(half)?;
+        self.in_place(name, Op::Norm(self.norm(name), order), store, branch, stream, 0);
+        Ok(())
+    }
+
+    /// `stream += fc2(gelu(fc1(norm2(stream))))`; in Swin V2 `stream += norm2(fc2(gelu(fc1(stream))))`.
     fn mlp(&mut self, stage: &Stage, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
         let name = format!("{id}.norm2");
-        let store = self.input_store(Layer::Fc1(id))?;
-        let norm = Op::Norm(self.norm(&name), Order::Tokens);
-        let x = self.stored(&name, norm, store, stream, (stage.tokens(), stage.dim), 0);
+        let x = self.branch_input(Layer::Fc1(id), &name, &Order::Tokens, stream, stage.tokens())?;
         let store = self.input_store(Layer::Fc2(id))?;
         let hidden = self.linear(Layer::Fc1(id), x, store, Order::Tokens)?;
-        self.residual(Layer::Fc2(id), (id, Half::Mlp), hidden, stream, Order::Tokens)
+        self.branch_output(Layer::Fc2(id), &name, (id, Half::Mlp), hidden, stream, Order::Tokens)
     }
 
     fn merge(&mut self, stage: &Stage, stream: TensorId) -> Result<TensorId, ModelError> {
         let layer = Layer::Reduction(stage.index);
         let name = format!("layers.{}.downsample.norm", stage.index);
         let (sources, tokens) = (stage.merge_sources(), stage.tokens());
-        let op = Op::Merge(Merge { norm: self.norm(&name), sources, tokens });
         let shape = (stage.merged_grid().pow(2), 4 * stage.dim);
         let store = self.input_store(layer)?;
-        let x = self.stored(&name, op, store, stream, shape, 0);
-        self.linear(layer, x, Store::F32, Order::Tokens)
+        if !self.model.config.post_norm() {
+            let op = Op::Merge(Merge { norm: Some(self.norm(&name)), sources, tokens });
+            let x = self.stored(&name, op, store, stream, shape, 0);
+            return self.linear(layer, x, Store::F32, Order::Tokens);
+        }
+        let op = Op::Merge(Merge { norm: None, sources, tokens });
+        let x = self.stored(&format!("{layer}.input"), op, store, stream, shape, 0);
+        let merged = self.linear(layer, x, Store::F32, Order::Tokens)?;
+        self.in_place(&name, Op::NormInPlace(self.norm(&name)), Store::F32, merged, merged, 0);
+        Ok(merged)
     }
 
     fn head(&mut self, stream: TensorId) -> Result<(), ModelError> {
@@ -212,19 +283,24 @@ impl<'m> Builder<'m> {
     fn residual(
         &mut self,
         layer: Layer,
-        (id, half): (BlockId, Half),
+        half: (BlockId, Half),
         input: TensorId,
         stream: TensorId,
         order: Order,
     ) -> Result<(), ModelError> {
-        let store = Store::Residual {
-            branch: self.quantizer(Site::Add(id, half, Operand::Branch))?,
-            shortcut: self.quantizer(Site::Add(id, half, Operand::Shortcut))?,
-        };
+        let store = self.residual_store(half)?;
         let linear = self.layer(layer, order)?;
         let macs = self.linear_macs(&linear, input);
         self.in_place(&layer.to_string(), Op::Linear(linear), store, input, stream, macs);
         Ok(())
+    }
+
+    /// The sites of a residual addition.
+    fn residual_store(&self, (id, half): (BlockId, Half)) -> Result<Store, ModelError> {
+        Ok(Store::Residual {
+            branch: self.quantizer(Site::Add(id, half, Operand::Branch))?,
+            shortcut: self.quantizer(Site::Add(id, half, Operand::Shortcut))?,
+        })
     }
 
     /// A linear layer that writes a new tensor.

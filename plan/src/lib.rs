@@ -12,7 +12,7 @@ mod op;
 mod outline;
 mod values;
 
-pub use op::{Attention, Linear, Merge, Norm, Op, Order, Patches, Store, Weight};
+pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Store, Weight};
 pub use outline::{Outline, StepOutline};
 pub use values::{RelativeBias, Values};
 

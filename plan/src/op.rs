@@ -126,11 +126,15 @@ pub struct Attention<'m> {
     pub windows: usize,
     /// The factor of `QK^T` for each head, `[heads]`.
     pub scales: Vec<f32>,
+    /// The heads whose queries and keys have two codes for each value, `[heads]`; empty if none has.
+    pub two_codes: Vec<bool>,
     /// The relative position bias.
     pub bias: RelativeBias<'m>,
     /// Region of each token, `[windows, tokens]`: tokens of different regions do not attend to each other.
     /// `None` if nothing is masked.
     pub regions: Option<Arc<[u8]>>,
+    /// Added to the logits of tokens of different regions.
+    pub mask: f32,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
 }
@@ -145,19 +149,41 @@ impl Attention<'_> {
             tokens: self.tokens,
             windows: self.windows,
             scales: &self.scales,
+            two_codes: &self.two_codes,
             bias,
             regions: self.regions.as_deref(),
+            mask: self.mask,
             quant: self.quant,
             store,
         }
     }
 }
 
+/// The normalisation of queries and keys to length 1 in each head (Swin V2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormalizeHeads {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// As [`Attention::two_codes`]. Codes of the result are followed by the low codes of these heads.
+    pub two_codes: Vec<bool>,
+}
+
+impl NormalizeHeads {
+    /// Columns of the result, as codes or as f32.
+    pub fn columns(&self, codes: bool) -> usize {
+        let low = self.two_codes.iter().filter(|&&two| two && codes).count();
+        (3 * self.heads + 2 * low) * self.head_dim
+    }
+}
+
 /// The gathering of 2 x 2 tokens at the end of a stage.
 #[derive(Clone, Debug)]
 pub struct Merge<'m> {
-    /// The norm of the gathered channels.
-    pub norm: Norm<'m>,
+    /// The norm of the gathered channels. In Swin V2 the norm follows the reduction instead, as
+    /// [`Op::NormInPlace`].
+    pub norm: Option<Norm<'m>>,
     /// The four source tokens of each merged token; `None` is padding, which is zeros.
     pub sources: Vec<[Option<usize>; 4]>,
     /// Tokens of an image before the merge.
@@ -177,13 +203,15 @@ pub enum Op<'m> {
     /// Gathers the stream's tokens in the given order, without a norm, and quantizes them; in f32 if the site
     /// is off. Swin V2 needs this op, because no norm precedes its linear layers.
     Quantize(Order),
-    /// LayerNorm of the stream in place.
+    /// LayerNorm of the stream in place: after the patch embedding, and after a reduction of Swin V2.
     NormInPlace(Norm<'m>),
     /// Adds the absolute position embedding, `[rows, columns]` of the stream, to the stream in place.
     PositionEmbedding(Values<'m>),
+    /// Normalises the queries and keys of a Swin V2. Stores the codes of q, k and v, or f32.
+    NormalizeHeads(NormalizeHeads),
     /// Window attention.
     Attention(Attention<'m>),
-    /// Gathers 2 x 2 tokens and normalises them.
+    /// Gathers 2 x 2 tokens, and normalises them in Swin V1.
     Merge(Merge<'m>),
     /// The last norm, and the mean over tokens.
     Pool(Norm<'m>),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use swinq_kernels::Probs;
 
-use crate::{Attention, Linear, Op, Order, Plan, Step, Store, TensorId, TensorSpec};
+use crate::{Attention, Linear, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec};
 
 /// A plan without its parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +97,9 @@ fn describe(step: &Step<'_>) -> String {
         Op::Quantize(order) => format!("gather{}", window_partition(order)),
         Op::NormInPlace(_) => "LayerNorm in place".to_owned(),
         Op::PositionEmbedding(_) => "add position embedding".to_owned(),
+        Op::NormalizeHeads(heads) => describe_heads(heads),
         Op::Attention(attention) => describe_attention(attention),
+        Op::Merge(merge) if merge.norm.is_none() => "2x2 merge".to_owned(),
         Op::Merge(_) => "2x2 merge + LayerNorm".to_owned(),
         Op::Pool(_) => "LayerNorm + mean over tokens".to_owned(),
     };
@@ -130,6 +132,13 @@ fn window_reverse(order: &Order) -> &'static str {
     match order {
         Order::Tokens => "",
         Order::Windows { .. } => " + window reverse",
+    }
+}
+
+fn describe_heads(heads: &NormalizeHeads) -> String {
+    match heads.two_codes.iter().filter(|&&two| two).count() {
+        0 => "q, k to length 1".to_owned(),
+        two => format!("q, k to length 1, 2 codes in {two} of {}", heads.heads),
     }
 }
 

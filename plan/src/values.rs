@@ -49,8 +49,8 @@ impl<'m> Values<'m> {
 /// The relative position bias of a block: a table, and the index of the table's row for each pair of tokens.
 #[derive(Clone, Debug)]
 pub struct RelativeBias<'m> {
-    /// The table, `[(2 window - 1)^2, heads]`.
-    pub table: Values<'m>,
+    /// The table, `[(2 window - 1)^2, heads]`: a parameter of a Swin V1, computed for a Swin V2.
+    pub table: Cow<'m, [f32]>,
     /// Row of the table for each pair of a query and a key, `[tokens, tokens]`. Blocks of one stage share it.
     pub index: Arc<[usize]>,
     /// Heads.
@@ -60,9 +60,8 @@ pub struct RelativeBias<'m> {
 impl RelativeBias<'_> {
     /// The bias of each head, query and key: `[heads, tokens, tokens]`.
     pub fn expand(&self) -> Vec<f32> {
-        let table = self.table.read();
         let of_head = |head| self.index.iter().map(move |&row| row * self.heads + head);
-        (0..self.heads).flat_map(of_head).map(|at| table[at]).collect()
+        (0..self.heads).flat_map(of_head).map(|at| self.table[at]).collect()
     }
 
     /// Number of values that [`RelativeBias::expand`] gives.

@@ -10,7 +10,7 @@ use swinq_calib::quantize;
 use swinq_model::quantized::Param;
 use swinq_model::site::all_sites;
 use swinq_model::{Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, WindowPolicy};
-use swinq_plan::{Norm, Op, Order, Plan, Store, TensorId, Values, Weight};
+use swinq_plan::{Element, Norm, Op, Order, Plan, Store, TensorId, Values, Weight};
 use swinq_testing::model::{random, small};
 
 const RECIPES: [&str; 4] = ["float", "default", "mode1", "mode2"];
@@ -24,6 +24,17 @@ fn padded() -> SwinConfig {
         ape: true,
         qkv_bias: false,
         patch_norm: false,
+        ..small()
+    }
+}
+
+/// A Swin V2 with padding.
+fn second() -> SwinConfig {
+    SwinConfig {
+        name: "second".to_owned(),
+        version: SwinVersion::V2,
+        image_size: 44,
+        window_policy: WindowPolicy::ShrinkAndPad,
         ..small()
     }
 }
@@ -51,7 +62,7 @@ fn address(values: &Values<'_>) -> usize {
 fn addresses(plan: &Plan<'_>) -> Vec<usize> {
     let norm = |norm: &Norm<'_>| vec![address(&norm.gamma), address(&norm.beta)];
     let of = |op: &Op<'_>| match op {
-        Op::Patches(_) | Op::Quantize(_) => Vec::new(),
+        Op::Patches(_) | Op::Quantize(_) | Op::NormalizeHeads(_) => Vec::new(),
         Op::Linear(linear) => {
             let weight = match &linear.weight {
                 Weight::Int8 { codes, .. } => codes.codes.as_ptr().addr(),
@@ -61,8 +72,8 @@ fn addresses(plan: &Plan<'_>) -> Vec<usize> {
         }
         Op::Norm(op, _) | Op::NormInPlace(op) | Op::Pool(op) => norm(op),
         Op::PositionEmbedding(table) => vec![address(table)],
-        Op::Attention(attention) => vec![address(&attention.bias.table)],
-        Op::Merge(merge) => norm(&merge.norm),
+        Op::Attention(attention) => vec![attention.bias.table.as_ptr().addr()],
+        Op::Merge(merge) => merge.norm.as_ref().map(norm).unwrap_or_default(),
     };
     plan.steps.iter().flat_map(|step| of(&step.op)).collect()
 }
@@ -89,7 +100,7 @@ fn every_parameter_is_borrowed_by_one_step() {
 
 #[test]
 fn every_tensor_is_written_before_it_is_read() {
-    for config in [small(), padded()] {
+    for config in [small(), padded(), second()] {
         for recipe in RECIPES {
             let model = model(config.clone(), recipe);
             let plan = Plan::new(&model).unwrap();
@@ -108,7 +119,7 @@ fn every_tensor_is_written_before_it_is_read() {
 
 #[test]
 fn parameters_have_the_shapes_of_their_tensors() {
-    for config in [small(), padded()] {
+    for config in [small(), padded(), second()] {
         for recipe in RECIPES {
             let model = model(config.clone(), recipe);
             let plan = Plan::new(&model).unwrap();
@@ -135,24 +146,42 @@ fn parameters_have_the_shapes_of_their_tensors() {
                             Order::Tokens => (rows, rows),
                             Order::Windows { map, .. } => (map.tokens(), map.rows().len()),
                         };
-                        assert_eq!((tokens, windows), (rows, out_rows), "{}", step.name);
+                        let expected = match step.store {
+                            Store::Residual { .. } => (out_rows, rows),
+                            _ => (rows, out_rows),
+                        };
+                        assert_eq!((tokens, windows), expected, "{}", step.name);
+                    }
+                    Op::NormalizeHeads(op) => {
+                        assert_eq!(3 * op.heads * op.head_dim, columns, "{}", step.name);
+                        let codes = plan.tensor(step.output).element == Element::Code;
+                        assert_eq!(op.columns(codes), out_columns, "{}", step.name);
                     }
                     Op::Attention(op) => {
                         assert_eq!(op.tokens * op.windows, rows, "{}", step.name);
-                        assert_eq!(3 * op.heads * op.head_dim, columns, "{}", step.name);
+                        let low = op.two_codes.iter().filter(|&&two| two).count();
+                        assert_eq!((3 * op.heads + 2 * low) * op.head_dim, columns, "{}", step.name);
                         assert_eq!(op.scales.len(), op.heads, "{}", step.name);
                         assert_eq!(op.bias.expand().len(), op.heads * op.tokens * op.tokens, "{}", step.name);
                         assert!(op.regions.as_ref().is_none_or(|r| r.len() == rows), "{}", step.name);
                     }
                     Op::Merge(op) => {
                         assert_eq!((op.tokens, op.sources.len()), (rows, out_rows), "{}", step.name);
-                        assert_eq!(op.norm.gamma.len(), out_columns, "{}", step.name);
+                        assert_eq!(out_columns, 4 * columns, "{}", step.name);
+                        let gamma = op.norm.as_ref().map_or(out_columns, |norm| norm.gamma.len());
+                        assert_eq!(gamma, out_columns, "{}", step.name);
                     }
                     Op::PositionEmbedding(table) => assert_eq!(table.len(), rows * columns, "{}", step.name),
                     Op::NormInPlace(norm) | Op::Pool(norm) => {
                         assert_eq!(norm.gamma.len(), columns, "{}", step.name);
                     }
-                    Op::Quantize(_) => panic!("{}: Swin V1 has no such step", step.name),
+                    Op::Quantize(order) => {
+                        let windows = match order {
+                            Order::Tokens => rows,
+                            Order::Windows { map, .. } => map.rows().len(),
+                        };
+                        assert_eq!((windows, out_columns), (out_rows, columns), "{}", step.name);
+                    }
                     Op::Patches(op) => {
                         assert_eq!((op.image * op.image, 3), (rows, columns), "{}", step.name);
                         assert_eq!(3 * op.patch * op.patch, out_columns, "{}", step.name);
@@ -219,11 +248,7 @@ fn weights_stored_as_codes_are_dequantized_where_their_product_runs_in_float() {
 
 #[test]
 fn models_that_cannot_run_are_refused() {
-    let valid = model(small(), "default");
-    let second = random(SwinConfig { version: SwinVersion::V2, ..small() }, 5);
-    let message = Plan::new(&QuantizedModel::from_float(&second).unwrap()).unwrap_err().to_string();
-    assert!(message.contains("the engine cannot run a Swin V2 yet"), "{message}");
-    let mut damaged = valid;
+    let mut damaged = model(small(), "default");
     damaged.params.remove("norm.bias");
     let message = Plan::new(&damaged).unwrap_err().to_string();
     assert!(message.contains("norm.bias"), "{message}");
@@ -231,7 +256,7 @@ fn models_that_cannot_run_are_refused() {
 
 #[test]
 fn the_text_of_each_plan_is_as_recorded() {
-    for config in [small(), padded()] {
+    for config in [small(), padded(), second()] {
         for recipe in RECIPES {
             let model = model(config.clone(), recipe);
             let plan = Plan::new(&model).unwrap();

@@ -8,14 +8,22 @@ use swinq_model::{Draws, HostTensor, StateDict};
 /// Standard deviation of Swin's initial weights, which are truncated at two deviations.
 const DEVIATION: f64 = 0.02;
 
+/// The factors of `q k^T` of an untrained Swin V2.
+const FACTOR: f64 = 10.0;
+
 /// An untrained network with Swin's initialisation. Weights, bias tables and position embeddings have a
 /// normal distribution with standard deviation 0.02, truncated at two deviations; biases are 0; norm weights
-/// are 1.
+/// are 1. In a Swin V2 the weights of the norms that follow branches are 0, so that every block starts as the
+/// identity, and the factors of `q k^T` are 10.
 pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let tensors: StateDict = parameters(&loaded.config)
         .into_iter()
         .map(|(name, shape)| {
-            let tensor = initial(&name, &shape, seed);
+            let branch = name.ends_with(".norm1.weight") || name.ends_with(".norm2.weight");
+            let tensor = match loaded.config.post_norm() && branch {
+                true => HostTensor::new(shape.clone(), vec![0.0; shape.iter().product()]),
+                false => initial(&name, &shape, seed),
+            };
             (name, tensor)
         })
         .collect();
@@ -45,6 +53,7 @@ pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<S
 fn initial(name: &str, shape: &[usize], seed: u64) -> HostTensor {
     let count = shape.iter().product();
     let data = match (shape.len(), name.ends_with(".weight")) {
+        _ if name.ends_with(".logit_scale") => vec![libm::log(FACTOR) as f32; count],
         (1, true) => vec![1.0; count],
         (1, false) => vec![0.0; count],
         _ => {
@@ -90,5 +99,24 @@ mod tests {
         assert_eq!(model.tensors["head.weight"].shape, [10, 768]);
         assert!(before.iter().all(|(name, t)| name.starts_with("head.") || *t == model.tensors[name]));
         assert_ne!(untrained(&loaded, 5).tensors["head.weight"], before["head.weight"]);
+    }
+
+    #[test]
+    fn blocks_of_the_second_version_start_as_the_identity() {
+        let loaded = load_config("swinv2_tiny_patch4_window8_256", &[]).unwrap();
+        let model = untrained(&loaded, 3);
+        swinq_model::params::check_parameters(&model.config, &model.tensors).unwrap();
+        let values = |name: &str| model.tensors[name].data.as_slice();
+        for (name, value) in [
+            ("layers.0.blocks.1.norm1.weight", 0.0),
+            ("layers.3.blocks.0.norm2.weight", 0.0),
+            ("layers.0.downsample.norm.weight", 1.0),
+            ("norm.weight", 1.0),
+            ("layers.2.blocks.0.attn.logit_scale", 10f32.ln()),
+            ("layers.2.blocks.0.attn.cpb_mlp.0.bias", 0.0),
+        ] {
+            assert!(values(name).iter().all(|&x| x == value), "{name}");
+        }
+        assert!(values("layers.2.blocks.0.attn.cpb_mlp.2.weight").iter().any(|&x| x != 0.0));
     }
 }

@@ -268,9 +268,10 @@ impl Student {
 }
 
 /// Whether weight decay applies to a parameter: to weight matrices only, not to biases, norms, position
-/// embeddings, bias tables or scales.
+/// embeddings, what gives relative position bias, factors of `q k^T` or scales.
 pub fn decays(name: &str, parameter: &Tensor) -> bool {
-    let table = name.ends_with("relative_position_bias_table") || name == "absolute_pos_embed";
+    let ends = ["relative_position_bias_table", "logit_scale", "absolute_pos_embed"];
+    let table = ends.iter().any(|end| name.ends_with(end)) || name.contains(".cpb_mlp.");
     !is_scale(name) && !table && parameter.dims().len() > 1
 }
 

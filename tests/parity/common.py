@@ -11,14 +11,17 @@ def redraw(model: torch.nn.Module, seed: int) -> None:
 
     A library's initialisation has zero biases, which would hide mistakes.
 
-    Weights of products: N(0, 1 / fan-in). Weights of norms: N(1, 0.3). Biases and tables: N(0, 0.5).
+    Weights of products: N(0, 1 / fan-in). Weights of norms: N(1, 0.3). Biases and tables: N(0, 0.5). Logarithms of the
+    factors of Swin V2: uniform from ln 5 to ln 120, so that some are clamped and some logits pass the mask.
     """
     generator = torch.Generator().manual_seed(seed)
     norms = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.LayerNorm)}
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            if id(parameter) in norms:
+            if name.endswith("logit_scale"):
+                parameter.copy_(1.6 + 3.2 * torch.rand(parameter.shape, generator=generator))
+            elif id(parameter) in norms:
                 parameter.copy_(1 + 0.3 * noise)
             elif name.endswith("weight"):
                 parameter.copy_(noise / math.sqrt(parameter[0].numel()))
@@ -68,3 +71,54 @@ def microsoft_state_of_hf(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         else:
             state[name] = value.contiguous()
     return state | {name: torch.cat([parts[p] for p in "qkv"]) for name, parts in thirds.items()}
+
+
+def joined_bias(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Joins the biases of queries and values of a Swin V2 to one of queries, keys (zeros) and values."""
+    out = {}
+    for name, value in state.items():
+        if name.endswith(".q_bias"):
+            block = name.removesuffix("q_bias")
+            out[f"{block}qkv.bias"] = torch.cat([value, torch.zeros_like(value), state[f"{block}v_bias"]])
+        elif not name.endswith(".v_bias"):
+            out[name] = value
+    return out
+
+
+def swinq_state_v2(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a timm Swin V2 in swinq's naming."""
+    return joined_bias(microsoft_state(model))
+
+
+HF_V2_NAMES = [
+    (r"^swinv2\.embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^swinv2\.embeddings\.norm\.", "patch_embed.norm."),
+    (r"^swinv2\.embeddings\.position_embeddings$", "absolute_pos_embed"),
+    (r"^swinv2\.layernorm\.", "norm."),
+    (r"^classifier\.", "head."),
+    (r"^swinv2\.encoder\.", ""),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.attention\.self\.logit_scale$", ".attn.logit_scale"),
+    (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
+    (r"\.attention\.self\.query\.bias$", ".attn.q_bias"),
+    (r"\.attention\.self\.value\.bias$", ".attn.v_bias"),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+]
+
+
+def swinq_state_v2_of_hf(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters of a transformers Swin V2 in swinq's naming."""
+    state, thirds = {}, {}
+    for name, parameter in model.named_parameters():
+        for pattern, replacement in HF_V2_NAMES:
+            name = re.sub(pattern, replacement, name)
+        value = parameter.detach().clone()
+        if third := re.match(r"(.*)\.attention\.self\.(query|key|value)\.weight$", name):
+            thirds.setdefault(f"{third[1]}.attn.qkv.weight", {})[third[2]] = value
+        else:
+            state[name] = value.contiguous()
+    joined = {name: torch.cat([parts[p] for p in ("query", "key", "value")]) for name, parts in thirds.items()}
+    return joined_bias(state) | joined

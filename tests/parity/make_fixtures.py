@@ -1,10 +1,10 @@
-"""Writes the committed parity fixtures, float/tests/fixtures/swin_{plain,padded}.safetensors.
+"""Writes the committed parity fixtures, float/tests/fixtures/{swin,swinv2}_{plain,padded}.safetensors.
 
     python tests/parity/make_fixtures.py        (needs torch, timm, transformers and safetensors)
 
 Each file holds a small Swin of unusual shape in Microsoft's naming, `input` (two images) and `logits`. `rung.SITE` holds
 PyTorch's tensor at that site for the second image, so that the test can name the first site where a forward differs.
-The metadata `config` is the architecture as JSON. The plain model runs in timm; the padded one in transformers.
+The metadata `config` is the architecture as JSON. The plain models run in timm, the padded ones in transformers.
 """
 
 import json
@@ -14,8 +14,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 
-from common import images, microsoft_state, microsoft_state_of_hf, redraw
+from common import images, microsoft_state, microsoft_state_of_hf, redraw, swinq_state_v2, swinq_state_v2_of_hf
 
 FOLDER = Path(__file__).resolve().parents[2] / "float" / "tests" / "fixtures"
 
@@ -56,6 +57,14 @@ class Ladder:
         self.before(norm2, f"{path}.mlp.add.shortcut")
         self.after(block.mlp, f"{path}.mlp.add.branch")
 
+    def block_v2(self, path: str, block, attention, norms, fc1) -> None:
+        """`norms` are the two norms, which follow the branches."""
+        self.before(block, f"{path}.attn.add.shortcut")
+        self.before(attention, f"{path}.attn.qkv.input")
+        self.after(norms[0], f"{path}.attn.add.branch")
+        self.before(fc1, f"{path}.mlp.add.shortcut")
+        self.after(norms[1], f"{path}.mlp.add.branch")
+
 
 def plain(fields: dict, seed: int) -> None:
     model = SwinTransformer(
@@ -90,6 +99,41 @@ def padded(fields: dict, seed: int) -> None:
     write(fields, microsoft_state_of_hf(model), ladder, lambda x: model(x).logits, seed)
 
 
+def plain_v2(fields: dict, seed: int) -> None:
+    model = SwinTransformerV2(
+        img_size=fields["image_size"], num_classes=fields["num_classes"], **shared(fields)
+    ).eval()
+    redraw(model, seed)
+    ladder = Ladder()
+    for s, stage in enumerate(model.layers):
+        if s > 0:
+            ladder.after(stage.downsample.reduction, f"layers.{s - 1}.downsample.reduction.output")
+        for b, block in enumerate(stage.blocks):
+            ladder.block_v2(f"layers.{s}.blocks.{b}", block, block.attn, (block.norm1, block.norm2), block.mlp.fc1)
+    ladder.before(model.head.fc, "head.input")
+    write(fields, swinq_state_v2(model), ladder, model, seed)
+
+
+def padded_v2(fields: dict, seed: int) -> None:
+    model = transformers.Swinv2ForImageClassification(
+        transformers.Swinv2Config(
+            image_size=fields["image_size"], num_labels=fields["num_classes"],
+            use_absolute_embeddings=fields["ape"], layer_norm_eps=fields["norm_eps"],
+            pretrained_window_sizes=fields["pretrained_window_sizes"], **shared(fields)
+        )
+    ).eval()
+    redraw(model, seed)
+    ladder = Ladder()
+    for s, stage in enumerate(model.swinv2.encoder.layers):
+        for b, block in enumerate(stage.blocks):
+            norms = (block.layernorm_before, block.layernorm_after)
+            ladder.block_v2(f"layers.{s}.blocks.{b}", block, block.attention, norms, block.intermediate)
+        if stage.downsample is not None:
+            ladder.after(stage.downsample.reduction, f"layers.{s}.downsample.reduction.output")
+    ladder.before(model.classifier, "head.input")
+    write(fields, swinq_state_v2_of_hf(model), ladder, lambda x: model(x).logits, seed)
+
+
 def write(fields: dict, state: dict, ladder: Ladder, run, seed: int) -> None:
     batch = images(2, fields["image_size"], seed + 1)
     with torch.no_grad():
@@ -103,3 +147,6 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     plain(config("swin_plain", 40, "microsoft"), seed=1)
     padded(config("swin_padded", 44, "shrink_and_pad", qkv_bias=False, ape=True), seed=2)
+    plain_v2(config("swinv2_plain", 40, "microsoft", version="v2"), seed=3)
+    second = dict(version="v2", mask=-200.0, pretrained_window_sizes=[7, 0], window_size=4)
+    padded_v2(config("swinv2_padded", 44, "shrink_and_pad", **second), seed=4)

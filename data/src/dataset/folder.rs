@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use super::labels::Labels;
 use crate::error::DataError;
 
 /// Extensions of image files: those of torchvision's `ImageFolder`. All of these formats decode.
@@ -56,7 +57,7 @@ pub(super) fn class_images(
     root: &Path,
     prefix: &str,
     classes: &[String],
-) -> Result<(Vec<String>, Vec<u32>), DataError> {
+) -> Result<(Vec<String>, Labels), DataError> {
     let per_class: Vec<Vec<String>> = classes
         .par_iter()
         .map(|class| {

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
+use super::labels::Labels;
 use super::names::Names;
 use crate::error::DataError;
 
@@ -22,7 +23,7 @@ const COMPARED: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) names: Names,
-    pub(super) labels: Vec<u32>,
+    pub(super) labels: Labels,
     /// The names that the labels number, in sorted order, if the list has class names instead of numbers.
     pub(super) classes: Option<Vec<String>>,
 }
@@ -36,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
 /// lines have a class or none has. Blank lines are skipped. A path that is listed twice is an error. `open` opens the text at its start.
 fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Listing, DataError> {
     let reader = || open().map_err(|error| DataError::io(path, error));
-    let mut listing = Listing { names: Names::default(), labels: Vec::new(), classes: None };
+    let mut listing = Listing { names: Names::default(), labels: Labels::default(), classes: None };
     let mut known: HashMap<String, u32> = HashMap::new();
     for_each_line(reader()?, path, |_, text| {
         let (name, class) = split_line(text)?;
@@ -59,14 +60,14 @@ fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Li
             ));
         }
         listing.names.push(name);
-        listing.labels.extend(label);
+        label.into_iter().for_each(|label| listing.labels.push(label));
         Ok(())
     })?;
     if listing.names.is_empty() {
         return Err(DataError::layout(path, "the list is empty; write one `path<TAB>class` per line"));
     }
     listing.names.shrink();
-    listing.labels.shrink_to_fit();
+    listing.labels.shrink();
     if !known.is_empty() {
         let mut classes: Vec<String> = known.keys().cloned().collect();
         classes.sort_unstable();
@@ -93,14 +94,14 @@ fn number_of(known: &mut HashMap<String, u32>, name: &str) -> Result<u32, String
 }
 
 /// Changes `labels`, which number names by `known`, to positions in `classes`, which has all these names.
-fn renumber(labels: &mut [u32], known: &HashMap<String, u32>, classes: &[String]) {
+fn renumber(labels: &mut Labels, known: &HashMap<String, u32>, classes: &[String]) {
     let mut to = vec![0; known.len()];
     for (position, class) in classes.iter().enumerate() {
         if let Some(&number) = known.get(class) {
             to[number as usize] = position as u32;
         }
     }
-    labels.iter_mut().for_each(|label| *label = to[*label as usize]);
+    labels.renumber(&to);
 }
 
 impl Listing {
@@ -244,8 +245,8 @@ fn looks_like_a_number(text: &str) -> bool {
 }
 
 /// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names
-/// class n.
-pub(super) fn class_names(folder: &Path, labels: &[u32]) -> Result<Option<Vec<String>>, DataError> {
+/// class n. `largest` is the largest label, if there is one.
+pub(super) fn class_names(folder: &Path, largest: Option<u32>) -> Result<Option<Vec<String>>, DataError> {
     let path = folder.join("classes.txt");
     if !path.is_file() {
         return Ok(None);
@@ -256,7 +257,7 @@ pub(super) fn class_names(folder: &Path, labels: &[u32]) -> Result<Option<Vec<St
         names.push(text.to_owned());
         Ok(())
     })?;
-    let needed = labels.iter().max().map_or(0, |&label| label as usize + 1);
+    let needed = largest.map_or(0, |label| label as usize + 1);
     if names.len() < needed {
         let problem = format!(
             "{} class names, but the labels go up to {}; add the missing names",
@@ -277,6 +278,10 @@ mod tests {
         parse(|| Ok(bytes), Path::new("val_map.txt")).map_err(|error| error.to_string())
     }
 
+    fn numbers(labels: &Labels) -> Vec<u32> {
+        labels.iter().collect()
+    }
+
     fn parse_text(text: &str) -> Result<Listing, String> {
         parse_bytes(text.as_bytes())
     }
@@ -285,10 +290,10 @@ mod tests {
     fn tabs_spaces_and_line_ends() {
         let listing = parse_text("\u{feff}a/b c.jpg\t3\r\n\r\nd.jpg   12 \ne f.jpg 0").unwrap();
         assert_eq!(listing.names.to_vec(), ["a/b c.jpg", "d.jpg", "e f.jpg"]);
-        assert_eq!(listing.labels, [3, 12, 0]);
+        assert_eq!(numbers(&listing.labels), [3, 12, 0]);
         let unlabelled = parse_text("a b.jpg\nc.jpg\n").unwrap();
         assert_eq!(
-            (unlabelled.names.to_vec(), unlabelled.labels),
+            (unlabelled.names.to_vec(), numbers(&unlabelled.labels)),
             (vec!["a b.jpg".into(), "c.jpg".into()], vec![])
         );
     }
@@ -297,11 +302,11 @@ mod tests {
     fn classes_may_be_names() {
         let mut listing = parse_text("a.jpg\tzebra\nb 1.jpg\tant eater\nc.jpg\tzebra\n").unwrap();
         assert_eq!(listing.names.to_vec(), ["a.jpg", "b 1.jpg", "c.jpg"]);
-        assert_eq!(listing.labels, [1, 0, 1]);
+        assert_eq!(numbers(&listing.labels), [1, 0, 1]);
         assert_eq!(listing.classes.as_ref().unwrap()[..], ["ant eater", "zebra"]);
         let all = ["zebra", "cat", "ant eater"].map(str::to_owned);
         listing.number_by(&all).unwrap();
-        assert_eq!((listing.labels, listing.classes), (vec![0, 2, 0], None));
+        assert_eq!((numbers(&listing.labels), listing.classes), (vec![0, 2, 0], None));
         let mut listing = parse_text("a.jpg\tdog\n").unwrap();
         assert!(listing.number_by(&all).unwrap_err().contains("`dog`"));
     }
@@ -344,7 +349,7 @@ mod tests {
             let text: String = entries.iter().map(|(name, label)| format!("{name}\t{label}\n")).collect();
             let listing = parse_text(&text).unwrap();
             prop_assert!(listing.names.to_vec().iter().eq(entries.keys()));
-            prop_assert!(listing.labels.iter().eq(entries.values()));
+            prop_assert!(listing.labels.iter().eq(entries.values().copied()));
         }
     }
 }

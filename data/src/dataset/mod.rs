@@ -3,6 +3,7 @@
 mod archive;
 mod cursor;
 mod folder;
+mod labels;
 mod list;
 mod names;
 mod numbering;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use crate::decode::{Held, RgbImage, decode_held};
 use crate::error::DataError;
 use archive::Archive;
+use labels::Labels;
 use names::Names;
 use numbering::Numbering;
 
@@ -110,7 +112,7 @@ struct Inner {
     /// Name of each image: a path relative to the source's folder, a path as given, or a member of the archive.
     names: Names,
     /// Class of each image; empty if the data set has no labels.
-    labels: Vec<u32>,
+    labels: Labels,
     class_names: Option<Vec<String>>,
     num_classes: Option<usize>,
     /// Whether the classes are numbered in the sorted order of their names.
@@ -193,7 +195,7 @@ impl Dataset {
 
     /// Class of image `i`, or `None` if the data set has no labels.
     pub fn label(&self, i: usize) -> Option<u32> {
-        let label = self.has_labels().then(|| self.inner.labels[i])?;
+        let label = self.has_labels().then(|| self.inner.labels.get(i))?;
         Some(self.numbering.as_ref().map_or(label, |numbering| numbering.number(label)))
     }
 

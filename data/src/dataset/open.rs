@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::archive::Archive;
 use super::folder::{self, Entries};
+use super::labels::Labels;
 use super::list::{self, Listing};
 use super::names::Names;
 use super::{Dataset, Inner, Layout, Source, Split};
@@ -105,7 +106,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         root: root.to_owned(),
         source: Source::Folder(root.to_owned()),
         names: Names::default(),
-        labels: Vec::new(),
+        labels: Labels::default(),
         class_names: None,
         num_classes: None,
         numbered_by_name: true,
@@ -253,7 +254,7 @@ fn from_listing(
     let mut listing = listing;
     let mut class_names = None;
     if !listing.labels.is_empty() {
-        let needed = if listing.classes.is_some() { &[] } else { &listing.labels[..] };
+        let needed = if listing.classes.is_some() { None } else { listing.labels.iter().max() };
         class_names = list::class_names(folder, needed)?;
     }
     if let Some(all) = &class_names {
@@ -263,7 +264,7 @@ fn from_listing(
     let Listing { names, labels, classes } = listing;
     let numbered_by_name = classes.is_some();
     let class_names = class_names.or(classes);
-    let largest = labels.iter().max().map(|&label| label as usize + 1);
+    let largest = labels.iter().max().map(|label| label as usize + 1);
     let num_classes = class_names.as_ref().map(Vec::len).or(largest);
     Ok(Dataset::new(Inner {
         layout,
@@ -291,7 +292,7 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
         root: first.clone(),
         source: Source::Paths(paths.to_vec()),
         names,
-        labels: Vec::new(),
+        labels: Labels::default(),
         class_names: None,
         num_classes: None,
         numbered_by_name: false,

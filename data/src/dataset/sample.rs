@@ -1,49 +1,85 @@
 //! Seeded, stratified samples of a labelled list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::iter::Peekable;
 
 use swinq_model::Draws;
 
+use super::labels::Labels;
+
 /// Draws `limit` of the positions `0..len` without replacement, in random order and as evenly over the classes as
 /// their sizes allow. Empty `labels` count as one class.
-pub(super) fn stratified(labels: &[u32], len: usize, limit: usize, seed: u64) -> Vec<usize> {
+pub(super) fn stratified(labels: &Labels, len: usize, limit: usize, seed: u64) -> Vec<usize> {
     let mut draws = Draws::new(seed);
-    let mut classes = by_class(labels, len);
-    let quotas = quotas(&classes, limit.min(len), &mut draws);
-    let mut sample = Vec::with_capacity(limit.min(len));
-    for (class, &quota) in classes.iter_mut().zip(&quotas) {
-        draws.shuffle_front(class, quota);
-        sample.extend_from_slice(&class[..quota]);
+    let limit = limit.min(len);
+    let class_of = |position| if labels.is_empty() { 0 } else { labels.get(position) };
+    let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
+    (0..len).for_each(|position| *sizes.entry(class_of(position)).or_default() += 1);
+    let quotas = quotas(&sizes.values().copied().collect::<Vec<_>>(), limit, &mut draws);
+    let mut drawn: HashMap<u32, Class> = HashMap::new();
+    let mut sample = vec![0; limit];
+    let mut slot = 0;
+    for ((class, size), quota) in sizes.into_iter().zip(quotas) {
+        let mut places: Vec<(usize, usize)> =
+            front(&mut draws, size, quota).into_iter().zip(slot..).collect();
+        slot += quota;
+        places.sort_unstable();
+        drawn.insert(class, Class { seen: 0, places: places.into_iter().peekable() });
+    }
+    // The second pass finds the positions of the drawn members of each class. Lists of positions of all classes would
+    // need more memory than the labels.
+    for position in 0..len {
+        let Some(class) = drawn.get_mut(&class_of(position)) else { continue };
+        if let Some((_, slot)) = class.places.next_if(|(member, _)| *member == class.seen) {
+            sample[slot] = position;
+        }
+        class.seen += 1;
     }
     draws.shuffle(&mut sample);
     sample
 }
 
-/// The positions of each class.
-fn by_class(labels: &[u32], len: usize) -> Vec<Vec<usize>> {
-    if labels.is_empty() {
-        return vec![(0..len).collect()];
+/// The drawn members of a class.
+struct Class {
+    /// Members of the class before the current position.
+    seen: usize,
+    /// Drawn members, as numbers within the class in ascending order, and their slots in the sample.
+    places: Peekable<std::vec::IntoIter<(usize, usize)>>,
+}
+
+/// The first `count` items of `0..len` after [`Draws::shuffle_front`]. A small part of a long range takes little memory.
+fn front(draws: &mut Draws, len: usize, count: usize) -> Vec<usize> {
+    if count > len / 8 {
+        let mut all: Vec<usize> = (0..len).collect();
+        draws.shuffle_front(&mut all, count);
+        all.truncate(count);
+        return all;
     }
-    let mut classes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    for (position, &label) in labels.iter().enumerate() {
-        classes.entry(label).or_default().push(position);
+    // The items that are not at their own place.
+    let mut moved: HashMap<usize, usize> = HashMap::new();
+    let mut chosen = Vec::with_capacity(count);
+    for i in 0..count {
+        let j = i + if i + 1 < len { draws.below(len - i) } else { 0 };
+        let [here, there] = [i, j].map(|place| moved.get(&place).copied().unwrap_or(place));
+        moved.insert(j, here);
+        chosen.push(there);
     }
-    classes.into_values().collect()
+    chosen
 }
 
 /// Number of images to draw from each class, `total` in all: the same number from each class, or all of a smaller
 /// class, and one more from classes drawn at random.
-fn quotas(classes: &[Vec<usize>], total: usize, draws: &mut Draws) -> Vec<usize> {
-    let drawn_at = |level: usize| classes.iter().map(|class| class.len().min(level)).sum::<usize>();
-    let largest = classes.iter().map(Vec::len).max().unwrap_or(0);
+fn quotas(sizes: &[usize], total: usize, draws: &mut Draws) -> Vec<usize> {
+    let drawn_at = |level: usize| sizes.iter().map(|size| size.min(&level)).sum::<usize>();
+    let largest = sizes.iter().copied().max().unwrap_or(0);
     // Bisect for the highest level (images per class) that does not exceed the total, which grows with the level.
     let (mut level, mut above) = (0, largest + 1);
     while above - level > 1 {
         let middle = level + (above - level) / 2;
         if drawn_at(middle) <= total { level = middle } else { above = middle }
     }
-    let mut quotas: Vec<usize> = classes.iter().map(|class| class.len().min(level)).collect();
-    let mut larger: Vec<usize> = (0..classes.len()).filter(|&c| classes[c].len() > level).collect();
+    let mut quotas: Vec<usize> = sizes.iter().map(|size| *size.min(&level)).collect();
+    let mut larger: Vec<usize> = (0..sizes.len()).filter(|&c| sizes[c] > level).collect();
     let rest = total - drawn_at(level);
     draws.shuffle_front(&mut larger, rest);
     for &class in &larger[..rest] {
@@ -56,6 +92,19 @@ fn quotas(classes: &[Vec<usize>], total: usize, draws: &mut Draws) -> Vec<usize>
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    fn stratified(labels: &[u32], len: usize, limit: usize, seed: u64) -> Vec<usize> {
+        super::stratified(&labels.iter().copied().collect(), len, limit, seed)
+    }
+
+    #[test]
+    fn a_small_part_is_that_of_the_whole_shuffle() {
+        for (len, count) in [(1, 0), (8, 1), (100, 0), (100, 12), (1000, 125), (5000, 3)] {
+            let mut all: Vec<usize> = (0..len).collect();
+            Draws::new(7).shuffle_front(&mut all, count);
+            assert_eq!(front(&mut Draws::new(7), len, count), all[..count], "{count} of {len}");
+        }
+    }
 
     fn counts(labels: &[u32], sample: &[usize]) -> Vec<usize> {
         let mut counts = vec![0; labels.iter().max().map_or(0, |&label| label as usize + 1)];

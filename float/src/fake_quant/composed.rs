@@ -135,7 +135,7 @@ pub(super) fn attention(
     let scales = attention.scales()?;
     let (scores, factors) = match (quant.q, quant.k) {
         (Some(s_q), Some(s_k)) => {
-            let sums = scores_of(&codes(q, s_q)?, &codes(k, s_k)?)?;
+            let sums = integer_scores(attention, [(q, s_q), (k, s_k)])?;
             let dequantize = s_q.scale() * s_k.scale();
             match quant.scores {
                 Some(site) => (fake(&times(&sums, dequantize)?, site)?, scales),
@@ -149,6 +149,28 @@ pub(super) fn attention(
     };
     let logits = logits(&scores, &factors, bias, *mask)?;
     Ok(softmax_times_values(&logits, v, quant)?)
+}
+
+/// The products of codes of queries and keys. Heads with two codes add the products of codes with low codes, divided by 256.
+fn integer_scores(
+    attention: &Attention<'_>,
+    [(q, s_q), (k, s_k)]: [(&Tensor, Quantizer); 2],
+) -> std::result::Result<Tensor, FloatError> {
+    let (q_codes, k_codes) = (codes(q, s_q)?, codes(k, s_k)?);
+    let sums = scores_of(&q_codes, &k_codes)?;
+    let two: Vec<f32> =
+        attention.head_scores()?.iter().map(|head| f32::from(u8::from(head.two_codes))).collect();
+    if two.iter().all(|&two| two == 0.0) {
+        return Ok(sums);
+    }
+    let low = |x: &Tensor, codes: &Tensor, site: Quantizer| -> Result<Tensor> {
+        let rest = times(&(times(x, site.recip())? - codes)?, 256.0)?;
+        round(&rest.clamp(-127.0, 127.0)?)
+    };
+    let with_low =
+        (scores_of(&q_codes, &low(k, &k_codes, s_k)?)? + scores_of(&low(q, &q_codes, s_q)?, &k_codes)?)?;
+    let shares = Tensor::new(two, q.device())?.affine(1.0 / 256.0, 0.0)?.reshape((1, (), 1, 1))?;
+    Ok((sums + with_low.broadcast_mul(&shares)?)?)
 }
 
 /// Fake quantization of `x`, if its site is on.

@@ -91,7 +91,7 @@ pub(super) fn attention(
     let (_, heads, n, d) = q.dims4()?;
     let bias = attention.bias.flatten_all()?.to_vec1::<f32>()?;
     let mask = attention.mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
-    let scales = attention.scales()?;
+    let heads_scores = attention.head_scores()?;
     let mut out = vec![0.0; q.elem_count()];
     let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
         out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
@@ -105,7 +105,7 @@ pub(super) fn attention(
                 n,
                 d,
                 (&q[part.clone()], &k[part.clone()], &v[part]),
-                scales[index % heads],
+                heads_scores[index % heads],
                 &bias,
                 quant,
                 out,

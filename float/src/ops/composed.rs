@@ -70,7 +70,8 @@ pub(crate) fn add_bias_and_mask(scores: &Tensor, bias: &Tensor, mask: Option<&Te
 
 /// The reciprocals of the lengths of the vectors of the last dimension, which keeps size 1.
 pub(super) fn inverse_lengths(x: &Tensor) -> Result<Tensor> {
-    x.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(SHORTEST)?.recip()
+    // The square root of 0 has no gradient, so the shortest length is enforced before it.
+    x.sqr()?.sum_keepdim(D::Minus1)?.maximum(SHORTEST * SHORTEST)?.sqrt()?.recip()
 }
 
 pub(super) fn normalize(x: &Tensor) -> Result<Tensor> {

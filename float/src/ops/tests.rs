@@ -85,6 +85,9 @@ fn attention() {
         let scores = noise(&[windows, heads, n, n], 12);
         let mask = (windows > 1).then_some(&mask);
         agree("logits", |ops| ops.logits(&scores, &[0.3], &bias, mask));
+        let scales: Vec<f32> = (0..heads).map(|head| 0.3 + head as f32).collect();
+        agree("logits with a factor for each head", |ops| ops.logits(&scores, &scales, &bias, mask));
+        agree("normalize", |ops| ops.normalize(&q));
         agree("softmax", |ops| match ops {
             Ops::Fused => super::softmax(&scores),
             Ops::Composed | Ops::Taped(_) => super::composed::softmax(&scores),

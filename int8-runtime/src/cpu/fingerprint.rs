@@ -63,9 +63,13 @@ impl Hash {
             Op::Quantize(order) => self.order(order),
             Op::NormInPlace(norm) | Op::Pool(norm) => self.norm(norm),
             Op::PositionEmbedding(table) => self.values(table),
+            Op::NormalizeHeads(heads) => self.text(heads),
             Op::Attention(attention) => self.attention(attention),
             Op::Merge(Merge { norm, sources, tokens }) => {
-                self.norm(norm);
+                self.text(&norm.is_some());
+                if let Some(norm) = norm {
+                    self.norm(norm);
+                }
                 self.text(&(sources, tokens));
             }
         }
@@ -90,11 +94,12 @@ impl Hash {
     }
 
     fn attention(&mut self, attention: &Attention<'_>) {
-        let Attention { heads, head_dim, tokens, windows, scales, bias, regions, quant } = attention;
-        self.text(&(heads, head_dim, tokens, windows, regions.as_deref(), quant));
+        let Attention { heads, head_dim, tokens, windows, scales, two_codes, bias, regions, mask, quant } =
+            attention;
+        self.text(&(heads, head_dim, tokens, windows, two_codes, regions.as_deref(), mask, quant));
         self.f32s(scales);
         let RelativeBias { table, index, heads } = bias;
-        self.values(table);
+        self.f32s(table);
         self.text(&(index, heads));
     }
 

@@ -6,7 +6,7 @@ use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, BlockOp, Pool, QuantizeRows, RowMap};
+use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows, RowMap};
 use swinq_plan::Element;
 
 use super::place::{Arena, Place};
@@ -21,8 +21,10 @@ pub(super) enum Kernel {
     ResidualNorm(Arc<ResidualNorm>, Arc<RowMap>),
     NormInPlace(LayerNorm),
     AddTable(Vec<f32>),
+    NormalizeHeads(Arc<NormalizeHeads>),
     Attention(Arc<WindowAttention>),
     Merge(MergeNorm),
+    MergeRows(QuantizeRows, Arc<RowMap>),
     Pool(PooledNorm),
 }
 
@@ -106,6 +108,12 @@ impl Launch {
                 let stream = &mut write.as_f32_mut()[..output.values(images)];
                 op.run(pool, images, input.f32(images, read), map, stream)
             }
+            Kernel::NormalizeHeads(op) => {
+                op.run(pool, rows, input.f32(images, read), output.row_out(images, write))
+            }
+            Kernel::MergeRows(op, map) => {
+                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
+            }
             Kernel::Attention(op) => {
                 let qkv = match input.spec.element {
                     Element::Code => AttentionIn::Codes(input.codes(images, read)),
@@ -139,6 +147,8 @@ impl Launch {
             Kernel::Norm(..) | Kernel::NormInPlace(_) | Kernel::ResidualNorm(..) => "norm",
             Kernel::Quantize(..) => "quantize",
             Kernel::AddTable(_) => "add table",
+            Kernel::NormalizeHeads(_) => "normalize q, k",
+            Kernel::MergeRows(..) => "merge",
             Kernel::Attention(_) => "attention",
             Kernel::Merge(_) => "merge + norm",
             Kernel::Pool(_) => "norm + mean",
@@ -160,6 +170,7 @@ impl Launch {
             Kernel::Norm(op, _) => BlockOp::Norm(Arc::clone(op)),
             Kernel::Quantize(op, _) => BlockOp::Quantize(Arc::clone(op)),
             Kernel::ResidualNorm(op, _) => BlockOp::ResidualNorm(Arc::clone(op)),
+            Kernel::NormalizeHeads(op) => BlockOp::NormalizeHeads(Arc::clone(op)),
             Kernel::Attention(op) => BlockOp::Attention(Arc::clone(op)),
             _ => panic!("{} is no part of a block", self.name),
         }

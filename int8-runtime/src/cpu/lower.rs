@@ -8,8 +8,10 @@ use swinq_kernels::attention::WindowAttention;
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
-use swinq_kernels::{ColumnQuantizers, Cpu, QuantizeRows, RowMap, RowStore};
-use swinq_plan::{Attention, Linear, Norm, Op, Order, Plan, Step, Store, Weight};
+use swinq_kernels::{
+    ColumnQuantizers, Cpu, HeadsSpec, NormalizeHeads, QuantizeRows, Quantizer, RowMap, RowStore,
+};
+use swinq_plan::{Attention, Linear, Merge, Norm, Op, Order, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
 use super::place::Place;
@@ -93,11 +95,35 @@ impl<'a> Lowering<'a> {
             }
             Op::NormInPlace(op) => Kernel::NormInPlace(self.layer_norm(op, store)),
             Op::PositionEmbedding(table) => Kernel::AddTable(table.read().into_owned()),
+            Op::NormalizeHeads(op) => {
+                let codes = match store {
+                    Store::Codes(parts) => {
+                        Some(<[Quantizer; 3]>::try_from(&parts[..]).expect("q, k and v have a site each"))
+                    }
+                    _ => None,
+                };
+                let (heads, head_dim, two_codes) = (op.heads, op.head_dim, &op.two_codes[..]);
+                let spec = HeadsSpec { heads, head_dim, two_codes, codes };
+                Kernel::NormalizeHeads(Arc::new(NormalizeHeads::new(cpu, &spec)))
+            }
             Op::Attention(op) => self.attention(op, store),
-            Op::Merge(op) => {
-                let (gamma, beta, eps) = (op.norm.gamma.read(), op.norm.beta.read(), op.norm.eps);
-                let store = row_store(store);
-                Kernel::Merge(MergeNorm::new(cpu, &gamma, &beta, eps, store, &op.sources, op.tokens))
+            Op::Merge(Merge { norm: Some(norm), sources, tokens }) => {
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+                Kernel::Merge(MergeNorm::new(
+                    cpu,
+                    &gamma,
+                    &beta,
+                    norm.eps,
+                    row_store(store),
+                    sources,
+                    *tokens,
+                ))
+            }
+            Op::Merge(Merge { norm: None, sources, tokens }) => {
+                let columns = self.plan.tensor(step.input).columns;
+                let map = RowMap::new(sources.as_flattened(), *tokens);
+                let map = Arc::new(map.expect("a merge takes every token once"));
+                Kernel::MergeRows(QuantizeRows::merging(cpu, columns, 4, row_store(store)), map)
             }
             Op::Pool(op) => {
                 let (gamma, beta) = (op.gamma.read(), op.beta.read());

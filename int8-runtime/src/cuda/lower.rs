@@ -273,12 +273,19 @@ impl Lowering<'_> {
                 let norm = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, map, store)?;
                 Ok((DeviceOp::Norm(norm), 0))
             }
+            Op::NormalizeHeads(_) => Err(CudaError::Unsupported(
+                "the normalisation of queries and keys (Swin V2): the CUDA kernels have none".to_owned(),
+            )),
             Op::Attention(attention) => self.attention(attention, store),
             Op::Merge(merge) => {
-                let (gamma, beta) = (merge.norm.gamma.read(), merge.norm.beta.read());
+                let norm = merge.norm.as_ref().ok_or_else(|| {
+                    CudaError::Unsupported(
+                        "a merge without a norm (Swin V2): the CUDA kernels have none".to_owned(),
+                    )
+                })?;
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let (params, sources) = ((&gamma[..], &beta[..]), (&merge.sources[..], merge.tokens));
-                let eps = merge.norm.eps;
-                let norm = DeviceNorm::merged(self.device, params, eps, self.stream, sources, store)?;
+                let norm = DeviceNorm::merged(self.device, params, norm.eps, self.stream, sources, store)?;
                 Ok((DeviceOp::Norm(norm), 0))
             }
             Op::Pool(norm) => {
@@ -291,6 +298,9 @@ impl Lowering<'_> {
                 let pool = DevicePool::new(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
                 Ok((DeviceOp::Pool(pool), 0))
             }
+            Op::NormInPlace(_) if step.input != self.streams[0] => Err(CudaError::Unsupported(
+                "a norm after a reduction (Swin V2): the CUDA kernels have none".to_owned(),
+            )),
             Op::Patches(_) | Op::NormInPlace(_) | Op::PositionEmbedding(_) => {
                 unreachable!("{} is part of the patch embedding", step.name)
             }

@@ -1,7 +1,7 @@
 //! The general vector path, for every combination of sites and any size. It packs the operands of one window
 //! and head first. Then it computes logits, weights and results of a few queries at a time.
 
-use super::operands::{Part, Rows, Source, pack_keys_f32, pack_keys_i8, pack_values_i8};
+use super::operands::{Part, Rows, Source, join, pack_keys_f32, pack_keys_i8, pack_values_i8};
 use super::products::{Blocks, Float, Integer};
 use super::scores::{self, Logits};
 use super::softmax;
@@ -36,6 +36,18 @@ struct Window<'a> {
     packed_keys: &'a [f32],
     packed_values: &'a [f32],
     offsets: &'a [f32],
+    /// Present if the head has two codes for each query and key.
+    low: Option<WithLow<'a>>,
+}
+
+/// The operands of the products of codes with low codes: the codes of each query and then its low codes, times the low
+/// codes of each key and then its codes.
+struct WithLow<'a> {
+    queries: Rows<'a, u8>,
+    /// Length of the rows of `queries`.
+    length: usize,
+    keys: &'a [f32],
+    offsets: &'a [f32],
 }
 
 /// Computes attention of `unit`.
@@ -49,17 +61,40 @@ pub(super) fn unit<L: Lanes>(
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    if int8_u8::suits::<L>(op.shape, &op.quant, input) {
+    if op.low[unit.head].is_none() && int8_u8::suits::<L>(op.shape, &op.quant, input) {
         return int8_u8::unit(lanes, op, unit, input, sink, scratch);
     }
-    let Work { rows: [q, k, v], keys, values: packed_values, offsets, logits, weights } =
-        Work::split(&op.layout, scratch);
-    let source = |part, site| Source { input, shape: op.shape, unit, part, site };
+    let Work {
+        rows: [q, k, v],
+        keys,
+        values: packed_values,
+        offsets,
+        logits,
+        weights,
+        keys_low,
+        offsets_low,
+        logits_low,
+    } = Work::split(&op.layout, scratch);
+    let source = |part, site| Source { input, shape: op.shape, unit, part, low: op.low[unit.head], site };
     let d_padded = op.layout.d_padded;
+    // A row of f32 has room for four rows of codes: codes, low codes, and both.
+    let room = n * d_padded / 4;
+    let mut low = None;
     let (query, key) = (source(Part::Query, op.quant.q), source(Part::Key, op.quant.k));
     let queries = if integer_scores(&op.quant) {
-        pack_keys_i8(lanes, (n, d), key.codes(lanes, d_padded, k), keys, offsets);
-        Queries::Codes(query.codes(lanes, d_padded, q))
+        let ((q, q_low), (k, k_low)) = (q.split_at_mut(room), k.split_at_mut(room));
+        let (queries, key_codes) = (query.codes(lanes, d_padded, q), key.codes(lanes, d_padded, k));
+        pack_keys_i8(lanes, (n, d), key_codes, keys, offsets);
+        if op.low[unit.head].is_some() {
+            let ((q_low, q_both), (k_low, k_both)) = (q_low.split_at_mut(room), k_low.split_at_mut(room));
+            let q_low = source(Part::QueryLow, op.quant.q).codes(lanes, d_padded, q_low);
+            let k_low = source(Part::KeyLow, op.quant.k).codes(lanes, d_padded, k_low);
+            let (both, length) = join((n, d), [queries, q_low], q_both);
+            let (key_rows, _) = join((n, d), [k_low, key_codes], k_both);
+            pack_keys_i8(lanes, (n, length), key_rows, keys_low, offsets_low);
+            low = Some(WithLow { queries: both, length, keys: keys_low, offsets: offsets_low });
+        }
+        Queries::Codes(queries)
     } else {
         pack_keys_f32(lanes, (n, d), key.floats(lanes, d_padded, k), keys);
         Queries::F32(query.floats(lanes, d_padded, q))
@@ -71,13 +106,13 @@ pub(super) fn unit<L: Lanes>(
     } else {
         Values::F32(value.floats(lanes, d_padded, v))
     };
-    let window = Window { op, unit, queries, values, packed_keys: keys, packed_values, offsets };
+    let window = Window { op, unit, queries, values, packed_keys: keys, packed_values, offsets, low };
     let mut from = 0;
     while from < n {
         from += match n - from {
-            ROWS.. => window.rows::<L, ROWS>(lanes, from, logits, weights, sink),
-            3.. => window.rows::<L, 3>(lanes, from, logits, weights, sink),
-            _ => window.rows::<L, 1>(lanes, from, logits, weights, sink),
+            ROWS.. => window.rows::<L, ROWS>(lanes, from, [logits, logits_low], weights, sink),
+            3.. => window.rows::<L, 3>(lanes, from, [logits, logits_low], weights, sink),
+            _ => window.rows::<L, 1>(lanes, from, [logits, logits_low], weights, sink),
         };
     }
 }
@@ -89,11 +124,11 @@ impl Window<'_> {
         &self,
         lanes: L,
         from: usize,
-        logits: &mut [f32],
+        [logits, logits_low]: [&mut [f32]; 2],
         weights: &mut [f32],
         sink: &RowSink<'_>,
     ) -> usize {
-        self.scores::<L, R>(lanes, from, logits);
+        self.scores::<L, R>(lanes, from, logits, logits_low);
         let factors = self.weights::<L, R>(lanes, logits, weights);
         let Shape { d, n, .. } = self.op.shape;
         let n_padded = self.op.layout.n_padded;
@@ -114,9 +149,9 @@ impl Window<'_> {
         R
     }
 
-    /// Stores the logits of `R` queries in `out`.
+    /// Stores the logits of `R` queries in `out`. `out_low` is scratch for a head with two codes.
     #[inline(always)]
-    fn scores<L: Lanes, const R: usize>(&self, lanes: L, from: usize, out: &mut [f32]) {
+    fn scores<L: Lanes, const R: usize>(&self, lanes: L, from: usize, out: &mut [f32], out_low: &mut [f32]) {
         let Shape { d, n, .. } = self.op.shape;
         let (tables, unit) = (&self.op.tables, self.unit);
         let (mut bias, mut mask) = ([&[][..]; R], [None; R]);
@@ -124,16 +159,29 @@ impl Window<'_> {
             bias[r] = tables.bias(unit.head, from + r);
             mask[r] = tables.mask(unit.window, from + r);
         }
-        let finish = self.op.finish[unit.head];
-        let mut logits = Logits { bias, mask, finish, out, n_padded: self.op.layout.n_padded };
-        match self.queries {
-            Queries::Codes(Rows { data, stride }) => {
-                let queries = Rows { data: &data[from * stride..], stride };
-                let (sizes, keys) = ((n, d.div_ceil(4)), bytes(self.packed_keys));
-                scores::scores::<L, Integer, R>(lanes, sizes, queries, keys, self.offsets, &mut logits);
+        let (finish, n_padded) = (self.op.finish[unit.head], self.op.layout.n_padded);
+        let (groups, keys) = (d.div_ceil(4), bytes(self.packed_keys));
+        match (&self.queries, &self.low) {
+            (Queries::Codes(queries), Some(low)) => {
+                let zeros = &self.op.zeros;
+                let mut raw = scores::raw::<R>(zeros, out, n_padded);
+                let queries = queries.from(from);
+                scores::scores::<L, Integer, R>(lanes, (n, groups), queries, keys, self.offsets, &mut raw);
+                let mut raw = scores::raw::<R>(zeros, out_low, n_padded);
+                let (sizes, keys) = ((n, low.length / 4), bytes(low.keys));
+                let queries = low.queries.from(from);
+                scores::scores::<L, Integer, R>(lanes, sizes, queries, keys, low.offsets, &mut raw);
+                let mut logits = Logits { bias, mask, finish, out, n_padded };
+                scores::combine(lanes, n, out_low, &mut logits);
             }
-            Queries::F32(Rows { data, stride }) => {
-                let queries = Rows { data: &data[from * stride..], stride };
+            (Queries::Codes(queries), None) => {
+                let mut logits = Logits { bias, mask, finish, out, n_padded };
+                let queries = queries.from(from);
+                scores::scores::<L, Integer, R>(lanes, (n, groups), queries, keys, self.offsets, &mut logits);
+            }
+            (Queries::F32(queries), _) => {
+                let mut logits = Logits { bias, mask, finish, out, n_padded };
+                let queries = queries.from(from);
                 scores::scores::<L, Float, R>(lanes, (n, d), queries, self.packed_keys, &[], &mut logits);
             }
         }

@@ -24,11 +24,13 @@ use std::ops::Range;
 
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
+use crate::heads::positions;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
-use crate::reference::{AttentionQuant, Probs};
+use crate::reference::{AttentionQuant, HeadScores, Probs};
 use crate::rows::{RowSink, units_per_task};
 use crate::types::{RowOut, RowStore, code_stride};
+use operands::Part;
 use scores::Finish;
 use tables::Tables;
 use work::Layout;
@@ -45,22 +47,37 @@ pub struct AttentionSpec<'a> {
     pub windows: usize,
     /// Factor of `QK^T`, for each head.
     pub scales: &'a [f32],
+    /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
+    pub two_codes: &'a [bool],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
-    /// Region of each token, `[windows, n]`: -100 is added to a logit whose query and key lie in different
+    /// Region of each token, `[windows, n]`: `mask` is added to a logit whose query and key lie in different
     /// regions. `None`: no mask.
     pub regions: Option<&'a [u8]>,
+    /// Added to the logits of different regions: -100 in Swin.
+    pub mask: f32,
     /// Quantizers of the sites inside.
     pub quant: AttentionQuant,
     /// How the result is stored.
     pub store: RowStore,
 }
 
+impl AttentionSpec<'_> {
+    /// How each head computes `QK^T`.
+    pub fn head_scores(&self) -> impl Iterator<Item = HeadScores> + '_ {
+        self.scales.iter().enumerate().map(|(head, &scale)| HeadScores {
+            scale,
+            two_codes: self.two_codes.get(head).copied().unwrap_or(false),
+        })
+    }
+}
+
 /// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each
-/// `heads * d` wide.
+/// `heads * d` wide. In codes, the low codes of the heads that have two codes follow, as
+/// [`NormalizeHeads`](crate::NormalizeHeads) writes them.
 #[derive(Clone, Copy, Debug)]
 pub enum AttentionIn<'a> {
-    /// Codes `u8 = code + 128`, `[rows, code_stride(3 * heads * d)]`; the sites q, k and v are all on.
+    /// Codes `u8 = code + 128`, `[rows, code_stride(columns)]`; the sites q, k and v are all on.
     Codes(&'a [u8]),
     /// f32 `[rows, 3 * heads * d]`; the sites q, k and v that are on are applied here.
     F32(&'a [f32]),
@@ -71,12 +88,16 @@ pub struct WindowAttention {
     cpu: Cpu,
     shape: Shape,
     windows: usize,
-    scales: Vec<f32>,
+    scores: Vec<HeadScores>,
+    /// For each head with two codes its position among them.
+    low: Vec<Option<usize>>,
     quant: AttentionQuant,
     store: RowStore,
     tables: Tables,
     /// How logits are computed, for each head.
     finish: Vec<Finish>,
+    /// A zero for each key of a query's logits, if a head has two codes.
+    zeros: Vec<f32>,
     layout: Layout,
 }
 
@@ -88,24 +109,49 @@ struct Shape {
     d: usize,
     /// Tokens of a window.
     n: usize,
+    /// Heads with two codes for each query and key.
+    two_codes: usize,
+}
+
+impl Shape {
+    /// Columns of codes.
+    fn columns(self) -> usize {
+        (3 * self.heads + 2 * self.two_codes) * self.d
+    }
+
+    /// First column of `part` of the head number `head`, which for low codes counts only heads that have them.
+    fn column(self, part: Part, head: usize) -> usize {
+        let first = match part {
+            Part::Query => 0,
+            Part::Key => self.heads,
+            Part::Value => 2 * self.heads,
+            Part::QueryLow => 3 * self.heads,
+            Part::KeyLow => 3 * self.heads + self.two_codes,
+        };
+        (first + head) * self.d
+    }
 }
 
 impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, or the length of `scales`, `bias` or `regions` does not match its shape.
+    /// If a size is 0, or the length of `scales`, `two_codes`, `bias` or `regions` does not match its shape.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
-        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens };
+        let scores: Vec<HeadScores> = spec.head_scores().collect();
+        let low = positions(spec.two_codes, spec.heads);
+        let two_codes = low.iter().flatten().count();
+        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, two_codes };
+        assert_eq!(spec.scales.len(), spec.heads, "WindowAttention: there is not one scale for each head");
         let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
-        assert_eq!(spec.scales.len(), spec.heads, "WindowAttention: there is not one scale for each head");
-        let tables = Tables::new(shape, spec.windows, spec.bias, spec.regions);
+        let tables =
+            Tables::new(shape, spec.windows, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
         let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
-        let AttentionSpec { windows, scales, quant, store, .. } = spec;
-        let scales = scales.to_vec();
-        WindowAttention { cpu, shape, windows, scales, quant, store, tables, finish, layout }
+        let AttentionSpec { windows, quant, store, .. } = spec;
+        let zeros = vec![0.0; if two_codes > 0 { layout.n_padded } else { 0 }];
+        WindowAttention { cpu, shape, windows, scores, low, quant, store, tables, finish, zeros, layout }
     }
 
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
@@ -114,7 +160,7 @@ impl WindowAttention {
     /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q,
     /// k, v is off.
     pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
-        let Shape { heads, d, n } = self.shape;
+        let Shape { heads, d, n, .. } = self.shape;
         let rows = images * self.windows * n;
         self.check(rows, input);
         let sink = RowSink::new("WindowAttention", self.store, out, rows, heads * d);
@@ -139,7 +185,7 @@ impl WindowAttention {
         out: RowOut<'_>,
         scratch: &mut AlignedBuf,
     ) {
-        let Shape { heads, d, n } = self.shape;
+        let Shape { heads, d, n, .. } = self.shape;
         let rows = windows.len() * n;
         self.check(rows, input);
         let sink = &RowSink::new("WindowAttention", self.store, out, rows, heads * d);
@@ -159,7 +205,7 @@ impl WindowAttention {
                 assert_eq!(x.len(), rows * wide, "WindowAttention: input is not f32 [{rows}, {wide}]");
             }
             AttentionIn::Codes(x) => {
-                let stride = code_stride(wide);
+                let stride = code_stride(self.shape.columns());
                 assert_eq!(x.len(), rows * stride, "WindowAttention: input is not codes [{rows}, {stride}]");
                 let AttentionQuant { q, k, v, .. } = self.quant;
                 assert!(
@@ -168,6 +214,15 @@ impl WindowAttention {
                 );
             }
         }
+    }
+
+    /// Columns of the input, as codes or as f32.
+    pub(crate) fn columns_in(&self, codes: bool) -> usize {
+        if codes { self.shape.columns() } else { 3 * self.shape.heads * self.shape.d }
+    }
+
+    fn head_scores(&self, head: usize) -> HeadScores {
+        self.scores[head]
     }
 
     /// Unit `index` after window `first`, heads innermost.

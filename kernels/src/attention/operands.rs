@@ -2,15 +2,26 @@
 
 use super::{AttentionIn, Shape, Unit};
 use crate::buffer::bytes_mut;
+use crate::heads::low_scaled;
 use crate::lanes::Lanes;
 use crate::types::{Quantizer, code_stride};
 
-/// One of the three operands.
+/// One of the operands.
 #[derive(Clone, Copy)]
 pub(super) enum Part {
     Query,
     Key,
     Value,
+    /// The low codes of queries.
+    QueryLow,
+    /// The low codes of keys.
+    KeyLow,
+}
+
+impl Part {
+    fn is_low(self) -> bool {
+        matches!(self, Part::QueryLow | Part::KeyLow)
+    }
 }
 
 /// Rows of `d` elements, `stride` apart. From every element of a row, a full register can be read.
@@ -20,6 +31,14 @@ pub(super) struct Rows<'a, T> {
     pub(super) stride: usize,
 }
 
+impl<T> Rows<'_, T> {
+    /// The rows from row `first` on.
+    #[inline(always)]
+    pub(super) fn from(&self, first: usize) -> Rows<'_, T> {
+        Rows { data: &self.data[first * self.stride..], stride: self.stride }
+    }
+}
+
 /// The location of one operand of one window and head.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
@@ -27,6 +46,8 @@ pub(super) struct Source<'a> {
     pub(super) shape: Shape,
     pub(super) unit: Unit,
     pub(super) part: Part,
+    /// For low codes, the head's position among those that have them.
+    pub(super) low: Option<usize>,
     pub(super) site: Option<Quantizer>,
 }
 
@@ -35,8 +56,22 @@ impl<'a> Source<'a> {
         3 * self.shape.heads * self.shape.d
     }
 
+    /// The first column of the operand in rows of f32, which have no low codes.
     fn column(&self) -> usize {
-        (self.part as usize * self.shape.heads + self.unit.head) * self.shape.d
+        let part = match self.part {
+            Part::QueryLow => Part::Query,
+            Part::KeyLow => Part::Key,
+            part => part,
+        };
+        self.shape.column(part, self.unit.head)
+    }
+
+    /// The first column of the operand in rows of codes.
+    fn code_column(&self) -> usize {
+        match self.low.filter(|_| self.part.is_low()) {
+            Some(position) => self.shape.column(self.part, position),
+            None => self.column(),
+        }
     }
 
     /// The window's rows of f32 input, starting at the operand's first column.
@@ -48,9 +83,9 @@ impl<'a> Source<'a> {
 
     /// The window's rows of codes, starting at the operand's first column.
     pub(super) fn codes_in(&self, x: &'a [u8]) -> Rows<'a, u8> {
-        let stride = code_stride(self.wide());
+        let stride = code_stride(self.shape.columns());
         let window = &x[self.unit.row * stride..][..self.shape.n * stride];
-        Rows { data: &window[self.column()..], stride }
+        Rows { data: &window[self.code_column()..], stride }
     }
 
     /// The operand as codes + 128: in place in the input, or in `copy` with rows `d_padded` apart, padded
@@ -77,7 +112,9 @@ impl<'a> Source<'a> {
                     let recip = lanes.splat(quantizer.recip());
                     for at in (0..d).step_by(L::N) {
                         let x = lanes.load_part(&x.data[token * x.stride..][at..d]);
-                        lanes.store_codes(&mut row[at..d], lanes.mul(x, recip));
+                        let scaled = lanes.mul(x, recip);
+                        let scaled = if self.part.is_low() { low_scaled(lanes, scaled) } else { scaled };
+                        lanes.store_codes(&mut row[at..d], scaled);
                     }
                 }
             }
@@ -119,6 +156,24 @@ impl<'a> Source<'a> {
         }
         Rows { data: copy, stride: d_padded }
     }
+}
+
+/// Rows of the first operand's codes and then the second's, in `out`: each is filled up to a multiple of four with code 0.
+/// Returns the rows and their length.
+pub(super) fn join<'o>(
+    (n, d): (usize, usize),
+    [first, second]: [Rows<'_, u8>; 2],
+    out: &'o mut [f32],
+) -> (Rows<'o, u8>, usize) {
+    let half = code_stride(d);
+    let out = &mut bytes_mut(out)[..n * 2 * half];
+    for (token, row) in out.chunks_exact_mut(2 * half).enumerate() {
+        for (row, codes) in row.chunks_exact_mut(half).zip([first, second]) {
+            row[..d].copy_from_slice(&codes.data[token * codes.stride..][..d]);
+            row[d..].fill(128);
+        }
+    }
+    (Rows { data: out, stride: 2 * half }, 2 * half)
 }
 
 /// Four bytes at `at`.

@@ -1,5 +1,6 @@
 //! Attention by the reference, one window and head at a time.
 
+use super::operands::Part;
 use super::{AttentionIn, Shape, Unit, WindowAttention};
 use crate::buffer::AlignedBuf;
 use crate::reference;
@@ -22,7 +23,7 @@ pub(super) fn unit(
     for (part, block) in qkv.chunks_exact_mut(n * d).enumerate() {
         let site = [op.quant.q, op.quant.k, op.quant.v][part];
         for (token, row) in block.chunks_exact_mut(d).enumerate() {
-            read(op.shape, input, unit, token, part, site, row);
+            read(op, input, unit, token, part, site, row);
         }
     }
     for (query, row) in bias.chunks_exact_mut(n).enumerate() {
@@ -33,7 +34,7 @@ pub(super) fn unit(
     }
     let (q, kv) = qkv.split_at(n * d);
     let (k, v) = kv.split_at(n * d);
-    reference::attention_window(n, d, (q, k, v), op.scales[unit.head], bias, &op.quant, out);
+    reference::attention_window(n, d, (q, k, v), op.head_scores(unit.head), bias, &op.quant, out);
     for (token, out) in out.chunks_exact(d).enumerate() {
         // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
         // their heads.
@@ -43,7 +44,7 @@ pub(super) fn unit(
 
 /// `q` (part 0), `k` (1) or `v` (2) of one token, in f32. Quantizing the values again returns the same codes.
 fn read(
-    shape: Shape,
+    op: &WindowAttention,
     input: AttentionIn<'_>,
     unit: Unit,
     token: usize,
@@ -51,16 +52,32 @@ fn read(
     site: Option<Quantizer>,
     row: &mut [f32],
 ) {
+    let shape = op.shape;
     let wide = 3 * shape.heads * shape.d;
     let column = (part * shape.heads + unit.head) * shape.d;
     match input {
         AttentionIn::F32(x) => row.copy_from_slice(&x[(unit.row + token) * wide + column..][..shape.d]),
         AttentionIn::Codes(x) => {
-            let codes = &x[(unit.row + token) * code_stride(wide) + column..][..shape.d];
+            let codes = &x[(unit.row + token) * code_stride(shape.columns()) + column..][..shape.d];
             let scale = site.expect("`check` saw that codes have scales").scale();
-            for (value, &code) in row.iter_mut().zip(codes) {
-                *value = f32::from((code ^ 0x80).cast_signed()) * scale;
+            let low = low_codes(op, unit, token, part, x);
+            for (i, (value, &code)) in row.iter_mut().zip(codes).enumerate() {
+                let low = low.map_or(0.0, |low| f32::from((low[i] ^ 0x80).cast_signed()) / 256.0);
+                *value = (f32::from((code ^ 0x80).cast_signed()) + low) * scale;
             }
         }
     }
+}
+
+/// The low codes of `q` (part 0) or `k` (1) of one token, if the head has them.
+fn low_codes<'x>(
+    op: &WindowAttention,
+    unit: Unit,
+    token: usize,
+    part: usize,
+    x: &'x [u8],
+) -> Option<&'x [u8]> {
+    let part = *[Part::QueryLow, Part::KeyLow].get(part)?;
+    let column = op.shape.column(part, op.low[unit.head]?);
+    Some(&x[(unit.row + token) * code_stride(op.shape.columns()) + column..][..op.shape.d])
 }

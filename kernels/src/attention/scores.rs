@@ -4,6 +4,7 @@ use super::AttentionSpec;
 use super::operands::Rows;
 use super::products::{Blocks, Product, products};
 use crate::lanes::Lanes;
+use crate::reference::HeadScores;
 use crate::types::Quantizer;
 
 /// How a product becomes a logit: `fma(site(product * product_scale), scale, bias + mask)`.
@@ -22,7 +23,8 @@ impl Finish {
             (Some(q), Some(k)) => q.scale() * k.scale(),
             _ => 1.0,
         };
-        spec.scales.iter().map(|&scale| Finish { product_scale, scale, site: spec.quant.scores }).collect()
+        let finish = |HeadScores { scale, .. }| Finish { product_scale, scale, site: spec.quant.scores };
+        spec.head_scores().map(finish).collect()
     }
 
     /// The logit of a product; `integer` says whether it is a product of codes.
@@ -49,6 +51,37 @@ pub(super) struct Logits<'a, const R: usize> {
     /// `[R, n_padded]`.
     pub(super) out: &'a mut [f32],
     pub(super) n_padded: usize,
+}
+
+/// Products as they are: the finish of sums that [`combine`] reads.
+const RAW: Finish = Finish { product_scale: 1.0, scale: 1.0, site: None };
+
+/// Where [`scores`] puts raw products of integers, as f32: they are less than 2^24.
+pub(super) fn raw<'a, const R: usize>(
+    zeros: &'a [f32],
+    out: &'a mut [f32],
+    n_padded: usize,
+) -> Logits<'a, R> {
+    Logits { bias: [zeros; R], mask: [None; R], finish: RAW, out, n_padded }
+}
+
+/// Turns products of codes, which `logits` holds, and products of codes with low codes into logits.
+#[inline(always)]
+pub(super) fn combine<L: Lanes, const R: usize>(
+    lanes: L,
+    n: usize,
+    with_low: &[f32],
+    logits: &mut Logits<'_, R>,
+) {
+    let part = lanes.splat(1.0 / 256.0);
+    for query in 0..R {
+        for block in 0..n.div_ceil(L::N) {
+            let at = query * logits.n_padded + block * L::N;
+            let (high, low) = (lanes.load(&logits.out[at..]), lanes.load(&with_low[at..]));
+            let product = lanes.fma(low, part, high);
+            logits.put(lanes, query, block, product, true);
+        }
+    }
 }
 
 impl<const R: usize> Logits<'_, R> {

@@ -3,8 +3,6 @@
 use super::Shape;
 use crate::rows::check_len;
 
-/// Added to a logit whose query and key lie in different regions.
-const MASKED: f32 = -100.0;
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
 
@@ -25,7 +23,8 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(shape: Shape, windows: usize, bias: &[f32], regions: Option<&[u8]>) -> Tables {
+    /// The tables for `bias`, and for the regions of tokens and the value that is added to logits between them.
+    pub(super) fn new(shape: Shape, windows: usize, bias: &[f32], regions: Option<(&[u8], f32)>) -> Tables {
         let Shape { heads, n, .. } = shape;
         check_len("WindowAttention", "bias", bias.len(), &[heads, n, n]);
         let padded = n.next_multiple_of(KEY_BLOCK);
@@ -33,14 +32,14 @@ impl Tables {
         let last = pad_rows(&column, n, padded, 0.0);
         let bias = pad_rows(bias, n, padded, f32::NEG_INFINITY);
         let mut tables = Tables { n, padded, bias, last, masks: Vec::new(), mask_of: vec![None; windows] };
-        if let Some(regions) = regions {
+        if let Some((regions, value)) = regions {
             check_len("WindowAttention", "regions", regions.len(), &[windows, n]);
-            tables.add_masks(regions);
+            tables.add_masks(regions, value);
         }
         tables
     }
 
-    fn add_masks(&mut self, regions: &[u8]) {
+    fn add_masks(&mut self, regions: &[u8], value: f32) {
         let mut patterns: Vec<Vec<u8>> = Vec::new();
         for (window, regions) in regions.chunks_exact(self.n).enumerate() {
             let pattern = canonical(regions);
@@ -49,7 +48,7 @@ impl Tables {
             }
             let known = patterns.iter().position(|p| *p == pattern);
             self.mask_of[window] = Some(known.unwrap_or_else(|| {
-                self.masks.push(mask(&pattern, self.padded));
+                self.masks.push(mask(&pattern, self.padded, value));
                 patterns.push(pattern);
                 patterns.len() - 1
             }));
@@ -96,12 +95,12 @@ fn canonical(regions: &[u8]) -> Vec<u8> {
     regions.iter().map(number).collect()
 }
 
-/// The mask `[n, padded]` of a division into regions; 0 for padded keys.
-fn mask(regions: &[u8], padded: usize) -> Vec<f32> {
+/// The mask `[n, padded]` of a division into regions: `masked` between regions, 0 for padded keys.
+fn mask(regions: &[u8], padded: usize, masked: f32) -> Vec<f32> {
     let mut mask = vec![0.0; regions.len() * padded];
     for (row, query) in mask.chunks_exact_mut(padded).zip(regions) {
         for (value, key) in row.iter_mut().zip(regions) {
-            *value = if query == key { 0.0 } else { MASKED };
+            *value = if query == key { 0.0 } else { masked };
         }
     }
     mask
@@ -111,11 +110,13 @@ fn mask(regions: &[u8], padded: usize) -> Vec<f32> {
 mod tests {
     use super::*;
 
+    const MASKED: f32 = -200.0;
+
     #[test]
     fn windows_divided_alike_share_a_mask() {
         let regions = [4, 4, 4, 0, 0, 9, 3, 3, 1, 7, 2, 7];
-        let shape = Shape { heads: 1, d: 4, n: 3 };
-        let tables = Tables::new(shape, 4, &[0.5; 9], Some(&regions));
+        let shape = Shape { heads: 1, d: 4, n: 3, two_codes: 0 };
+        let tables = Tables::new(shape, 4, &[0.5; 9], Some((&regions, MASKED)));
         assert_eq!(tables.mask_of, [None, Some(0), Some(0), Some(1)]);
         assert_eq!(tables.mask(1, 0).unwrap()[..4], [0.0, 0.0, MASKED, 0.0]);
         assert_eq!(tables.mask(1, 2).unwrap()[..3], [MASKED, MASKED, 0.0]);
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn padded_keys_get_no_weight() {
-        let tables = Tables::new(Shape { heads: 2, d: 4, n: 3 }, 1, &[0.5; 18], None);
+        let tables = Tables::new(Shape { heads: 2, d: 4, n: 3, two_codes: 0 }, 1, &[0.5; 18], None);
         assert_eq!(tables.bias(1, 2)[..3], [0.5; 3]);
         assert!(tables.bias(1, 2)[3..].iter().all(|&b| b == f32::NEG_INFINITY));
     }

@@ -21,6 +21,9 @@ pub(super) struct Layout {
     offsets: usize,
     logits: usize,
     weights: usize,
+    keys_low: usize,
+    offsets_low: usize,
+    logits_low: usize,
 }
 
 impl Layout {
@@ -29,14 +32,29 @@ impl Layout {
         let (d_padded, n_padded) = (d.next_multiple_of(KEY_BLOCK), n.next_multiple_of(KEY_BLOCK));
         let keys = if integer_scores(quant) { n_padded * d.div_ceil(4) } else { n_padded * d };
         let values = if integer_values(quant) { n.div_ceil(4) * d_padded } else { 0 };
-        let [rows, keys, values, offsets, logits, weights] =
-            [n * d_padded, keys, values, n_padded, ROWS * n_padded, ROWS * n_padded / 4]
-                .map(|size| size.next_multiple_of(16));
-        Layout { d_padded, n_padded, rows, keys, values, offsets, logits, weights }
+        let low = usize::from(shape.two_codes > 0 && integer_scores(quant));
+        let sizes = [n * d_padded, keys, values, n_padded, ROWS * n_padded, ROWS * n_padded / 4];
+        let [rows, keys, values, offsets, logits, weights] = sizes.map(|size| size.next_multiple_of(16));
+        let (keys_low, offsets_low, logits_low) =
+            (2 * low * n_padded * d.div_ceil(4), low * offsets, low * logits);
+        Layout {
+            d_padded,
+            n_padded,
+            rows,
+            keys,
+            values,
+            offsets,
+            logits,
+            weights,
+            keys_low: keys_low.next_multiple_of(16),
+            offsets_low,
+            logits_low,
+        }
     }
 
     fn total(&self) -> usize {
-        3 * self.rows + self.keys + self.values + self.offsets + self.logits + self.weights
+        let low = self.keys_low + self.offsets_low + self.logits_low;
+        3 * self.rows + self.keys + self.values + self.offsets + self.logits + self.weights + low
     }
 }
 
@@ -54,6 +72,12 @@ pub(super) struct Work<'s> {
     pub(super) logits: &'s mut [f32],
     /// Weights as unsigned codes: `[ROWS, n_padded]`.
     pub(super) weights: &'s mut [f32],
+    /// For heads with two codes, as `keys`: the low codes of each key, then its codes.
+    pub(super) keys_low: &'s mut [f32],
+    /// As `offsets`, for `keys_low`.
+    pub(super) offsets_low: &'s mut [f32],
+    /// For heads with two codes, as `logits`: the products of codes with low codes.
+    pub(super) logits_low: &'s mut [f32],
 }
 
 impl<'s> Work<'s> {
@@ -68,6 +92,9 @@ impl<'s> Work<'s> {
             offsets: take(layout.offsets),
             logits: take(layout.logits),
             weights: take(layout.weights),
+            keys_low: take(layout.keys_low),
+            offsets_low: take(layout.offsets_low),
+            logits_low: take(layout.logits_low),
         }
     }
 }

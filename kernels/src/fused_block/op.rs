@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::attention::{AttentionIn, WindowAttention};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
+use crate::heads::NormalizeHeads;
 use crate::layer_norm::{LayerNorm, ResidualNorm};
 use crate::linear::{Dest, LinearF32, LinearI8, Store};
 use crate::pool::Parts;
@@ -20,6 +21,8 @@ pub enum BlockOp {
     Quantize(Arc<QuantizeRows>),
     /// Reads the f32 that the op before it wrote, and adds to the stream.
     ResidualNorm(Arc<ResidualNorm>),
+    /// Reads the f32 that the op before it wrote.
+    NormalizeHeads(Arc<NormalizeHeads>),
     /// Reads the result of the op before it.
     Attention(Arc<WindowAttention>),
     /// Reads the codes that the op before it wrote.
@@ -126,10 +129,18 @@ impl BlockOp {
                 assert_eq!(op.channels(), columns, "FusedBlock: a norm of {} channels", op.channels());
                 (Some(Intermediate { columns, codes: false }), None)
             }
+            BlockOp::NormalizeHeads(op) => {
+                let input = Intermediate { columns: op.columns_in(), codes: false };
+                let result = Intermediate { columns: op.columns_out(), codes: op.stores_codes() };
+                (Some(input), Some(result))
+            }
             BlockOp::Attention(op) => {
                 let (.., channels, store) = op.sizes();
                 let codes = previous.is_some_and(|previous| previous.codes);
-                (Some(Intermediate { columns: 3 * channels, codes }), Some(row_result(channels, store)))
+                (
+                    Some(Intermediate { columns: op.columns_in(codes), codes }),
+                    Some(row_result(channels, store)),
+                )
             }
             BlockOp::LinearI8(op) => {
                 let (k, n, store) = op.shape();
@@ -166,6 +177,7 @@ impl BlockOp {
                 // SAFETY: only this task accesses its rows of the stream.
                 unsafe { op.run_on_this_thread(task.rows.clone(), x, task.stream, task.map, scratch) };
             }
+            (BlockOp::NormalizeHeads(op), OpInput::F32(x), Some(out)) => op.run_on_this_thread(rows, x, out),
             (BlockOp::Attention(op), OpInput::Codes(x), Some(out)) => {
                 op.run_on_this_thread(task.windows(op.sizes().0), AttentionIn::Codes(x), out, scratch);
             }

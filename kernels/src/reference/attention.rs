@@ -65,8 +65,32 @@ pub struct AttentionQuant {
     pub probs: Probs,
 }
 
+/// How a head computes `QK^T`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadScores {
+    /// The factor of `QK^T`.
+    pub scale: f32,
+    /// Whether each query and key has a code and a low code, where the sites of both are on.
+    pub two_codes: bool,
+}
+
+impl From<f32> for HeadScores {
+    /// One code for each value.
+    fn from(scale: f32) -> HeadScores {
+        HeadScores { scale, two_codes: false }
+    }
+}
+
 /// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias`
 /// is `[n, n]` with the mask added, `out` is `[n, d]`.
+///
+/// `head` is the factor of `QK^T`, or a [`HeadScores`]. A head with two codes has a [`low_code`](super::low_code) for each query and
+/// key besides its code, if both sites are on; `hh` is the product of their codes, and `hl + lh` are those of one's codes
+/// with the other's low codes:
+///
+/// ```text
+/// acc = hh + (hl + lh) / 256        rounded to f32 once, because the division is exact
+/// ```
 ///
 /// A product whose two operands have their sites on is computed in integers over their codes. Any other
 /// product is computed in f32 over the values that the sites return, by fused multiply-adds in the order of
@@ -88,12 +112,13 @@ pub fn attention_window(
     n: usize,
     d: usize,
     (q, k, v): (&[f32], &[f32], &[f32]),
-    scale: f32,
+    head: impl Into<HeadScores>,
     bias: &[f32],
     quant: &AttentionQuant,
     out: &mut [f32],
 ) {
-    let scores = Scores::new(q, k, scale, quant);
+    let HeadScores { scale, two_codes } = head.into();
+    let scores = Scores::new(q, k, scale, quant).with_low_codes(two_codes, (q, k), quant);
     let values = Values::new(v, quant);
     let mut logits = vec![0.0; n];
     for (i, out) in out.chunks_exact_mut(d).enumerate() {
@@ -127,6 +152,8 @@ impl Operand {
 struct Scores {
     q: Operand,
     k: Operand,
+    /// The low codes of `q` and `k`.
+    low: Option<[Vec<i32>; 2]>,
     scale: f32,
     site: Option<Quantizer>,
 }
@@ -136,20 +163,39 @@ impl Scores {
         Scores {
             q: Operand::new(q, quant.q, quant.k.is_some()),
             k: Operand::new(k, quant.k, quant.q.is_some()),
+            low: None,
             scale,
             site: quant.scores,
         }
+    }
+
+    /// The same with a low code for each value, if `two_codes` and the sites of both operands are on.
+    fn with_low_codes(self, two_codes: bool, (q, k): (&[f32], &[f32]), quant: &AttentionQuant) -> Scores {
+        let (Some(q_site), Some(k_site), true) = (quant.q, quant.k, two_codes) else { return self };
+        let low = |x: &[f32], site: Quantizer| {
+            x.iter().map(|&x| i32::from(super::low_code(x * site.recip()))).collect::<Vec<i32>>()
+        };
+        Scores { low: Some([low(q, q_site), low(k, k_site)]), ..self }
     }
 
     /// Logit of the query at `i..i + d` and the key at `j..j + d`.
     fn logit(&self, i: usize, j: usize, d: usize, bias: f32) -> f32 {
         match (&self.q, &self.k) {
             (Operand::Codes(q, s_q), Operand::Codes(k, s_k)) => {
-                let acc: i32 = q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum();
+                let dot = |q: &[i32], k: &[i32]| -> i32 {
+                    q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum()
+                };
+                let acc = match &self.low {
+                    None => dot(q, k) as f32,
+                    Some([q_low, k_low]) => {
+                        let with_low = (dot(q, k_low) + dot(q_low, k)) as f32;
+                        with_low.mul_add(1.0 / 256.0, dot(q, k) as f32)
+                    }
+                };
                 let step = s_q * s_k;
                 match self.site {
-                    None => (acc as f32).mul_add(step * self.scale, bias),
-                    Some(s) => s.fake(acc as f32 * step).mul_add(self.scale, bias),
+                    None => acc.mul_add(step * self.scale, bias),
+                    Some(s) => s.fake(acc * step).mul_add(self.scale, bias),
                 }
             }
             (Operand::Float(q), Operand::Float(k)) => {

@@ -10,10 +10,13 @@ pub(crate) mod math;
 mod normalize;
 
 pub(crate) use attention::FLOOR;
-pub use attention::{AttentionQuant, Probs, attention_row_exp, attention_row_u8, attention_window};
+pub use attention::{
+    AttentionQuant, HeadScores, Probs, attention_row_exp, attention_row_u8, attention_window,
+};
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows, moments};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{exp, gelu, gelu_derivative};
+pub(crate) use normalize::inverse_of_length;
 pub use normalize::{SHORTEST, inverse_length, normalize};
 
 /// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,
@@ -23,4 +26,13 @@ pub fn code(scaled: f32) -> i8 {
         return 0;
     }
     libm::rintf(scaled.clamp(-128.0, 127.0)) as i8
+}
+
+/// The second code of a value that is already multiplied by the reciprocal scale: what [`code`] leaves of it, in steps of
+/// 1/256. The value is about `code + low_code / 256`.
+///
+/// Low codes are between -127 and 127, so that the sum of both codes has one division into two codes only.
+pub fn low_code(scaled: f32) -> i8 {
+    let rest = (scaled - f32::from(code(scaled))) * 256.0;
+    code(if rest > -127.0 { rest } else { -127.0 })
 }

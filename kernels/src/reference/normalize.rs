@@ -21,7 +21,12 @@ pub fn inverse_length(x: &[f32]) -> f32 {
             *sum = x.mul_add(x, *sum);
         }
     }
-    let length = fold(sums).sqrt();
+    inverse_of_length(fold(sums).sqrt())
+}
+
+/// The reciprocal of `length`, or of [`SHORTEST`] if it is less.
+#[inline]
+pub(crate) fn inverse_of_length(length: f32) -> f32 {
     1.0 / if length < SHORTEST { SHORTEST } else { length }
 }
 

@@ -100,6 +100,8 @@ impl Case {
                 tokens: self.n,
                 windows: self.windows,
                 scales: &[SCALE; 8][..self.heads],
+                two_codes: &[],
+                mask: -100.0,
                 bias: &self.bias,
                 regions: self.regions.as_deref(),
                 quant: quant(),

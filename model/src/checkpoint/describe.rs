@@ -44,10 +44,12 @@ impl Bare<'_> {
         let path = self.path.display();
         if let Some((made, file, remark)) = self.quantized(options)? {
             let (config, transform) = override_config(&made.config, &made.transform, &options.opts)?;
-            let note = format!(
-                "{path}: the architecture and the preprocessing are those of {}, which was made from it{remark}",
-                file.display()
-            );
+            let what = if options.any_transform {
+                "the architecture is that"
+            } else {
+                "the architecture and the preprocessing are those"
+            };
+            let note = format!("{path}: {what} of {}, which was made from it{remark}", file.display());
             return Ok((Description { config, transform, labels: made.labels }, Some(note)));
         }
         if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
@@ -82,8 +84,7 @@ impl Bare<'_> {
         for (other, other_file) in made {
             if let Some(problem) = first.difference(&other, options.any_transform) {
                 let problem = format!(
-                    "{} and {} were made from it, but with {problem}; pass --cfg NAME or --cfg FILE.yaml to decide, or \
-                     name in the command the one of the two that counts",
+                    "{} and {} were made from it, but with {problem} to decide, or move one of them to another folder",
                     file.display(),
                     other_file.display()
                 );
@@ -236,16 +237,21 @@ impl Bare<'_> {
 }
 
 impl Description {
-    /// In what `other` differs from this description, if it does. Names of configurations do not count, nor do
+    /// In what `other` differs from this description, if it does, and the options that decide. Names of configurations do not count, nor do
     /// transforms if `any_transform`.
     fn difference(&self, other: &Description, any_transform: bool) -> Option<String> {
         let unnamed =
             |description: &Description| SwinConfig { name: String::new(), ..description.config.clone() };
         if unnamed(self) != unnamed(other) {
-            return Some("different architectures".to_owned());
+            return Some("different architectures; pass --cfg NAME or --cfg FILE.yaml".to_owned());
         }
-        (self.transform != other.transform && !any_transform)
-            .then(|| format!("different preprocessing ({}; {})", self.transform, other.transform))
+        (self.transform != other.transform && !any_transform).then(|| {
+            format!(
+                "different preprocessing ({}; {}); pass --transform ms, timm, torchvision or hf, or --cfg NAME or --cfg \
+                 FILE.yaml",
+                self.transform, other.transform
+            )
+        })
     }
 }
 

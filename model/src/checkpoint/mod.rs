@@ -172,11 +172,34 @@ fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig,
         );
         return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
     }
+    if dialect == Dialect::HuggingFace && config.version == SwinVersion::V2 {
+        check_halved_grids(&config)?;
+    }
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }
     Ok(config)
+}
+
+/// Refuses sizes at which transformers' code for Swin V2 gives a stage another window or shift than its tokens do: it
+/// halves the first grid rounding down, although merging rounds up.
+fn check_halved_grids(config: &SwinConfig) -> Result<(), ModelError> {
+    let window = config.window_size;
+    let differs = |s: &&crate::arch::Stage| {
+        let halved = config.grid() >> s.index;
+        halved != s.grid && halved <= window && s.depth > 0 && (s.grid > window || s.window != halved)
+    };
+    let Some(stage) = config.stages().into_iter().find(|s| differs(&s)) else { return Ok(()) };
+    let problem = format!(
+        "stage {} has {}x{} tokens, but transformers takes it for {} a side and chooses its window by that, which is not \
+         supported; use an input size whose grids halve evenly",
+        stage.index,
+        stage.grid,
+        stage.grid,
+        config.grid() >> stage.index
+    );
+    Err(ModelError::config("DATA.IMG_SIZE", problem))
 }
 
 /// Refuses a checkpoint of another version of Swin than the configuration's.

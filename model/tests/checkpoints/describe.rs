@@ -81,11 +81,18 @@ fn two_quantized_checkpoints_of_one_file_agree_or_are_refused() {
     quantized.transform.mean[0] += 0.1;
     quantized.save(&b).unwrap();
     let message = load_float(&weights, &bare).unwrap_err().to_string();
-    for word in ["a.safetensors and ", "b.safetensors were made from it", "different preprocessing", "--cfg"]
-    {
+    for word in [
+        "a.safetensors and ",
+        "b.safetensors were made from it",
+        "different preprocessing",
+        "--transform",
+        "--cfg",
+    ] {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
-    load_float(&weights, &LoadOptions { any_transform: true, ..bare.clone() }).unwrap();
+    let replaced = LoadOptions { any_transform: true, ..bare.clone() };
+    let (_, note) = load_float_with_note(&weights, &replaced).unwrap();
+    assert!(note.unwrap().contains("the architecture is that of"));
     let named = LoadOptions { described_by: vec![b.clone()], ..bare.clone() };
     assert_eq!(load_float(&weights, &named).unwrap().transform, quantized.transform);
     let both = LoadOptions { described_by: vec![a, b], ..bare };

@@ -9,7 +9,9 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Ptq, QuantizedModel, Recipe};
 #[allow(unused_imports)] // Each test binary uses its own part.
-pub use swinq_testing::model::{StripedImages as Images, odd, padded, random, random_channels, shifted};
+pub use swinq_testing::model::{
+    StripedImages as Images, odd, padded, random, random_channels, second, second_padded, shifted,
+};
 
 /// `float`, calibrated on images of `source`. A shipped recipe leaves the float weights as they are, from which the tests
 /// compute what they expect.

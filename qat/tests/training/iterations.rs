@@ -1,6 +1,10 @@
 //! The effect of iterations on the parameters.
 
+use swinq_model::Transform;
+use swinq_model::config::LoadedConfig;
+
 use super::*;
+use crate::common::second;
 
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len() as f64
@@ -19,6 +23,30 @@ fn the_loss_falls() {
         assert_eq!((watch.validated.len(), watch.validated.last()), (11, Some(&true)));
         let log = std::fs::read_to_string(setup.folder.path().join("log.jsonl")).unwrap();
         assert_eq!(log.lines().filter(|line| line.contains("\"kind\":\"step\"")).count(), 30);
+    }
+}
+
+#[test]
+fn an_untrained_second_version_learns() {
+    let keys =
+        "optimizer: {lr: 3e-3, weight_decay: 0.05}\nloss: {labels: 1, kl: 0}\nschedule: {warmup_steps: 5}\n";
+    let mut setup = Setup::new(None, 60, keys);
+    let config = second();
+    let transform = Transform::microsoft(config.image_size, false);
+    let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
+    setup.float = swinq_qat::init::untrained(&loaded, 1);
+    let mut watch = Watch::default();
+    let mut trainer = setup.trainer();
+    setup.run(&mut trainer, &mut watch, Begin::New).unwrap();
+    let (first, last) = (mean(&watch.losses[..5]), mean(&watch.losses[55..]));
+    assert!(last < 0.5 * first, "from {first} to {last}");
+    let trained = parameters(&mut trainer);
+    let c = loaded.config.embed_dim;
+    for (name, values) in &trained {
+        assert_ne!(*values, setup.float.tensors[name].data, "{name} did not move");
+        if name.starts_with("layers.0.") && name.ends_with("attn.qkv.bias") {
+            assert!(values[c..2 * c].iter().all(|&b| b == 0.0), "{name}: the keys have no bias");
+        }
     }
 }
 

@@ -65,7 +65,8 @@ impl Steps {
             caution!("{cache}: {lines}; their measurements are made again");
         }
         if found.kept > 0 {
-            note!("{} taken from {cache}", counted(found.kept, "finished measurement"));
+            let verb = if found.kept == 1 { "is" } else { "are" };
+            note!("{} {verb} taken from {cache}", counted(found.kept, "finished measurement"));
         }
     }
 

@@ -2,7 +2,9 @@
 
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{ChannelCodes, FloatModel};
-use swinq_model::{Batch, BatchSource, BoxError, SwinConfig, Transform, WindowPolicy, random_model};
+use swinq_model::{
+    Batch, BatchSource, BoxError, SwinConfig, SwinVersion, Transform, WindowPolicy, random_model,
+};
 
 use crate::XorShift;
 
@@ -45,6 +47,22 @@ pub fn odd() -> SwinConfig {
         qk_scale: Some(0.3),
         patch_norm: false,
         ..shifted()
+    }
+}
+
+/// [`shifted`] as a Swin V2.
+pub fn second() -> SwinConfig {
+    SwinConfig { name: "second version".to_owned(), version: SwinVersion::V2, ..shifted() }
+}
+
+/// [`padded`] as a Swin V2 of transformers, with windows of an earlier training.
+pub fn second_padded() -> SwinConfig {
+    SwinConfig {
+        name: "second version, padded".to_owned(),
+        version: SwinVersion::V2,
+        mask: -200.0,
+        pretrained_window_sizes: vec![3, 0],
+        ..padded()
     }
 }
 

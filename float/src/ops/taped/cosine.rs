@@ -14,6 +14,10 @@ use crate::tape::{Gradients, Implementation, Tape};
 /// Rows of a part. It is fixed, so that sums over parts do not depend on the number of threads.
 const PART: usize = 256;
 
+/// The reciprocals of lengths of which vectors get a gradient are below this. It is less than that of [`SHORTEST`], so that
+/// no rounding of the square root decides.
+const LARGEST_INVERSE: f32 = 0.999 / SHORTEST;
+
 /// The inputs of one call.
 struct Inputs {
     /// `[rows, 3 * c]`, contiguous.
@@ -198,7 +202,7 @@ impl Inputs {
                 }
                 site.iter_mut().zip(&*unit).zip(&*grad).for_each(|((product, u), g)| *product = u * g);
                 let along = lane_sum(site, |product| product);
-                let inverse = if inverse < 1.0 / SHORTEST { inverse } else { 0.0 };
+                let inverse = if inverse < LARGEST_INVERSE { inverse } else { 0.0 };
                 grad.iter_mut().zip(&*unit).for_each(|(g, u)| *g = inverse * (*g - u * along));
             },
         );
@@ -257,7 +261,7 @@ impl Composed {
         }
         let g = Tensor::cat(&parts, 1)?;
         let along = (&g * &self.unit)?.sum_keepdim(D::Minus1)?;
-        let long = self.inverse.lt(1.0 / SHORTEST)?.to_dtype(g.dtype())?;
+        let long = self.inverse.lt(LARGEST_INVERSE)?.to_dtype(g.dtype())?;
         let dx = (g - self.unit.broadcast_mul(&along)?)?.broadcast_mul(&(&self.inverse * long)?)?;
         let values = grad.narrow(1, 2 * c, c)?;
         Ok(CosineGradients { qkv: Tensor::cat(&[&dx.reshape((rows, 2 * c))?, &values], 1)?, factors, scales })

@@ -12,6 +12,7 @@ use swinq_kernels::{ColumnQuantizers, Quantizer};
 use super::*;
 use crate::ops::{Norm, Ops, tests::noise};
 use crate::tape::Passes;
+use crate::weights::PositionMlp;
 
 /// The weights of the loss whose gradients are compared: the sum of the result times these weights.
 fn weights_of(out: &Tensor) -> Tensor {
@@ -356,4 +357,77 @@ fn relative_bias_tables() {
     let table = [noise(&[5, 2], 1)];
     let plain = |x: &[Tensor]| x[0].index_select(&index, 0)?.t()?.contiguous()?.reshape((2, 3, 3));
     agree("bias", &table, |t, x| relative_bias(t, &x[0], &index, 3), plain);
+}
+
+/// Normalisation, sites and factors of queries and keys, differentiated by candle; learned scales are `x[2..]`.
+fn cosine_by_candle(x: &[Tensor], heads: usize, fake: bool) -> Result<Tensor> {
+    let (rows, width) = x[0].dims2()?;
+    let (c, d) = (width / 3, width / 3 / heads);
+    let part = |which: usize| {
+        let part = x[0].narrow(1, which * c, c)?.contiguous()?.reshape((rows, heads, d))?;
+        let unit = composed::normalize(&part)?;
+        match fake {
+            true => lsq(&unit, &(scale_gradient(&x[2 + which], 0.25)? * 0.006)?, (-128.0, 127.0)),
+            false => Ok(unit),
+        }
+    };
+    let q = part(0)?.broadcast_mul(&composed::clamped_exp(&x[1])?.reshape((heads, 1))?)?;
+    Tensor::cat(&[q.reshape((rows, c))?, part(1)?.reshape((rows, c))?, x[0].narrow(1, 2 * c, c)?], 1)
+}
+
+#[test]
+fn cosine_attention_is_prepared() {
+    for (rows, heads, d) in [(1, 1, 3), (7, 2, 5), (600, 3, 16)] {
+        // The last factor is clamped, so its logarithm has no gradient.
+        let logarithms: Vec<f32> =
+            (0..heads).map(|h| if h + 1 == heads && h > 0 { 5.0 } else { 0.7 }).collect();
+        let logarithms = Tensor::from_vec(logarithms, (heads, 1, 1), &Device::Cpu).unwrap();
+        let mut inputs = vec![noise(&[rows, 3 * heads * d], 1), logarithms];
+        let plain = |t: &Tape, x: &[Tensor]| cosine(t, &x[0], &x[1], [&None, &None]);
+        agree("cosine", &inputs, plain, |x| cosine_by_candle(x, heads, false));
+        differences("cosine", &inputs, plain);
+        inputs.extend((0..2).map(|_| Tensor::new(&[1.0f32], &Device::Cpu).unwrap()));
+        let faked = |t: &Tape, x: &[Tensor]| {
+            let site = |i: usize| FakeActivation {
+                quantizer: Quantizer::new(0.006).unwrap(),
+                learned: Some(learned(&x[2 + i], &[0.006])),
+            };
+            cosine(t, &x[0], &x[1], [&Some(site(0)), &Some(site(1))])
+        };
+        if rows > 1 {
+            agree("cosine with sites", &inputs, faked, |x| cosine_by_candle(x, heads, true));
+        }
+    }
+}
+
+#[test]
+fn vectors_of_zeros_get_no_gradient() {
+    let logarithms = Tensor::zeros((1, 1, 1), DType::F32, &Device::Cpu).unwrap();
+    for tape in [Tape::default(), composed_tape()] {
+        let qkv = Tensor::new(&[[0f32, 0.0, 3.0, 4.0, 1.0, 2.0]], &Device::Cpu).unwrap();
+        let (out, gradients) =
+            on_this_tape(tape, &[qkv], |t, x| cosine(t, &x[0], &logarithms, [&None, &None]));
+        let out = values(&out);
+        assert!(out[..2] == [0.0; 2] && (out[2] - 0.6).abs() < 1e-6 && out[4..] == [1.0, 2.0], "{out:?}");
+        let gradient = values(&gradients[0]);
+        assert!(gradient[..2] == [0.0; 2] && gradient[2] != 0.0, "{gradient:?}");
+    }
+}
+
+#[test]
+fn position_tables() {
+    let coordinates = noise(&[9, 2], 1);
+    let inputs = [noise(&[12, 2], 2), noise(&[12], 3), noise(&[3, 12], 4)];
+    let mlp = |x: &[Tensor]| PositionMlp { weight: x[0].clone(), bias: x[1].clone(), output: x[2].clone() };
+    let taped = |t: &Tape, x: &[Tensor]| position_table(t, &coordinates, &mlp(x));
+    agree("position table", &inputs, taped, |x| composed::position_table(&coordinates, &mlp(x)));
+}
+
+#[test]
+fn biases_of_keys_get_no_gradient() {
+    let bias = [noise(&[9], 1)];
+    let (out, gradients) = on_tape(&bias, |t, x| without_key_gradient(t, &x[0]));
+    assert_eq!(values(&out), values(&bias[0]));
+    let (got, want) = (values(&gradients[0]), values(&weights_of(&out)));
+    assert_eq!((&got[..3], &got[3..6], &got[6..]), (&want[..3], &[0.0; 3][..], &want[6..]));
 }

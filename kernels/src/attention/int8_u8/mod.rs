@@ -128,7 +128,7 @@ pub(super) fn unit<L: Lanes>(
     let AttentionIn::Codes(codes) = input else { unreachable!("`suits` saw codes") };
     let sizes = Sizes::new::<L>(op.shape);
     let mut work = Work::split::<L>(sizes, scratch);
-    let rows = |part| Source { input, shape: op.shape, unit, part, site: None }.codes_in(codes);
+    let rows = |part| Source { input, shape: op.shape, unit, part, low: None, site: None }.codes_in(codes);
     let (queries, keys, values) = (rows(Part::Query), rows(Part::Key), rows(Part::Value));
     operands::pack_keys(lanes, sizes, keys, &mut work);
     operands::order::<L>(sizes, work.order);

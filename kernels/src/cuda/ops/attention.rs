@@ -254,6 +254,13 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
                 .to_owned(),
         ));
     }
+    if spec.two_codes.contains(&true) || spec.mask != -100.0 {
+        return Err(CudaError::Unsupported(
+            "attention with two codes per value or another mask than -100 (Swin V2): the CUDA kernels have neither; the \
+             CPU backend runs it"
+                .to_owned(),
+        ));
+    }
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
             "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
