@@ -74,6 +74,15 @@ fn marks_for_a_profiler_need_a_gpu() {
 }
 
 #[test]
+fn several_gpus_are_not_the_cpu_and_not_the_same() {
+    refused(bench(&["--backend", "cpu", "--devices", "0,1"]).assert(), 2, &["--devices", "GPU"]);
+    refused(bench(&["--devices", "0,1,0"]).assert(), 2, &["--devices names GPU 0 twice"]);
+    let mut inspect = swinq(["inspect", "--plan", "--devices", "0,1"]);
+    inspect.arg(common::sample_model()).arg("--cfg").arg(common::sample_cfg());
+    refused(inspect.assert(), 2, &["this command runs on one GPU"]);
+}
+
+#[test]
 fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
     let text = stdout(&swinq(["doctor"]).assert().success());
     let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).map(str::to_owned);
@@ -89,8 +98,11 @@ fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
     }
     let auto = line("--backend auto").unwrap_or_else(|| panic!("{text}"));
     assert!(auto.contains("uses the CPU") || auto.contains("uses GPU 0"), "{auto}");
-    let cache = swinq(["doctor"]).env("SWINQ_CACHE", "/somewhere/else").assert().success();
-    assert!(stdout(&cache).contains("/somewhere/else, 0 files"), "{}", stdout(&cache));
+    // On a GPU, doctor compiles a test kernel and keeps it there.
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("kernels");
+    let cache = swinq(["doctor"]).env("SWINQ_CACHE", &folder).assert().success();
+    assert!(stdout(&cache).contains(&format!("{}, ", folder.display())), "{}", stdout(&cache));
     assert!(!text.contains("does not say its version"), "{text}");
 }
 

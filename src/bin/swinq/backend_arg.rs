@@ -13,6 +13,9 @@ use crate::out::detail;
 /// `--gemm`. Batches have up to `max_batch` images.
 pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
     let device = *args.devices.first().ok_or_else(|| Usage("--devices names no GPU".to_owned()))?;
+    if let Some(twice) = (1..args.devices.len()).find(|&i| args.devices[..i].contains(&args.devices[i])) {
+        return Err(Usage(format!("--devices names GPU {} twice", args.devices[twice])).into());
+    }
     let backend = match args.backend {
         Backend::Cpu => BackendChoice::Cpu,
         Backend::Auto => BackendChoice::Auto,

@@ -4,9 +4,9 @@ use super::{blocks, expect, int};
 use crate::cuda::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
 
 /// Threads of a block.
-const THREADS: u32 = 256;
-/// Number of values of a row that one thread should hold in registers.
-const GOOD_VALUES: usize = 8;
+const THREADS: u32 = 128;
+/// Number of accesses with which one thread should load its values of a row: of single values, or of four.
+const GOOD_ACCESSES: [usize; 2] = [8, 1];
 /// Maximum number of values of a row that one thread holds in registers.
 const MOST_VALUES: usize = 32;
 
@@ -26,10 +26,13 @@ pub enum SoftmaxRung {
 
 /// Number of threads that share a row of `columns` values in registers; `None` if the row is too long.
 fn lanes(columns: usize) -> Option<u32> {
-    let vector = if columns.is_multiple_of(4) { 4 } else { 1 };
-    let values = |lanes: u32| columns.div_ceil(lanes as usize * vector) * vector;
-    let good = [1, 2, 4, 8, 16, 32].into_iter().find(|&lanes| values(lanes) <= GOOD_VALUES);
-    good.or_else(|| [32, THREADS].into_iter().find(|&lanes| values(lanes) <= MOST_VALUES))
+    let (vector, good) = match columns.is_multiple_of(4) {
+        true => (4, GOOD_ACCESSES[1]),
+        false => (1, GOOD_ACCESSES[0]),
+    };
+    let accesses = |lanes: u32| columns.div_ceil(lanes as usize * vector);
+    let good = [1, 2, 4, 8, 16, 32].into_iter().find(|&lanes| accesses(lanes) <= good);
+    good.or_else(|| [32, THREADS].into_iter().find(|&lanes| vector * accesses(lanes) <= MOST_VALUES))
 }
 
 impl SoftmaxRung {
@@ -156,18 +159,18 @@ mod tests {
     fn launches_cover_the_rows() {
         for rows in [1, 7, 8, 9, 1000] {
             assert_eq!(SoftmaxRung::Naive.launch(rows, 49).grid, [rows as u32, 1, 1]);
-            assert_eq!(SoftmaxRung::Online.launch(rows, 49).grid, [rows.div_ceil(8) as u32, 1, 1]);
-            assert_eq!(SoftmaxRung::Rows.launch(rows, 49).grid, [rows.div_ceil(32) as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Online.launch(rows, 49).grid, [rows.div_ceil(4) as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Rows.launch(rows, 49).grid, [rows.div_ceil(16) as u32, 1, 1]);
             assert_eq!(SoftmaxRung::Codes.launch(rows, 4096).grid, [rows as u32, 1, 1]);
         }
     }
 
     #[test]
     fn threads_that_share_a_row() {
-        let found = [1, 8, 32, 49, 64, 257, 1000, 1024, 1028, 8192, 8193].map(lanes);
-        let some = |lanes| Some(lanes);
-        assert_eq!(found[..6], [some(1), some(1), some(4), some(8), some(8), some(32)]);
-        assert_eq!(found[6..], [some(32), some(32), some(256), some(256), None]);
-        assert!(SoftmaxRung::Rows.program(8193).is_none() && SoftmaxRung::Online.program(8193).is_some());
+        let found = [1, 8, 32, 49, 64, 257, 1000, 1024, 1028, 4096, 4097].map(lanes);
+        assert_eq!(found[..6], [1, 2, 8, 8, 16, 32].map(Some));
+        assert_eq!(found[6..10], [32, 32, 128, 128].map(Some));
+        assert_eq!(found[10], None);
+        assert!(SoftmaxRung::Rows.program(4097).is_none() && SoftmaxRung::Online.program(4097).is_some());
     }
 }
