@@ -1,6 +1,8 @@
 //! The operands of cosine attention (Liu et al., "Swin Transformer V2", CVPR 2022): the queries and keys of each head are
 //! normalised to length 1, then quantized.
 
+use std::ops::Range;
+
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
@@ -40,6 +42,8 @@ pub struct NormalizeHeads {
     d: usize,
     /// For each head with two codes its position among them.
     low: Vec<Option<usize>>,
+    /// Number of heads with two codes.
+    two_codes: usize,
     codes: Option<[Quantizer; 3]>,
 }
 
@@ -67,7 +71,8 @@ impl NormalizeHeads {
     pub fn new(cpu: Cpu, spec: &HeadsSpec<'_>) -> NormalizeHeads {
         let (heads, d) = (spec.heads, spec.head_dim);
         assert!(heads > 0 && d > 0, "NormalizeHeads: {heads} heads of {d} channels");
-        NormalizeHeads { cpu, heads, d, low: positions(spec.two_codes, heads), codes: spec.codes }
+        let low = positions(spec.two_codes, heads);
+        NormalizeHeads { cpu, heads, d, two_codes: low.iter().flatten().count(), low, codes: spec.codes }
     }
 
     /// Columns of the input.
@@ -77,8 +82,7 @@ impl NormalizeHeads {
 
     /// Columns of the result.
     pub fn columns_out(&self) -> usize {
-        let low = self.low.iter().flatten().count();
-        self.columns_in() + if self.codes.is_some() { 2 * low * self.d } else { 0 }
+        self.columns_in() + if self.codes.is_some() { 2 * self.two_codes * self.d } else { 0 }
     }
 
     /// Whether the result is codes.
@@ -94,20 +98,17 @@ impl NormalizeHeads {
         let out = self.check(rows, x, out);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / self.columns_in() + 1);
         pool.run(rows.div_ceil(each), &|task, _| {
-            for row in task * each..rows.min((task + 1) * each) {
-                // SAFETY: rows are distinct, and each is written once, by the task that holds it.
-                dispatch(self.cpu, unsafe { self.row(row, x, &out) });
-            }
+            let rows = task * each..rows.min((task + 1) * each);
+            // SAFETY: rows are distinct, and each is written once, by the task that holds it.
+            dispatch(self.cpu, unsafe { Rows::new(self, rows, x, &out) });
         });
     }
 
     /// As [`NormalizeHeads::run`], on the caller's thread.
     pub(crate) fn run_on_this_thread(&self, rows: usize, x: &[f32], out: RowOut<'_>) {
         let out = self.check(rows, x, out);
-        for row in 0..rows {
-            // SAFETY: rows are distinct, and each is written once, here.
-            dispatch(self.cpu, unsafe { self.row(row, x, &out) });
-        }
+        // SAFETY: rows are distinct, and each is written once, here.
+        dispatch(self.cpu, unsafe { Rows::new(self, 0..rows, x, &out) });
     }
 
     fn check<'o>(&self, rows: usize, x: &[f32], out: RowOut<'o>) -> Out<'o> {
@@ -124,29 +125,65 @@ impl NormalizeHeads {
             _ => panic!("NormalizeHeads: the output is of the other type"),
         }
     }
-
-    /// Row `row` of `x` and of `out`.
-    ///
-    /// # Safety
-    /// Nobody else accesses row `row` of `out` while the result is alive.
-    unsafe fn row<'r>(&'r self, row: usize, x: &'r [f32], out: &'r Out<'_>) -> Row<'r> {
-        let (wide, columns) = (self.columns_in(), self.columns_out());
-        let out = match out {
-            // SAFETY: the caller's promise.
-            Out::F32(out) => RowData::F32(unsafe { out.get(row * columns, columns) }),
-            Out::Codes(out, sites) => {
-                // SAFETY: the caller's promise.
-                RowData::Codes(unsafe { out.get(row * code_stride(columns), columns) }, *sites)
-            }
-        };
-        Row { op: self, x: &x[row * wide..][..wide], out }
-    }
 }
 
 /// The whole output.
 enum Out<'o> {
     F32(Parts<'o, f32>),
     Codes(Parts<'o, u8>, [Quantizer; 3]),
+}
+
+/// Some rows of the input and the output, which one thread computes.
+struct Rows<'r, 'o> {
+    op: &'r NormalizeHeads,
+    rows: Range<usize>,
+    x: &'r [f32],
+    out: &'r Out<'o>,
+}
+
+impl<'r, 'o> Rows<'r, 'o> {
+    /// Rows `rows` of `x` and of `out`.
+    ///
+    /// # Safety
+    /// Nobody else accesses these rows of `out` while the result is alive.
+    unsafe fn new(
+        op: &'r NormalizeHeads,
+        rows: Range<usize>,
+        x: &'r [f32],
+        out: &'r Out<'o>,
+    ) -> Rows<'r, 'o> {
+        Rows { op, rows, x, out }
+    }
+
+    /// Each row.
+    fn each(self) -> impl Iterator<Item = Row<'r>> {
+        let Rows { op, rows, x, out } = self;
+        let (wide, columns) = (op.columns_in(), op.columns_out());
+        rows.map(move |row| {
+            let out = match out {
+                // SAFETY: the promise to `Rows::new`; each row is taken once.
+                Out::F32(out) => RowData::F32(unsafe { out.get(row * columns, columns) }),
+                Out::Codes(out, sites) => {
+                    // SAFETY: as above.
+                    RowData::Codes(unsafe { out.get(row * code_stride(columns), columns) }, *sites)
+                }
+            };
+            Row { op, x: &x[row * wide..][..wide], out }
+        })
+    }
+}
+
+impl Kernel for Rows<'_, '_> {
+    fn scalar(self) {
+        self.each().for_each(Row::scalar);
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        for row in self.each() {
+            row.vector(lanes);
+        }
+    }
 }
 
 /// One row of the output.
@@ -177,12 +214,12 @@ impl Row<'_> {
 
     /// First column of the low codes of `part` of the head at `position`.
     fn low_column(&self, part: usize, position: usize) -> usize {
-        let count = self.op.low.iter().flatten().count();
-        (PARTS * self.op.heads + part * count + position) * self.op.d
+        (PARTS * self.op.heads + part * self.op.two_codes + position) * self.op.d
     }
 }
 
-impl Kernel for Row<'_> {
+impl Row<'_> {
+    /// By the reference.
     fn scalar(mut self) {
         let d = self.op.d;
         for part in 0..PARTS {
@@ -209,6 +246,7 @@ impl Kernel for Row<'_> {
         }
     }
 
+    /// By vectors.
     #[inline(always)]
     fn vector<L: Lanes>(mut self, lanes: L) {
         let (d, heads) = (self.op.d, self.op.heads);
@@ -230,9 +268,7 @@ impl Kernel for Row<'_> {
             self.store(lanes, VALUES, head, lanes.splat(1.0));
         }
     }
-}
 
-impl Row<'_> {
     /// Stores `part` of `head`, times `factor`.
     #[inline(always)]
     fn store<L: Lanes>(&mut self, lanes: L, part: usize, head: usize, factor: L::F) {

@@ -84,9 +84,9 @@ impl From<f32> for HeadScores {
 /// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias`
 /// is `[n, n]` with the mask added, `out` is `[n, d]`.
 ///
-/// `head` is the factor of `QK^T`, or a [`HeadScores`]. A head with two codes has a [`low_code`](super::low_code) for each query and
-/// key besides its code, if both sites are on; `hh` is the product of their codes, and `hl + lh` are those of one's codes
-/// with the other's low codes:
+/// `head` is the factor of `QK^T`, or a [`HeadScores`]. A head with two codes has a
+/// [`low_code`](super::low_code) for each query and key besides its code, if both sites are on. `hh` is the
+/// product of their codes; `hl` and `lh` are the products of one's codes with the other's low codes:
 ///
 /// ```text
 /// acc = hh + (hl + lh) / 256        rounded to f32 once, because the division is exact
