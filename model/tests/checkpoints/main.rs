@@ -2,6 +2,7 @@
 //! from `make_checkpoints.py`.
 
 mod describe;
+mod second;
 
 use std::fs;
 use std::path::{Path, PathBuf};

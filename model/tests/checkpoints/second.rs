@@ -2,7 +2,7 @@
 //! `make_checkpoints_v2.py`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
@@ -10,19 +10,20 @@ use swinq_model::{
     import_ft_amax, load_config, load_float, load_float_with_note, random_model,
 };
 
+use super::{pairs, write};
+
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  TYPE: swinv2\n  NUM_CLASSES: 5\n  SWINV2: {EMBED_DIM: 6, DEPTHS: \
                     [2, 1], NUM_HEADS: [2, 3], WINDOW_SIZE: 3, MLP_RATIO: 1.5}\n";
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/v2").join(name)
+    super::fixture("v2").join(name)
 }
 
 fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.yaml");
     fs::write(&path, YAML).unwrap();
-    let opts: Vec<_> = opts.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    load_config(path.to_str().unwrap(), &opts).unwrap()
+    load_config(path.to_str().unwrap(), &pairs(opts)).unwrap()
 }
 
 fn options_with(opts: &[(&str, &str)]) -> LoadOptions {
@@ -33,27 +34,9 @@ fn refusal(name: &str, options: &LoadOptions) -> String {
     load_float(&fixture(name), options).unwrap_err().to_string()
 }
 
-/// The parameters in `expected.safetensors`, read with the safetensors crate.
+/// The parameters in `expected.safetensors`.
 fn expected() -> StateDict {
-    let bytes = fs::read(fixture("expected.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
-        let data = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        (name.to_owned(), HostTensor::new(view.shape(), data))
-    };
-    file.iter().map(tensor).collect()
-}
-
-/// Writes `tensors` as f32 safetensors.
-fn write(tensors: &StateDict, path: &Path) {
-    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
-        .iter()
-        .map(|(n, t)| (n.clone(), t.shape.clone(), t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
-        .collect();
-    let views = bytes.iter().map(|(name, shape, data)| {
-        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
-    });
-    safetensors::serialize_to_file(views, None, path).unwrap();
+    super::expected("v2/expected.safetensors")
 }
 
 #[test]
