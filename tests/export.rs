@@ -31,7 +31,10 @@ fn export_writes_the_graph_of_a_quantized_and_of_a_float_model() {
     assert_ne!(std::fs::read(&onnx).unwrap(), written);
 
     export(&["--cfg"]).arg(sample_cfg()).arg(sample_model()).assert().success();
-    assert!(std::fs::read(&onnx).unwrap().len() > 3 * written.len(), "float weights take four times the bytes");
+    assert!(
+        std::fs::read(&onnx).unwrap().len() > 3 * written.len(),
+        "float weights take four times the bytes"
+    );
     assert_eq!(files(folder.path()), ["q.onnx", "q.ranges.json", "q.safetensors"]);
 }
 

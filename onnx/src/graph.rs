@@ -79,11 +79,24 @@ impl Graph {
         if !self.fp16 {
             return self.floats32(name, shape, values);
         }
-        if let Some(&value) = values.iter().find(|&&v| !fits_f16(v)) {
-            self.problem.get_or_insert(OnnxError::Float16 { tensor: name.to_owned(), value });
-        }
+        self.refuse(name, values, |half| half.is_finite());
         let bytes = || values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
         self.constant(name, shape, data_type::FLOAT16, bytes)
+    }
+
+    /// The scales of codes: [`Graph::floats`] that stay positive in f16.
+    pub fn scales(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
+        if self.fp16 {
+            self.refuse(name, values, |half| half > f16::ZERO);
+        }
+        self.floats(name, shape, values)
+    }
+
+    /// Keeps the error for the first of `values` whose f16 does not fit.
+    fn refuse(&mut self, name: &str, values: &[f32], fits: impl Fn(f16) -> bool) {
+        if let Some(&value) = values.iter().find(|&&value| !fits(f16::from_f32(value))) {
+            self.problem.get_or_insert(OnnxError::Float16 { tensor: name.to_owned(), value });
+        }
     }
 
     /// A constant of f32, in every graph.
@@ -121,6 +134,11 @@ impl Graph {
         self.constant("zero.u8", &[], data_type::UINT8, || vec![0])
     }
 
+    /// The zero point 128 of unsigned codes, which gives them the values of signed codes with zero point 0.
+    pub fn middle_u8(&mut self) -> String {
+        self.constant("middle.u8", &[], data_type::UINT8, || vec![128])
+    }
+
     fn constant(
         &mut self,
         name: &str,
@@ -138,12 +156,6 @@ impl Graph {
         }
         name.to_owned()
     }
-}
-
-/// Whether `value` has a finite f16, and one that is not 0 unless it is 0 itself.
-fn fits_f16(value: f32) -> bool {
-    let half = f16::from_f32(value);
-    half.is_finite() && (half != f16::ZERO || value.abs() < 1e-10)
 }
 
 /// An attribute of a node.

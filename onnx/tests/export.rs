@@ -384,3 +384,30 @@ fn the_graphs_are_as_recorded() {
         assert!(text == expected, "{file} differs; UPDATE_SNAPSHOTS=1 records it anew");
     }
 }
+
+#[test]
+fn heads_with_two_codes_have_three_products_of_codes() {
+    let mut float = random(second(), 5);
+    for (name, tensor) in float.tensors.iter_mut().filter(|(name, _)| name.ends_with("logit_scale")) {
+        // A factor of 90 for the first head of a block, and of 2 for the others.
+        tensor.data.iter_mut().for_each(|scale| *scale = 2f32.ln());
+        tensor.data[0] = 90f32.ln();
+        assert!(tensor.data.len() > 1, "{name}");
+    }
+    let ranges = all_sites(&float.config).into_iter();
+    let ranges = ranges.map(|site| (site, site.known_range(&float.config).unwrap_or(2.0))).collect();
+    let model = quantize(&float, &recipe("default"), &ranges).unwrap();
+    for (target, unsigned) in [(Target::Ort, true), (Target::OpenVino, false), (Target::TensorRt, false)] {
+        let file = export(&model, &ExportOptions { target, ..ExportOptions::default() }).unwrap();
+        assert!(file.remarks.iter().any(|remark| remark.contains("two codes")), "{:?}", file.remarks);
+        let products =
+            nodes(&file.model, "MatMul").into_iter().filter(|n| n.name().contains(".attn.product"));
+        assert_eq!(products.count(), 3 * 4, "four blocks");
+        let constants = &graph(&file.model).initializer;
+        assert_eq!(constants.iter().any(|c| c.name() == "middle.u8"), unsigned, "{target:?}");
+        let which = constants.iter().find(|c| c.name() == "layers.0.blocks.0.attn.q.two_codes").unwrap();
+        let which: Vec<f32> =
+            which.raw_data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(which, [1.0, 0.0]);
+    }
+}

@@ -105,10 +105,13 @@ impl Lowering<'_> {
                 let codes = self.quantize(site, &x, q.scale(), q.scale() * factor);
                 Operand { high: self.transpose(&heads, &codes, order), low: None }
             }
-            // Several products read the codes. ONNX Runtime copies DequantizeLinear for each, but not a Transpose behind it.
+            // Several nodes read the codes. ONNX Runtime copies DequantizeLinear for each, but not a Transpose behind it. On
+            // x86 the first operand of its INT8 products is unsigned, and it converts only codes with one reader.
             Some(q) => {
                 let x = self.transpose(&heads, &x, order);
-                let high = self.quantize(site, &x, q.scale(), q.scale());
+                let unsigned = self.options.target == Target::Ort && *order == HEADS_FIRST;
+                let zero = if unsigned { self.graph.middle_u8() } else { self.graph.zero_s8(None) };
+                let high = self.quantize_to(site, &x, q.scale(), q.scale(), &zero);
                 let low = self.low_codes(site, op, [&x, &high], q.scale());
                 Operand { high, low: Some(low) }
             }

@@ -53,7 +53,7 @@ impl Lowering<'_> {
         let constant = self.graph.codes(&format!("{name}.codes"), &[op.n, op.k], &codes.codes);
         let per_channel = codes.scales.len() > 1;
         let shape = if per_channel { &[op.n][..] } else { &[] };
-        let scale = self.graph.floats(&format!("{name}.scale"), shape, &codes.scales);
+        let scale = self.graph.scales(&format!("{name}.scale"), shape, &codes.scales);
         let zero = self.graph.zero_s8(per_channel.then_some(op.n));
         let axis: &[Attribute<'_>] = if per_channel { &[Attribute::Int("axis", 0)] } else { &[] };
         let weight = self.graph.node("DequantizeLinear", &name, &[&constant, &scale, &zero], axis);
@@ -124,7 +124,7 @@ impl Lowering<'_> {
         let count = columns.len();
         let zeros: Vec<i8> = columns.zero_points().iter().map(|&zero| zero as i8).collect();
         let zeros = self.graph.codes(&format!("{site}.zero_points"), &[count], &zeros);
-        let scale = self.graph.floats(&format!("{site}.scale"), &[count], columns.scales());
+        let scale = self.graph.scales(&format!("{site}.scale"), &[count], columns.scales());
         let axis = [Attribute::Int("axis", 2)];
         let codes = self.graph.node("QuantizeLinear", &format!("{site}.codes"), &[x, &scale, &zeros], &axis);
         Ok(self.graph.node("DequantizeLinear", site, &[&codes, &scale, &zeros], &axis))

@@ -184,11 +184,11 @@ impl Lowering<'_> {
 
     /// As [`Lowering::quantize`], with codes of the type of the zero point `zero`.
     fn quantize_to(&mut self, site: &str, x: &str, scale: f32, meaning: f32, zero: &str) -> String {
-        let step = self.graph.floats(&format!("{site}.scale"), &[], &[scale]);
+        let step = self.graph.scales(&format!("{site}.scale"), &[], &[scale]);
         let codes = self.graph.node("QuantizeLinear", &format!("{site}.codes"), &[x, &step, zero], &[]);
         let step = match meaning == scale {
             true => step,
-            false => self.graph.floats(&format!("{site}.factor"), &[], &[meaning]),
+            false => self.graph.scales(&format!("{site}.factor"), &[], &[meaning]),
         };
         self.graph.node("DequantizeLinear", site, &[&codes, &step, zero], &[])
     }
