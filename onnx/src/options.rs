@@ -165,7 +165,7 @@ impl FromStr for BatchSize {
     fn from_str(text: &str) -> Result<BatchSize, String> {
         match text.parse() {
             _ if text == "free" => Ok(BatchSize::Free),
-            Ok(images) if images >= 1 && images <= 65_536 => Ok(BatchSize::Fixed(images)),
+            Ok(images) if (1..=65_536).contains(&images) => Ok(BatchSize::Fixed(images)),
             _ => Err("give a number of images from 1 to 65536, or free".to_owned()),
         }
     }

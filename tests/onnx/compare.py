@@ -9,7 +9,9 @@ as such. It fails if a product of codes is not INT8 in a runtime, if the exact f
 dB in ONNX Runtime or less than 30 dB in OpenVINO, or if a float export differs by more than 1e-5 of the largest logit.
 """
 import argparse
+import itertools
 import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -18,7 +20,6 @@ import numpy as np
 from common import (
     agreement,
     export,
-    feed,
     in_batches,
     openvino_products,
     openvino_runner,
@@ -36,6 +37,12 @@ FORMS = {
     "softmax": ["--probs", "softmax", "--batch", "8"],
     "tensorrt": ["--target", "tensorrt", "--batch", "8"],
     "fp16": ["--fp16", "--batch", "8"],
+}
+
+# name: (target, runner, counter of products, option with the least SQNR)
+RUNTIMES = {
+    "ORT": ("ort", ort_runner, ort_products, "least_ort"),
+    "OpenVINO f32": ("openvino", lambda path: openvino_runner(path, "f32"), openvino_products, "least_openvino"),
 }
 
 
@@ -63,34 +70,30 @@ def main():
     print("| form | runtime | INT8 products | of | float products | SQNR dB | agreement | largest difference |")
     print("| --- " * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
-        for form in forms:
+        for form, (name, (target, runner, count, least)) in itertools.product(forms, RUNTIMES.items()):
             path = pathlib.Path(folder) / "model.onnx"
+            options = FORMS[form] if "--target" in FORMS[form] else [*FORMS[form], "--target", target]
             try:
-                metadata = export(args.swinq, args.model, path, [*FORMS[form], *more])
-            except Exception as error:  # a refusal is printed by swinq
-                print(f"| {form} | refused | | | | | | |", flush=True)
+                metadata = export(args.swinq, args.model, path, [*options, *more])
+            except subprocess.CalledProcessError as error:  # swinq prints the refusal
+                print(f"| {form} | {name} | refused | | | | | |", flush=True)
                 if form not in ("tensorrt", "fp16"):
                     failures.append(f"{form}: {error}")
                 continue
-            inputs = pixels(metadata, images)
             codes, plain = products(path)
-            runtimes = {"ORT": (ort_runner, ort_products), "OpenVINO f32": (
-                lambda path: openvino_runner(path, "f32"), openvino_products)}
-            for name, (runner, count) in runtimes.items():
-                int8, other = count(path)
-                logits = in_batches(runner(path), metadata, inputs, 8)
-                db, same = sqnr(reference, logits), agreement(reference, logits)
-                worst = np.abs(reference - logits).max() / np.abs(reference).max()
-                row = f"{int8} | {codes} | {other} | {db:.1f} | {100 * same:.2f} % | {worst:.1e}"
-                print(f"| {form} | {name} | {row} |", flush=True)
-                # OpenVINO also counts codes of weights with float inputs; ONNX Runtime has no INT8 kernels beside f16.
-                if other > plain and form != "fp16":
-                    failures.append(f"{form}, {name}: {other} products run in float, but {plain} have float operands")
-                if args.float and not worst <= 1e-5:
-                    failures.append(f"{form}, {name}: float logits differ by {worst:.1e}")
-                least = {"ORT": args.least_ort, "OpenVINO f32": args.least_openvino}[name]
-                if not args.float and form.startswith("exact") and not db >= least:
-                    failures.append(f"{form}, {name}: {db:.1f} dB")
+            int8, other = count(path)
+            logits = in_batches(runner(path), metadata, pixels(metadata, images), 8)
+            db, same = sqnr(reference, logits), agreement(reference, logits)
+            worst = np.abs(reference - logits).max() / np.abs(reference).max()
+            row = f"{int8} | {codes} | {other} | {db:.1f} | {100 * same:.2f} % | {worst:.1e}"
+            print(f"| {form} | {name} | {row} |", flush=True)
+            # OpenVINO also counts codes of weights with float inputs; ONNX Runtime has no INT8 kernels beside f16.
+            if other > plain and form not in ("fp16", "tensorrt"):
+                failures.append(f"{form}, {name}: {other} products run in float, but {plain} have float operands")
+            if args.float and not worst <= 1e-5:
+                failures.append(f"{form}, {name}: float logits differ by {worst:.1e}")
+            if not args.float and form.startswith("exact") and not db >= getattr(args, least):
+                failures.append(f"{form}, {name}: {db:.1f} dB")
     for failure in failures:
         print("FAILED", failure)
     sys.exit(1 if failures else 0)
