@@ -3,6 +3,8 @@
 //!
 //! Without a C compiler the tests print that they are skipped, unless `REQUIRE_IMPL` names `host_kernels`.
 
+#![cfg(unix)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -33,8 +35,18 @@ fn compiler(test: &str) -> Option<String> {
     None
 }
 
-/// Compiles `source` with the address sanitizer and links it with `library`, `-lswinq_c` or the path of the archive.
-fn build(compiler: &str, source: &Path, library: &str, program: &Path) {
+/// A folder with the shared library under the names that an installation gives it.
+fn installed() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["libswinq.so", "libswinq.so.0"] {
+        std::os::unix::fs::symlink(libraries().join("libswinq_c.so"), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+/// Compiles `source` with the sanitizers, and links it with `library`: `-lswinq` from the folder `shared`, or the path of the
+/// archive.
+fn build(compiler: &str, source: &Path, library: &str, shared: &Path, program: &Path) {
     let status = Command::new(compiler)
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g"])
         .arg("-fsanitize=address,undefined")
@@ -45,10 +57,10 @@ fn build(compiler: &str, source: &Path, library: &str, program: &Path) {
         .arg("-o")
         .arg(program)
         .arg("-L")
-        .arg(libraries())
+        .arg(shared)
         .arg(library)
         .args(["-lpthread", "-lm", "-ldl"])
-        .arg(format!("-Wl,-rpath,{}", libraries().display()))
+        .arg(format!("-Wl,-rpath,{}", shared.display()))
         .status()
         .unwrap();
     assert!(status.success(), "{} does not compile", source.display());
@@ -95,8 +107,9 @@ fn the_example_prints_the_logits_of_the_library() {
         engine.infer_images(&images, &Default::default(), &mut |_, _| std::ops::ControlFlow::Continue(()));
     let expected = scores.unwrap().logits;
     let archive = libraries().join("libswinq_c.a").display().to_string();
-    for library in ["-lswinq_c", archive.as_str()] {
-        build(&compiler, &here().join("examples/classify.c"), library, &program);
+    let shared = installed();
+    for library in ["-lswinq", archive.as_str()] {
+        build(&compiler, &here().join("examples/classify.c"), library, shared.path(), &program);
         let printed = run(&program, &[&path, &files[0], &files[1]]);
         let lines: Vec<&str> = printed.lines().collect();
         assert_eq!(lines.len(), 2, "{printed}");
@@ -116,7 +129,8 @@ fn misuse_gives_error_codes() {
     let folder = tempfile::tempdir().unwrap();
     let (program, path) = (folder.path().join("misuse"), folder.path().join("model.safetensors"));
     quantized().save(&path).unwrap();
-    build(&compiler, &here().join("tests/misuse.c"), "-lswinq_c", &program);
+    let shared = installed();
+    build(&compiler, &here().join("tests/misuse.c"), "-lswinq", shared.path(), &program);
     let float = sample("swin_micro_cifar10");
     let (weights, cfg) = (float.join("model.safetensors"), float.join("cfg.yaml"));
     run(&program, &[&path, &weights, &cfg, &sample("cifar10")]);

@@ -95,8 +95,8 @@ def tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
 
 def describe(module: Any, preprocessing: Any) -> Description:
     """The description of a module."""
-    for prefix, reader in READERS.items():
-        if any(each.__module__.startswith(prefix) for each in type(module).__mro__):
+    for name, reader in READERS.items():
+        if any(each.__module__ == name for each in type(module).__mro__):
             return reader(module, preprocessing)
     if hasattr(module, "layers") and hasattr(getattr(module, "patch_embed", None), "patches_resolution"):
         return microsoft(module, preprocessing)
@@ -160,7 +160,8 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
     """A Swin of torchvision: the attributes of the module, and the preprocessing of its weights."""
     version = version_of(module)
     stem = module.features[0][0]
-    stages = [stage for stage in module.features[1:] if hasattr(stage[0], "attn")] if len(module.features) > 1 else []
+    # The stem, then stages of blocks with a merging of patches between them.
+    stages = list(module.features[1::2])
     blocks = [stage[0] for stage in stages]
     depths = [len(stage) for stage in stages]
     transform = transform_of(preprocessing)
@@ -221,11 +222,13 @@ def in_microsoft_keys(
     return Description(name, transform=transform, cfg=cfg, opts=opts)
 
 
-#: The reader of a module, by the start of the name of the Python module that defines its class.
+#: The reader of a module, by the Python module that defines its class or a class that it derives from.
 READERS: dict[str, Callable[[Any, Any], Description]] = {
     "timm.models.swin_transformer": timm,
+    "timm.models.swin_transformer_v2": timm,
     "torchvision.models.swin_transformer": torchvision,
-    "transformers.": transformers,
+    "transformers.models.swin.modeling_swin": transformers,
+    "transformers.models.swinv2.modeling_swinv2": transformers,
 }
 
 
