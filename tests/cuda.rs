@@ -13,7 +13,7 @@ use swinq_int8_runtime::{Backend, CpuOptions, Engine, Traced, TracedValues};
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{QuantizedModel, Recipe, SwinConfig, Transform, WindowPolicy};
+use swinq_model::{QuantizedModel, Recipe, SwinConfig, SwinVersion, Transform, WindowPolicy};
 use swinq_testing::XorShift;
 use swinq_testing::model::NoiseImages;
 
@@ -60,8 +60,17 @@ fn configs() -> Vec<SwinConfig> {
         ..small()
     };
     let large = SwinConfig { image_size: 128, window_size: 16, depths: vec![2, 1], ..small() };
+    let second = |name: &str, config: SwinConfig| SwinConfig {
+        name: format!("V2, {name}"),
+        version: SwinVersion::V2,
+        ..config
+    };
     vec![
         small(),
+        second("small", small()),
+        second("padded windows and a mask of -200", SwinConfig { mask: -200.0, ..padded.clone() }),
+        second("windows of 144 tokens", wide.clone()),
+        second("windows of 64 tokens", SwinConfig { image_size: 64, window_size: 8, ..small() }),
         named("padded windows and an odd merge", padded),
         named("APE, no QKV bias, custom scale, no patch norm, windows of 64", bare),
         named("windows of 144 tokens", wide),

@@ -44,7 +44,8 @@ def main():
             torch._dynamo.reset()
             torch.manual_seed(0)
             model = timm.create_model(name).eval().cuda().half()
-            x = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.float16)
+            size = timm.get_pretrained_cfg(name).input_size
+            x = torch.randn(batch, *size, device="cuda", dtype=torch.float16)
             run = model if args.eager else torch.compile(model, mode=args.mode)
             with torch.inference_mode():
                 times = measure(run, x, args.runs)

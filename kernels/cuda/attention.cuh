@@ -1,7 +1,7 @@
 // Code that the attention kernels share: parameters, bias and mask, and stores. The head dimension is 32.
 //
 // Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
-// and those of `softmax.cuh`.
+// and those of `softmax.cuh`; for codes also TWO_CODES (1: queries and keys of some heads have low codes).
 #pragma once
 
 #include "softmax.cuh"
@@ -12,8 +12,13 @@
 constexpr u32 HEAD_DIM = 32;
 
 struct Params {
-    // Queries, keys and values of every window, `[windows * n, 3 * channels]`, s8 or f16.
+    // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Low codes follow the values.
     const void* qkv;
+    // Factor of each head that turns sums of q . k into logits: `s_q * s_k * scale` for codes, `scale` alone for f16.
+    const f32* logit_scales;
+    // With TWO_CODES: first column of the low codes of each head's queries, then of its keys, `[2, heads]`; negative
+    // for heads with one code per value.
+    const s32* low;
     // Relative position bias, `[heads, padded, padded]`; -inf for padding keys (padded: n rounded up to a
     // multiple of 64).
     const f32* bias;
@@ -28,15 +33,35 @@ struct Params {
     // Number of tokens of a window.
     s32 n;
     s32 heads;
+    // Elements from one token of `qkv` to the next.
+    s32 columns;
     // Number of windows that a block processes.
     s32 windows_each;
-    // Factor that turns sums of q . k into logits: `s_q * s_k * scale` for codes, `scale` alone for f16.
-    f32 logit_scale;
+    // Added to a logit if its query and its key lie in different regions.
+    f32 mask;
     // Scale of the values, then the scale of the probabilities and its reciprocal (probabilities of kind s8).
     f32 value_scale, probs_scale, probs_recip;
     // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
 };
+
+#if TWO_CODES
+// Queries, keys, values, low codes of queries and of keys.
+constexpr u32 OPERANDS = 5;
+#else
+constexpr u32 OPERANDS = 3;
+#endif
+
+// First column of an operand of a head; negative if the head has no low codes.
+INLINE s32 column_of(const Params& p, u32 operand, u32 head) {
+#if TWO_CODES
+    if (operand >= 3) return p.low[(operand - 3) * p.heads + head];
+#endif
+    return static_cast<s32>((operand * p.heads + head) * HEAD_DIM);
+}
+
+// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and low codes.
+INLINE f32 with_low_codes(s32 hh, s32 hl_and_lh) { return fma_f32(to_f32(hl_and_lh), 1.0f / 256.0f, to_f32(hh)); }
 
 // Number of tokens that a block of four warps processes at once: a window, or a tile of one.
 constexpr u32 TOKENS = 64;
@@ -60,7 +85,7 @@ INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp)
 }
 
 // Adds the mask to the bias, for a window whose tokens lie in the regions `regions`.
-INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
+INLINE void mask_bias(const Params& p, const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
     u32 row = 16 * warp + lane / 4;
     const u8 of_row[2] = {regions[row], regions[row + 8]};
 #pragma unroll
@@ -68,7 +93,7 @@ INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lan
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
-            masked[t][i] = same ? bias[t][i] : bias[t][i] + MASKED;
+            masked[t][i] = same ? bias[t][i] : bias[t][i] + p.mask;
         }
     }
 }

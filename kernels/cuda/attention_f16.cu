@@ -15,21 +15,20 @@ constexpr int COPIES = 3 * TOKENS * 4 / THREADS;
 
 // Starts copying q, k and v of window `window`. Tokens from index `n` on are filled with zeros.
 INLINE void copy_window(const Params& p, u8* raw, u32 window, u32 head) {
-    u32 channels = p.heads * HEAD_DIM, chunk = thread_index() % 4, first = thread_index() / 4;
-    const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels + head * HEAD_DIM + 8 * chunk;
+    u32 chunk = thread_index() % 4, first = thread_index() / 4;
+    const u16* base = static_cast<const u16*>(p.qkv) + static_cast<u64>(window) * p.n * p.columns + 8 * chunk;
 #pragma unroll
     for (u32 c = 0; c < COPIES; c++) {
         u32 row = first + c * (THREADS / 4), token = row % TOKENS, operand = row / TOKENS;
         bool real = token < static_cast<u32>(p.n);
-        const u16* from = base + (real ? token * 3 * channels + operand * channels : 0);
+        const u16* from = base + (real ? token * p.columns + column_of(p, operand, head) : 0);
         copy_async_16(raw + row * RAW_ROW + 16 * chunk, from, real ? 16 : 0);
     }
     copy_commit();
 }
 
 // Computes the logits of the warp's 16 queries, in the layout of `Logits`.
-INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
-                      u32 warp) {
+INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32 lane, u32 warp) {
     u32 q[2][4];
     const u8* queries = raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16;
     load_matrix_x4(q[0], queries);
@@ -44,7 +43,7 @@ INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& 
         mma_f16(sums, q[0], low);
         mma_f16(sums, q[1], high);
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[t][i] = fma_f32(sums[i], p.logit_scale, bias[t][i]);
+        for (int i = 0; i < 4; i++) x[t][i] = fma_f32(sums[i], scale, bias[t][i]);
     }
 }
 
@@ -142,6 +141,7 @@ KERNEL(attention_f16)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
+    f32 scale = p.logit_scales[head];
     Bias bias;
     load_bias(p, bias, head, lane, warp);
     wait_for_previous();
@@ -155,10 +155,10 @@ KERNEL(attention_f16)(const Params p) {
         Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
-            logits_of(p, now, x, x, lane, warp);
+            mask_bias(p, p.regions + of_image * TOKENS, bias, x, lane, warp);
+            logits_of(now, scale, x, x, lane, warp);
         } else {
-            logits_of(p, now, bias, x, lane, warp);
+            logits_of(now, scale, bias, x, lane, warp);
         }
         Probabilities words;
         const f32 factor[2] = {probabilities(x, 0, words), probabilities(x, 1, words)};

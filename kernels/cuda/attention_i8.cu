@@ -6,21 +6,23 @@
 // keys does not change the result. The probabilities therefore stay in the registers that hold them, and the
 // values are transposed to match this order.
 //
+// Heads with one code per value have zeros as low codes, so that every head of a launch runs the same code.
+//
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
 // With six blocks, more windows are in flight on a multiprocessor; elsewhere the limit on registers would
 // spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !TWO_CODES
 #define MIN_BLOCKS 6
 #endif
 #include "attention.cuh"
 
 // Bytes from one token to the next in `raw`: an odd number of 16-byte chunks, which avoids bank conflicts.
 constexpr u32 RAW_ROW = 48;
-constexpr u32 RAW = 3 * TOKENS * RAW_ROW;
+constexpr u32 RAW = OPERANDS * TOKENS * RAW_ROW;
 
 // Number of 16-byte copies that each thread starts for a window.
-constexpr int COPIES = 3 * TOKENS * 2 / THREADS;
+constexpr int COPIES = OPERANDS * TOKENS * 2 / THREADS;
 
 // Sources of a thread's copies, as offsets within a window, and their destinations, as offsets within `raw`.
 struct Copies {
@@ -29,44 +31,65 @@ struct Copies {
 
 INLINE Copies copies_of(const Params& p, u32 head) {
     Copies copies;
-    u32 channels = p.heads * HEAD_DIM;
 #pragma unroll
     for (int c = 0; c < COPIES; c++) {
         u32 i = thread_index() + c * THREADS;
         u32 half = i % 2, token = i / 2 % TOKENS, operand = i / 2 / TOKENS;
-        bool real = token < static_cast<u32>(p.n);
-        copies.from[c] = real ? token * 3 * channels + operand * channels + head * HEAD_DIM + 16 * half : 0;
+        s32 column = column_of(p, operand, head);
+        bool real = token < static_cast<u32>(p.n) && column >= 0;
+        copies.from[c] = real ? token * p.columns + column + 16 * half : 0;
         copies.to[c] = (operand * TOKENS + token) * RAW_ROW + 16 * half;
         copies.valid[c] = real ? 16 : 0;
     }
     return copies;
 }
 
-// Starts copying q, k and v of window `window`. Tokens from index `n` on are filled with zeros.
+// Starts copying the operands of window `window`. Tokens from index `n` on are filled with zeros.
 INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 window) {
-    const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * p.heads * HEAD_DIM;
+    const s8* base = static_cast<const s8*>(p.qkv) + static_cast<u64>(window) * p.n * p.columns;
 #pragma unroll
     for (int c = 0; c < COPIES; c++) copy_async_16(raw + copies.to[c], base + copies.from[c], copies.valid[c]);
     copy_commit();
 }
 
 // Computes the logits of the warp's 16 queries, in the layout of `Logits`.
-INLINE void logits_of(const Params& p, const u8* raw, const Bias& bias, Logits& x, u32 lane,
-                      u32 warp) {
-    u32 q[4];
-    load_matrix_x4(q, raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
+INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32 lane, u32 warp) {
+    const u8* queries = raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16;
     const u8* keys = raw + TOKENS * RAW_ROW + (lane % 8 + lane / 16 * 8) * RAW_ROW + lane / 8 % 2 * 16;
+    u32 q[4];
+    load_matrix_x4(q, queries);
+#if TWO_CODES
+    u32 q_low[4];
+    load_matrix_x4(q_low, queries + 3 * TOKENS * RAW_ROW);
+#endif
 #pragma unroll
     for (int pair = 0; pair < (KEY_TILES + 1) / 2; pair++) {
         u32 k[4];
         load_matrix_x4(k, keys + 16 * pair * RAW_ROW);
+#if TWO_CODES
+        u32 k_low[4];
+        load_matrix_x4(k_low, keys + (3 * TOKENS + 16 * pair) * RAW_ROW);
+#endif
 #pragma unroll
         for (int t = 2 * pair; t < 2 * pair + 2 && t < KEY_TILES; t++) {
             s32 sums[4] = {};
             const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
             mma_s8(sums, q, b);
+#if TWO_CODES
+            s32 low[4] = {};
+            const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
+            mma_s8(low, q, b_low);
+            mma_s8(low, q_low, b);
+#endif
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(to_f32(sums[i]), p.logit_scale, bias[t][i]);
+            for (int i = 0; i < 4; i++) {
+#if TWO_CODES
+                f32 sum = with_low_codes(sums[i], low[i]);
+#else
+                f32 sum = to_f32(sums[i]);
+#endif
+                x[t][i] = fma_f32(sum, scale, bias[t][i]);
+            }
         }
     }
 }
@@ -152,6 +175,7 @@ KERNEL(attention_i8)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
+    f32 scale = p.logit_scales[head];
     Bias bias;
     load_bias(p, bias, head, lane, warp);
     wait_for_previous();
@@ -167,10 +191,10 @@ KERNEL(attention_i8)(const Params p) {
         Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
-            logits_of(p, now, x, x, lane, warp);
+            mask_bias(p, p.regions + of_image * TOKENS, bias, x, lane, warp);
+            logits_of(now, scale, x, x, lane, warp);
         } else {
-            logits_of(p, now, bias, x, lane, warp);
+            logits_of(now, scale, bias, x, lane, warp);
         }
         ProbabilityCodes words;
         const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};

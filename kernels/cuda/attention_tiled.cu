@@ -15,7 +15,8 @@ typedef s8 Element;
 constexpr u32 ROW = 48;
 // Bytes of a tile of transposed values.
 constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
-typedef u32 Queries[1][4];
+// Codes, and with TWO_CODES low codes.
+typedef u32 Queries[OPERANDS - 2][4];
 typedef u32 Probabilities[2][4];
 typedef s32 Sums[4][4];
 #else
@@ -30,19 +31,19 @@ constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
 // Starts copying `count` tokens of operand `operand` (q, k or v) from token `first` on. Tokens from index `n`
 // on are filled with zeros.
 INLINE void copy_tokens(const Params& p, u8* to, u32 operand, u32 first, u32 count, u32 window, u32 head) {
-    u32 channels = p.heads * HEAD_DIM;
-    const Element* base = static_cast<const Element*>(p.qkv) + static_cast<u64>(window) * p.n * 3 * channels +
-                          operand * channels + head * HEAD_DIM;
+    s32 column = column_of(p, operand, head);
+    const Element* base = static_cast<const Element*>(p.qkv) + static_cast<u64>(window) * p.n * p.columns;
     for (u32 i = thread_index(); i < count * ROW_CHUNKS; i += THREADS) {
         u32 token = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
-        bool real = first + token < static_cast<u32>(p.n);
-        u64 at = static_cast<u64>(first + token) * 3 * channels + chunk * (16 / sizeof(Element));
+        bool real = first + token < static_cast<u32>(p.n) && column >= 0;
+        u64 at = static_cast<u64>(first + token) * p.columns + column + chunk * (16 / sizeof(Element));
         copy_async_16(to + token * ROW + 16 * chunk, base + (real ? at : 0), real ? 16 : 0);
     }
 }
 
-// Bias rows and regions of a lane's two queries.
+// Bias rows and regions of a lane's two queries, and the factor of their logits.
 struct Rows {
+    f32 scale;
     const f32* bias[2];
     // Regions of the window's tokens; null if the window is not masked.
     const u8* regions;
@@ -51,6 +52,7 @@ struct Rows {
 
 INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded) {
     Rows rows;
+    rows.scale = p.logit_scales[head];
     u32 of_image = window % p.windows;
     bool masked = p.regions != nullptr && p.masked[of_image];
     rows.regions = masked ? p.regions + of_image * padded : nullptr;
@@ -62,52 +64,68 @@ INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded
     return rows;
 }
 
-INLINE void load_queries(Queries& q, const u8* queries, u32 lane, u32 warp) {
+// Low codes are `low` bytes after the codes.
+INLINE void load_queries(Queries& q, const u8* queries, u32 low, u32 lane, u32 warp) {
     const u8* row = queries + (16 * warp + lane % 16) * ROW + lane / 16 * 16;
     load_matrix_x4(q[0], row);
 #if !INTEGER
     load_matrix_x4(q[1], row + 32);
+#elif TWO_CODES
+    load_matrix_x4(q[1], row + low);
 #endif
 }
 
-// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory.
-INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, int t, u32 lane) {
+// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory, and low codes are `low` bytes
+// after it.
+INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t, u32 lane) {
 #if INTEGER
+    const u8* from = keys + (16 * (t / 2) + lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16;
     u32 k[4];
-    load_matrix_x4(k, keys + (16 * (t / 2) + lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16);
+    load_matrix_x4(k, from);
     s32 sums[4] = {};
     const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
     mma_s8(sums, q[0], b);
+#if TWO_CODES
+    u32 k_low[4];
+    load_matrix_x4(k_low, from + low);
+    s32 low_sums[4] = {};
+    const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
+    mma_s8(low_sums, q[0], b_low);
+    mma_s8(low_sums, q[1], b);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = with_low_codes(sums[i], low_sums[i]);
+#else
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = to_f32(sums[i]);
+#endif
 #else
     u32 k[4];
     load_matrix_x4(k, keys + (8 * t + lane % 8) * ROW + lane / 8 * 16);
-    const u32 low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
+    const u32 first[2] = {k[0], k[1]}, second[2] = {k[2], k[3]};
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = 0.0f;
-    mma_f16(x, q[0], low);
-    mma_f16(x, q[1], high);
+    mma_f16(x, q[0], first);
+    mma_f16(x, q[1], second);
 #endif
 }
 
 // Computes the logits of a tile of keys: element [t][2 half + b] belongs to row lane / 4 + 8 half
 // and key 8 t + 2 (lane % 4) + b of the tile.
-INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const u8* keys, u32 first, f32 (&x)[8][4],
-                      u32 lane) {
+INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const u8* keys, u32 low, u32 first,
+                      f32 (&x)[8][4], u32 lane) {
 #pragma unroll
     for (int t = 0; t < 8; t++) {
-        scores(x[t], q, keys, t, lane);
+        scores(x[t], q, keys, low, t, lane);
         u32 key = first + 8 * t + 2 * (lane % 4);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             f32x2 bias = *reinterpret_cast<const f32x2*>(rows.bias[half] + key);
             if (rows.regions != nullptr) {
-                bias.x = rows.regions[key] == rows.region[half] ? bias.x : bias.x + MASKED;
-                bias.y = rows.regions[key + 1] == rows.region[half] ? bias.y : bias.y + MASKED;
+                bias.x = rows.regions[key] == rows.region[half] ? bias.x : bias.x + p.mask;
+                bias.y = rows.regions[key + 1] == rows.region[half] ? bias.y : bias.y + p.mask;
             }
-            x[t][2 * half] = fma_f32(x[t][2 * half], p.logit_scale, bias.x);
-            x[t][2 * half + 1] = fma_f32(x[t][2 * half + 1], p.logit_scale, bias.y);
+            x[t][2 * half] = fma_f32(x[t][2 * half], rows.scale, bias.x);
+            x[t][2 * half + 1] = fma_f32(x[t][2 * half + 1], rows.scale, bias.y);
         }
     }
 }
@@ -274,6 +292,13 @@ KERNEL(attention_f16_tiled)(const Params p) {
     copy_tokens(p, queries, 0, first_query, TOKENS, window, head);
     copy_tokens(p, keys, 1, 0, padded, window, head);
     copy_tokens(p, values, 2, 0, padded, window, head);
+    // Bytes from codes to low codes, which follow the transposed values.
+    u32 low = 0;
+#if TWO_CODES
+    low = (TOKENS + 2 * padded) * ROW + tiles * VALUE_TILE;
+    copy_tokens(p, queries + low, 3, first_query, TOKENS, window, head);
+    copy_tokens(p, keys + low, 4, 0, padded, window, head);
+#endif
     copy_commit();
     copy_wait<0>();
     block_sync();
@@ -285,13 +310,13 @@ KERNEL(attention_f16_tiled)(const Params p) {
     block_sync();
 #endif
     Queries q;
-    load_queries(q, queries, lane, warp);
+    load_queries(q, queries, low, lane, warp);
     Rows rows = rows_of(p, window, head, first_query + 16 * warp + lane / 4, padded);
     RowState state[2] = {};
     f32 x[8][4];
     state[0].largest = state[1].largest = from_bits(0xff800000u);
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, low, tile * TOKENS, x, lane);
 #pragma unroll
         for (int t = 0; t < 8; t++) {
 #pragma unroll
@@ -301,7 +326,7 @@ KERNEL(attention_f16_tiled)(const Params p) {
     state[0].largest = quad_max(state[0].largest), state[1].largest = quad_max(state[1].largest);
 #if INTEGER && PROBS_S8
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, low, tile * TOKENS, x, lane);
         sum_weights(p, x, state[0], 0, tile * TOKENS, lane);
         sum_weights(p, x, state[1], 1, tile * TOKENS, lane);
     }
@@ -310,7 +335,7 @@ KERNEL(attention_f16_tiled)(const Params p) {
 #endif
     Sums sums = {};
     for (u32 tile = 0; tile < tiles; tile++) {
-        logits_of(p, q, rows, keys + tile * TOKENS * ROW, tile * TOKENS, x, lane);
+        logits_of(p, q, rows, keys + tile * TOKENS * ROW, low, tile * TOKENS, x, lane);
         Probabilities words;
         codes_of(p, x, state[0], 0, words);
         codes_of(p, x, state[1], 1, words);

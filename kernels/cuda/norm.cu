@@ -1,86 +1,58 @@
 // LayerNorm of rows gathered from the residual stream. The rows are stored in the order and the type that the
-// next linear layer reads. A row has one source token (shift and window partition) or four (merging of 2 x 2
-// tokens).
+// next linear layer reads.
 //
-// Entry points: `norm_exact` reads an f32 stream and is bit-exact to the reference. `norm_half` reads an f16
-// stream, keeps the row in registers and computes its mean and variance in f32, in two passes.
+// With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to its
+// token of the stream (Swin V2). ADD_CODES also stores the codes of the sums, which the next linear layer reads.
 //
-// Defines: THREADS, PIECES (source tokens of a row: 1 or 4), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT),
-// FAKE (quantize and dequantize before a float store); for `norm_half` also LANES (lanes per row, a power of
-// two up to 32) and CHUNKS (chunks of 8 elements per lane).
+// Entry points: `norm_exact` reads f32 and is bit-exact to the reference. `norm_half` reads f16, keeps the row in
+// registers and computes its mean and variance in f32, in two passes.
+//
+// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_STREAM, ADD_CODES); for `norm_half` also LANES (lanes per row, a
+// power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 #include "moments.cuh"
+#include "rows.cuh"
 
-#define STORE_CODES 0
-#define STORE_HALF 1
-#define STORE_FLOAT 2
+#define ADD_NONE 0
+#define ADD_STREAM 1
+#define ADD_CODES 2
 
-struct Params {
-    // The stream, `[images * tokens, columns / PIECES]`.
-    const void* stream;
-    // Source tokens of each row of one image, `[rows, PIECES]`, PAD for padding; null if row r is token r.
-    const u32* map;
-    const f32* gamma;
-    const f32* beta;
-    // `[images * rows, stride]`.
-    void* out;
-    // Set to 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
-    u32* overflow;
-    // Number of rows of all images.
-    s32 total_rows;
-    // Number of rows and of tokens of one image.
-    s32 rows, tokens;
-    // Number of columns of a row, over all pieces.
-    s32 columns;
-    // Elements from one row of `out` to the next.
-    s32 stride;
-    f32 epsilon;
-    // Reciprocal of the output scale, and the output scale itself.
-    f32 recip, scale;
-};
+#if ADD != ADD_NONE
 
-// The value to store for `y`.
-INLINE f32 stored(const Params& p, f32 y) {
-#if STORE == STORE_CODES
-    return y * p.recip;
-#elif FAKE
-    return fake(y, p.recip, p.scale);
-#else
-    return y;
-#endif
+// The codes of a token of the stream.
+INLINE s8* codes_of(const Params& p, u32 token) {
+    if (p.code_rows == nullptr) return p.codes + static_cast<u64>(token) * p.stride;
+    u32 image = token / p.tokens;
+    u32 row = p.code_rows[token - image * p.tokens];
+    return p.codes + (static_cast<u64>(image) * p.tokens + row) * p.stride;
 }
 
-// Stores four values from `at` on.
-INLINE void store_values(const Params& p, u64 at, const f32 (&values)[4]) {
-    const f32 y[4] = {stored(p, values[0]), stored(p, values[1]), stored(p, values[2]), stored(p, values[3])};
-#if STORE == STORE_CODES
-    *reinterpret_cast<u32*>(static_cast<s8*>(p.out) + at) = codes_s8x4(y[0], y[1], y[2], y[3]);
-#elif STORE == STORE_HALF
-    *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + at) = u32x2{pack_half2(y[0], y[1]), pack_half2(y[2], y[3])};
-#else
-    *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + at) = f32x4{y[0], y[1], y[2], y[3]};
+// Adds `y` to columns `at..at + count` of a token of the stream. With ADD_CODES, stores the codes of the sums as the
+// stream holds them.
+INLINE void add_values(const Params& p, u32 token, s32 at, const f32 (&y)[4]) {
+    f32x4* to = reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + static_cast<u64>(token) * p.columns + at);
+    f32x4 x = *to;
+    x = f32x4{x.x + y[0], x.y + y[1], x.z + y[2], x.w + y[3]};
+    *to = x;
+#if ADD == ADD_CODES
+    *reinterpret_cast<u32*>(codes_of(p, token) + at) =
+        codes_s8x4(x.x * p.recip, x.y * p.recip, x.z * p.recip, x.w * p.recip);
 #endif
 }
-
-// Stores eight values from `at` on.
-INLINE void store_values(const Params& p, u64 at, f32 (&y)[8]) {
+INLINE void add_values(const Params& p, u32 token, s32 at, const f32 (&y)[8]) {
+    u16* to = static_cast<u16*>(p.out) + static_cast<u64>(token) * p.columns + at;
+    f32 x[8];
+    load8(x, to);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = stored(p, y[i]);
-#if STORE == STORE_CODES
-    store8(static_cast<s8*>(p.out) + at, y);
-#elif STORE == STORE_HALF
-    store8(static_cast<u16*>(p.out) + at, y);
-#else
-    store8(static_cast<f32*>(p.out) + at, y);
+    for (int i = 0; i < 8; i++) x[i] = half_to_f32(f32_to_half(x[i] + y[i]));
+    store8(to, x);
+#if ADD == ADD_CODES
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = x[i] * p.recip;
+    store8(codes_of(p, token) + at, x);
 #endif
 }
 
-// Index in the stream, over all images, of the token for piece `piece` of row `row`; PAD for padding.
-INLINE u32 source(const Params& p, u32 row, s32 piece) {
-    if (p.map == nullptr) return row;
-    u32 image = row / p.rows;
-    u32 token = p.map[(row - image * p.rows) * PIECES + piece];
-    return token == PAD ? PAD : image * p.tokens + token;
-}
+#endif
 
 #if defined(EXACT)
 
@@ -103,11 +75,16 @@ KERNEL(norm_exact)(const Params p) {
     u32 lane = index % 4;
     bool real = index / 4 < static_cast<u32>(p.total_rows);
     u32 row = real ? index / 4 : 0;
-    const f32* stream = static_cast<const f32*>(p.stream);
+    const f32* stream = static_cast<const f32*>(p.input);
     s32 piece_columns = p.columns / PIECES;
     u32 from[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
+#if ADD != ADD_NONE
+    u32 target = from[0];
+    from[0] = row;
+    real = real && target != PAD;
+#endif
     Moments moments;
     moments.clear();
     for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(piece_values(from, stream, piece_columns, at));
@@ -119,9 +96,13 @@ KERNEL(norm_exact)(const Params p) {
         f32x4 gamma = *reinterpret_cast<const f32x4*>(p.gamma + at), beta = *reinterpret_cast<const f32x4*>(p.beta + at);
         f32 y[4] = {apply(norm, x.x, gamma.x, beta.x), apply(norm, x.y, gamma.y, beta.y),
                     apply(norm, x.z, gamma.z, beta.z), apply(norm, x.w, gamma.w, beta.w)};
+#if ADD != ADD_NONE
+        add_values(p, target, at, y);
+#else
 #pragma unroll
         for (int i = 0; i < 4; i++) y[i] = padding ? 0.0f : y[i];
         store_values(p, static_cast<u64>(row) * p.stride + at, y);
+#endif
     }
 }
 
@@ -168,11 +149,15 @@ KERNEL(norm_half)(const Params p) {
     s32 lane = index % LANES;
     bool real = index / LANES < static_cast<u32>(p.total_rows);
     u32 row = real ? index / LANES : 0;
-    const u16* stream = static_cast<const u16*>(p.stream);
+    const u16* stream = static_cast<const u16*>(p.input);
     s32 piece_columns = p.columns / PIECES;
     u32 from[PIECES];
 #pragma unroll
     for (int i = 0; i < PIECES; i++) from[i] = source(p, row, i);
+#if ADD != ADD_NONE
+    u32 target = from[0];
+    from[0] = row;
+#endif
     wait_for_previous();
     launch_dependents();
     auto read = [&](int chunk) {
@@ -213,6 +198,9 @@ KERNEL(norm_half)(const Params p) {
     // A value that is not finite makes the variance of its row not finite. Sums of finite halves are always
     // finite.
     if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
+#if ADD != ADD_NONE
+    if (target == PAD) return;
+#endif
     bool padding = PIECES == 1 && from[0] == PAD;
 #pragma unroll UNROLL
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -227,7 +215,11 @@ KERNEL(norm_half)(const Params p) {
             f32 normalised = fma_f32((x[i] - mean) * inverse, gamma[i], beta[i]);
             y[i] = padding ? 0.0f : normalised;
         }
+#if ADD != ADD_NONE
+        add_values(p, target, at, y);
+#else
         store_values(p, static_cast<u64>(row) * p.stride + at, y);
+#endif
     }
 }
 

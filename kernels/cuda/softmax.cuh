@@ -6,15 +6,8 @@
 
 #include "prelude.cuh"
 
-// Added to a logit if its query and its key lie in different regions. Without EXACT, logits are in units of
-// ln(2): the host multiplies their scale and their bias by log2(e).
-#if EXACT
-constexpr f32 MASKED = -100.0f;
-#else
-constexpr f32 MASKED = -144.26950408889634f;
-#endif
-
-// Logits of a warp's 16 queries and all keys: element [tile][2 half + b] belongs to row lane / 4 + 8 half and
+// Logits of a warp's 16 queries and all keys. Without EXACT, logits are in units of ln(2): the host multiplies their
+// scale, their bias and their mask by log2(e). The layout: element [tile][2 half + b] belongs to row lane / 4 + 8 half and
 // key 8 tile + 2 (lane % 4) + b.
 typedef f32 Logits[KEY_TILES][4];
 

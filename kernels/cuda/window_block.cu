@@ -14,6 +14,10 @@
 #define EXACT 0
 #include "softmax.cuh"
 
+// Added to a logit if its query and its key lie in different regions: -100 log2(e), because logits are in units of
+// ln(2).
+constexpr f32 MASK = -144.26950408889634f;
+
 struct Params {
     // The residual stream, f16 `[images * tokens, channels]`, which is updated.
     u16* stream;
@@ -265,7 +269,7 @@ INLINE void attend(const Params& p, const Constants& constants, const Exchange& 
     if (any_lane(at.masked[0] | at.masked[1])) {
 #pragma unroll
         for (int i = 0; i < 4 * KEY_TILES; i++) {
-            if (at.masked[i / 2 % 2] >> (2 * (i / 4) + i % 2) & 1) x[i / 4][i % 4] = x[i / 4][i % 4] + MASKED;
+            if (at.masked[i / 2 % 2] >> (2 * (i / 4) + i % 2) & 1) x[i / 4][i % 4] = x[i / 4][i % 4] + MASK;
         }
     }
     ProbabilityCodes words = {};

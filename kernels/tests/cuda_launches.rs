@@ -6,6 +6,7 @@ use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::rows::RowsConfig;
 use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
 use swinq_kernels::cuda::{Arch, LaunchConfig};
 
@@ -84,6 +85,12 @@ fn patch_embeddings() {
 fn norms() {
     for columns in COLUMNS.into_iter().chain((64..=6144).step_by(64)) {
         for stream in [StreamType::F16, StreamType::F32] {
+            let gather = RowsConfig { columns, pieces: 1, stream };
+            for rows in [1, 49, 65, 401_408] {
+                let launch = gather.launch(rows);
+                check(launch, SHARED[0].1, "rows");
+                covers(launch.grid[0], launch.threads as usize, rows * columns / 8, "rows");
+            }
             let config = NormConfig { columns, pieces: 1, stream };
             let (lanes, chunks) = config.lanes_and_chunks();
             assert!(lanes.is_power_of_two() && (4..=32).contains(&lanes), "{columns}: {lanes} lanes");
@@ -105,12 +112,18 @@ fn norms() {
 fn attentions() -> impl Iterator<Item = AttentionConfig> {
     let of = |tokens| {
         [3, 6, 24, 48].into_iter().flat_map(move |heads| {
-            [AttentionElements::Codes, AttentionElements::Half].map(|elements| AttentionConfig {
+            let kinds = [
+                (AttentionElements::Codes, false),
+                (AttentionElements::Codes, true),
+                (AttentionElements::Half, false),
+            ];
+            kinds.map(|(elements, two_codes)| AttentionConfig {
                 elements,
                 tokens,
                 heads,
                 probs_s8: false,
                 exact: false,
+                two_codes,
             })
         })
     };

@@ -7,15 +7,18 @@ use std::sync::Arc;
 
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::heads::DeviceHeads;
 use swinq_kernels::cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
-use swinq_kernels::cuda::ops::norm::DeviceNorm;
+use swinq_kernels::cuda::ops::norm::{DeviceNorm, rows_of_tokens};
 use swinq_kernels::cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
+use swinq_kernels::cuda::ops::rows::DeviceRows;
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType};
 use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::{RowMap, RowStore};
+use swinq_kernels::heads::HeadsSpec;
+use swinq_kernels::{Quantizer, RowMap, RowStore};
 use swinq_plan::{
-    Attention, Element, Linear, Norm, Op, Order, Patches, Plan, Step, Store, TensorId, TensorSpec, Values,
-    Weight,
+    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Plan, Step, Store, TensorId,
+    TensorSpec, Values, Weight,
 };
 
 use super::mlp::lower_mlp;
@@ -39,12 +42,18 @@ pub(crate) fn lower(
 ) -> Result<Lowered, RuntimeError> {
     let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
     let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
-    let mut lowering = Lowering { device, plan, stream, fuse, streams, maps: Vec::new() };
+    let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
+    let mut lowering = Lowering { device, plan, stream, fuse, streams, branches, maps: Vec::new() };
     let tensors = lowering.tensors();
     let (embedding, mut rest) = Embedding::split(&plan.steps);
     let mut steps = vec![lowering.patch_embed(&embedding)?];
     while let [step, after @ ..] = rest {
         let on_device = |error| RuntimeError::on_device(&step.name, error);
+        if let Some((step, count)) = lowering.norm_and_add(rest).map_err(on_device)? {
+            steps.push(step);
+            rest = &rest[count..];
+            continue;
+        }
         let fused = match lowering.window_block(rest).map_err(on_device)? {
             Some(block) => Some((block, 4)),
             None => lowering.mlp(rest).map_err(on_device)?.map(|mlp| (mlp, 3)),
@@ -66,6 +75,15 @@ pub(crate) fn lower(
         rest = &rest[count..];
     }
     Ok(Lowered { steps, tensors })
+}
+
+/// Whether `step` reads a linear layer's result that has the type of the stream.
+fn reads_branch(step: &Step<'_>) -> bool {
+    match step.op {
+        Op::NormalizeHeads(_) => true,
+        Op::Norm(..) => matches!(step.store, Store::Residual { .. }),
+        _ => false,
+    }
 }
 
 /// The plan's steps of the patch embedding, which one launch computes.
@@ -119,6 +137,8 @@ struct Lowering<'a> {
     fuse: bool,
     /// The tensors that hold the residual stream.
     streams: Vec<TensorId>,
+    /// The results of linear layers that have the type of the stream, though they are not the stream.
+    branches: Vec<TensorId>,
     /// Row maps that are already on the device.
     maps: Vec<(Arc<RowMap>, DeviceMap)>,
 }
@@ -135,7 +155,11 @@ impl Lowering<'_> {
                 StreamType::F32 => DeviceElement::Float,
             },
             Element::F32 if id == self.plan.logits() => DeviceElement::Float,
-            Element::F32 if id == pooled && self.stream == StreamType::F32 => DeviceElement::Float,
+            Element::F32
+                if self.stream == StreamType::F32 && (id == pooled || self.branches.contains(&id)) =>
+            {
+                DeviceElement::Float
+            }
             Element::F32 => DeviceElement::Half,
         };
         let tensor = |(index, spec): (usize, &TensorSpec)| DeviceTensor {
@@ -181,6 +205,7 @@ impl Lowering<'_> {
             op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
             input: self.plan.image(),
             output: step.output,
+            codes: None,
             rows: self.plan.tensor(step.output).rows,
             macs: step.macs,
             weight_bytes: 4 * weight.len() as u64,
@@ -219,6 +244,7 @@ impl Lowering<'_> {
             op,
             input: step.input,
             output: step.output,
+            codes: None,
             rows,
             macs: step.macs,
             weight_bytes,
@@ -243,6 +269,7 @@ impl Lowering<'_> {
             op: DeviceOp::Mlp(op),
             input: stream,
             output: stream,
+            codes: None,
             rows,
             macs,
             weight_bytes,
@@ -260,34 +287,19 @@ impl Lowering<'_> {
                 }
                 _ => self.linear(step, linear),
             },
-            Op::Norm(..) if matches!(step.store, Store::Residual { .. }) => Err(CudaError::Unsupported(
-                "a norm that adds to the residual stream (Swin V2): the CUDA kernels have none".to_owned(),
-            )),
-            Op::Quantize(_) => Err(CudaError::Unsupported(
-                "quantization of the residual stream without a norm (Swin V2): the CUDA kernels have none"
-                    .to_owned(),
-            )),
+            Op::Quantize(order) => {
+                let (map, columns) = (self.map_of(order)?, self.plan.tensor(step.input).columns);
+                Ok((DeviceOp::Rows(DeviceRows::rows(self.device, columns, self.stream, map, store)?), 0))
+            }
             Op::Norm(norm, order) => {
                 let map = self.map_of(order)?;
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let norm = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, map, store)?;
                 Ok((DeviceOp::Norm(norm), 0))
             }
-            Op::NormalizeHeads(_) => Err(CudaError::Unsupported(
-                "the normalisation of queries and keys (Swin V2): the CUDA kernels have none".to_owned(),
-            )),
+            Op::NormalizeHeads(heads) => Ok((DeviceOp::Heads(self.normalize_heads(heads, &step.store)?), 0)),
             Op::Attention(attention) => self.attention(attention, store),
-            Op::Merge(merge) => {
-                let norm = merge.norm.as_ref().ok_or_else(|| {
-                    CudaError::Unsupported(
-                        "a merge without a norm (Swin V2): the CUDA kernels have none".to_owned(),
-                    )
-                })?;
-                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-                let (params, sources) = ((&gamma[..], &beta[..]), (&merge.sources[..], merge.tokens));
-                let norm = DeviceNorm::merged(self.device, params, norm.eps, self.stream, sources, store)?;
-                Ok((DeviceOp::Norm(norm), 0))
-            }
+            Op::Merge(merge) => Ok((self.merge(merge, self.plan.tensor(step.output).columns, store)?, 0)),
             Op::Pool(norm) => {
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let store = match (&step.store, self.stream) {
@@ -298,13 +310,76 @@ impl Lowering<'_> {
                 let pool = DevicePool::new(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
                 Ok((DeviceOp::Pool(pool), 0))
             }
-            Op::NormInPlace(_) if step.input != self.streams[0] => Err(CudaError::Unsupported(
-                "a norm after a reduction (Swin V2): the CUDA kernels have none".to_owned(),
-            )),
-            Op::Patches(_) | Op::NormInPlace(_) | Op::PositionEmbedding(_) => {
+            // After the patch embedding, this is the norm after a reduction of Swin V2.
+            Op::NormInPlace(norm) => {
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+                let store = match self.stream {
+                    StreamType::F16 => DeviceStore::Half,
+                    StreamType::F32 => DeviceStore::Float,
+                };
+                let norm =
+                    DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, None, store)?;
+                Ok((DeviceOp::Norm(norm), 0))
+            }
+            Op::Patches(_) | Op::PositionEmbedding(_) => {
                 unreachable!("{} is part of the patch embedding", step.name)
             }
         }
+    }
+
+    /// The launch for the norm at the beginning of `steps` that adds to the stream, if there is one, and the number of
+    /// steps that it computes: the codes of the stream, which the next linear layer reads, are stored with it.
+    fn norm_and_add(&mut self, steps: &[Step<'_>]) -> Result<Option<(DeviceStep, usize)>, CudaError> {
+        let [step, after @ ..] = steps else { return Ok(None) };
+        let (Op::Norm(norm, order), Store::Residual { branch, shortcut }) = (&step.op, &step.store) else {
+            return Ok(None);
+        };
+        if branch.is_some() || shortcut.is_some() {
+            return Err(add_in_float());
+        }
+        let map = self.map_of(order)?;
+        let next = after.first().and_then(|next| stored_codes(next, step.output));
+        let codes = next.map(|(_, quantizer, map)| (quantizer, map));
+        let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+        let op = DeviceNorm::residual(self.device, (&gamma, &beta), norm.eps, self.stream, map, codes)?;
+        let step = DeviceStep {
+            name: step.name.clone(),
+            images: ANY_BATCH,
+            op: DeviceOp::Norm(op),
+            input: step.input,
+            output: step.output,
+            codes: next.map(|(tensor, ..)| tensor),
+            rows: self.plan.tensor(step.output).rows,
+            macs: 0,
+            weight_bytes: 0,
+        };
+        Ok(Some((step, 1 + usize::from(next.is_some()))))
+    }
+
+    fn normalize_heads(&self, heads: &NormalizeHeads, store: &Store) -> Result<DeviceHeads, CudaError> {
+        let codes = match store {
+            Store::Codes(sites) => Some([sites[0], sites[1], sites[2]]),
+            _ => None,
+        };
+        let NormalizeHeads { heads, head_dim, two_codes } = heads;
+        let spec = HeadsSpec { heads: *heads, head_dim: *head_dim, two_codes, codes };
+        DeviceHeads::new(self.device, &spec, self.stream)
+    }
+
+    fn merge(&self, merge: &Merge<'_>, columns: usize, store: DeviceStore) -> Result<DeviceOp, CudaError> {
+        let sources = (&merge.sources[..], merge.tokens);
+        let Some(norm) = &merge.norm else {
+            return Ok(DeviceOp::Rows(DeviceRows::merged(
+                self.device,
+                columns,
+                self.stream,
+                sources,
+                store,
+            )?));
+        };
+        let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+        let params = (&gamma[..], &beta[..]);
+        Ok(DeviceOp::Norm(DeviceNorm::merged(self.device, params, norm.eps, self.stream, sources, store)?))
     }
 
     /// Prepares the head in f32.
@@ -348,20 +423,17 @@ impl Lowering<'_> {
     fn linear_store(&self, step: &Step<'_>, n: usize) -> Result<LinearStore, CudaError> {
         Ok(match &step.store {
             Store::Residual { branch: None, shortcut: None } => LinearStore::Residual,
-            Store::Residual { .. } => {
-                return Err(CudaError::Unsupported(
-                    "the sites add.branch and add.shortcut are on: the CUDA kernels add in float; the CPU backend runs \
-                     every recipe"
-                        .to_owned(),
-                ));
-            }
+            Store::Residual { .. } => return Err(add_in_float()),
             Store::Codes(quantizers) => {
                 let part = n / quantizers.len();
                 LinearStore::Codes((0..n).map(|c| quantizers[c / part].recip()).collect())
             }
             Store::ChannelFake(channels) => LinearStore::ChannelFake(channels.clone()),
             Store::ChannelCodes(channels) => LinearStore::ChannelCodes(channels.clone()),
-            Store::F32 if self.stream == StreamType::F32 && self.streams.contains(&step.output) => {
+            Store::F32
+                if self.stream == StreamType::F32
+                    && (self.streams.contains(&step.output) || self.branches.contains(&step.output)) =>
+            {
                 LinearStore::Plain(DeviceStore::Float)
             }
             Store::F32 if step.output == self.plan.logits() => LinearStore::Plain(DeviceStore::Float),
@@ -390,6 +462,27 @@ impl Lowering<'_> {
         self.maps.push((Arc::clone(map), on_device.clone()));
         Ok(on_device)
     }
+}
+
+/// The tensor, the quantizer and the order of the codes that `step` stores of `stream`, if no row is padding.
+fn stored_codes<'a>(
+    step: &'a Step<'_>,
+    stream: TensorId,
+) -> Option<(TensorId, Quantizer, Option<&'a RowMap>)> {
+    let (Op::Quantize(order), Store::Codes(quantizers)) = (&step.op, &step.store) else { return None };
+    let map = match order {
+        Order::Tokens => None,
+        Order::Windows { map, .. } => Some(&**map),
+    };
+    let no_padding = map.is_none_or(|map| rows_of_tokens(map).is_some());
+    (step.input == stream && no_padding).then_some((step.output, quantizers[0], map))
+}
+
+fn add_in_float() -> CudaError {
+    CudaError::Unsupported(
+        "the sites add.branch and add.shortcut are on: the CUDA kernels add in float; the CPU backend runs every recipe"
+            .to_owned(),
+    )
 }
 
 /// How an op stores its output for a linear layer on the tensor cores.

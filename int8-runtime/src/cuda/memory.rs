@@ -32,7 +32,11 @@ impl Memory {
         max_batch: usize,
         scores: TensorId,
     ) -> Result<Memory, RuntimeError> {
-        let uses: Vec<_> = steps.iter().map(|step| (step.input, step.output)).collect();
+        let codes = |step: &DeviceStep| step.codes.map(|codes| (step.output, codes));
+        let uses: Vec<_> = steps
+            .iter()
+            .flat_map(|step| [(step.input, step.output)].into_iter().chain(codes(step)))
+            .collect();
         let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
         let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
         let mut bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
@@ -98,15 +102,21 @@ impl Memory {
         let input = self.slice(step.input, images, pixels);
         let output = self.slice(step.output, images, pixels);
         let flag = self.results.slice(4 * index, 4);
-        step.run(on, images, &Operands { input: &input, output: &output, flag: &flag }, choice)
+        let codes = step.codes.map(|codes| self.slice(codes, images, pixels));
+        let operands = Operands { input: &input, output: &output, codes: codes.as_ref(), flag: &flag };
+        step.run(on, images, &operands, choice)
     }
 
     /// Minimum number of bytes that a step must read and write: its input, its output and its weights, once
     /// each.
     pub(crate) fn moved(&self, step: &DeviceStep, images: usize) -> u64 {
         let bytes = |id: TensorId| (images * self.tensors[id.0].bytes()) as u64;
-        let residual = matches!(&step.op, DeviceOp::Linear(p, _) if p.kind().is_residual());
+        let residual = match &step.op {
+            DeviceOp::Linear(linear, _) => linear.kind().is_residual(),
+            DeviceOp::Norm(norm) => norm.adds(),
+            _ => false,
+        };
         let writes = bytes(step.output) * if residual { 2 } else { 1 };
-        bytes(step.input) + writes + step.weight_bytes
+        bytes(step.input) + writes + step.codes.map_or(0, bytes) + step.weight_bytes
     }
 }

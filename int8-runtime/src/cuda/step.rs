@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use swinq_kernels::cuda::ops::attention::DeviceAttention;
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::heads::DeviceHeads;
 use swinq_kernels::cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_kernels::cuda::ops::mlp::DeviceMlp;
 use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
+use swinq_kernels::cuda::ops::rows::DeviceRows;
 use swinq_kernels::cuda::ops::window_block::DeviceWindowBlock;
 use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
 use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
@@ -93,6 +95,10 @@ impl DeviceTensor {
 pub(crate) enum DeviceOp {
     PatchEmbed(DevicePatchEmbed),
     Norm(DeviceNorm),
+    /// Rows of the stream without a norm.
+    Rows(DeviceRows),
+    /// The normalisation of queries and keys.
+    Heads(DeviceHeads),
     Linear(Box<DeviceLinear>, Option<DeviceMap>),
     Attention(DeviceAttention),
     /// LayerNorm, both linear layers and the residual addition.
@@ -114,7 +120,10 @@ impl DeviceOp {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             DeviceOp::PatchEmbed(_) => "patch embedding",
+            DeviceOp::Norm(norm) if norm.adds() => "norm + add",
             DeviceOp::Norm(_) => "norm",
+            DeviceOp::Rows(_) => "quantize",
+            DeviceOp::Heads(_) => "normalize",
             DeviceOp::Linear(linear, _) if linear.kind().integer => "linear INT8",
             DeviceOp::Linear(..) => "linear f16",
             DeviceOp::Attention(_) => "attention",
@@ -149,7 +158,9 @@ pub(crate) struct DeviceStep {
     pub(crate) op: DeviceOp,
     pub(crate) input: TensorId,
     pub(crate) output: TensorId,
-    /// Rows of the input per image.
+    /// A second output: the codes of the stream that a norm has added to.
+    pub(crate) codes: Option<TensorId>,
+    /// Rows of the input per image; of a norm that adds to the stream, the tokens.
     pub(crate) rows: usize,
     pub(crate) macs: u64,
     /// Bytes of weights and tables that a launch must read.
@@ -160,6 +171,7 @@ pub(crate) struct DeviceStep {
 pub(crate) struct Operands<'a> {
     pub(crate) input: &'a DeviceSlice,
     pub(crate) output: &'a DeviceSlice,
+    pub(crate) codes: Option<&'a DeviceSlice>,
     /// The step's flag: a u32 that the step sets if its f16 stream holds a value that is not finite.
     pub(crate) flag: &'a DeviceSlice,
 }
@@ -180,7 +192,12 @@ impl DeviceStep {
     ) -> Result<(), CudaError> {
         match &self.op {
             DeviceOp::PatchEmbed(op) => op.run(on, images, at.input, at.output),
+            DeviceOp::Norm(op) if op.adds() => {
+                op.run_residual(on, (images, self.rows), at.input, at.output, at.codes, at.flag)
+            }
             DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
+            DeviceOp::Rows(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
+            DeviceOp::Heads(op) => op.run(on, images * self.rows, at.input, at.output, at.flag),
             DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
             DeviceOp::Mlp(op) => op.run(on, images * self.rows, at.output, at.flag),
             DeviceOp::WindowBlock(op) => op.run(on, images, at.output, at.flag),

@@ -72,6 +72,7 @@ impl<'a> WindowBlock<'a> {
             op: DeviceOp::WindowBlock(op),
             input: norm.input,
             output: add.output,
+            codes: None,
             rows,
             macs: self.steps.iter().map(|step| step.macs).sum(),
             weight_bytes: (spec.qkv.codes.len() + spec.proj.codes.len() + 2 * bias.len()) as u64,

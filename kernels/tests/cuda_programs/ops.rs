@@ -4,9 +4,11 @@ use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_kernels::cuda::ops::heads::HeadsConfig;
 use swinq_kernels::cuda::ops::mlp::MlpConfig;
-use swinq_kernels::cuda::ops::norm::NormConfig;
+use swinq_kernels::cuda::ops::norm::{NormConfig, NormResult};
 use swinq_kernels::cuda::ops::patch::PatchConfig;
+use swinq_kernels::cuda::ops::rows::RowsConfig;
 use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::cuda::training::{
@@ -86,13 +88,26 @@ fn norms(scope: Scope) -> Vec<Program> {
     let mut programs = Vec::new();
     for (stream, pieces) in STREAMS.into_iter().flat_map(|s| [(s, 1), (s, 4)]) {
         for store in stores(scope) {
-            let program = |columns| NormConfig { columns, pieces, stream }.program(store);
+            let norm = |columns| NormConfig { columns, pieces, stream };
+            let program = |columns| norm(columns).program(NormResult::Store(store));
+            programs.push(RowsConfig { columns: 96, pieces, stream }.program(store));
             programs.extend(official.map(program));
             if scope > Scope::Few && matches!(store, DeviceStore::Codes(_)) {
                 programs.extend((64..=6144).step_by(64).map(program));
             }
         }
     }
+    // The norms of Swin V2, which add to the stream; those that keep a row in registers and one that does not.
+    for (stream, columns) in STREAMS.into_iter().flat_map(|s| [96, 384, 768, 1536, 6144].map(|c| (s, c))) {
+        for result in [NormResult::Add, NormResult::AddAndCode(quantizer())] {
+            programs.push(NormConfig { columns, pieces: 1, stream }.program(result));
+        }
+    }
+    programs.extend(
+        STREAMS
+            .into_iter()
+            .flat_map(|input| [true, false].map(|codes| HeadsConfig { input, codes }.program())),
+    );
     programs
 }
 
@@ -100,13 +115,15 @@ fn attentions(scope: Scope) -> Vec<Program> {
     let tokens: &[usize] = if scope == Scope::Few { &[49, 144] } else { &[16, 49, 64, 144, 256, 576] };
     let mut programs = Vec::new();
     for &tokens in tokens {
-        for (elements, probs_s8) in [
-            (AttentionElements::Codes, false),
-            (AttentionElements::Codes, true),
-            (AttentionElements::Half, false),
+        for (elements, probs_s8, two_codes) in [
+            (AttentionElements::Codes, false, false),
+            (AttentionElements::Codes, true, false),
+            (AttentionElements::Codes, false, true),
+            (AttentionElements::Codes, true, true),
+            (AttentionElements::Half, false, false),
         ] {
             for exact in [false, true] {
-                let config = AttentionConfig { elements, tokens, heads: 3, probs_s8, exact };
+                let config = AttentionConfig { elements, tokens, heads: 3, probs_s8, exact, two_codes };
                 programs.extend(stores(scope).into_iter().map(|store| config.program(store)));
             }
         }

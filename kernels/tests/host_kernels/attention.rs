@@ -1,9 +1,9 @@
 //! Window attention: `attention_i8.cu` and `attention_f16.cu`, and `attention_tiled.cu` for windows with more
 //! tokens.
 
-use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM};
+use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, low_columns};
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
-use swinq_kernels::{AttentionQuant, Probs, Quantizer, reference};
+use swinq_kernels::{AttentionQuant, HeadScores, Probs, Quantizer, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
@@ -25,6 +25,12 @@ struct Case {
     bias: Vec<f32>,
     /// `[windows, n]`.
     regions: Option<Vec<u8>>,
+    /// Added to the logits of tokens of different regions.
+    mask: f32,
+    /// The factor of `q k^T` for each head, and whether its queries and keys have two codes.
+    scores: Vec<HeadScores>,
+    /// Low codes of queries and keys, in the layout of [`Case::codes`].
+    low: Vec<i8>,
 }
 
 impl Case {
@@ -48,7 +54,41 @@ impl Case {
         let regions = masked.then(|| (0..windows * n).map(region).collect());
         let mut bias = rng.floats(heads * n * n, 2.0);
         bias.iter_mut().skip(n * n / 2).step_by(29).for_each(|b| *b += 98.0);
-        Case { heads, n, windows, images, codes, bias, regions }
+        let scores = vec![HeadScores::from(SCALE); heads];
+        let low = rng.bytes(codes.len()).into_iter().map(|x| x.cast_signed().max(-127)).collect();
+        Case { heads, n, windows, images, codes, bias, regions, mask: -100.0, scores, low }
+    }
+
+    /// The case with a factor for each head, some of which have two codes, and another mask.
+    fn second_version(mut self) -> Case {
+        self.mask = -200.0;
+        for (head, scores) in self.scores.iter_mut().enumerate() {
+            *scores = HeadScores { scale: 0.05 * (head + 1) as f32, two_codes: head % 2 == 0 };
+        }
+        self
+    }
+
+    fn two_codes(&self) -> Vec<bool> {
+        self.scores.iter().map(|scores| scores.two_codes).collect()
+    }
+
+    /// Columns of the codes with their low codes.
+    fn columns(&self) -> usize {
+        let low = self.two_codes().into_iter().filter(|&two| two).count();
+        3 * self.channels() + 2 * low * HEAD_DIM
+    }
+
+    /// [`Case::codes`] with the low codes behind each row.
+    fn rows_of_codes(&self) -> Vec<i8> {
+        let width = 3 * self.channels();
+        let mut all = Vec::new();
+        for (codes, low) in self.codes.chunks_exact(width).zip(self.low.chunks_exact(width)) {
+            all.extend(codes);
+            for slot in (0..2 * self.heads).filter(|slot| self.scores[slot % self.heads].two_codes) {
+                all.extend(&low[slot * HEAD_DIM..][..HEAD_DIM]);
+            }
+        }
+        all
     }
 
     fn total(&self) -> usize {
@@ -60,7 +100,8 @@ impl Case {
     }
 
     fn config(&self, elements: AttentionElements, probs_s8: bool, exact: bool) -> AttentionConfig {
-        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8, exact }
+        let two_codes = elements == AttentionElements::Codes && self.two_codes().contains(&true);
+        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8, exact, two_codes }
     }
 
     /// The bias of head `head` plus the mask of window `window`, `[n, n]`.
@@ -69,7 +110,7 @@ impl Case {
         let value = |i: usize| {
             let bias = self.bias[head * n * n + i];
             let region = |token: usize| self.regions.as_ref().map(|r| r[window % self.windows * n + token]);
-            if region(i / n) == region(i % n) { bias } else { bias + -100.0 }
+            if region(i / n) == region(i % n) { bias } else { bias + self.mask }
         };
         (0..n * n).map(value).collect()
     }
@@ -99,28 +140,34 @@ impl Case {
         out
     }
 
-    /// A launch with the parameters up to `windows_each`, without the factors.
-    fn launch(&self, config: AttentionConfig, store: DeviceStore) -> Launch {
+    /// A launch with the parameters up to `mask`. `unit` is the factor of all logits: of the products, before the
+    /// scales of heads.
+    fn launch(&self, config: AttentionConfig, store: DeviceStore, unit: f32) -> Launch {
         // With one multiprocessor, a block processes several windows.
         let (each, launch) = config.launch(self.total(), 1);
         let launch = Launch::new(&config.program(store), launch);
-        let launch = match config.elements {
-            AttentionElements::Codes => launch.activation(&self.padded_rows(&self.codes, 1, 99)),
+        let (launch, columns) = match config.elements {
+            AttentionElements::Codes => {
+                let columns = self.columns();
+                let rows = padded_rows(&self.rows_of_codes(), columns, 1, 99);
+                (launch.activation(&rows), row_stride(columns, 1))
+            }
             AttentionElements::Half => {
-                launch.activation(&self.padded_rows(&to_halves(&self.values()), 2, 0x7fff))
+                let columns = 3 * self.channels();
+                let rows = padded_rows(&to_halves(&self.values()), columns, 2, 0x7fff);
+                (launch.activation(&rows), row_stride(columns, 2))
             }
         };
+        let scales: Vec<f32> =
+            self.scores.iter().map(|scores| unit * scores.scale * config.logit_unit()).collect();
+        let low = config.two_codes.then(|| low_columns(&self.two_codes()));
+        let launch = launch.array(&scales).optional(low.as_deref());
         let (regions, masked) = self.padded_regions(config.padded()).unzip();
         let launch =
             launch.array(&self.padded_bias(config)).optional(regions.as_deref()).optional(masked.as_deref());
         let launch = rows::output(launch, self.total() * self.n, self.channels(), store);
-        launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(each)
-    }
-
-    fn padded_rows<T: Copy>(&self, x: &[T], bytes: usize, pad: T) -> Vec<T> {
-        let (width, stride) = (3 * self.channels(), row_stride(3 * self.channels(), bytes));
-        let rows = x.chunks_exact(width);
-        rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
+        let launch = launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(columns);
+        launch.int(each).float(self.mask * config.logit_unit())
     }
 
     /// The bias `[heads, padded, padded]` in the unit of the logits; -inf for padding keys.
@@ -160,7 +207,7 @@ impl Case {
         let attend = |i: usize| {
             let logit = |j: usize| {
                 let dot: f64 = row(&q, i).iter().zip(row(&k, j)).map(|(q, k)| q * k).sum();
-                dot * f64::from(SCALE) + f64::from(bias[i * n + j])
+                dot * f64::from(self.scores[head].scale) + f64::from(bias[i * n + j])
             };
             let logits: Vec<f64> = (0..n).map(logit).collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -173,9 +220,16 @@ impl Case {
     }
 }
 
+/// `x`, rows of `width` elements, with `pad` up to the row stride of the kernels.
+fn padded_rows<T: Copy>(x: &[T], width: usize, bytes: usize, pad: T) -> Vec<T> {
+    let stride = row_stride(width, bytes);
+    let rows = x.chunks_exact(width);
+    rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(pad, stride - width))).collect()
+}
+
 /// Windows with full and partial tiles, with one tile, one token and several tiles; one or several heads;
 /// with and without a mask.
-fn cases() -> [Case; 7] {
+fn cases() -> [Case; 10] {
     [
         Case::new(3, 49, 4, 2, true),
         Case::new(1, 64, 4, 3, true),
@@ -184,6 +238,9 @@ fn cases() -> [Case; 7] {
         Case::new(1, 57, 2, 1, true),
         Case::new(2, 144, 2, 1, true),
         Case::new(1, 65, 1, 2, false),
+        Case::new(3, 64, 2, 2, true).second_version(),
+        Case::new(2, 20, 2, 1, true).second_version(),
+        Case::new(2, 100, 2, 1, true).second_version(),
     ]
 }
 
@@ -206,19 +263,31 @@ fn run_codes(
         _ => (1.0, 1.0),
     };
     let config = case.config(AttentionElements::Codes, matches!(probs, Probs::S8(_)), exact);
-    let logit_scale = q.scale() * k.scale() * SCALE * config.logit_unit();
-    let launch = case.launch(config, store).float(logit_scale).float(v.scale());
+    let launch = case.launch(config, store, q.scale() * k.scale()).float(v.scale());
     let got = rows::step_of(launch.float(probs_scale).float(probs_recip), store).run(compiler).pop();
     let quant = AttentionQuant { q: Some(q), k: Some(k), v: Some(v), scores: None, probs };
     let codes: Vec<f32> = case.codes.iter().map(|&c| f32::from(c)).collect();
+    let low: Vec<f32> = case.low.iter().map(|&c| f32::from(c) / 256.0).collect();
     let want = case.gather(|window, head| {
         let [mut x, mut y, mut z] = case.operands(&codes, window, head);
+        if case.scores[head].two_codes {
+            let [x_low, y_low, _] = case.operands(&low, window, head);
+            x.iter_mut().zip(x_low).chain(y.iter_mut().zip(y_low)).for_each(|(x, low)| *x += low);
+        }
         for (values, step) in [(&mut x, q), (&mut y, k), (&mut z, v)] {
             values.iter_mut().for_each(|x| *x *= step.scale());
         }
         let mut out = vec![f32::NAN; case.n * HEAD_DIM];
         let bias = case.masked_bias(window, head);
-        reference::attention_window(case.n, HEAD_DIM, (&x, &y, &z), SCALE, &bias, &quant, &mut out);
+        reference::attention_window(
+            case.n,
+            HEAD_DIM,
+            (&x, &y, &z),
+            case.scores[head],
+            &bias,
+            &quant,
+            &mut out,
+        );
         out
     });
     (got.unwrap(), want)
@@ -284,8 +353,7 @@ fn halves_err_by_the_rounding_of_the_probabilities() {
         let stores = [DeviceStore::Codes(step(0.03)), DeviceStore::Half];
         for (store, exact) in stores.into_iter().flat_map(|store| [(store, true), (store, false)]) {
             let config = case.config(AttentionElements::Half, false, exact);
-            let scale = SCALE * config.logit_unit();
-            let launch = case.launch(config, store).float(scale).float(1.0).float(1.0).float(1.0);
+            let launch = case.launch(config, store, 1.0).float(1.0).float(1.0).float(1.0);
             let got = rows::step_of(launch, store).run(compiler);
             let what = format!("{} heads, {} tokens, {store:?}, exact: {exact}", case.heads, case.n);
             let error = largest * (1.0 / 2048.0 + 2e-5);

@@ -12,6 +12,7 @@ mod faults;
 mod functions;
 mod gemm;
 mod head;
+mod heads;
 mod ladder;
 mod launch;
 mod layouts;

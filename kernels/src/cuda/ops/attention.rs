@@ -21,6 +21,8 @@ const TILED_REGISTERS: u32 = 168;
 #[derive(Clone, Copy)]
 struct AttentionParams {
     qkv: u64,
+    logit_scales: u64,
+    low: u64,
     bias: u64,
     regions: u64,
     masked: u64,
@@ -29,8 +31,9 @@ struct AttentionParams {
     windows: i32,
     n: i32,
     heads: i32,
+    columns: i32,
     windows_each: i32,
-    logit_scale: f32,
+    mask: f32,
     value_scale: f32,
     probs_scale: f32,
     probs_recip: f32,
@@ -63,6 +66,8 @@ pub struct AttentionConfig {
     pub probs_s8: bool,
     /// Whether exponentials are bit-exact to the reference; if not, the GPU's exponential unit computes them.
     pub exact: bool,
+    /// Whether queries and keys of some heads have two codes for each value.
+    pub two_codes: bool,
 }
 
 impl AttentionConfig {
@@ -96,7 +101,9 @@ impl AttentionConfig {
             .define("FAKE", store.is_fake().into())
             .define("EXACT", self.exact.into());
         let program = match self.elements {
-            AttentionElements::Codes => program.define("PROBS_S8", self.probs_s8.into()),
+            AttentionElements::Codes => {
+                program.define("PROBS_S8", self.probs_s8.into()).define("TWO_CODES", self.two_codes.into())
+            }
             AttentionElements::Half => program,
         };
         if self.whole() {
@@ -110,13 +117,15 @@ impl AttentionConfig {
     /// Bytes of shared memory of a block.
     pub fn shared(&self) -> u32 {
         let tokens = TOKENS as u32;
+        let (operands, low) = if self.two_codes { (5, 1) } else { (3, 0) };
         match (self.elements, self.whole()) {
-            (AttentionElements::Codes, true) => 2 * 3 * tokens * 48 + 32 * 80,
+            (AttentionElements::Codes, true) => 2 * operands * tokens * 48 + 32 * 80,
             (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
-            // Queries, then the keys and values of every tile, then the transposed INT8 values.
+            // Queries, then the keys and values of every tile, then the transposed INT8 values; low codes of queries
+            // and keys.
             (AttentionElements::Codes, false) => {
                 let padded = self.padded() as u32;
-                tokens * 48 + 2 * padded * 48 + padded / tokens * 32 * 80
+                tokens * 48 + 2 * padded * 48 + padded / tokens * 32 * 80 + low * (tokens + padded) * 48
             }
             (AttentionElements::Half, false) => {
                 let padded = self.padded() as u32;
@@ -146,6 +155,12 @@ pub struct DeviceAttention {
     config: AttentionConfig,
     windows: usize,
     multiprocessors: usize,
+    /// Columns of the input.
+    columns: usize,
+    logit_scales: DeviceSlice,
+    /// Present if some heads have two codes.
+    low: Option<DeviceSlice>,
+    mask: f32,
     bias: DeviceSlice,
     regions: Option<(DeviceSlice, DeviceSlice)>,
     store: DeviceStore,
@@ -154,7 +169,8 @@ pub struct DeviceAttention {
 
 /// Factors of the kernel.
 struct Scales {
-    logit: f32,
+    /// Of the sums of `q . k`, for each head.
+    logits: Vec<f32>,
     value: f32,
     probs: (f32, f32),
 }
@@ -183,14 +199,21 @@ impl DeviceAttention {
                 config.shared()
             )));
         }
+        let scales = scales(spec, &config);
+        let low = config.two_codes.then(|| low_columns(spec.two_codes));
+        let low_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
         Ok(DeviceAttention {
             kernel,
+            columns: (3 * config.heads + low_codes) * HEAD_DIM,
+            logit_scales: DeviceBuf::from_slice(device, &scales.logits)?.all(),
+            low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
+            mask: spec.mask * config.logit_unit(),
             windows: spec.windows,
             multiprocessors: device.multiprocessors() as usize,
             bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
             regions: padded_regions(device, (config.tokens, config.padded()), spec.regions)?,
             store,
-            scales: scales(spec, &config),
+            scales,
             config,
         })
     }
@@ -212,9 +235,10 @@ impl DeviceAttention {
         let AttentionConfig { tokens, heads, .. } = self.config;
         let (total, channels) = (images * self.windows, heads * HEAD_DIM);
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
-        expect("attention: q, k and v", qkv, total * tokens * row_stride(3 * channels, element) * element);
+        let columns = row_stride(self.columns, element);
+        expect("attention: q, k and v", qkv, total * tokens * columns * element);
         expect("attention: the output", out, total * tokens * channels * self.store.element_bytes());
-        [qkv, out, &self.bias].into_iter().for_each(|s| on.hold(s));
+        [qkv, out, &self.bias, &self.logit_scales].into_iter().chain(&self.low).for_each(|s| on.hold(s));
         self.regions
             .iter()
             .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
@@ -222,6 +246,8 @@ impl DeviceAttention {
         let (recip, scale) = self.store.recip_and_scale();
         let params = AttentionParams {
             qkv: qkv.ptr(),
+            logit_scales: self.logit_scales.ptr(),
+            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
             bias: self.bias.ptr(),
             regions: self.regions.as_ref().map_or(0, |(regions, _)| regions.ptr()),
             masked: self.regions.as_ref().map_or(0, |(_, masked)| masked.ptr()),
@@ -230,8 +256,9 @@ impl DeviceAttention {
             windows: int(self.windows),
             n: int(tokens),
             heads: int(heads),
+            columns: int(columns),
             windows_each: int(each),
-            logit_scale: self.scales.logit,
+            mask: self.mask,
             value_scale: self.scales.value,
             probs_scale: self.scales.probs.0,
             probs_recip: self.scales.probs.1,
@@ -248,19 +275,6 @@ impl DeviceAttention {
 /// The kernel configuration for `spec`.
 fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
-    if spec.scales.iter().any(|scale| *scale != spec.scales[0]) {
-        return Err(CudaError::Unsupported(
-            "attention with a scale for each head: the CUDA kernels take one scale for all heads; the CPU backend runs it"
-                .to_owned(),
-        ));
-    }
-    if spec.two_codes.contains(&true) || spec.mask != -100.0 {
-        return Err(CudaError::Unsupported(
-            "attention with two codes per value or another mask than -100 (Swin V2): the CUDA kernels have neither; the \
-             CPU backend runs it"
-                .to_owned(),
-        ));
-    }
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
             "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
@@ -278,22 +292,32 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
     let elements = if integer[0] { AttentionElements::Codes } else { AttentionElements::Half };
     let probs_s8 = matches!(quant.probs, Probs::S8(_));
     let exact = stream == StreamType::F32;
-    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8, exact })
+    let two_codes = integer[0] && spec.two_codes.contains(&true);
+    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8, exact, two_codes })
+}
+
+/// The first column of the low codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one
+/// code per value. The low codes follow the values, all of the queries before all of the keys.
+pub fn low_columns(two_codes: &[bool]) -> Vec<i32> {
+    let mut next = (3 * two_codes.len()..).map(|slot| int(slot * HEAD_DIM));
+    let of_operand = two_codes.iter().chain(two_codes);
+    of_operand.map(|&two| two.then(|| next.next()).flatten().unwrap_or(-1)).collect()
 }
 
 /// The factors, multiplied in the same order as in the reference.
 fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     let quant = &spec.quant;
     let unit = config.logit_unit();
-    let scale = spec.scales.first().copied().unwrap_or(1.0);
     let (Some(q), Some(k), Some(v)) = (quant.q, quant.k, quant.v) else {
-        return Scales { logit: scale * unit, value: 1.0, probs: (1.0, 1.0) };
+        let logits = spec.scales.iter().map(|scale| scale * unit).collect();
+        return Scales { logits, value: 1.0, probs: (1.0, 1.0) };
     };
     let probs = match quant.probs {
         Probs::S8(probs) => (probs.scale(), probs.recip()),
         Probs::U8 | Probs::Float => (1.0, 1.0),
     };
-    Scales { logit: q.scale() * k.scale() * scale * unit, value: v.scale(), probs }
+    let logits = spec.scales.iter().map(|scale| q.scale() * k.scale() * scale * unit).collect();
+    Scales { logits, value: v.scale(), probs }
 }
 
 /// Pads the bias `[heads, n, n]` to `[heads, padded, padded]`, with -inf for padding keys and zeros for

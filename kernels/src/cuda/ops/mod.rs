@@ -7,10 +7,12 @@
 
 pub mod attention;
 pub mod head;
+pub mod heads;
 pub mod linear;
 pub mod mlp;
 pub mod norm;
 pub mod patch;
+pub mod rows;
 pub mod window_block;
 
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};

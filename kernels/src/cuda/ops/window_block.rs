@@ -132,7 +132,7 @@ impl DeviceWindowBlock {
         let same = attention.scales.iter().all(|scale| *scale == attention.scales[0]);
         let quant = &attention.quant;
         let integer = quant.q.is_some() && quant.k.is_some() && quant.v.is_some();
-        let usual = integer && quant.scores.is_none() && quant.probs == Probs::U8;
+        let usual = integer && quant.scores.is_none() && quant.probs == Probs::U8 && attention.mask == -100.0;
         let fits = same && usual && attention.head_dim == HEAD_DIM && device.arch().major >= 8;
         fits.then(|| WindowBlockConfig::new(attention.heads, attention.tokens, device.shared_per_block()))?
     }
