@@ -95,8 +95,8 @@ pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 pub use swinq_data::{RgbImage, Split, decode_image};
 pub use swinq_int8_runtime::{CudaOptions, usable_gpu};
 pub use swinq_model::{
-    Batch, BatchSource, Classifier, Dialect, LoadedConfig, Logits, Recipe, Rule, Site, SwinConfig, Transform,
-    load_config, shipped_configs,
+    Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,
+    Rule, Site, SwinConfig, TensorView, Transform, load_config, shipped_configs,
 };
 
 pub use swinq_data as data;

@@ -8,8 +8,8 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    Dialect, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file, load_config,
-    load_float_with_note, shipped_configs,
+    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file,
+    load_config, load_float_from_memory, load_float_with_note, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
@@ -60,16 +60,20 @@ impl OpenOptions {
         Ok(self.load_float_with_warnings(path)?.0)
     }
 
-    /// Reads the float model at `path`, with the warnings about it.
-    fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
-        let options = LoadOptions {
+    /// The options of the reader of checkpoints.
+    fn reading(&self) -> Result<LoadOptions, Error> {
+        Ok(LoadOptions {
             cfg: self.cfg.as_ref().map(|name| load_config(name, &self.opts)).transpose()?,
             opts: self.opts.clone(),
             dialect: self.dialect,
             described_by: self.described_by.clone(),
             any_transform: self.transform.is_some(),
-        };
-        let (mut model, note) = load_float_with_note(path, &options).map_err(Error::open(path))?;
+        })
+    }
+
+    /// Reads the float model at `path`, with the warnings about it.
+    fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
+        let (mut model, note) = load_float_with_note(path, &self.reading()?).map_err(Error::open(path))?;
         let mut warnings: Vec<String> = note.into_iter().collect();
         match self.transform {
             Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
@@ -221,6 +225,24 @@ impl Model {
         let mut model = QuantizedModel::from_float(&model)?;
         options.name_classes(&mut model)?;
         Ok(Model::of(Inner { warnings, ..Inner::new(model, false) }))
+    }
+
+    /// A float model whose parameters another library holds in memory, such as a module of PyTorch.
+    ///
+    /// # Errors
+    /// [`Error::Open`] for parameters that are missing, unexpected or damaged, or that do not fit the description; the
+    /// errors of [`OpenOptions::configuration`]; an error if the family has no transform for the model.
+    pub fn from_memory(model: &InMemory<'_>, options: &OpenOptions) -> Result<Model, Error> {
+        let path = Path::new(&model.name);
+        let loaded = load_float_from_memory(model, &options.reading()?).map_err(Error::open(path))?;
+        let (mut float, note) = loaded;
+        if let Some(family) = options.transform {
+            float.transform = family.transform(&float.config, &float.transform)?;
+        }
+        let mut quantized = QuantizedModel::from_float(&float)?;
+        options.name_classes(&mut quantized)?;
+        let warnings = note.into_iter().collect();
+        Ok(Model::of(Inner { warnings, ..Inner::new(quantized, false) }))
     }
 
     /// A float model with random weights, the architecture and preprocessing that `options` give, for measurements. Their

@@ -1,7 +1,9 @@
 // Code that the attention kernels share: parameters, bias and mask, and stores. The head dimension is 32.
 //
 // Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
-// and those of `softmax.cuh`; for codes also TWO_CODES (1: queries and keys of some heads have low codes).
+// and those of `softmax.cuh`; MASK_BITS, the bits of the f32 that is added to a logit if its query and its key lie in
+// different regions (a parameter of the launch would cost registers); HEAD_SCALES (1: each head has a factor of its
+// own); for codes also TWO_CODES (1: queries and keys of some heads have low codes).
 #pragma once
 
 #include "softmax.cuh"
@@ -14,7 +16,7 @@ constexpr u32 HEAD_DIM = 32;
 struct Params {
     // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Low codes follow the values.
     const void* qkv;
-    // Factor of each head that turns sums of q . k into logits: `s_q * s_k * scale` for codes, `scale` alone for f16.
+    // With HEAD_SCALES: `logit_scale` of each head.
     const f32* logit_scales;
     // With TWO_CODES: first column of the low codes of each head's queries, then of its keys, `[2, heads]`; negative
     // for heads with one code per value.
@@ -37,8 +39,8 @@ struct Params {
     s32 columns;
     // Number of windows that a block processes.
     s32 windows_each;
-    // Added to a logit if its query and its key lie in different regions.
-    f32 mask;
+    // Factor that turns sums of q . k into logits: `s_q * s_k * scale` for codes, `scale` alone for f16.
+    f32 logit_scale;
     // Scale of the values, then the scale of the probabilities and its reciprocal (probabilities of kind s8).
     f32 value_scale, probs_scale, probs_recip;
     // Reciprocal of the output scale, and the output scale itself.
@@ -52,12 +54,30 @@ constexpr u32 OPERANDS = 5;
 constexpr u32 OPERANDS = 3;
 #endif
 
-// First column of an operand of a head; negative if the head has no low codes.
+// Whether a head has an operand: only some heads have low codes.
+INLINE bool has_operand(const Params& p, u32 operand, u32 head) {
+#if TWO_CODES
+    return operand < 3 || p.low[(operand - 3) * p.heads + head] >= 0;
+#else
+    return true;
+#endif
+}
+
+// First column of an operand that a head has.
 INLINE s32 column_of(const Params& p, u32 operand, u32 head) {
 #if TWO_CODES
     if (operand >= 3) return p.low[(operand - 3) * p.heads + head];
 #endif
     return static_cast<s32>((operand * p.heads + head) * HEAD_DIM);
+}
+
+// The factor of the logits of a head. One for all heads is a constant of the launch, which takes no register.
+INLINE f32 logit_scale_of(const Params& p, u32 head) {
+#if HEAD_SCALES
+    return p.logit_scales[head];
+#else
+    return p.logit_scale;
+#endif
 }
 
 // `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and low codes.
@@ -85,7 +105,7 @@ INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp)
 }
 
 // Adds the mask to the bias, for a window whose tokens lie in the regions `regions`.
-INLINE void mask_bias(const Params& p, const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
+INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {
     u32 row = 16 * warp + lane / 4;
     const u8 of_row[2] = {regions[row], regions[row + 8]};
 #pragma unroll
@@ -93,7 +113,7 @@ INLINE void mask_bias(const Params& p, const u8* regions, const Bias& bias, Bias
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             bool same = regions[8 * t + 2 * (lane % 4) + i % 2] == of_row[i / 2];
-            masked[t][i] = same ? bias[t][i] : bias[t][i] + p.mask;
+            masked[t][i] = same ? bias[t][i] : bias[t][i] + from_bits(MASK_BITS);
         }
     }
 }

@@ -141,7 +141,7 @@ KERNEL(attention_f16)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
-    f32 scale = p.logit_scales[head];
+    f32 scale = logit_scale_of(p, head);
     Bias bias;
     load_bias(p, bias, head, lane, warp);
     wait_for_previous();
@@ -155,7 +155,7 @@ KERNEL(attention_f16)(const Params p) {
         Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p, p.regions + of_image * TOKENS, bias, x, lane, warp);
+            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
             logits_of(now, scale, x, x, lane, warp);
         } else {
             logits_of(now, scale, bias, x, lane, warp);

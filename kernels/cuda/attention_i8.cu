@@ -12,7 +12,7 @@
 
 // With six blocks, more windows are in flight on a multiprocessor; elsewhere the limit on registers would
 // spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !TWO_CODES
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !HEAD_SCALES && !TWO_CODES
 #define MIN_BLOCKS 6
 #endif
 #include "attention.cuh"
@@ -35,9 +35,8 @@ INLINE Copies copies_of(const Params& p, u32 head) {
     for (int c = 0; c < COPIES; c++) {
         u32 i = thread_index() + c * THREADS;
         u32 half = i % 2, token = i / 2 % TOKENS, operand = i / 2 / TOKENS;
-        s32 column = column_of(p, operand, head);
-        bool real = token < static_cast<u32>(p.n) && column >= 0;
-        copies.from[c] = real ? token * p.columns + column + 16 * half : 0;
+        bool real = token < static_cast<u32>(p.n) && has_operand(p, operand, head);
+        copies.from[c] = real ? token * p.columns + column_of(p, operand, head) + 16 * half : 0;
         copies.to[c] = (operand * TOKENS + token) * RAW_ROW + 16 * half;
         copies.valid[c] = real ? 16 : 0;
     }
@@ -54,14 +53,13 @@ INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 wind
 
 // Computes the logits of the warp's 16 queries, in the layout of `Logits`.
 INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32 lane, u32 warp) {
-    const u8* queries = raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16;
-    const u8* keys = raw + TOKENS * RAW_ROW + (lane % 8 + lane / 16 * 8) * RAW_ROW + lane / 8 % 2 * 16;
     u32 q[4];
-    load_matrix_x4(q, queries);
+    load_matrix_x4(q, raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
 #if TWO_CODES
     u32 q_low[4];
-    load_matrix_x4(q_low, queries + 3 * TOKENS * RAW_ROW);
+    load_matrix_x4(q_low, raw + (3 * TOKENS + 16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
 #endif
+    const u8* keys = raw + TOKENS * RAW_ROW + (lane % 8 + lane / 16 * 8) * RAW_ROW + lane / 8 % 2 * 16;
 #pragma unroll
     for (int pair = 0; pair < (KEY_TILES + 1) / 2; pair++) {
         u32 k[4];
@@ -80,16 +78,12 @@ INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32
             const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
             mma_s8(low, q, b_low);
             mma_s8(low, q_low, b);
-#endif
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-#if TWO_CODES
-                f32 sum = with_low_codes(sums[i], low[i]);
+            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(with_low_codes(sums[i], low[i]), scale, bias[t][i]);
 #else
-                f32 sum = to_f32(sums[i]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(to_f32(sums[i]), scale, bias[t][i]);
 #endif
-                x[t][i] = fma_f32(sum, scale, bias[t][i]);
-            }
         }
     }
 }
@@ -175,7 +169,6 @@ KERNEL(attention_i8)(const Params p) {
     u32 first = block_x() / p.heads * p.windows_each, last = first + p.windows_each;
     if (last > static_cast<u32>(p.total_windows)) last = p.total_windows;
 
-    f32 scale = p.logit_scales[head];
     Bias bias;
     load_bias(p, bias, head, lane, warp);
     wait_for_previous();
@@ -191,10 +184,10 @@ KERNEL(attention_i8)(const Params p) {
         Logits x;
         u32 of_image = window % p.windows;
         if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p, p.regions + of_image * TOKENS, bias, x, lane, warp);
-            logits_of(now, scale, x, x, lane, warp);
+            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+            logits_of(now, logit_scale_of(p, head), x, x, lane, warp);
         } else {
-            logits_of(now, scale, bias, x, lane, warp);
+            logits_of(now, logit_scale_of(p, head), bias, x, lane, warp);
         }
         ProbabilityCodes words;
         const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};

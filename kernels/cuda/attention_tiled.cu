@@ -31,11 +31,12 @@ constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
 // Starts copying `count` tokens of operand `operand` (q, k or v) from token `first` on. Tokens from index `n`
 // on are filled with zeros.
 INLINE void copy_tokens(const Params& p, u8* to, u32 operand, u32 first, u32 count, u32 window, u32 head) {
-    s32 column = column_of(p, operand, head);
+    bool present = has_operand(p, operand, head);
+    s32 column = present ? column_of(p, operand, head) : 0;
     const Element* base = static_cast<const Element*>(p.qkv) + static_cast<u64>(window) * p.n * p.columns;
     for (u32 i = thread_index(); i < count * ROW_CHUNKS; i += THREADS) {
         u32 token = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
-        bool real = first + token < static_cast<u32>(p.n) && column >= 0;
+        bool real = first + token < static_cast<u32>(p.n) && present;
         u64 at = static_cast<u64>(first + token) * p.columns + column + chunk * (16 / sizeof(Element));
         copy_async_16(to + token * ROW + 16 * chunk, base + (real ? at : 0), real ? 16 : 0);
     }
@@ -52,7 +53,7 @@ struct Rows {
 
 INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded) {
     Rows rows;
-    rows.scale = p.logit_scales[head];
+    rows.scale = logit_scale_of(p, head);
     u32 of_image = window % p.windows;
     bool masked = p.regions != nullptr && p.masked[of_image];
     rows.regions = masked ? p.regions + of_image * padded : nullptr;
@@ -121,8 +122,8 @@ INLINE void logits_of(const Params& p, const Queries& q, const Rows& rows, const
         for (int half = 0; half < 2; half++) {
             f32x2 bias = *reinterpret_cast<const f32x2*>(rows.bias[half] + key);
             if (rows.regions != nullptr) {
-                bias.x = rows.regions[key] == rows.region[half] ? bias.x : bias.x + p.mask;
-                bias.y = rows.regions[key + 1] == rows.region[half] ? bias.y : bias.y + p.mask;
+                bias.x = rows.regions[key] == rows.region[half] ? bias.x : bias.x + from_bits(MASK_BITS);
+                bias.y = rows.regions[key + 1] == rows.region[half] ? bias.y : bias.y + from_bits(MASK_BITS);
             }
             x[t][2 * half] = fma_f32(x[t][2 * half], rows.scale, bias.x);
             x[t][2 * half + 1] = fma_f32(x[t][2 * half + 1], rows.scale, bias.y);

@@ -123,7 +123,9 @@ fn attentions() -> impl Iterator<Item = AttentionConfig> {
                 heads,
                 probs_s8: false,
                 exact: false,
+                head_scales: two_codes,
                 two_codes,
+                mask: -100.0,
             })
         })
     };

@@ -23,8 +23,8 @@ pub mod yaml;
 pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, Logits, Resize, Transform};
 pub use checkpoint::{
-    Dialect, LoadOptions, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float,
-    load_float_with_note, random_model,
+    Dialect, Documents, ElementType, InMemory, LoadOptions, TensorView, ft_key, ft_site, import_ft_amax,
+    is_quantized_file, load_float, load_float_from_memory, load_float_with_note, random_model,
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use draws::Draws;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use swinq_eval::{Collected, EvalError, accuracy, collect};
-use swinq_model::{BoxError, Logits, QuantizedModel, SwinConfig, SwinVersion};
+use swinq_model::{BoxError, Logits, QuantizedModel};
 use swinq_qat::Validation;
 use swinq_qat::job::{Device, Job};
 
@@ -41,7 +41,7 @@ impl Validator {
             skip_corrupt: job.data.skip_corrupt,
         };
         Ok(Validator {
-            engine: engine_options(job, &inputs.float.config),
+            engine: engine_options(job),
             images: inputs.val.clone(),
             limit: job.validate.limit.unwrap_or(all).min(all),
             read,
@@ -120,11 +120,10 @@ fn is_interruption(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// The options of the engine for the job's device. The engine does not measure kernels, because a validation
-/// is too short to win back the time. A Swin V2 is validated on the CPU engine, also where it trains on a GPU.
-fn engine_options(job: &Job, config: &SwinConfig) -> EngineOptions {
+/// is too short to win back the time.
+fn engine_options(job: &Job) -> EngineOptions {
     let options = EngineOptions { threads: job.threads, ..EngineOptions::default() };
     match job.device {
-        _ if config.version == SwinVersion::V2 => EngineOptions { backend: BackendChoice::Cpu, ..options },
         Device::Cpu => EngineOptions { backend: BackendChoice::Cpu, ..options },
         Device::Cuda(device) => EngineOptions {
             backend: BackendChoice::Auto,

@@ -20,15 +20,19 @@ impl Subject {
         Subject { model: super::float_model(), calibration, validation }
     }
 
-    /// A model of the folder of large data, calibrated on 80 images and measured on `count`, or on all.
-    pub fn large(data: &Path, model: &str, images: &str, count: Option<usize>) -> Subject {
-        let folder = data.join("models").join(model);
+    /// The float model in `folder`.
+    pub fn open(folder: &Path) -> FloatModel {
         let cfg = Some(folder.join("cfg.yaml").to_str().unwrap().to_owned());
         let options = OpenOptions { cfg, ..OpenOptions::default() };
         let model = Model::open_with(folder.join("model.safetensors"), &options).unwrap();
+        model.as_quantized().clone().into_float().unwrap()
+    }
+
+    /// A model of the folder of large data, calibrated on 80 images and measured on `count`, or on all.
+    pub fn large(data: &Path, model: &str, images: &str, count: Option<usize>) -> Subject {
         let open = |split, count| Images::open(data.join("data").join(images), split, count, 0).unwrap();
         Subject {
-            model: model.as_quantized().clone().into_float().unwrap(),
+            model: Subject::open(&data.join("models").join(model)),
             calibration: open(Split::Train, Some(80)),
             validation: open(Split::Val, count),
         }

@@ -32,11 +32,7 @@ impl Memory {
         max_batch: usize,
         scores: TensorId,
     ) -> Result<Memory, RuntimeError> {
-        let codes = |step: &DeviceStep| step.codes.map(|codes| (step.output, codes));
-        let uses: Vec<_> = steps
-            .iter()
-            .flat_map(|step| [(step.input, step.output)].into_iter().chain(codes(step)))
-            .collect();
+        let uses = uses(steps.iter().map(|step| (step.input, step.output, step.codes)));
         let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
         let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
         let mut bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
@@ -118,5 +114,34 @@ impl Memory {
         };
         let writes = bytes(step.output) * if residual { 2 } else { 1 };
         bytes(step.input) + writes + step.codes.map_or(0, bytes) + step.weight_bytes
+    }
+}
+
+/// What each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
+/// A step reads its input while it writes both outputs.
+fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> Vec<(TensorId, TensorId)> {
+    let of_step = |(input, output, second): (TensorId, TensorId, Option<TensorId>)| {
+        second.map(|second| (input, second)).into_iter().chain([(input, output)])
+    };
+    steps.flat_map(of_step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_output_does_not_overwrite_the_input() {
+        let [image, stream, branch, codes, hidden] = [0, 1, 2, 3, 4].map(TensorId);
+        let steps = [
+            (image, stream, None),
+            (stream, branch, None),
+            (branch, stream, Some(codes)),
+            (codes, hidden, None),
+        ];
+        let layout = Layout::new(&uses(steps.into_iter()), &[8; 5]);
+        let slot = |tensor: TensorId| layout.slot[tensor.0].unwrap();
+        assert!(slot(codes) != slot(branch) && slot(codes) != slot(stream), "{layout:?}");
+        assert_eq!(slot(hidden), slot(branch), "the branch is not used after its step");
     }
 }

@@ -112,18 +112,29 @@ fn norms(scope: Scope) -> Vec<Program> {
 }
 
 fn attentions(scope: Scope) -> Vec<Program> {
-    let tokens: &[usize] = if scope == Scope::Few { &[49, 144] } else { &[16, 49, 64, 144, 256, 576] };
+    let tokens: &[usize] = if scope == Scope::Few { &[49, 64, 144] } else { &[16, 49, 64, 144, 256, 576] };
     let mut programs = Vec::new();
     for &tokens in tokens {
-        for (elements, probs_s8, two_codes) in [
-            (AttentionElements::Codes, false, false),
-            (AttentionElements::Codes, true, false),
-            (AttentionElements::Codes, false, true),
-            (AttentionElements::Codes, true, true),
-            (AttentionElements::Half, false, false),
+        for (elements, probs_s8, [head_scales, two_codes]) in [
+            (AttentionElements::Codes, false, [false, false]),
+            (AttentionElements::Codes, true, [false, false]),
+            (AttentionElements::Codes, false, [true, false]),
+            (AttentionElements::Codes, false, [true, true]),
+            (AttentionElements::Codes, true, [true, true]),
+            (AttentionElements::Half, false, [false, false]),
+            (AttentionElements::Half, false, [true, false]),
         ] {
             for exact in [false, true] {
-                let config = AttentionConfig { elements, tokens, heads: 3, probs_s8, exact, two_codes };
+                let config = AttentionConfig {
+                    elements,
+                    tokens,
+                    heads: 3,
+                    probs_s8,
+                    exact,
+                    head_scales,
+                    two_codes,
+                    mask: -100.0,
+                };
                 programs.extend(stores(scope).into_iter().map(|store| config.program(store)));
             }
         }

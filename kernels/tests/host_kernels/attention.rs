@@ -101,7 +101,17 @@ impl Case {
 
     fn config(&self, elements: AttentionElements, probs_s8: bool, exact: bool) -> AttentionConfig {
         let two_codes = elements == AttentionElements::Codes && self.two_codes().contains(&true);
-        AttentionConfig { elements, tokens: self.n, heads: self.heads, probs_s8, exact, two_codes }
+        let head_scales = self.scores.iter().any(|scores| scores.scale != self.scores[0].scale);
+        AttentionConfig {
+            elements,
+            tokens: self.n,
+            heads: self.heads,
+            probs_s8,
+            exact,
+            head_scales,
+            two_codes,
+            mask: self.mask,
+        }
     }
 
     /// The bias of head `head` plus the mask of window `window`, `[n, n]`.
@@ -140,7 +150,7 @@ impl Case {
         out
     }
 
-    /// A launch with the parameters up to `mask`. `unit` is the factor of all logits: of the products, before the
+    /// A launch with the parameters up to `logit_scale`. `unit` is the factor of all logits: of the products, before the
     /// scales of heads.
     fn launch(&self, config: AttentionConfig, store: DeviceStore, unit: f32) -> Launch {
         // With one multiprocessor, a block processes several windows.
@@ -161,13 +171,13 @@ impl Case {
         let scales: Vec<f32> =
             self.scores.iter().map(|scores| unit * scores.scale * config.logit_unit()).collect();
         let low = config.two_codes.then(|| low_columns(&self.two_codes()));
-        let launch = launch.array(&scales).optional(low.as_deref());
+        let launch = launch.optional(config.head_scales.then_some(&scales[..])).optional(low.as_deref());
         let (regions, masked) = self.padded_regions(config.padded()).unzip();
         let launch =
             launch.array(&self.padded_bias(config)).optional(regions.as_deref()).optional(masked.as_deref());
         let launch = rows::output(launch, self.total() * self.n, self.channels(), store);
         let launch = launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(columns);
-        launch.int(each).float(self.mask * config.logit_unit())
+        launch.int(each).float(scales[0])
     }
 
     /// The bias `[heads, padded, padded]` in the unit of the logits; -inf for padding keys.

@@ -19,6 +19,8 @@ const MAX_BESIDE: usize = 256;
 /// A bare file of weights.
 pub(super) struct Bare<'a> {
     pub path: &'a Path,
+    /// The folder whose quantized checkpoints may describe the file.
+    pub folder: Option<&'a Path>,
     pub dialect: Dialect,
     pub version: SwinVersion,
     /// SHA-256 of its bytes, hexadecimal.
@@ -103,7 +105,8 @@ impl Bare<'_> {
 
     /// The safetensors files in the folder of this file, in sorted order.
     fn beside(&self) -> Vec<PathBuf> {
-        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let Some(folder) = self.folder else { return Vec::new() };
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let entries = folder.read_dir().into_iter().flatten().take(MAX_BESIDE).flatten();
         let mut beside: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         beside.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
@@ -186,7 +189,7 @@ impl Bare<'_> {
                 if self.version == SwinVersion::V1 { "the input size" } else { "the input size, the window" }
             )
         };
-        if self.path.parent().is_some_and(|folder| folder.join("config.json").is_file()) {
+        if self.folder.is_some_and(|folder| folder.join("config.json").is_file()) {
             problem += "; or pass its folder, which has a config.json, instead of the file";
         }
         ModelError::file(self.path, problem)

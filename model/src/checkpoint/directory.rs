@@ -49,6 +49,24 @@ pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Descripti
         });
     }
     let json = Json::read(&path)?;
+    let preprocessor = || {
+        let path = folder.join(hf::PREPROCESSOR);
+        path.is_file().then(|| Json::read(&path)).transpose()
+    };
+    read(folder, &json, preprocessor, options)
+}
+
+/// The description in `json`, a `config.json`. `preprocessor` reads the `preprocessor_config.json` of transformers, if
+/// there is one. `folder` names both in messages.
+///
+/// # Errors
+/// [`ModelError::File`] naming the field that is missing or not supported.
+pub(super) fn read(
+    folder: &Path,
+    json: &Json,
+    preprocessor: impl FnOnce() -> Result<Option<Json>, ModelError>,
+    options: &LoadOptions,
+) -> Result<Description, ModelError> {
     let is_hf = match (json.text("model_type")?.as_deref(), json.get("architecture")) {
         (Some("swin" | "swinv2"), _) => true,
         (None, Some(_)) => false,
@@ -60,10 +78,13 @@ pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Descripti
             return Err(json.error("model_type", problem));
         }
     };
-    if let Some(cfg) = cfg {
-        let labels = if is_hf { hf::labels(&json)? } else { timm::labels(&json)? };
+    if let Some(cfg) = &options.cfg {
+        let labels = if is_hf { hf::labels(json)? } else { timm::labels(json)? };
         let labels = labels.filter(|labels| labels.len() == cfg.config.num_classes);
         return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
     }
-    if is_hf { hf::describe(folder, &json, options.any_transform) } else { timm::describe(&json) }
+    match is_hf {
+        true => hf::describe(folder, json, preprocessor()?.as_ref(), options.any_transform),
+        false => timm::describe(json),
+    }
 }

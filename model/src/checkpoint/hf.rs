@@ -13,15 +13,22 @@ use crate::config::without_zeros;
 use crate::error::ModelError;
 
 /// The file that states the preprocessing.
-const PREPROCESSOR: &str = "preprocessor_config.json";
+pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
-/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the file that states it may be absent.
-pub(super) fn describe(folder: &Path, json: &Json, any_transform: bool) -> Result<Description, ModelError> {
+/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the `preprocessor`
+/// that states it may be absent.
+pub(super) fn describe(
+    folder: &Path,
+    json: &Json,
+    preprocessor: Option<&Json>,
+    any_transform: bool,
+) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
-    let transform = match any_transform && !folder.join(PREPROCESSOR).is_file() {
-        true => default_transform(config.image_size),
-        false => transform(folder, config.image_size)?,
+    let transform = match preprocessor {
+        Some(preprocessor) => transform(preprocessor, config.image_size)?,
+        None if any_transform => default_transform(config.image_size),
+        None => return Err(missing_preprocessor(folder)),
     };
     Ok(Description { config, transform, labels: labels(json)? })
 }
@@ -108,14 +115,13 @@ fn default_transform(size: usize) -> Transform {
     }
 }
 
-fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
-    let path = folder.join(PREPROCESSOR);
-    if !path.is_file() {
-        let problem = "is missing, so the preprocessing is unknown; add it, or pass --transform hf for transformers' \
-                       default, or --cfg NAME or --cfg FILE.yaml";
-        return Err(ModelError::file(path, problem));
-    }
-    let json = Json::read(&path)?;
+fn missing_preprocessor(folder: &Path) -> ModelError {
+    let problem = "is missing, so the preprocessing is unknown; add it, or pass --transform hf for transformers' \
+                   default, or --cfg NAME or --cfg FILE.yaml";
+    ModelError::file(folder.join(PREPROCESSOR), problem)
+}
+
+fn transform(json: &Json, size: usize) -> Result<Transform, ModelError> {
     let crop = json.bool("do_center_crop")?.unwrap_or(false);
     if !json.bool("do_resize")?.unwrap_or(true) {
         return Err(
@@ -136,7 +142,7 @@ fn transform(folder: &Path, size: usize) -> Result<Transform, ModelError> {
     Ok(Transform {
         family: "hf".to_owned(),
         size,
-        resize: resize(&json, size, crop)?,
+        resize: resize(json, size, crop)?,
         filter: json.filter("resample")?.unwrap_or(Filter::Bicubic),
         mean,
         std,

@@ -28,10 +28,14 @@ impl Json {
                 format!("has {size} bytes, too many for a model's description"),
             ));
         }
-        let text = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
-        json_keys::check(&text, json_keys::MAX_KEYS)
+        Json::parse(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
+    }
+
+    /// The object in `text`; messages name it `path`.
+    pub(super) fn parse(path: &Path, text: &[u8]) -> Result<Json, ModelError> {
+        json_keys::check(text, json_keys::MAX_KEYS)
             .map_err(|problem| ModelError::file(path, format!("is not readable JSON: {problem}")))?;
-        match serde_json::from_slice(&text) {
+        match serde_json::from_slice(text) {
             Ok(Value::Object(fields)) => Ok(Json { path: path.to_owned(), fields }),
             Ok(_) => Err(ModelError::file(path, "is not a JSON object")),
             Err(error) => Err(ModelError::file(path, format!("is not readable JSON: {error}"))),

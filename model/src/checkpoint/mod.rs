@@ -9,6 +9,7 @@ mod file;
 mod ft;
 mod hf;
 mod json;
+mod memory;
 mod names;
 mod pickle;
 mod random;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use dialect::Dialect;
 pub use ft::{ft_key, ft_site, import_ft_amax};
+pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
 pub use random::random_model;
 pub(crate) use safetensors::check_header;
 pub use safetensors::is_quantized_file;
@@ -35,6 +37,7 @@ use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use describe::Bare;
 use file::CheckpointFile;
+use raw::RawDict;
 
 /// [`Source::dialect`] of float checkpoints that this program wrote.
 const OWN: &str = "swinq";
@@ -113,32 +116,57 @@ pub fn load_float_with_note(
         return load_own(&weights);
     }
     let file = CheckpointFile::open(&weights)?;
-    let raw = file.tensors()?;
-    let keys = || raw.keys().map(String::as_str);
-    let version = dialect::version(keys());
-    dialect::refuse_vit(keys())?;
-    let dialect = match (options.dialect, Dialect::detect(keys())) {
-        (Some(dialect), _) => {
-            dialect::refuse_other(&weights, dialect, keys())?;
-            dialect
-        }
-        (None, Some(dialect)) => dialect,
-        (None, None) => return Err(dialect::unknown_dialect(&weights, &keys().collect::<Vec<_>>())),
-    };
-    let (tensors, sha256) = (names::to_microsoft(dialect, version, &raw)?, file.sha256());
-    let windows = names::stored_windows(&raw);
-    let bare =
-        Bare { path: &weights, dialect, version, sha256: &sha256, tensors: &tensors, windows: &windows };
-    let (description, note) = described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
-    check_version(&description.config, version)?;
-    let config = apply_dialect(description.config, dialect)?;
-    let check = check_tables(&config, &tensors)
-        .and_then(|()| check_stored_windows(&config, &windows))
-        .and_then(|()| check_parameters(&config, &tensors));
-    check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
-    let source = Source { file: shown(&weights), sha256, dialect: dialect.to_string() };
-    let Description { transform, labels, .. } = description;
-    Ok((FloatModel { config, transform, labels, tensors, source }, note))
+    let stored =
+        Stored { path: &weights, tensors: file.tensors()?, sha256: file.sha256(), folder: weights.parent() };
+    stored.model(described, options)
+}
+
+/// The tensors of a checkpoint, and where they come from.
+struct Stored<'a> {
+    /// The file, or the name of a model in memory.
+    path: &'a Path,
+    tensors: RawDict<'a>,
+    /// SHA-256 of the file, hexadecimal.
+    sha256: String,
+    /// The folder whose quantized checkpoints may describe the tensors; `None` for a model in memory.
+    folder: Option<&'a Path>,
+}
+
+impl Stored<'_> {
+    /// The model with these tensors, with a remark if its description was found and not given.
+    fn model(
+        &self,
+        described: Option<Description>,
+        options: &LoadOptions,
+    ) -> Result<(FloatModel, Option<String>), ModelError> {
+        let (path, raw, sha256) = (self.path, &self.tensors, &self.sha256);
+        let keys = || raw.keys().map(String::as_str);
+        let version = dialect::version(keys());
+        dialect::refuse_vit(keys())?;
+        let dialect = match (options.dialect, Dialect::detect(keys())) {
+            (Some(dialect), _) => {
+                dialect::refuse_other(path, dialect, keys())?;
+                dialect
+            }
+            (None, Some(dialect)) => dialect,
+            (None, None) => return Err(dialect::unknown_dialect(path, &keys().collect::<Vec<_>>())),
+        };
+        let tensors = names::to_microsoft(dialect, version, raw)?;
+        let windows = names::stored_windows(raw);
+        let folder = self.folder;
+        let bare = Bare { path, folder, dialect, version, sha256, tensors: &tensors, windows: &windows };
+        let (description, note) =
+            described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
+        check_version(&description.config, version)?;
+        let config = apply_dialect(description.config, dialect)?;
+        let check = check_tables(&config, &tensors)
+            .and_then(|()| check_stored_windows(&config, &windows))
+            .and_then(|()| check_parameters(&config, &tensors));
+        check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
+        let source = Source { file: shown(path), sha256: sha256.clone(), dialect: dialect.to_string() };
+        let Description { transform, labels, .. } = description;
+        Ok((FloatModel { config, transform, labels, tensors, source }, note))
+    }
 }
 
 /// Loads a float model in this program's own format, which holds its own description.

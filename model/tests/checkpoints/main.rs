@@ -2,6 +2,7 @@
 //! from `make_checkpoints.py`.
 
 mod describe;
+mod memory;
 mod second;
 
 use std::fs;

@@ -1,7 +1,6 @@
 //! Ctrl-C, SIGTERM and SIGHUP: the first signal asks the work to stop cleanly, the second ends the process.
 
 use std::ops::ControlFlow;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The first signal that was received; 0 for none.
@@ -71,7 +70,7 @@ pub fn check() -> ControlFlow<()> {
 }
 
 /// The exit code of a process that a signal has asked to stop, as shells give it: 130 after Ctrl-C, 143 after SIGTERM.
-pub fn exit_code() -> Option<ExitCode> {
+pub fn exit_code() -> Option<u8> {
     let signal = SIGNAL.load(Ordering::SeqCst);
-    (signal != 0).then(|| ExitCode::from(128 + signal as u8))
+    (signal != 0).then_some(128 + signal as u8)
 }

@@ -18,6 +18,7 @@ mod site_table;
 mod steps;
 mod tables;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -25,15 +26,21 @@ use clap::{CommandFactory, FromArgMatches};
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
+    ExitCode::from(run(std::env::args_os().collect()))
+}
+
+/// Runs the program with the command line `arguments`, whose first is the program's name, and returns the exit code of
+/// the process. Ends the process for a mistake in the command line, and after help.
+pub fn run(arguments: Vec<OsString>) -> u8 {
     let start = std::time::Instant::now();
     swinq::kernels::memory::keep_freed_memory();
-    let cli = parse();
+    let cli = parse(&arguments);
     out::set_level(cli.messages.level());
     if let Some(bytes) = cli.messages.decode_memory {
         swinq::data::set_decode_memory(bytes);
     }
     interrupt::install();
-    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),
@@ -57,20 +64,19 @@ fn main() -> ExitCode {
         .map_or(String::new(), |bytes| format!(", peak memory {}", swinq::eval::mebibytes(bytes)));
     out::detail!("{:.3} s in all{peak}", start.elapsed().as_secs_f64());
     let code = match outcome.and_then(|()| out::check()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Ok(()) => 0,
+        Err(error) if is_closed_pipe(&error) => 0,
         Err(error) => {
             out::error(message(&error));
-            ExitCode::from(exit_code(&error))
+            exit_code(&error)
         }
     };
     interrupt::exit_code().unwrap_or(code)
 }
 
 /// Parses the command line. Ends the process for a mistake, and after help.
-fn parse() -> Cli {
-    let words: Vec<_> = std::env::args_os().collect();
-    let color = args::color_of(&words);
+fn parse(words: &[OsString]) -> Cli {
+    let color = args::color_of(words);
     match color {
         clap::ColorChoice::Auto => anstream::ColorChoice::Auto,
         clap::ColorChoice::Always => anstream::ColorChoice::Always,
@@ -78,8 +84,8 @@ fn parse() -> Cli {
     }
     .write_global();
     let mut command = Cli::command().color(color);
-    let matches = command.try_get_matches_from_mut(&words).unwrap_or_else(|error| args::exit(error, &words));
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| args::exit(error.format(&mut command), &words))
+    let matches = command.try_get_matches_from_mut(words).unwrap_or_else(|error| args::exit(error, words));
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| args::exit(error.format(&mut command), words))
 }
 
 /// 2 for a contradictory command line, 3 for a search that does not reach its goal, 4 for a

@@ -33,7 +33,7 @@ struct AttentionParams {
     heads: i32,
     columns: i32,
     windows_each: i32,
-    mask: f32,
+    logit_scale: f32,
     value_scale: f32,
     probs_scale: f32,
     probs_recip: f32,
@@ -66,8 +66,12 @@ pub struct AttentionConfig {
     pub probs_s8: bool,
     /// Whether exponentials are bit-exact to the reference; if not, the GPU's exponential unit computes them.
     pub exact: bool,
+    /// Whether each head has a factor of `q k^T` of its own.
+    pub head_scales: bool,
     /// Whether queries and keys of some heads have two codes for each value.
     pub two_codes: bool,
+    /// Added to the logits of tokens of different regions.
+    pub mask: f32,
 }
 
 impl AttentionConfig {
@@ -99,7 +103,9 @@ impl AttentionConfig {
             .define("THREADS", THREADS.into())
             .define("STORE", store.define())
             .define("FAKE", store.is_fake().into())
-            .define("EXACT", self.exact.into());
+            .define("EXACT", self.exact.into())
+            .define("HEAD_SCALES", self.head_scales.into())
+            .define("MASK_BITS", (self.mask * self.logit_unit()).to_bits().into());
         let program = match self.elements {
             AttentionElements::Codes => {
                 program.define("PROBS_S8", self.probs_s8.into()).define("TWO_CODES", self.two_codes.into())
@@ -157,10 +163,10 @@ pub struct DeviceAttention {
     multiprocessors: usize,
     /// Columns of the input.
     columns: usize,
-    logit_scales: DeviceSlice,
+    /// Present if each head has a factor of its own.
+    logit_scales: Option<DeviceSlice>,
     /// Present if some heads have two codes.
     low: Option<DeviceSlice>,
-    mask: f32,
     bias: DeviceSlice,
     regions: Option<(DeviceSlice, DeviceSlice)>,
     store: DeviceStore,
@@ -205,9 +211,11 @@ impl DeviceAttention {
         Ok(DeviceAttention {
             kernel,
             columns: (3 * config.heads + low_codes) * HEAD_DIM,
-            logit_scales: DeviceBuf::from_slice(device, &scales.logits)?.all(),
+            logit_scales: config
+                .head_scales
+                .then(|| DeviceBuf::from_slice(device, &scales.logits).map(|scales| scales.all()))
+                .transpose()?,
             low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
-            mask: spec.mask * config.logit_unit(),
             windows: spec.windows,
             multiprocessors: device.multiprocessors() as usize,
             bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
@@ -238,7 +246,11 @@ impl DeviceAttention {
         let columns = row_stride(self.columns, element);
         expect("attention: q, k and v", qkv, total * tokens * columns * element);
         expect("attention: the output", out, total * tokens * channels * self.store.element_bytes());
-        [qkv, out, &self.bias, &self.logit_scales].into_iter().chain(&self.low).for_each(|s| on.hold(s));
+        [qkv, out, &self.bias]
+            .into_iter()
+            .chain(&self.logit_scales)
+            .chain(&self.low)
+            .for_each(|s| on.hold(s));
         self.regions
             .iter()
             .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
@@ -246,7 +258,7 @@ impl DeviceAttention {
         let (recip, scale) = self.store.recip_and_scale();
         let params = AttentionParams {
             qkv: qkv.ptr(),
-            logit_scales: self.logit_scales.ptr(),
+            logit_scales: self.logit_scales.as_ref().map_or(0, DeviceSlice::ptr),
             low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
             bias: self.bias.ptr(),
             regions: self.regions.as_ref().map_or(0, |(regions, _)| regions.ptr()),
@@ -258,7 +270,7 @@ impl DeviceAttention {
             heads: int(heads),
             columns: int(columns),
             windows_each: int(each),
-            mask: self.mask,
+            logit_scale: self.scales.logits[0],
             value_scale: self.scales.value,
             probs_scale: self.scales.probs.0,
             probs_recip: self.scales.probs.1,
@@ -292,8 +304,16 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
     let elements = if integer[0] { AttentionElements::Codes } else { AttentionElements::Half };
     let probs_s8 = matches!(quant.probs, Probs::S8(_));
     let exact = stream == StreamType::F32;
-    let two_codes = integer[0] && spec.two_codes.contains(&true);
-    Ok(AttentionConfig { elements, tokens: spec.tokens, heads: spec.heads, probs_s8, exact, two_codes })
+    Ok(AttentionConfig {
+        elements,
+        tokens: spec.tokens,
+        heads: spec.heads,
+        probs_s8,
+        exact,
+        head_scales: spec.scales.iter().any(|scale| *scale != spec.scales[0]),
+        two_codes: integer[0] && spec.two_codes.contains(&true),
+        mask: spec.mask,
+    })
 }
 
 /// The first column of the low codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one

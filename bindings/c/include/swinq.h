@@ -1,0 +1,215 @@
+// The C interface of swinq: INT8 for Swin Transformer classifiers.
+//
+// Status. A function that can fail returns a status, and swinq_last_error says what was wrong. No panic of the library and
+// no exception crosses the border.
+// Handles. Models and engines are handles. A NULL, freed or wrong handle is an error code, never a crash.
+// Memory. All memory that the caller passes stays the caller's, and is used during the call only. Strings are UTF-8.
+// Every other pointer must be NULL, which is an error where its description does not allow it, or valid.
+// Threads. Every function may be called from any thread.
+// Versions. Within a major version, functions stay as they are, and structures and status codes only grow at their ends; a
+// structure states its size in its first field. While the major version is 0, SWINQ_ABI_VERSION is 0 and may break.
+//
+// Written by cbindgen (cbindgen.toml); do not edit.
+
+
+#ifndef SWINQ_H
+#define SWINQ_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Version of this interface. It changes with each change that breaks a program, as the major version of the library does.
+#define SWINQ_ABI_VERSION 0
+
+// `backend`: the GPU if one can be used, else the CPU.
+#define SWINQ_BACKEND_AUTO 0
+
+// `backend`: the CPU.
+#define SWINQ_BACKEND_CPU 1
+
+// `backend`: the GPU; an error if none can be used.
+#define SWINQ_BACKEND_CUDA 2
+
+// The result of a call.
+typedef enum swinq_status {
+  // The call succeeded.
+  SWINQ_STATUS_OK = 0,
+  // A pointer that must not be null is null.
+  SWINQ_STATUS_NULL = 1,
+  // A handle is not that of a live object of its kind.
+  SWINQ_STATUS_HANDLE = 2,
+  // An argument has a value or a size that the call cannot work with.
+  SWINQ_STATUS_ARGUMENT = 3,
+  // A file does not exist, or cannot be read or written.
+  SWINQ_STATUS_FILE = 4,
+  // A model, its configuration or its recipe cannot be used.
+  SWINQ_STATUS_MODEL = 5,
+  // An image or a data set cannot be used.
+  SWINQ_STATUS_DATA = 6,
+  // An engine cannot be made, or failed.
+  SWINQ_STATUS_ENGINE = 7,
+  // A calibration failed.
+  SWINQ_STATUS_CALIBRATION = 8,
+  // A callback stopped the call.
+  SWINQ_STATUS_STOPPED = 9,
+  // The library has an error of its own.
+  SWINQ_STATUS_INTERNAL = 10,
+} swinq_status;
+
+// A model that is ready to run, with threads and buffers of its own. Threads may share it; their calls run one after
+// another. Engines of one model share its packed weights.
+typedef struct swinq_engine swinq_engine;
+
+// A model, float or quantized. Threads may share it.
+typedef struct swinq_model swinq_model;
+
+// How a model is opened. Set every field to zero and `size` to `sizeof(swinq_open_options)` for the defaults.
+typedef struct swinq_open_options {
+  // Size of this structure.
+  size_t size;
+  // Configuration of a bare float checkpoint: a shipped name, or a YAML file. NULL for a quantized checkpoint and for
+  // a directory.
+  const char *cfg;
+  // File of class names, one per line; NULL for those of the model.
+  const char *labels;
+} swinq_open_options;
+
+// How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.
+typedef struct swinq_quantize_options {
+  // Size of this structure.
+  size_t size;
+  // `default`, `mode1`, `mode2`, or a YAML file; NULL is `default`.
+  const char *recipe;
+  // Number of images of the data set that are used; 0 is 128.
+  size_t images;
+  // Seed of the sample of images.
+  uint64_t seed;
+  // Images per batch; 0 is 8.
+  size_t batch_size;
+  // Called with the numbers of images or layers done and of all, on the thread of the call; may be NULL. A result
+  // other than 0 stops the calibration with `SWINQ_STATUS_STOPPED`. It must return: no exception and no `longjmp`
+  // may leave it.
+  int (*progress)(void *user, size_t done, size_t total);
+  // The first argument of `progress`.
+  void *user;
+} swinq_quantize_options;
+
+// Facts about a model. Set `size` to `sizeof(swinq_model_info)` before the call.
+typedef struct swinq_model_info {
+  // Size of this structure.
+  size_t size;
+  // Side of the input images in pixels.
+  size_t input_size;
+  // Number of classes.
+  size_t classes;
+  // 1 if any site is quantized, 0 for a float model.
+  uint32_t quantized;
+  // 1 if the classes have names.
+  uint32_t labelled;
+} swinq_model_info;
+
+// How an engine is made. Set every field to zero and `size` to `sizeof(swinq_engine_options)` for the defaults.
+typedef struct swinq_engine_options {
+  // Size of this structure.
+  size_t size;
+  // `SWINQ_BACKEND_AUTO`, `SWINQ_BACKEND_CPU` or `SWINQ_BACKEND_CUDA`.
+  uint32_t backend;
+  // Ordinal of the GPU.
+  uint32_t device;
+  // Threads of the CPU engine, including the caller's; 0 is one per core.
+  size_t threads;
+  // Images that run at a time; larger batches are split. 0 is 8.
+  size_t max_batch;
+  // 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16.
+  uint32_t residual_f32;
+  // Must be 0.
+  uint32_t reserved;
+} swinq_engine_options;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the interface of the library that runs. Compare it with `SWINQ_ABI_VERSION` of the header.
+uint32_t swinq_abi_version(void);
+
+// Version of the library, such as `"0.1.0"`. The string is static.
+const char *swinq_version(void);
+
+// What was wrong with the last call of this thread, in UTF-8; empty if it succeeded. The string belongs to the library
+// and is valid until the thread's next call.
+const char *swinq_last_error(void);
+
+// Opens the model at `path` (UTF-8): a quantized or float checkpoint, or a Hugging Face or timm directory. `options`
+// may be NULL. Writes a handle to `model`, which the caller frees with `swinq_model_free`.
+enum swinq_status swinq_model_open(const char *path,
+                                   const struct swinq_open_options *options,
+                                   struct swinq_model **model);
+
+// Quantizes a float model: finds the ranges of its activations on images of the training part of the data set at
+// `data_path`, which may be an ImageFolder, a Swin zip folder, a list file or a folder of images. `options` may be NULL.
+// Writes a handle of the new model to `quantized`.
+enum swinq_status swinq_model_quantize(const struct swinq_model *model,
+                                       const char *data_path,
+                                       const struct swinq_quantize_options *options,
+                                       struct swinq_model **quantized);
+
+// Writes the model to a checkpoint at `path` (UTF-8), completely or not at all.
+enum swinq_status swinq_model_save(const struct swinq_model *model, const char *path);
+
+// Writes facts about the model to `info`, as many as `info->size` has room for.
+enum swinq_status swinq_model_get_info(const struct swinq_model *model,
+                                       struct swinq_model_info *info);
+
+// Writes the name of a class (UTF-8, with a zero byte at its end) to the `capacity` bytes at `name`. Fails with
+// `SWINQ_STATUS_ARGUMENT` if the model has no such name, or if it does not fit.
+enum swinq_status swinq_model_get_label(const struct swinq_model *model,
+                                        size_t class_index,
+                                        char *name,
+                                        size_t capacity);
+
+// Frees a model. Engines of the model stay usable. NULL is allowed, and a handle that was freed is an error.
+enum swinq_status swinq_model_free(struct swinq_model *model);
+
+// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes
+// `input_size * input_size * 3` bytes to `pixels`, whose size is `capacity`. The bytes equal Pillow's.
+enum swinq_status swinq_preprocess(const struct swinq_model *model,
+                                   const uint8_t *rgb,
+                                   size_t width,
+                                   size_t height,
+                                   uint8_t *pixels,
+                                   size_t capacity);
+
+// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), and brings it to the model's
+// input as `swinq_preprocess` does.
+enum swinq_status swinq_decode(const struct swinq_model *model,
+                               const uint8_t *file,
+                               size_t length,
+                               uint8_t *pixels,
+                               size_t capacity);
+
+// Prepares the model to run. `options` may be NULL. Writes a handle to `engine`, which the caller frees with
+// `swinq_engine_free`. The engine does not need the handle of the model.
+enum swinq_status swinq_engine_new(const struct swinq_model *model,
+                                   const struct swinq_engine_options *options,
+                                   struct swinq_engine **engine);
+
+// Computes the logits of images: reads `pixels`, `uint8 [images, input_size, input_size, 3]` (RGB, preprocessed) of
+// `pixel_bytes` bytes, and writes `logits`, `float [images, classes]` of `logit_count` values. The number of images is
+// any, and follows from both sizes, which must agree. After the first call for a number of images it allocates nothing
+// on a CPU. `pixels` and `logits` must not overlap.
+enum swinq_status swinq_engine_infer(const struct swinq_engine *engine,
+                                     const uint8_t *pixels,
+                                     size_t pixel_bytes,
+                                     float *logits,
+                                     size_t logit_count);
+
+// Frees an engine. A call that runs on another thread meanwhile completes. NULL is allowed, and a handle that was freed
+// is an error.
+enum swinq_status swinq_engine_free(struct swinq_engine *engine);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* SWINQ_H */

@@ -1,0 +1,137 @@
+//! C programs that use the interface, built with the C compiler and its address sanitizer, and linked to the shared and
+//! to the static library.
+//!
+//! Without a C compiler the tests print that they are skipped, unless `REQUIRE_IMPL` names `host_kernels`.
+
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use swinq::{CalibrateOptions, Engine, EngineOptions, Images, Model, OpenOptions, Split, calibrate};
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn root() -> PathBuf {
+    here().join("../..").canonicalize().unwrap()
+}
+
+/// The folder of the test, in which cargo builds the libraries, too.
+fn libraries() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+/// The C compiler; `None` if there is none, after printing that `test` is skipped.
+fn compiler(test: &str) -> Option<String> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    if Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return Some(compiler);
+    }
+    let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "host_kernels"), "there is no C compiler `{compiler}`");
+    eprintln!("SKIPPED {test}: there is no C compiler `{compiler}`");
+    None
+}
+
+/// A folder with the shared library under the names that an installation gives it.
+fn installed() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["libswinq.so", "libswinq.so.0"] {
+        std::os::unix::fs::symlink(libraries().join("libswinq_c.so"), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+/// Compiles `source` with the sanitizers, and links it with `library`: `-lswinq` from the folder `shared`, or the path of the
+/// archive.
+fn build(compiler: &str, source: &Path, library: &str, shared: &Path, program: &Path) {
+    let status = Command::new(compiler)
+        .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g"])
+        .arg("-fsanitize=address,undefined")
+        .arg("-fno-sanitize-recover=all")
+        .arg("-I")
+        .arg(here().join("include"))
+        .arg(source)
+        .arg("-o")
+        .arg(program)
+        .arg("-L")
+        .arg(shared)
+        .arg(library)
+        .args(["-lpthread", "-lm", "-ldl"])
+        .arg(format!("-Wl,-rpath,{}", shared.display()))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{} does not compile", source.display());
+}
+
+fn sample(name: &str) -> PathBuf {
+    root().join("samples").join(name)
+}
+
+fn float_model() -> Model {
+    let cfg = Some(sample("swin_micro_cifar10/cfg.yaml").display().to_string());
+    let options = OpenOptions { cfg, ..OpenOptions::default() };
+    Model::open_float(sample("swin_micro_cifar10/model.safetensors"), &options).unwrap()
+}
+
+/// The sample, quantized on a few images.
+fn quantized() -> Model {
+    let images = Images::open(sample("cifar10"), Split::Train, Some(8), 0).unwrap();
+    let progress = &mut |_| std::ops::ControlFlow::Continue(());
+    calibrate(float_model(), &CalibrateOptions::default(), &images, progress).unwrap().model
+}
+
+/// Runs `program` and returns what it printed. Leaks are errors.
+fn run(program: &Path, arguments: &[&Path]) -> String {
+    let output =
+        Command::new(program).args(arguments).env("ASAN_OPTIONS", "detect_leaks=1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}\n{text}", program.display(), output.status);
+    assert!(text.is_empty(), "{text}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_example_prints_the_logits_of_the_library() {
+    let Some(compiler) = compiler("the example") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (program, path) = (folder.path().join("classify"), folder.path().join("model.safetensors"));
+    let model = quantized();
+    model.save(&path).unwrap();
+    let files = ["airplane.jpg", "airplane.png"].map(|name| root().join("tests/data").join(name));
+    let engine = Engine::new(&model, &EngineOptions::cpu(0)).unwrap();
+    let images = Images::from_files(&files).unwrap();
+    let scores =
+        engine.infer_images(&images, &Default::default(), &mut |_, _| std::ops::ControlFlow::Continue(()));
+    let expected = scores.unwrap().logits;
+    let archive = libraries().join("libswinq_c.a").display().to_string();
+    let shared = installed();
+    for library in ["-lswinq", archive.as_str()] {
+        build(&compiler, &here().join("examples/classify.c"), library, shared.path(), &program);
+        let printed = run(&program, &[&path, &files[0], &files[1]]);
+        let lines: Vec<&str> = printed.lines().collect();
+        assert_eq!(lines.len(), 2, "{printed}");
+        for (line, row) in lines.iter().zip(expected.rows()) {
+            let (_, values) = line.split_once(": ").unwrap();
+            let (values, name) = values.rsplit_once(' ').unwrap();
+            let found: Vec<f32> = values.split(' ').map(|value| value.parse().unwrap()).collect();
+            assert_eq!(found, row, "{line}");
+            assert_eq!(name, "airplane", "{line}");
+        }
+    }
+}
+
+#[test]
+fn misuse_gives_error_codes() {
+    let Some(compiler) = compiler("misuse") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (program, path) = (folder.path().join("misuse"), folder.path().join("model.safetensors"));
+    quantized().save(&path).unwrap();
+    let shared = installed();
+    build(&compiler, &here().join("tests/misuse.c"), "-lswinq", shared.path(), &program);
+    let float = sample("swin_micro_cifar10");
+    let (weights, cfg) = (float.join("model.safetensors"), float.join("cfg.yaml"));
+    run(&program, &[&path, &weights, &cfg, &sample("cifar10")]);
+}

@@ -1,0 +1,49 @@
+"""Arrays of numpy and PyTorch, without importing PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ._errors import ArgumentError
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor of PyTorch. Without PyTorch there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array of numpy or a tensor of PyTorch."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def to_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """``value`` as an array of numpy: the same memory, if it is in host memory."""
+    if is_tensor(value):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            # numpy has no bfloat16, whose values f32 holds exactly.
+            value = value.float()
+        value = value.numpy()
+    return np.asarray(value)
+
+
+def images_of(value: Any, size: int) -> np.ndarray[Any, Any]:
+    """``value`` as contiguous images for an engine: ``uint8 [n, size, size, 3]`` or ``float32 [n, 3, size, size]``.
+
+    Copies only if the array is not contiguous, or has floats of another width.
+    """
+    array = to_numpy(value)
+    shape = array.shape
+    if array.dtype == np.uint8 and shape[1:] == (size, size, 3):
+        return np.ascontiguousarray(array)
+    if array.dtype.kind == "f" and shape[1:] == (3, size, size):
+        return np.ascontiguousarray(array, dtype=np.float32)
+    raise ArgumentError(
+        f"images: an array of {array.dtype} {list(shape)}; the model takes uint8 [n, {size}, {size}, 3] (preprocessed "
+        f"RGB) or float [n, 3, {size}, {size}] (normalised)"
+    )

@@ -1,0 +1,49 @@
+"""Exceptions of swinq. Each message is the one that the program ``swinq`` prints."""
+
+__all__ = [
+    "Error",
+    "NotFoundError",
+    "FileError",
+    "ArgumentError",
+    "ModelError",
+    "DataError",
+    "EngineError",
+    "CalibrationError",
+    "EvaluationError",
+]
+
+
+class Error(Exception):
+    """Base of all exceptions of this package."""
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """Nothing exists at the path of a model."""
+
+
+class FileError(Error, OSError):
+    """A file cannot be read or written."""
+
+
+class ArgumentError(Error, ValueError):
+    """An argument has a value that the call cannot work with."""
+
+
+class ModelError(Error, ValueError):
+    """A model, its configuration or its recipe cannot be used."""
+
+
+class DataError(Error, ValueError):
+    """Images or labels cannot be used."""
+
+
+class EngineError(Error, RuntimeError):
+    """An engine cannot be made, or failed."""
+
+
+class CalibrationError(Error, RuntimeError):
+    """A calibration failed."""
+
+
+class EvaluationError(Error, RuntimeError):
+    """Models cannot be evaluated or compared."""

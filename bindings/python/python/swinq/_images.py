@@ -1,0 +1,143 @@
+"""Images from Python: paths, PIL images, arrays, and batches of a DataLoader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from ._arrays import images_of, is_array, to_numpy
+from ._errors import ArgumentError
+
+PathLike = str | os.PathLike[str]
+
+#: Keys of a batch that is a mapping, as data sets of transformers give it.
+PIXELS = ("pixel_values", "image", "images")
+LABELS = ("labels", "label")
+
+
+def is_path(value: Any) -> bool:
+    """Whether ``value`` is a path."""
+    return isinstance(value, str | os.PathLike)
+
+
+def is_pil(value: Any) -> bool:
+    """Whether ``value`` is an image of Pillow."""
+    return hasattr(value, "convert") and hasattr(value, "size") and hasattr(value, "tobytes")
+
+
+def rgb(image: Any) -> tuple[int, int, Any]:
+    """Width, height and ``uint8 [height, width, 3]`` of an image of Pillow or an array of that shape."""
+    if is_pil(image):
+        image = image.convert("RGB")
+        return (*image.size, image.tobytes())
+    array = to_numpy(image)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise ArgumentError(f"images: an array of {array.dtype} {list(array.shape)} is not uint8 [height, width, 3]")
+    return array.shape[1], array.shape[0], np.ascontiguousarray(array)
+
+
+def collect(
+    model: _native.Model,
+    size: int,
+    images: Any,
+    *,
+    split: str,
+    limit: int | None,
+    seed: int,
+) -> _native.Images:
+    """The images that ``images`` names or holds, in its order.
+
+    A path is opened as by the program. Of any other source at most ``limit`` images are taken. Only their
+    preprocessed pixels stay in memory, ``size * size * 3`` bytes each.
+    """
+    if isinstance(images, _native.Images):
+        return images
+    if is_path(images):
+        return _native.Images.open(os.fspath(images), split, limit, seed)
+    if is_array(images):
+        images = [images]
+    if not isinstance(images, Iterable):
+        raise ArgumentError(f"images: {type(images).__name__} is neither a path nor iterable")
+    if limit is not None and limit < 1:
+        raise ArgumentError(f"limit: is {limit}; it must be at least 1")
+    return _Collection(model, size, limit).of(images)
+
+
+class _Collection:
+    """Images that are being collected, at most ``limit``."""
+
+    def __init__(self, model: _native.Model, size: int, limit: int | None) -> None:
+        self.collector = _native.Collector(model)
+        self.paths: list[str] = []
+        self.size, self.limit = size, limit
+        self.images = self.labelled = 0
+
+    def of(self, items: Iterable[Any]) -> _native.Images:
+        """The images of ``items``."""
+        for item in items:
+            self.add(item)
+            if self.limit is not None and self.images >= self.limit:
+                break
+        if self.images == 0:
+            raise ArgumentError("images: there is no image")
+        if self.paths:
+            if len(self.paths) != self.images:
+                raise ArgumentError("images: paths and decoded images are mixed; give one kind")
+            return _native.Images.from_files(self.paths)
+        if self.labelled not in (0, self.images):
+            raise ArgumentError(f"images: {self.labelled} labels for {self.images} images")
+        return self.collector.finish()
+
+    def add(self, item: Any) -> None:
+        """Adds one item of the iterable: an image, a batch, or either with labels."""
+        if isinstance(item, Mapping):
+            pixels = next((item[key] for key in PIXELS if key in item), None)
+            if pixels is None:
+                raise ArgumentError(f"images: a batch with the keys {list(item)}, none of which is {' or '.join(PIXELS)}")
+            return self.add_labelled(pixels, next((item[key] for key in LABELS if key in item), None))
+        if isinstance(item, tuple | list) and len(item) == 2 and not is_path(item[0]):
+            return self.add_labelled(item[0], item[1])
+        if isinstance(item, tuple | list) and len(item) == 1:
+            return self.add_labelled(item[0], None)
+        self.add_labelled(item, None)
+
+    def add_labelled(self, pixels: Any, labels: Any) -> None:
+        """Adds an image or a batch, with its labels if there are any."""
+        before = self.images
+        if is_path(pixels):
+            self.paths.append(os.fspath(pixels))
+            self.images += 1
+        elif is_array(pixels) and pixels.ndim == 4:
+            self.add_batch(pixels)
+        elif is_array(pixels) and pixels.ndim == 3 and to_numpy(pixels).dtype.kind == "f":
+            self.add_batch(pixels[None])
+        elif is_array(pixels) or is_pil(pixels):
+            self.collector.add_image(*rgb(pixels))
+            self.images += 1
+        else:
+            raise ArgumentError(f"images: {type(pixels).__name__} is neither a path, a PIL image, an array nor a batch")
+        if labels is not None:
+            self.add_labels(labels, self.images - before)
+
+    def add_batch(self, batch: Any) -> None:
+        """Adds images that are preprocessed."""
+        batch = images_of(batch, self.size)
+        if self.limit is not None:
+            batch = batch[: self.limit - self.images]
+        if batch.dtype == np.uint8:
+            self.collector.add_pixels(batch)
+        else:
+            self.collector.add_normalized(batch)
+        self.images += len(batch)
+
+    def add_labels(self, labels: Any, count: int) -> None:
+        """Adds the labels of the last ``count`` images."""
+        found = np.atleast_1d(to_numpy(labels) if is_array(labels) else np.asarray(labels))
+        if found.dtype.kind not in "iu" or found.ndim != 1 or len(found) < count or (found < 0).any():
+            raise ArgumentError("images: labels are one class number for each image")
+        self.collector.add_labels(found[:count].tolist())
+        self.labelled += count

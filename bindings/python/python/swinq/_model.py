@@ -1,0 +1,271 @@
+"""Models and engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _modules, _native
+from ._arrays import images_of, is_array, is_tensor
+from ._errors import ArgumentError
+from ._images import PathLike, is_path, is_pil, rgb
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One class of a prediction."""
+
+    index: int
+    #: Class name; ``None`` if the model has no names.
+    label: str | None
+    #: Softmax of the logits.
+    probability: float
+
+
+class Site(NamedTuple):
+    """A named place where a tensor may be quantized, as a row of :attr:`Model.sites`."""
+
+    name: str
+    quantized: bool
+    bits: int
+    #: ``s8``, or ``u8`` for attention probabilities.
+    kind: str
+    #: ``tensor`` or ``channel``.
+    granularity: str
+    #: Largest magnitude that has a code; ``None`` where the site has no range of its own.
+    amax: float | None
+    #: ``amax / 127``.
+    scale: float | None
+
+
+class Engine:
+    """A model that is ready to run, on threads of its own. Engines of one model share its packed weights.
+
+    Threads may share an engine; their calls run one after another. For throughput give each thread an engine with
+    ``threads=1``: calls release the interpreter's lock, so that engines run at the same time.
+    """
+
+    def __init__(self, model: Model, native: _native.Engine) -> None:
+        self._model, self._native = model, native
+        self._size, self._classes = native.input_size, native.classes
+
+    def __call__(self, images: Any) -> Any:
+        """Logits of a batch of any number of images.
+
+        Args:
+            images: ``uint8 [n, size, size, 3]`` (NHWC, RGB, preprocessed), or ``float [n, 3, size, size]`` (NCHW) of
+                8-bit pixels that are divided by 255 and normalised with the model's mean and deviation; a numpy array or
+                a torch tensor. A contiguous uint8 array in host memory is read in place, and must not be written to
+                during the call.
+
+        Returns:
+            ``float32 [n, classes]``, of the kind and on the device of ``images``.
+
+        Raises:
+            ArgumentError: for another shape or type, and for floats that are not normalised pixels.
+            EngineError: if the engine fails.
+        """
+        array = images_of(images, self._size)
+        logits = np.empty((len(array), self._classes), np.float32)
+        if array.dtype == np.uint8:
+            self._native.infer(array, logits)
+        elif len(array):
+            self._native.infer_normalized(array, logits)
+        if not is_tensor(images):
+            return logits
+        return sys.modules["torch"].from_numpy(logits).to(images.device)
+
+    def predict(self, images: Any, top_k: int = 5) -> list[list[Class]]:
+        """Classifies images: the best ``top_k`` classes of each, best first.
+
+        Args:
+            images: paths, PIL images or decoded images (``uint8 [height, width, 3]``), or one of these. They are
+                preprocessed as the model says, with the bytes of Pillow.
+
+        Raises:
+            ArgumentError, DataError: for an empty list, and for an image that cannot be read.
+        """
+        if is_path(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
+            images = [images]
+        images = list(images)
+        if all(is_path(image) for image in images):
+            found = self._native.predict([os.fspath(image) for image in images], top_k)
+        elif any(is_path(image) for image in images):
+            raise ArgumentError("images: paths and decoded images are mixed; give one kind")
+        else:
+            found = self._native.classify([rgb(image) for image in images], top_k)
+        return [[Class(*each) for each in classes] for classes in found]
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._model
+
+    @property
+    def threads(self) -> int:
+        """Number of threads, including the caller's; 1 on a GPU."""
+        return self._native.threads
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend: ``cpu``, ``cuda``, ..."""
+        return self._native.backend
+
+    def __repr__(self) -> str:
+        return f"<swinq.Engine of {self._model.name} on {self.backend}, {self.threads} threads>"
+
+
+class Model:
+    """A Swin classifier, float or quantized. Call it with images to get logits. Made by :func:`open` and
+    :func:`quantize`; threads may share it."""
+
+    def __init__(self, native: _native.Model) -> None:
+        self._native = native
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+        self._config: dict[str, Any] = json.loads(native.config)
+        self._transform: dict[str, Any] = json.loads(native.transform)
+
+    def engine(
+        self,
+        *,
+        backend: str = "auto",
+        threads: int = 0,
+        max_batch: int = 8,
+        device: int = 0,
+        residual: str = "f16",
+    ) -> Engine:
+        """A new engine of this model.
+
+        Args:
+            backend: ``auto`` (the GPU if one can be used, else the CPU), ``cpu`` or ``cuda``.
+            threads: threads of the CPU engine; 0 is one per core.
+            max_batch: images that run at a time; larger batches are split.
+            device: ordinal of the GPU.
+            residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
+
+        Raises:
+            EngineError: if the backend cannot be used, or cannot run the model.
+        """
+        return Engine(self, _native.Engine(self._native, backend, threads, max_batch, device, residual))
+
+    def _default(self) -> Engine:
+        if self._engine is None:
+            with self._lock:
+                if self._engine is None:
+                    self._engine = self.engine()
+        return self._engine
+
+    def __call__(self, images: Any) -> Any:
+        """Logits of ``images``, by an engine with a thread per core that is made at the first call.
+
+        The arguments, results and errors are those of :meth:`Engine.__call__`.
+        """
+        return (self._engine or self._default())(images)
+
+    def predict(self, images: Any, top_k: int = 5) -> list[list[Class]]:
+        """Classifies images; see :meth:`Engine.predict`."""
+        return self._default().predict(images, top_k)
+
+    def save(self, path: PathLike) -> None:
+        """Writes a checkpoint that :func:`open` and the program ``swinq`` read; completely, or not at all."""
+        self._native.save(os.fspath(path))
+
+    @property
+    def name(self) -> str:
+        """Name of the architecture."""
+        return str(self._config["name"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The architecture: ``image_size``, ``embed_dim``, ``depths``, ``num_heads``, ``window_size``, ..."""
+        return dict(self._config)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The preprocessing of images: ``size``, ``resize``, ``filter``, ``mean``, ``std``."""
+        return dict(self._transform)
+
+    @property
+    def labels(self) -> list[str] | None:
+        """Class names by class index; ``None`` if they are not known."""
+        return self._native.labels
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any site is quantized."""
+        return self._native.is_quantized
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe; ``float`` for a float model."""
+        return self._native.recipe
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameters."""
+        return self._native.size_bytes
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites, in the model's order: a table, as in ``pandas.DataFrame(model.sites)``."""
+        return [Site(*row) for row in self._native.sites()]
+
+    def __repr__(self) -> str:
+        kind = f"INT8, recipe {self.recipe}" if self.is_quantized else "float"
+        return f"<swinq.Model {self.name}, {self._config['num_classes']} classes, {kind}>"
+
+
+def open(
+    model: Any,
+    *,
+    preprocessing: Any = None,
+    cfg: str | None = None,
+    opts: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+    dialect: str | None = None,
+    labels: PathLike | None = None,
+) -> Model:
+    """Opens a model.
+
+    Args:
+        model: one of
+
+            - the path of a quantized or float checkpoint, or of a Hugging Face or timm directory;
+            - a live Swin of timm, torchvision, transformers or Microsoft's repository: its parameters are copied, its
+              architecture is read from the module;
+            - a state dictionary: a mapping from names to torch tensors or numpy arrays.
+        preprocessing: of a model that does not contain it: the image processor of a transformers model, the
+            ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
+            ``"torchvision"`` or ``"hf"`` for the default of a family, or a mapping with the keys of
+            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own.
+        cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
+        opts: overrides of keys of the configuration, such as ``{"MODEL.NUM_CLASSES": 10}``.
+        dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``; default: detected.
+        labels: file of class names, one per line.
+
+    Raises:
+        NotFoundError, ModelError, ArgumentError: with the messages of the program.
+    """
+    if isinstance(model, Model):
+        raise ArgumentError("model: is open already")
+    pairs = opts.items() if isinstance(opts, Mapping) else opts
+    overrides = [(key, str(value)) for key, value in pairs]
+    family = preprocessing if isinstance(preprocessing, str) else None
+    reading = (cfg, overrides, dialect, family, None if labels is None else os.fspath(labels))
+    if is_path(model):
+        if preprocessing is not None and family is None:
+            raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")
+        native = _native.Model.open(os.fspath(model), reading)
+    else:
+        native = _modules.load(model, preprocessing, reading)
+    for warning in native.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return Model(native)

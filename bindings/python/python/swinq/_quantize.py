@@ -1,0 +1,75 @@
+"""Calibration."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import _native
+from ._errors import ArgumentError
+from ._images import PathLike, collect
+from ._model import Model, open
+from ._progress import Progress, close, observer
+
+
+def quantize(
+    model: Any,
+    images: PathLike | Iterable[Any],
+    recipe: str | os.PathLike[str] | Mapping[str, Any] = "default",
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    threads: int = 0,
+    skip_corrupt: int = 0,
+    progress: bool | Progress | None = None,
+    **reading: Any,
+) -> Model:
+    """Quantizes a float model to INT8: finds the range of every site on ``images`` and applies the recipe.
+
+    The result depends on the model, the recipe and the images in their order alone, and equals that of
+    ``swinq calibrate`` for the same images.
+
+    Args:
+        model: a :class:`Model`, or anything that :func:`open` takes, with its keyword arguments ``reading``: a live
+            module of timm, torchvision, transformers or Microsoft, a path, a state dictionary.
+        images: the path of a data set as ``--data-path`` takes it, or an iterable of
+
+            - paths, or PIL images, or ``uint8 [height, width, 3]`` arrays, which are preprocessed as the model says;
+            - batches that are preprocessed, ``uint8 [n, size, size, 3]`` or ``float [n, 3, size, size]``, alone, in a
+              tuple with their labels, or in a mapping under ``pixel_values``, as a DataLoader gives them.
+        recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file.
+        split: part of the data set at a path, ``train`` or ``val``.
+        limit: number of images; of a data set at a path a seeded sample spread over the classes, else the first.
+        seed: seed of that sample.
+        batch_size: images per batch of the float forward.
+        threads: decoding threads; 0 is one per core.
+        skip_corrupt: number of corrupt files that are left out, with a warning; one more is an error.
+        progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``. An exception that it raises stops
+            the calibration.
+
+    Raises:
+        ArgumentError, ModelError, DataError, CalibrationError: with the messages of the program.
+    """
+    if not isinstance(model, Model):
+        model = open(model, **reading)
+    elif reading:
+        raise ArgumentError(f"{next(iter(reading))}: has no effect on a model that is open already")
+    size = model.config["image_size"]
+    chosen = collect(model._native, size, images, split=split, limit=limit, seed=seed)
+    function = observer(progress)
+    mapping = isinstance(recipe, Mapping)
+    text = json.dumps(recipe) if mapping else os.fspath(recipe)  # type: ignore[arg-type]
+    try:
+        found, skipped = _native.quantize(
+            model._native, chosen, text, mapping, batch_size, threads, skip_corrupt, function
+        )
+    finally:
+        close(function)
+    for message in skipped:
+        warnings.warn(f"left out: {message}", stacklevel=2)
+    return Model(found)

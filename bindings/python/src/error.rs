@@ -1,0 +1,48 @@
+//! Errors of the library as exceptions of `swinq._errors`, with the messages that the program prints.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use swinq::Error;
+
+/// The exception for `error`.
+pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    let class = match error {
+        Error::NotFound { .. } => "NotFoundError",
+        Error::Io { .. } => "FileError",
+        Error::Argument { .. } | Error::OverridesWithoutConfig => "ArgumentError",
+        Error::Open { .. } | Error::Model(_) => "ModelError",
+        Error::Data(_) | Error::Labels { .. } | Error::Batch(_) => "DataError",
+        Error::Runtime(_) | Error::Device { .. } => "EngineError",
+        Error::Calib(_) | Error::Float(_) | Error::NothingQuantized { .. } => "CalibrationError",
+        Error::Evaluating { .. } | Error::Eval(_) | Error::Comparison { .. } => "EvaluationError",
+        _ => "Error",
+    };
+    raise_as(py, class, message(error))
+}
+
+/// The exception `class` of `swinq._errors` with this message.
+pub fn raise_as(py: Python<'_>, class: &str, message: String) -> PyErr {
+    let made = py.import("swinq._errors").and_then(|errors| errors.getattr(class)?.call1((message,)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The error and its causes in one line. A text that another part of the line already contains is left out.
+fn message(error: &Error) -> String {
+    let mut message = String::new();
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if text.contains(&message) {
+            message = text;
+        } else if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        next = cause.source();
+    }
+    message
+}
+
+/// `value` in JSON.
+pub fn json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}

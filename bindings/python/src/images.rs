@@ -1,0 +1,156 @@
+//! Images: data sets, files, and images that Python decoded.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use swinq::data::preprocess;
+use swinq::{Batch, Error, RgbImage, Split, Transform};
+
+use crate::buffer::Array;
+use crate::error::{raise, raise_as};
+use crate::model::Model;
+
+/// Farthest that a value may lie from a whole pixel. f32 rounding moves it by 1e-4 at most.
+const TOLERANCE: f32 = 0.1;
+
+/// Images in a fixed order.
+#[pyclass(frozen, module = "swinq._native")]
+pub struct Images {
+    pub images: swinq::Images,
+}
+
+#[pymethods]
+impl Images {
+    /// Opens a data set, and draws a sample of `limit` images.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, split: &str, limit: Option<usize>, seed: u64) -> PyResult<Images> {
+        let split = match split {
+            "train" => Split::Train,
+            "val" => Split::Val,
+            other => {
+                let problem = format!("split: `{other}` is neither train nor val");
+                return Err(raise_as(py, "ArgumentError", problem));
+            }
+        };
+        let images = py.detach(|| swinq::Images::open(path, split, limit, seed));
+        Ok(Images { images: images.map_err(|error| raise(py, &error))? })
+    }
+
+    /// Image files, without labels.
+    #[staticmethod]
+    fn from_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Images> {
+        let images = py.detach(|| swinq::Images::from_files(&paths));
+        Ok(Images { images: images.map_err(|error| raise(py, &error))? })
+    }
+
+    fn __len__(&self) -> usize {
+        self.images.len()
+    }
+}
+
+/// Collects images that Python decoded. Only preprocessed pixels stay in memory.
+#[pyclass(module = "swinq._native")]
+pub struct Collector {
+    transform: Transform,
+    pixels: Vec<u8>,
+    labels: Vec<u32>,
+}
+
+#[pymethods]
+impl Collector {
+    /// An empty collection for `model`.
+    #[new]
+    fn new(model: &Model) -> Collector {
+        let transform = model.model.transform().clone();
+        Collector { transform, pixels: Vec::new(), labels: Vec::new() }
+    }
+
+    /// Adds a decoded image, u8 `[height, width, 3]`, which is preprocessed.
+    fn add_image(
+        &mut self,
+        py: Python<'_>,
+        width: usize,
+        height: usize,
+        pixels: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let pixels = Array::<u8>::of(pixels, "image")?.as_slice().to_vec();
+        let bytes = width.checked_mul(height).and_then(|area| area.checked_mul(3));
+        if bytes.is_none_or(|bytes| bytes == 0 || bytes != pixels.len()) {
+            let problem = format!("images: {} bytes for {width} x {height} RGB pixels", pixels.len());
+            return Err(raise_as(py, "ArgumentError", problem));
+        }
+        let image = RgbImage { width, height, pixels };
+        let prepared = py.detach(|| preprocess(&image, &self.transform));
+        self.pixels.extend(prepared);
+        Ok(())
+    }
+
+    /// Adds preprocessed images, u8 `[images, size, size, 3]`.
+    fn add_pixels(&mut self, pixels: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.pixels.extend_from_slice(Array::<u8>::of(pixels, "images")?.as_slice());
+        Ok(())
+    }
+
+    /// Adds normalised images, f32 `[images, 3, size, size]`.
+    fn add_normalized(&mut self, py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<()> {
+        let values = Array::<f32>::of(values, "images")?;
+        let pixels = denormalize(values.as_slice(), &self.transform).map_err(|error| raise(py, &error))?;
+        self.pixels.extend(pixels);
+        Ok(())
+    }
+
+    /// Adds the classes of images.
+    fn add_labels(&mut self, labels: Vec<u32>) {
+        self.labels.extend(labels);
+    }
+
+    /// The images that were added.
+    fn finish(&mut self, py: Python<'_>) -> PyResult<Images> {
+        let size = self.transform.size;
+        let (pixels, labels) = (std::mem::take(&mut self.pixels), std::mem::take(&mut self.labels));
+        let ids = (0..pixels.len() / (size * size * 3)).collect();
+        let images = swinq::Images::from_batch(Batch { pixels, size, labels, ids });
+        Ok(Images { images: images.map_err(|error| raise(py, &error))? })
+    }
+}
+
+/// The pixels, u8 `[images, size, size, 3]`, from which `values`, f32 `[images, 3, size, size]`, were normalised.
+///
+/// # Errors
+/// [`Error::Argument`] for a number of values that is not whole images, and for a value that is not a normalised pixel.
+pub fn denormalize(values: &[f32], transform: &Transform) -> Result<Vec<u8>, Error> {
+    let (area, Transform { mean, std, .. }) = (transform.size * transform.size, transform);
+    if values.is_empty() || !values.len().is_multiple_of(3 * area) {
+        let problem =
+            format!("{} values are not whole images of 3 x {1} x {1}", values.len(), transform.size);
+        return Err(Error::Argument { argument: "images", problem });
+    }
+    let mut pixels = vec![0; values.len()];
+    for (image, written) in values.chunks_exact(3 * area).zip(pixels.chunks_exact_mut(3 * area)) {
+        for (channel, plane) in image.chunks_exact(area).enumerate() {
+            let (scale, offset) = (255.0 * std[channel], 255.0 * mean[channel]);
+            let mut farthest = 0.0f32;
+            let mut valid = true;
+            for (&value, byte) in plane.iter().zip(written[channel..].iter_mut().step_by(3)) {
+                let pixel = value.mul_add(scale, offset);
+                let whole = pixel.round_ties_even();
+                farthest = farthest.max((pixel - whole).abs());
+                valid &= (0.0..=255.0).contains(&whole);
+                *byte = whole as u8;
+            }
+            if !valid || farthest > TOLERANCE {
+                return Err(not_pixels(transform));
+            }
+        }
+    }
+    Ok(pixels)
+}
+
+fn not_pixels(transform: &Transform) -> Error {
+    let problem = format!(
+        "the values are not those of 8-bit pixels, divided by 255 and normalised with the model's mean {:?} and deviation \
+         {:?}; normalise with these, or pass uint8 [images, size, size, 3]",
+        transform.mean, transform.std
+    );
+    Error::Argument { argument: "images", problem }
+}

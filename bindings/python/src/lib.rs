@@ -1,0 +1,59 @@
+//! The extension module `swinq._native` of the Python package. It is private: `python/swinq` wraps it in the public
+//! functions and classes, and `python/swinq/_native.pyi` lists it with its types.
+//!
+//! Every call that reads images or runs a model releases the interpreter's lock.
+
+mod buffer;
+mod engine;
+mod error;
+mod evaluate;
+mod images;
+mod model;
+mod quantize;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+#[pymodule(name = "_native")]
+mod native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::engine::Engine;
+    #[pymodule_export]
+    use super::evaluate::evaluate;
+    #[pymodule_export]
+    use super::images::{Collector, Images};
+    #[pymodule_export]
+    use super::model::Model;
+    #[pymodule_export]
+    use super::quantize::quantize;
+    #[pymodule_export]
+    use super::{family_transform, run_command, shipped_configs};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// Runs the program `swinq` with the command line `arguments`, whose first is the program's name. Returns the exit
+/// code. Ends the process for a mistake in the command line, and after help.
+#[pyfunction]
+fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| swinq_program::run(arguments))
+}
+
+/// The names of the shipped configurations.
+#[pyfunction]
+fn shipped_configs() -> Vec<&'static str> {
+    swinq::shipped_configs().collect()
+}
+
+/// torchvision's preprocessing for the model `name` (`swin_t`, ...), in JSON; `None` for other names.
+#[pyfunction]
+fn family_transform(name: &str) -> PyResult<Option<String>> {
+    let transform = swinq::data::presets::torchvision(name);
+    transform.map(|transform| error::json(&transform)).transpose()
+}

@@ -1,0 +1,173 @@
+//! Models: opened from files and from tensors in memory.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use swinq::model::quantized::SiteState;
+use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, TensorView, Transform};
+
+use crate::buffer::Array;
+use crate::error::{json, raise};
+
+/// A model, float or quantized.
+#[pyclass(frozen, module = "swinq._native")]
+pub struct Model {
+    pub model: swinq::Model,
+}
+
+/// How a float model is read: `(cfg, opts, dialect, transform, labels)`, as the fields of [`OpenOptions`].
+#[derive(FromPyObject)]
+struct Reading(Option<String>, Vec<(String, String)>, Option<String>, Option<String>, Option<PathBuf>);
+
+/// A tensor of a state dictionary: name, element type, sizes, bytes.
+type Tensor<'py> = (String, String, Vec<usize>, Bound<'py, PyAny>);
+
+/// A row of the table of sites: name, whether it is quantized, bits, kind, granularity, amax, scale.
+type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
+
+impl Reading {
+    fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
+        let Reading(cfg, opts, dialect, transform, labels) = self;
+        let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
+        let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
+        let transform = transform.map(|name| family(&name)).transpose()?;
+        Ok(OpenOptions { cfg, opts, dialect, transform, labels, described_by: Vec::new() })
+    }
+}
+
+fn family(name: &str) -> PyResult<Family> {
+    match name {
+        "ms" => Ok(Family::Microsoft),
+        "timm" => Ok(Family::Timm),
+        "torchvision" => Ok(Family::Torchvision),
+        "hf" => Ok(Family::HuggingFace),
+        _ => {
+            let problem = format!("preprocessing: `{name}` is none of ms, timm, torchvision, hf");
+            Err(PyValueError::new_err(problem))
+        }
+    }
+}
+
+fn element(name: &str) -> ElementType {
+    match name {
+        "float16" => ElementType::F16,
+        "bfloat16" => ElementType::Bf16,
+        "float32" => ElementType::F32,
+        "float64" => ElementType::F64,
+        _ => ElementType::Other,
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Opens the model at `path`.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, reading: Reading) -> PyResult<Model> {
+        let options = reading.options(py)?;
+        let model = py.detach(|| swinq::Model::open_with(path, &options));
+        Ok(Model { model: model.map_err(|error| raise(py, &error))? })
+    }
+
+    /// A float model of the tensors of another library. `config` and `preprocessor` are its JSON documents,
+    /// `transform` is a preprocessing in JSON.
+    #[staticmethod]
+    fn from_memory(
+        py: Python<'_>,
+        name: String,
+        tensors: Vec<Tensor<'_>>,
+        config: Option<String>,
+        preprocessor: Option<String>,
+        transform: Option<String>,
+        reading: Reading,
+    ) -> PyResult<Model> {
+        let options = reading.options(py)?;
+        let transform: Option<Transform> = match transform {
+            None => None,
+            Some(text) => Some(
+                serde_json::from_str(&text)
+                    .map_err(|error| PyValueError::new_err(format!("preprocessing: {error}")))?,
+            ),
+        };
+        let mut held: Vec<(String, ElementType, Vec<usize>, Array<u8>)> = Vec::new();
+        for (name, dtype, shape, bytes) in tensors {
+            let array = Array::of(&bytes, &name)?;
+            held.push((name, element(&dtype), shape, array));
+        }
+        let tensors: BTreeMap<String, TensorView<'_>> = held
+            .iter()
+            .map(|(name, element, shape, array)| {
+                (name.clone(), TensorView { element: *element, shape, bytes: array.as_slice() })
+            })
+            .collect();
+        let documents = config.map(|config| Documents { config, preprocessor });
+        let memory = InMemory { name, tensors, documents, transform };
+        let model = py.detach(|| swinq::Model::from_memory(&memory, &options));
+        Ok(Model { model: model.map_err(|error| raise(py, &error))? })
+    }
+
+    /// Writes the model to a checkpoint in swinq's format.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| self.model.save(path)).map_err(|error| raise(py, &error))
+    }
+
+    /// Whether any site is quantized.
+    #[getter]
+    fn is_quantized(&self) -> bool {
+        self.model.is_quantized()
+    }
+
+    /// The architecture, in JSON.
+    #[getter]
+    fn config(&self) -> PyResult<String> {
+        json(self.model.config())
+    }
+
+    /// The preprocessing, in JSON.
+    #[getter]
+    fn transform(&self) -> PyResult<String> {
+        json(self.model.transform())
+    }
+
+    /// Name of the recipe.
+    #[getter]
+    fn recipe(&self) -> String {
+        self.model.as_quantized().recipe.name.clone()
+    }
+
+    /// Class names by class index.
+    #[getter]
+    fn labels(&self) -> Option<Vec<String>> {
+        self.model.labels().map(<[String]>::to_vec)
+    }
+
+    /// Findings about the model's file that are suspicious but not errors.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.model.warnings().to_vec()
+    }
+
+    /// Number of bytes of the parameters.
+    #[getter]
+    fn size_bytes(&self) -> u64 {
+        self.model.as_quantized().size_bytes()
+    }
+
+    /// The sites, in the order of the model.
+    fn sites(&self) -> Vec<SiteRow> {
+        let model = self.model.as_quantized();
+        self.model.sites().into_iter().map(|site| row(site.to_string(), model.site(site))).collect()
+    }
+}
+
+fn row(name: String, state: &SiteState) -> SiteRow {
+    let spec = &state.spec;
+    let (kind, granularity) = (text(&spec.kind), text(&spec.granularity));
+    (name, spec.enabled, spec.bits, kind, granularity, state.amax, state.scale())
+}
+
+/// The name of a value as recipes write it.
+fn text(value: &impl serde::Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,33 @@
+"""Paths and images of the tests."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+import swinq
+
+ROOT = Path(__file__).resolve().parents[3]
+SAMPLES = ROOT / "samples"
+MICRO = SAMPLES / "swin_micro_cifar10"
+#: Photographs of the repository.
+PHOTO = ROOT / "tests/data/airplane.jpg"
+
+
+def micro() -> swinq.Model:
+    """The float model of the sample."""
+    return swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"))
+
+
+def noise(model: swinq.Model, images: int, seed: int = 0) -> np.ndarray:
+    """Random pixels for ``model``, ``uint8 [images, size, size, 3]``."""
+    size = model.config["image_size"]
+    return np.random.default_rng(seed).integers(0, 256, (images, size, size, 3), np.uint8)
+
+
+def normalised(pixels: np.ndarray, model: swinq.Model) -> np.ndarray:
+    """``pixels`` as torchvision's ``ToTensor`` and ``Normalize`` give them, ``float32 [images, 3, size, size]``."""
+    mean, std = (np.array(model.preprocessing[key], np.float32) for key in ("mean", "std"))
+    return np.ascontiguousarray(((pixels.astype(np.float32) / 255 - mean) / std).transpose(0, 3, 1, 2))

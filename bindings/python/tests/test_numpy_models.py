@@ -1,0 +1,307 @@
+"""Models, engines, predictions and exceptions. The tests need numpy only."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from support import MICRO, PHOTO, SAMPLES, micro, noise, normalised
+
+import swinq
+
+
+class Quantized(unittest.TestCase):
+    """A calibrated model, made once."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.float = micro()
+        cls.int8 = swinq.quantize(cls.float, SAMPLES / "cifar10", limit=16)
+
+
+class Logits(Quantized):
+    def test_floats_and_bytes_of_the_same_images_have_the_same_logits(self):
+        pixels = noise(self.int8, 5)
+        expected = self.int8(pixels)
+        self.assertEqual((expected.shape, expected.dtype), ((5, 10), np.float32))
+        self.assertGreater(np.ptp(expected), 0.1)
+        np.testing.assert_array_equal(self.int8(normalised(pixels, self.int8)), expected)
+        np.testing.assert_array_equal(self.int8(normalised(pixels, self.int8).astype(np.float64)), expected)
+
+    def test_arrays_that_are_not_contiguous_are_read_right(self):
+        pixels = noise(self.int8, 6)
+        np.testing.assert_array_equal(self.int8(pixels[::2]), self.int8(pixels)[::2])
+
+    def test_read_only_and_empty_batches(self):
+        pixels = noise(self.int8, 2)
+        expected = self.int8(pixels)
+        pixels.flags.writeable = False
+        np.testing.assert_array_equal(self.int8(pixels), expected)
+        self.assertEqual(self.int8(pixels[:0]).shape, (0, 10))
+        self.assertEqual(self.int8(normalised(pixels, self.int8)[:0]).shape, (0, 10))
+
+    def test_wrong_arrays_are_refused(self):
+        pixels = noise(self.int8, 1)
+        for wrong in [pixels[0], pixels[:, :-1], pixels.astype(np.int16), pixels.transpose(0, 3, 1, 2)]:
+            with self.assertRaisesRegex(swinq.ArgumentError, "the model takes uint8"):
+                self.int8(wrong)
+        values = normalised(pixels, self.int8)
+        for wrong in [values * 2, values + 0.003, np.full_like(values, np.nan), np.full_like(values, np.inf)]:
+            with self.assertRaisesRegex(swinq.ArgumentError, "not those of 8-bit pixels"):
+                self.int8(wrong)
+
+    def test_float_and_quantized_models_agree(self):
+        pixels = noise(self.int8, 8)
+        exact, coded = self.float(pixels), self.int8(pixels)
+        self.assertFalse(np.array_equal(exact, coded))
+        self.assertLess(np.abs(exact - coded).max(), 0.2 * np.abs(exact).max())
+
+    def test_threads_with_engines_of_their_own_give_the_same_logits(self):
+        pixels = noise(self.int8, 4)
+        expected, found = self.int8(pixels), {}
+
+        def work(index):
+            engine = self.int8.engine(threads=1, backend="cpu")
+            found[index] = [engine(pixels) for _ in range(5)]
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(found), 8)
+        for logits in sum(found.values(), []):
+            np.testing.assert_array_equal(logits, expected)
+
+    def test_other_threads_run_while_an_engine_works(self):
+        engine, pixels = self.int8.engine(threads=1, backend="cpu"), noise(self.int8, 512)
+        counted, done = 0, threading.Event()
+        thread = threading.Thread(target=lambda: (engine(pixels), done.set()))
+        # Without a switch of threads inside the interpreter, only a released lock lets this thread go on.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        try:
+            thread.start()
+            while not done.is_set() and counted < 10_000_000:
+                counted += 1
+        finally:
+            sys.setswitchinterval(interval)
+        thread.join()
+        self.assertGreater(counted, 1000)
+
+
+class Models(Quantized):
+    def test_a_saved_model_has_the_same_logits(self):
+        pixels = noise(self.int8, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "q.safetensors"
+            self.int8.save(path)
+            opened = swinq.open(path)
+        np.testing.assert_array_equal(opened(pixels), self.int8(pixels))
+        self.assertTrue(opened.is_quantized)
+        self.assertEqual((opened.recipe, opened.config, opened.labels), ("default", self.int8.config, self.int8.labels))
+
+    def test_the_sites_are_a_table(self):
+        sites = {site.name: site for site in self.int8.sites}
+        weight = sites["layers.0.blocks.0.attn.qkv.weight"]
+        self.assertEqual((weight.quantized, weight.bits, weight.kind, weight.granularity), (True, 8, "s8", "channel"))
+        self.assertFalse(sites["head.weight"].quantized)
+        ranged = [site for site in sites.values() if site.amax is not None]
+        self.assertTrue(ranged)
+        for site in ranged:
+            self.assertAlmostEqual(site.scale, site.amax / 127, delta=1e-6 * site.amax)
+        self.assertFalse(any(site.quantized for site in self.float.sites))
+
+    def test_a_state_dictionary_is_the_same_model(self):
+        pixels = noise(self.float, 2)
+        state = state_of(MICRO / "model.safetensors")
+        model = swinq.open(state, cfg=str(MICRO / "cfg.yaml"))
+        np.testing.assert_array_equal(model(pixels), self.float(pixels))
+        wide = {name: tensor.astype(np.float64) for name, tensor in state.items()}
+        np.testing.assert_array_equal(swinq.open(wide, cfg=str(MICRO / "cfg.yaml"))(pixels), self.float(pixels))
+        name = next(name for name in state if name.endswith("fc1.weight"))
+        del state[name]
+        with self.assertRaisesRegex(swinq.ModelError, name):
+            swinq.open(state, cfg=str(MICRO / "cfg.yaml"))
+
+    def test_a_module_of_microsoft_describes_itself(self):
+        pixels = noise(self.float, 2)
+        module = as_microsoft(state_of(MICRO / "model.safetensors"))
+        cropped = swinq.open(module)
+        self.assertEqual(cropped.preprocessing["resize"], {"shorter_side": 64})
+        model = swinq.open(module, preprocessing=self.float.preprocessing)
+        self.assertEqual(model.preprocessing, self.float.preprocessing)
+        self.assertEqual({**model.config, "name": self.float.name}, self.float.config)
+        np.testing.assert_array_equal(model(pixels), self.float(pixels))
+        with self.assertRaisesRegex(swinq.ModelError, "gives images of 32 pixels"):
+            swinq.open(module, preprocessing={**self.float.preprocessing, "size": 32})
+        module.layers[0].blocks[0].window_size = 14
+        with self.assertRaisesRegex(swinq.ModelError, "relative_position_bias_table"):
+            swinq.open(module)
+
+    def test_a_model_of_version_2_runs(self):
+        model = swinq.open(random_swin_v2(), cfg=str(SAMPLES / "swinv2_micro_cifar10/cfg.yaml"))
+        coded = swinq.quantize(model, noise(model, 4))
+        pixels = noise(model, 2, seed=1)
+        exact, found = model(pixels), coded(pixels)
+        self.assertFalse(np.array_equal(exact, found))
+        self.assertLess(np.abs(exact - found).max(), 0.2 * np.ptp(exact))
+
+    def test_errors_are_those_of_the_program(self):
+        with self.assertRaisesRegex(swinq.NotFoundError, "no such file or folder") as caught:
+            swinq.open("missing.safetensors")
+        self.assertIsInstance(caught.exception, FileNotFoundError)
+        with self.assertRaisesRegex(swinq.ModelError, "safetensors"):
+            swinq.open(PHOTO)
+        with self.assertRaisesRegex(swinq.ArgumentError, "quantized already"):
+            swinq.quantize(self.int8, noise(self.int8, 1))
+        with self.assertRaisesRegex(swinq.ModelError, "default, mode1, mode2"):
+            swinq.quantize(self.float, noise(self.float, 1), recipe="mode9")
+        with self.assertRaisesRegex(swinq.ArgumentError, "backend"):
+            self.int8.engine(backend="tpu")
+        with self.assertRaisesRegex(swinq.ArgumentError, "neither a path"):
+            swinq.open(3)
+
+
+class Predictions(Quantized):
+    def test_files_have_the_classes_of_the_command(self):
+        found = self.int8.predict(PHOTO, top_k=3)
+        self.assertEqual((len(found), len(found[0])), (1, 3))
+        self.assertEqual(found[0][0].label, "airplane")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "q.safetensors"
+            self.int8.save(path)
+            command = [sys.executable, "-m", "swinq", "predict", str(path), str(PHOTO), "--topk", "3", "--json"]
+            printed = subprocess.run(command, check=True, capture_output=True, text=True)
+        classes = json.loads(printed.stdout)[0]["topk"]
+        self.assertEqual([c["class"] for c in classes], [c.index for c in found[0]])
+        self.assertEqual([c["probability"] for c in classes], [c.probability for c in found[0]])
+
+    def test_the_command_has_exit_codes(self):
+        command = [sys.executable, "-m", "swinq", "inspect", "missing"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn("missing", ended.stderr)
+        self.assertEqual(subprocess.run([*command[:3], "--help"], capture_output=True).returncode, 0)
+
+    def test_bad_images_are_refused(self):
+        with self.assertRaises(swinq.DataError):
+            self.int8.predict([str(MICRO / "cfg.yaml")])
+        with self.assertRaisesRegex(swinq.ArgumentError, "0; ask for"):
+            self.int8.predict(PHOTO, top_k=0)
+        with self.assertRaises(swinq.Error):
+            self.int8.predict([])
+
+
+class Evaluations(Quantized):
+    def test_a_data_set_gives_accuracy_and_agreement(self):
+        seen = []
+        found = swinq.evaluate(
+            {"float": self.float, "int8": self.int8},
+            SAMPLES / "cifar10",
+            limit=40,
+            progress=lambda phase, done, total: seen.append((phase, done, total)),
+        )
+        self.assertEqual([model["name"] for model in found.models], ["float", "int8"])
+        self.assertIn("int8", str(found))
+        self.assertIn(("evaluate", 0, 40), seen)
+        self.assertEqual(found.models[0]["images"], 40)
+        self.assertGreater(found.models[0]["top1_correct"], 20)
+        self.assertGreater(found.models[1]["agreement"], 0.8)
+
+    def test_models_are_named_and_images_in_memory_need_labels(self):
+        pixels, labels = noise(self.float, 6), np.arange(6)
+        found = swinq.evaluate([self.float, self.int8], [(pixels, labels)], latency=[1])
+        self.assertEqual([model["name"] for model in found.models], ["float", "int8"])
+        self.assertEqual(found.models[0]["latency_ms"].keys(), {"1"})
+        logits = self.float(pixels)
+        self.assertEqual(found.models[0]["top1_correct"], int((logits.argmax(1) == labels).sum()))
+        with self.assertRaisesRegex(swinq.EvaluationError, "no labels"):
+            swinq.evaluate(self.int8, pixels)
+
+    def test_an_exception_stops_the_evaluation(self):
+        def stop(*_):
+            raise LookupError("enough")
+
+        with self.assertRaisesRegex(LookupError, "enough"):
+            swinq.evaluate(self.int8, [(noise(self.int8, 6), np.arange(6))], progress=stop)
+
+
+def state_of(path: Path) -> dict:
+    """The tensors of a safetensors file."""
+    file = path.read_bytes()
+    size = int.from_bytes(file[:8], "little")
+    header, data = json.loads(file[8 : 8 + size]), file[8 + size :]
+    state = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            dtype = {"F16": np.float16, "F32": np.float32}[entry["dtype"]]
+            state[name] = np.frombuffer(data[start:end], dtype).reshape(entry["shape"])
+    return state
+
+
+def as_microsoft(state: dict) -> SimpleNamespace:
+    """An object with the attributes of Microsoft's `SwinTransformer` that are read, for the sample."""
+    layers = []
+    for depth, heads, dim in [(2, 2, 64), (4, 4, 128)]:
+        attention = SimpleNamespace(qkv=SimpleNamespace(bias=0), scale=(dim // heads) ** -0.5)
+        block = SimpleNamespace(num_heads=heads, window_size=7, dim=dim, attn=attention)
+        layers.append(SimpleNamespace(blocks=[block] * depth))
+    return SimpleNamespace(
+        state_dict=lambda: state,
+        layers=layers,
+        patch_embed=SimpleNamespace(img_size=(56, 56), patch_size=(4, 4), patches_resolution=[14, 14]),
+        embed_dim=64,
+        num_classes=10,
+        mlp_ratio=4.0,
+        ape=False,
+        patch_norm=True,
+    )
+
+
+def random_swin_v2(width: int = 64, depths: tuple = (2, 4), heads: tuple = (2, 4)) -> dict:
+    """A state dictionary of random numbers for the sample's architecture of Swin V2, in Microsoft's names."""
+    rng, state = np.random.default_rng(1), {}
+
+    def put(name, *shape, mean=0.0):
+        state[name] = (mean + rng.normal(0, 0.1, shape)).astype(np.float32)
+
+    def norm(name, channels):
+        put(f"{name}.weight", channels, mean=1.0)
+        put(f"{name}.bias", channels)
+
+    put("patch_embed.proj.weight", width, 3, 4, 4)
+    put("patch_embed.proj.bias", width)
+    norm("patch_embed.norm", width)
+    for stage, (depth, head) in enumerate(zip(depths, heads)):
+        channels = width << stage
+        for name in (f"layers.{stage}.blocks.{block}" for block in range(depth)):
+            put(f"{name}.attn.logit_scale", head, 1, 1, mean=2.0)
+            put(f"{name}.attn.cpb_mlp.0.weight", 512, 2)
+            put(f"{name}.attn.cpb_mlp.0.bias", 512)
+            put(f"{name}.attn.cpb_mlp.2.weight", head, 512)
+            put(f"{name}.attn.q_bias", channels)
+            put(f"{name}.attn.v_bias", channels)
+            put(f"{name}.attn.qkv.weight", 3 * channels, channels)
+            for layer, rows, columns in [("attn.proj", 1, 1), ("mlp.fc1", 4, 1), ("mlp.fc2", 1, 4)]:
+                put(f"{name}.{layer}.weight", rows * channels, columns * channels)
+                put(f"{name}.{layer}.bias", rows * channels)
+            norm(f"{name}.norm1", channels)
+            norm(f"{name}.norm2", channels)
+        if stage + 1 < len(depths):
+            put(f"layers.{stage}.downsample.reduction.weight", 2 * channels, 4 * channels)
+            norm(f"layers.{stage}.downsample.norm", 2 * channels)
+    norm("norm", channels)
+    put("head.weight", 10, channels)
+    put("head.bias", 10)
+    return state
+
+
+if __name__ == "__main__":
+    unittest.main()

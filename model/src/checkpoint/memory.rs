@@ -1,0 +1,150 @@
+//! Float models whose parameters another library holds in memory: its state dictionary and its description.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::json::Json;
+use super::raw::{DType, RawDict, RawTensor};
+use super::{LoadOptions, Stored, directory, hf};
+use crate::batch::Transform;
+use crate::error::ModelError;
+use crate::quantized::FloatModel;
+
+/// Element type of a [`TensorView`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElementType {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single precision.
+    F32,
+    /// IEEE double precision, which is rounded to single precision.
+    F64,
+    /// A type that no parameter has. The tensor's name counts, and its bytes are not read.
+    Other,
+}
+
+/// A tensor in memory, row-major and contiguous, in little-endian bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Type of the elements.
+    pub element: ElementType,
+    /// Sizes, outermost first.
+    pub shape: &'a [usize],
+    /// The elements: exactly as many bytes as `shape` and `element` say.
+    pub bytes: &'a [u8],
+}
+
+/// A model's description, in the JSON that its library writes beside a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Documents {
+    /// `config.json` of Hugging Face transformers or timm.
+    pub config: String,
+    /// `preprocessor_config.json` of transformers.
+    pub preprocessor: Option<String>,
+}
+
+/// A float model in memory.
+#[derive(Clone, Debug)]
+pub struct InMemory<'a> {
+    /// Name of the model in messages and in the provenance of a model that is made from it.
+    pub name: String,
+    /// The state dictionary, in the names of any [`Dialect`](super::Dialect). Buffers may be among it.
+    pub tensors: BTreeMap<String, TensorView<'a>>,
+    /// The description. Without it, `cfg` of the options or the shapes describe the model.
+    pub documents: Option<Documents>,
+    /// The preprocessing, if it does not come from the description.
+    pub transform: Option<Transform>,
+}
+
+impl InMemory<'_> {
+    /// SHA-256 of the tensors in the order of their names, hexadecimal: of each, its name, its element type, its sizes and
+    /// its bytes, the first three in text.
+    fn sha256(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, TensorView { element, shape, bytes }) in &self.tensors {
+            hash.update(format!("{name:?} {element:?} {shape:?}\n"));
+            hash.update(bytes);
+        }
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The tensors as those of a file.
+    ///
+    /// # Errors
+    /// The errors of [`TensorView::raw`].
+    fn raw(&self) -> Result<RawDict<'_>, ModelError> {
+        self.tensors.iter().map(|(name, view)| Ok((name.clone(), view.raw(name)?))).collect()
+    }
+}
+
+impl<'a> TensorView<'a> {
+    /// The tensor `name` as that of a file.
+    ///
+    /// # Errors
+    /// [`ModelError::Tensor`] if the bytes are not as many as the sizes say.
+    fn raw(&self, name: &str) -> Result<RawTensor<'a>, ModelError> {
+        let dtype = match self.element {
+            ElementType::F16 => DType::F16,
+            ElementType::Bf16 => DType::Bf16,
+            ElementType::F32 => DType::F32,
+            ElementType::F64 => DType::F64,
+            ElementType::Other => return Ok(RawTensor::unreadable()),
+        };
+        let bytes = self.shape.iter().try_fold(dtype.size(), |all, &size| all.checked_mul(size));
+        if bytes != Some(self.bytes.len()) {
+            let problem = format!(
+                "has {} bytes, but {:?} elements of shape {:?} have another number",
+                self.bytes.len(),
+                self.element,
+                self.shape
+            );
+            return Err(ModelError::tensor(name, problem));
+        }
+        let tensor = RawTensor::contiguous(dtype, self.shape.to_vec(), self.bytes);
+        tensor.map_err(|problem| ModelError::tensor(name, problem))
+    }
+}
+
+/// Loads a float Swin whose parameters are in memory, as [`load_float_with_note`](super::load_float_with_note) loads a
+/// file.
+///
+/// The source that the result records has the name of the model and the SHA-256 of its tensors.
+///
+/// # Errors
+/// Those of [`load_float`](super::load_float), and [`ModelError::Tensor`] for a tensor with a wrong number of bytes.
+pub fn load_float_from_memory(
+    model: &InMemory<'_>,
+    options: &LoadOptions,
+) -> Result<(FloatModel, Option<String>), ModelError> {
+    let name = Path::new(&model.name);
+    let any_transform = options.any_transform || model.transform.is_some();
+    let options = &LoadOptions { any_transform, ..options.clone() };
+    let described = model.documents.as_ref().map(|documents| {
+        let config = Json::parse(&name.join("config.json"), documents.config.as_bytes())?;
+        let preprocessor = || {
+            let text = documents.preprocessor.as_ref();
+            text.map(|text| Json::parse(&name.join(hf::PREPROCESSOR), text.as_bytes())).transpose()
+        };
+        directory::read(name, &config, preprocessor, options)
+    });
+    let described = described.transpose()?;
+    let stored = Stored { path: name, tensors: model.raw()?, sha256: model.sha256(), folder: None };
+    let (mut loaded, note) = stored.model(described, options)?;
+    if let Some(transform) = &model.transform {
+        if transform.size != loaded.config.image_size {
+            let problem = format!(
+                "the preprocessing gives images of {} pixels, but the model takes {}",
+                transform.size, loaded.config.image_size
+            );
+            return Err(ModelError::config("transform.size", problem));
+        }
+        let check = transform.check_statistics();
+        check.map_err(|(field, problem)| ModelError::config(format!("transform.{field}"), problem))?;
+        loaded.transform = transform.clone();
+    }
+    Ok((loaded, note))
+}
