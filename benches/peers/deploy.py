@@ -166,7 +166,7 @@ def main():
     parser.add_argument("--calibration-images", type=int, default=100)
     parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("target/deploy"))
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="0 measures no speed")
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--make", action="store_true")
     parser.add_argument("--no-accuracy", action="store_true")
@@ -179,7 +179,7 @@ def main():
         return
     if not args.no_accuracy:
         accuracy(args, files)
-    for batch in args.batches:
+    for batch in args.batches if args.rounds else []:
         speed(args, files, batch)
 
 

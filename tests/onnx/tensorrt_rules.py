@@ -14,7 +14,7 @@ GUIDE = "https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library"
 TYPES = f"{GUIDE}/work-quantized-types.html"
 EXPLICIT = f"{GUIDE}/quantized-types-explicit-quantization.html"
 LAYER = "https://docs.nvidia.com/deeplearning/tensorrt/api/c_api/classnvinfer1_1_1_i_quantize_layer.html"
-OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
+OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (Gelu since TensorRT 10)"
 IMPORTER = "https://github.com/NVIDIA/TensorRT/issues/2774 and /issues/4698 (assertions of the ONNX importer)"
 OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html"
 
