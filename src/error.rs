@@ -80,6 +80,9 @@ pub enum Error {
         /// The difference, and the next step.
         problem: String,
     },
+    /// The model cannot be exported.
+    #[error(transparent)]
+    Onnx(#[from] swinq_onnx::OnnxError),
     /// The caller asked to stop.
     #[error("interrupted; nothing was written")]
     Interrupted,

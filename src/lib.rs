@@ -7,6 +7,7 @@
 //! | [`Engine`] | runs a model on images, from any number of threads |
 //! | [`Images`] | a sample of a data set, image files, or pixels in memory |
 //! | `calibrate` | quantizes a float model (feature `float`) |
+//! | [`export_onnx`] | writes a model as an ONNX file |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
 //! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
 //! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
@@ -23,7 +24,7 @@
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
 //!
-//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
+//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`], [`onnx`] and,
 //! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
 
 mod backend;
@@ -36,6 +37,7 @@ pub mod doctor;
 mod engine;
 mod error;
 mod evaluate;
+mod export;
 #[cfg(feature = "float")]
 mod float_device;
 mod hex;
@@ -65,6 +67,7 @@ pub use evaluate::{
     Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
     measure_latency, noise, write_predictions, write_report,
 };
+pub use export::export_onnx;
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Prediction};
@@ -101,6 +104,7 @@ pub use swinq_eval as eval;
 pub use swinq_int8_runtime as int8_runtime;
 pub use swinq_kernels as kernels;
 pub use swinq_model as model;
+pub use swinq_onnx as onnx;
 #[cfg(feature = "float")]
 pub use {swinq_calib as calib, swinq_float as float, swinq_qat as qat};
 

@@ -52,6 +52,7 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
         Command::Sensitivity(args) => commands::sensitivity::run(&args),
         Command::Tune(args) => commands::tune::run(&args, &words),
         Command::Predict(args) => commands::predict::run(&args),
+        Command::Export(args) => commands::export::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),

@@ -67,6 +67,12 @@ Examples:
   swinq predict swin_t.int8.safetensors - --json < paths.txt
   swinq predict swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --topk 1 --json";
 
+pub const EXPORT: &str = "\
+Examples:
+  swinq export swin_t.int8.safetensors --onnx swin_t.onnx
+  swinq export swin_t.int8.safetensors --onnx swin_t.onnx --target openvino --batch 1
+  swinq export swin_t.pth --cfg swin_tiny_patch4_window7_224 --onnx swin_t.onnx --input pixels";
+
 pub const INSPECT: &str = "\
 Examples:
   swinq inspect swin_t.int8.safetensors

@@ -2,6 +2,7 @@
 
 mod examples;
 mod explain;
+mod export;
 mod measure;
 mod messages;
 mod model;
@@ -12,6 +13,7 @@ mod shared;
 use clap::{Parser, Subcommand};
 
 pub use explain::exit;
+pub use export::ExportArgs;
 pub use measure::{BenchArgs, CompareArgs, EvalArgs, Simulate};
 pub use messages::{MessageArgs, color_of};
 pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
@@ -54,6 +56,9 @@ pub enum Command {
     /// Classify images.
     #[command(after_help = examples::PREDICT)]
     Predict(PredictArgs),
+    /// Write a model as an ONNX file for ONNX Runtime, OpenVINO or TensorRT.
+    #[command(after_help = examples::EXPORT)]
+    Export(ExportArgs),
     /// Show the precision and scale of each site, and the rule that decided it.
     #[command(after_help = examples::INSPECT)]
     Inspect(InspectArgs),

@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod compare;
 pub mod doctor;
 pub mod eval;
+pub mod export;
 pub mod inspect;
 pub mod ladder;
 pub mod manual;

@@ -1,0 +1,140 @@
+//! ONNX files of a Swin: the plan as a graph whose products run on codes between QuantizeLinear and DequantizeLinear, for
+//! ONNX Runtime, OpenVINO and TensorRT.
+//!
+//! [`export`] reads the plan of a model, like the engine, and gives a message that [`OnnxFile::write`] writes. A value that
+//! passes a site has the site's name, and so has the DequantizeLinear that defines it; QuantizeLinear defines
+//! `SITE.codes`. `docs/deploy.md` describes the graph and compares the runtimes.
+//!
+//! A graph differs from the engine by f32 rounding (the order of sums, `x / s` for `x * (1 / s)`, other approximations of
+//! exp and erf), which moves a code where it meets a tie. It has no approximation of its own, except for
+//! [`ProbsForm::Softmax`].
+
+mod check;
+mod error;
+mod graph;
+mod lower;
+mod metadata;
+mod options;
+pub mod proto;
+
+use std::path::Path;
+
+use prost::Message;
+use swinq_model::QuantizedModel;
+use swinq_model::atomic::write_atomic;
+use swinq_plan::{Op, Plan, Probs};
+
+pub use check::check;
+pub use error::OnnxError;
+pub use options::{BatchSize, ExportOptions, InputForm, OPSETS, ProbsForm, Target};
+pub use proto::ModelProto;
+
+/// The largest protobuf message in bytes.
+const LARGEST: usize = i32::MAX as usize;
+
+/// An exported model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnnxFile {
+    /// The message.
+    pub model: ModelProto,
+    /// What the user should know about the graph, one sentence each: forms that differ from the engine's.
+    pub remarks: Vec<String>,
+}
+
+/// Exports `model`, quantized or float.
+///
+/// # Errors
+/// [`OnnxError::Option`] for options that contradict each other; [`OnnxError::Site`] for a site without a faithful form
+/// for the target; [`OnnxError::Float16`] for a value that does not fit; [`OnnxError::TooLarge`]; the errors of
+/// [`Plan::new`].
+pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFile, OnnxError> {
+    options.check()?;
+    let plan = Plan::new(model)?;
+    let transform = &model.transform;
+    let graph = lower::lower(&plan, &model.config.name, (transform.mean, transform.std), options)?;
+    let remarks = remarks(&plan, options);
+    let message = ModelProto {
+        ir_version: Some(ir_version(options.opset)),
+        producer_name: Some("swinq".to_owned()),
+        producer_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        doc_string: None,
+        graph: Some(graph),
+        opset_import: vec![proto::OperatorSetIdProto {
+            domain: Some(String::new()),
+            version: Some(options.opset),
+        }],
+        metadata_props: metadata::properties(model, options, &remarks),
+    };
+    let bytes = message.encoded_len();
+    if bytes > LARGEST {
+        return Err(OnnxError::TooLarge { bytes, most: LARGEST });
+    }
+    check(&message)?;
+    Ok(OnnxFile { model: message, remarks })
+}
+
+impl OnnxFile {
+    /// The bytes of the file.
+    pub fn encode(&self) -> Vec<u8> {
+        self.model.encode_to_vec()
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    /// Those of [`write_atomic`].
+    pub fn write(&self, path: &Path) -> Result<(), OnnxError> {
+        let bytes = self.encode();
+        write_atomic(path, |out| out.write_all(&bytes))?;
+        Ok(())
+    }
+}
+
+/// The file format's version that came with a version of the operators.
+fn ir_version(opset: i64) -> i64 {
+    match opset {
+        ..=18 => 8,
+        19..=20 => 9,
+        21..=22 => 10,
+        _ => 11,
+    }
+}
+
+/// The forms of `plan` that differ from the engine's, or that a user may not expect.
+fn remarks(plan: &Plan<'_>, options: &ExportOptions) -> Vec<String> {
+    let attention = || {
+        plan.steps.iter().filter_map(|step| match &step.op {
+            Op::Attention(op) => Some(op),
+            _ => None,
+        })
+    };
+    let mut remarks = Vec::new();
+    let tokens = attention().filter(|op| op.quant.probs == Probs::U8).map(|op| op.tokens).max();
+    if let (Some(tokens), ProbsForm::Softmax) = (tokens, options.probs_form()) {
+        let steps = if options.target == Target::TensorRt { 127 } else { 255 };
+        // The error of rounding is uniform in half a step either way; the value of an even row is 1 / tokens.
+        let sqnr = 10.0 * (12.0 * (f64::from(steps) / tokens as f64).powi(2)).log10();
+        remarks.push(format!(
+            "attention probabilities are codes of softmax in steps of 1/{steps}, not of exp in steps of 1/255 of the \
+             largest of the row: a row with even attention to {tokens} tokens has {sqnr:.1} dB of SQNR instead of an \
+             exact result"
+        ));
+    }
+    if plan.steps.iter().any(|step| matches!(step.store, swinq_plan::Store::ChannelCodes(_))) {
+        remarks.push(
+            "zero points of mlp.fc2.input are added before QuantizeLinear, and their part of the product is subtracted in \
+             the bias, so that the codes are symmetric"
+                .to_owned(),
+        );
+    }
+    if attention().any(|op| !op.two_codes.is_empty()) {
+        remarks.push(
+            "heads with two codes for each query and key have three products of codes, as in the engine"
+                .to_owned(),
+        );
+    }
+    if options.fp16 {
+        remarks.push("float tensors are f16 inside the graph".to_owned());
+    }
+    remarks
+}

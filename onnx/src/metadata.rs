@@ -1,0 +1,57 @@
+//! The metadata of a file: what its user needs to know about the input, the classes and the origin.
+
+use swinq_model::QuantizedModel;
+
+use crate::options::{ExportOptions, InputForm, Target};
+use crate::proto::StringStringEntryProto;
+
+/// The metadata of `model`, exported with `options`. Values are texts, or JSON where they have structure.
+pub(crate) fn properties(
+    model: &QuantizedModel,
+    options: &ExportOptions,
+    remarks: &[String],
+) -> Vec<StringStringEntryProto> {
+    let source = &model.provenance.source;
+    let json = |value: serde_json::Result<String>| value.expect("texts and numbers have JSON");
+    let input = match options.input {
+        InputForm::Normalized => {
+            "images: float32 [batch, 3, size, size], RGB, (pixel / 255 - mean) / std with the values of \
+             swinq.preprocessing"
+        }
+        InputForm::Pixels => "pixels: uint8 [batch, size, size, 3], RGB; the graph normalises",
+    };
+    let mut properties = vec![
+        ("swinq.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("swinq.architecture", json(serde_json::to_string(&model.config))),
+        ("swinq.input", input.to_owned()),
+        ("swinq.preprocessing", json(serde_json::to_string(&model.transform))),
+        ("swinq.batch", options.batch.to_string()),
+        ("swinq.opset", options.opset.to_string()),
+        ("swinq.target", options.target.name().to_owned()),
+        ("swinq.float", if options.fp16 { "float16" } else { "float32" }.to_owned()),
+        ("swinq.quantized", model.is_quantized().to_string()),
+        ("swinq.source", json(serde_json::to_string(source))),
+    ];
+    if let Some(labels) = &model.labels {
+        properties.push(("swinq.labels", json(serde_json::to_string(labels))));
+    }
+    if model.is_quantized() {
+        properties.push(("swinq.recipe", json(serde_json::to_string(&model.recipe))));
+        properties.push(("swinq.numbers", model.numbers().to_string()));
+        properties.push(("swinq.probs", options.probs_form().name().to_owned()));
+    }
+    if let Some(hash) = &options.checkpoint_hash {
+        properties.push(("swinq.checkpoint_hash", hash.clone()));
+    }
+    if options.target == Target::TensorRt {
+        properties.push(("swinq.tensorrt", "build with strong typing (--stronglyTyped)".to_owned()));
+    }
+    if !remarks.is_empty() {
+        properties.push(("swinq.remarks", json(serde_json::to_string(remarks))));
+    }
+    let entry = |(key, value): (&str, String)| StringStringEntryProto {
+        key: Some(key.to_owned()),
+        value: Some(value),
+    };
+    properties.into_iter().map(entry).collect()
+}

@@ -1,0 +1,27 @@
+//! `swinq export`.
+
+use std::path::Path;
+
+use swinq::export_onnx;
+
+use crate::args::{ExportArgs, Usage};
+use crate::model_arg;
+use crate::out::{info, note};
+use crate::paths::check_outputs;
+
+/// Runs the command.
+pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
+    let options = args.options();
+    options.check().map_err(|error| Usage(error.to_string()))?;
+    let cfg = args.float.cfg.as_ref().map(Path::new);
+    check_outputs([&args.onnx], [args.model.as_path()].into_iter().chain(cfg))?;
+    let model = model_arg::open(&args.model, &args.float)?;
+    args.float.check_used(!model.describes_itself())?;
+    let file = export_onnx(&model, &options)?;
+    file.write(&args.onnx)?;
+    for remark in &file.remarks {
+        note!("{remark}");
+    }
+    info!("wrote {}", args.onnx.display());
+    Ok(())
+}
