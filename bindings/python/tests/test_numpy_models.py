@@ -187,7 +187,8 @@ class Predictions(Quantized):
         ended = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(ended.returncode, 1)
         self.assertIn("missing", ended.stderr)
-        self.assertEqual(subprocess.run([*command[:3], "--help"], capture_output=True).returncode, 0)
+        version = subprocess.run([*command[:3], "--version"], capture_output=True, text=True)
+        self.assertEqual((version.returncode, version.stdout), (0, f"swinq {swinq.__version__}\n"))
 
     def test_bad_images_are_refused(self):
         with self.assertRaises(swinq.DataError):

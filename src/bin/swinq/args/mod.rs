@@ -23,7 +23,7 @@ pub use shared::{Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatA
 
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
 #[derive(Debug, Parser)]
-#[command(version, about, arg_required_else_help = true, max_term_width = 100, after_help = examples::SWINQ)]
+#[command(name = "swinq", version, about, arg_required_else_help = true, max_term_width = 100, after_help = examples::SWINQ)]
 pub struct Cli {
     #[command(flatten)]
     pub messages: MessageArgs,
