@@ -1,13 +1,14 @@
 //! The CUDA backend against the CPU engine on real images: a part of the large validation set, or the bundled
 //! validation images. Without a GPU the test prints that it is skipped, or fails if `REQUIRE_IMPL` names
-//! `cuda`.
+//! `cuda`. Both samples run, a Swin V1 and a Swin V2.
 
 mod common;
 
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use common::{float_model, gpu, large_data, sample_data};
+use common::subject::Subject;
+use common::{float_model, gpu, large_data, root, sample_data};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
@@ -50,13 +51,18 @@ fn logits_are_those_of_the_cpu_engine() {
     if !gpu("logits_are_those_of_the_cpu_engine") {
         return;
     }
-    let float = float_model();
-    let model = calibrated(&float);
+    check(&float_model(), 38.0);
+    check(&Subject::open(&root().join("samples/swinv2_micro_cifar10")), 36.0);
+}
+
+/// Compares the logits of `float` with the recipe `default`; `least_half_db` is required of an f16 stream.
+fn check(float: &FloatModel, least_half_db: f64) {
+    let model = calibrated(float);
     let expected =
         run(&mut Engine::new(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap(), &model);
     let images = expected.logits.rows().count();
     for (residual, least_db, least_agreement) in
-        [(StreamType::F32, 45.0, 0.998), (StreamType::F16, 38.0, 0.992)]
+        [(StreamType::F32, 45.0, 0.998), (StreamType::F16, least_half_db, 0.992)]
     {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };
@@ -64,13 +70,15 @@ fn logits_are_those_of_the_cpu_engine() {
             let got = run(&mut Engine::new(&model, Backend::Cuda(options)).unwrap(), &model);
             let found = fidelity(&expected, &got).unwrap();
             eprintln!(
-                "{images} images, {residual:?} residual, --gemm {gemm}: {:.1} dB, {:.2} % agreement",
+                "{}, {images} images, {residual:?} residual, --gemm {gemm}: {:.1} dB, {:.2} % agreement",
+                float.config.name,
                 found.sqnr_db,
                 100.0 * found.agreement
             );
             assert!(
                 found.sqnr_db >= least_db && found.agreement >= least_agreement,
-                "{residual:?} {gemm}: {found:?}"
+                "{}, {residual:?} {gemm}: {found:?}",
+                float.config.name
             );
         }
     }

@@ -7,7 +7,7 @@ use super::scores::{self, Logits};
 use super::softmax;
 use super::values::{self, Results};
 use super::work::{ROWS, Work};
-use super::{AttentionIn, Shape, Unit, WindowAttention, int8_u8, integer_scores, integer_values};
+use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::lanes::Lanes;
 use crate::reference::Probs;
@@ -61,9 +61,6 @@ pub(super) fn unit<L: Lanes>(
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    if op.low[unit.head].is_none() && int8_u8::suits::<L>(op.shape, &op.quant, input) {
-        return int8_u8::unit(lanes, op, unit, input, sink, scratch);
-    }
     let Work {
         rows: [q, k, v],
         keys,

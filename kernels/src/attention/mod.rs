@@ -276,7 +276,39 @@ impl Kernel for Units<'_, '_> {
     fn vector<L: Lanes>(self, lanes: L) {
         for unit in self.units {
             let unit = self.op.locate(self.first, unit);
-            general::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
+            if int8_u8::suits::<L>(self.op, unit, self.input) {
+                int8_u8::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
+            } else {
+                self.op.general_unit(unit, self.input, self.sink, self.scratch);
+            }
         }
+    }
+}
+
+/// One window and head in the general body.
+struct General<'a, 'o> {
+    op: &'a WindowAttention,
+    unit: Unit,
+    input: AttentionIn<'a>,
+    sink: &'a RowSink<'o>,
+    scratch: &'a mut AlignedBuf,
+}
+
+impl Kernel for General<'_, '_> {
+    fn scalar(self) {
+        scalar::unit(self.op, self.unit, self.input, self.sink, self.scratch);
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        general::unit(lanes, self.op, self.unit, self.input, self.sink, self.scratch);
+    }
+}
+
+impl WindowAttention {
+    /// The two vector bodies are compiled apart. In one function, that of `int8_u8` takes a tenth longer.
+    #[inline(never)]
+    fn general_unit(&self, unit: Unit, input: AttentionIn<'_>, sink: &RowSink<'_>, scratch: &mut AlignedBuf) {
+        dispatch(self.cpu, General { op: self, unit, input, sink, scratch });
     }
 }

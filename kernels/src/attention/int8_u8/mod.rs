@@ -17,7 +17,7 @@ use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_v
 use crate::buffer::AlignedBuf;
 use crate::buffer::bytes_mut;
 use crate::lanes::Lanes;
-use crate::reference::{AttentionQuant, Probs};
+use crate::reference::Probs;
 use crate::rows::RowSink;
 
 /// The most queries of a chunk.
@@ -26,13 +26,14 @@ const CHUNK: usize = 64;
 /// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether this path handles attention of these sizes, sites and input.
-pub(super) fn suits<L: Lanes>(shape: Shape, quant: &AttentionQuant, input: AttentionIn<'_>) -> bool {
+/// Whether this path handles `unit`: it needs codes, one for each query and key, in registers that are full.
+pub(super) fn suits<L: Lanes>(op: &WindowAttention, unit: Unit, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
-        && integer_scores(quant)
-        && integer_values(quant)
-        && quant.probs == Probs::U8
-        && shape.d.is_multiple_of(2 * L::N)
+        && op.low[unit.head].is_none()
+        && integer_scores(&op.quant)
+        && integer_values(&op.quant)
+        && op.quant.probs == Probs::U8
+        && op.shape.d.is_multiple_of(2 * L::N)
 }
 
 /// Sizes of the packed operands.
