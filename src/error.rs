@@ -81,6 +81,7 @@ pub enum Error {
         problem: String,
     },
     /// The model cannot be exported.
+    #[cfg(feature = "onnx")]
     #[error(transparent)]
     Onnx(#[from] swinq_onnx::OnnxError),
     /// The caller asked to stop.

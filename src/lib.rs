@@ -7,7 +7,7 @@
 //! | [`Engine`] | runs a model on images, from any number of threads |
 //! | [`Images`] | a sample of a data set, image files, or pixels in memory |
 //! | `calibrate` | quantizes a float model (feature `float`) |
-//! | [`export_onnx`] | writes a model as an ONNX file |
+//! | `export_onnx` | writes a model as an ONNX file (feature `onnx`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
 //! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
 //! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
@@ -21,11 +21,12 @@
 //! - `cli` (default): the program `swinq`. A dependency that needs only the library sets `default-features =
 //!   false`.
 //! - `float` (default): calibration, simulation and training. They run the float forward with candle.
+//! - `onnx` (with `cli`): export to ONNX.
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
 //!
-//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`], [`onnx`] and,
-//! with `float`, `float`, `calib` and `qat`), so that a program depends on `swinq` alone.
+//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
+//! with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone.
 
 mod backend;
 mod batches;
@@ -37,6 +38,7 @@ pub mod doctor;
 mod engine;
 mod error;
 mod evaluate;
+#[cfg(feature = "onnx")]
 mod export;
 #[cfg(feature = "float")]
 mod float_device;
@@ -67,6 +69,7 @@ pub use evaluate::{
     Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
     measure_latency, noise, write_predictions, write_report,
 };
+#[cfg(feature = "onnx")]
 pub use export::export_onnx;
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
@@ -104,6 +107,7 @@ pub use swinq_eval as eval;
 pub use swinq_int8_runtime as int8_runtime;
 pub use swinq_kernels as kernels;
 pub use swinq_model as model;
+#[cfg(feature = "onnx")]
 pub use swinq_onnx as onnx;
 #[cfg(feature = "float")]
 pub use {swinq_calib as calib, swinq_float as float, swinq_qat as qat};
