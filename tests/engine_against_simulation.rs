@@ -1,12 +1,13 @@
 //! The engine's logits equal those of the simulation (the float forward with fake quantization) bit for bit,
-//! for the shipped recipes and random recipes, on every instruction set of this processor.
+//! for the shipped recipes and random recipes, on every instruction set of this processor, for both samples.
 
 mod common;
 
 use std::ops::ControlFlow;
 
 use candle_core::Device;
-use common::{blocks, float_model, sample_data, with_channels};
+use common::subject::Subject;
+use common::{blocks, float_model, root, sample_data, with_channels};
 use proptest::prelude::*;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
@@ -17,6 +18,14 @@ use swinq_kernels::Cpu;
 use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
+
+/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use two codes.
+fn second_version() -> FloatModel {
+    let mut model = Subject::open(&root().join("samples/swinv2_micro_cifar10"));
+    let scales = model.tensors.iter_mut().filter(|(name, _)| name.ends_with(".attn.logit_scale"));
+    scales.for_each(|(_, tensor)| tensor.data[0] = 3.0);
+    model
+}
 
 fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
     let dataset = Dataset::open(&sample_data(), split).unwrap();
@@ -42,17 +51,25 @@ fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
 
 #[test]
 fn shipped_recipes_on_every_instruction_set() {
-    let float = float_model();
+    check_shipped_recipes(&float_model());
+}
+
+#[test]
+fn shipped_recipes_of_swin_v2_on_every_instruction_set() {
+    check_shipped_recipes(&second_version());
+}
+
+fn check_shipped_recipes(float: &FloatModel) {
     let available = Cpu::available();
     eprintln!("implementations: {available:?}");
-    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 80);
+    let exact = run(&mut FloatClassifier::new(float, &Device::Cpu).unwrap(), float, 80);
     for name in ["default", "mode1", "mode2"] {
-        let model = quantized(&float, &Recipe::shipped(name).unwrap());
-        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 80);
+        let model = quantized(float, &Recipe::shipped(name).unwrap());
+        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), float, 80);
         let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
         assert!((20.0..60.0).contains(&noise), "{name} quantizes: {noise} dB against float");
         for &cpu in &available {
-            assert_eq!(run(&mut engine(&model, cpu), &float, 80).logits, simulated.logits, "{name} on {cpu}");
+            assert_eq!(run(&mut engine(&model, cpu), float, 80).logits, simulated.logits, "{name} on {cpu}");
         }
     }
 }
@@ -133,8 +150,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_recipes(draws in proptest::collection::vec(0u32..48, 159)) {
-        let float = float_model();
+    fn random_recipes(draws in proptest::collection::vec(0u32..48, 159), second in any::<bool>()) {
+        let float = if second { second_version() } else { float_model() };
         let sites = all_sites(&float.config);
         prop_assert_eq!(sites.len(), 6 * 21 + 3 * 3);
         let rules = sites.iter().zip(&draws).map(|(&site, &draw)| rule(site, draw)).collect();

@@ -175,9 +175,10 @@ fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
     for config in attentions() {
         let fits: Vec<&str> =
             SHARED.into_iter().filter(|(_, limit)| config.shared() <= *limit).map(|(name, _)| name).collect();
-        let least = match (config.tokens, config.elements) {
+        let least = match (config.tokens, config.two_codes) {
             (..=256, _) => "sm_75",
-            _ => "sm_86",
+            (_, false) => "sm_86",
+            (_, true) => "sm_80",
         };
         assert_eq!(fits.first(), Some(&least), "{config:?}: {} bytes", config.shared());
     }
