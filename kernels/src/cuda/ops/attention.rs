@@ -113,11 +113,21 @@ impl AttentionConfig {
             AttentionElements::Half => program,
         };
         if self.whole() {
-            return program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
+            let program = program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
+            return Program { max_registers: self.whole_registers(), ..program };
         }
         let integer = self.elements == AttentionElements::Codes;
         // Without the limit the compiler spills a register so that one more block fits.
         Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
+    }
+
+    /// Maximum registers of a thread in the kernels for whole windows. Without a limit the compiler spills a few
+    /// registers of these so that more blocks fit.
+    fn whole_registers(&self) -> Option<u32> {
+        match self.elements {
+            AttentionElements::Codes => (self.two_codes && self.probs_s8).then_some(255),
+            AttentionElements::Half => (self.tokens <= 16).then_some(128),
+        }
     }
 
     /// Bytes of shared memory of a block.
