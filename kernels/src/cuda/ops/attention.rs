@@ -75,9 +75,10 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// Whether one block processes a whole window at once.
+    /// Whether one block processes a whole window at once. With two codes and probabilities of kind `s8`, the kernel for
+    /// whole windows would need more registers than some GPUs have.
     pub fn whole(&self) -> bool {
-        self.tokens <= TOKENS
+        self.tokens <= TOKENS && !(self.two_codes && self.probs_s8)
     }
 
     /// Tokens of a window padded to full tiles, as in the layout of bias and regions.
@@ -114,20 +115,13 @@ impl AttentionConfig {
         };
         if self.whole() {
             let program = program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
-            return Program { max_registers: self.whole_registers(), ..program };
+            // Without the limit the compiler spills registers of the smallest windows so that more blocks fit.
+            let small = self.elements == AttentionElements::Half && self.tokens <= 16;
+            return Program { max_registers: small.then_some(128), ..program };
         }
         let integer = self.elements == AttentionElements::Codes;
         // Without the limit the compiler spills a register so that one more block fits.
         Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
-    }
-
-    /// Maximum registers of a thread in the kernels for whole windows. Without a limit the compiler spills a few
-    /// registers of these so that more blocks fit.
-    fn whole_registers(&self) -> Option<u32> {
-        match self.elements {
-            AttentionElements::Codes => (self.two_codes && self.probs_s8).then_some(255),
-            AttentionElements::Half => (self.tokens <= 16).then_some(128),
-        }
     }
 
     /// Bytes of shared memory of a block.
