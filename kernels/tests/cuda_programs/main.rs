@@ -3,9 +3,12 @@
 //!
 //! sm_90a, the architecture with the most instructions, gets the large set of programs: every tile shape of a
 //! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
-//! of the other ops. sm_75, the oldest architecture, gets fewer tile shapes. The architectures in between use the
-//! same code paths as sm_75 or sm_80 and get a small set ([`Scope`]). `SWINQ_COMPILE=all` compiles every tile shape
-//! with every epilogue for every architecture, which takes much longer.
+//! of the other ops. sm_75, the oldest architecture, gets fewer tile shapes. Other architectures use the same code
+//! paths as sm_75 or sm_80 and get a small set ([`Scope`]); those of [`MORE_ARCHS`] are compiled only if asked for.
+//!
+//! `SWINQ_COMPILE=archs` adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue
+//! for every architecture, which takes much longer. Any other value compiles only the programs whose description
+//! contains it, such as `attention_f16` or `STORE=2`.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
@@ -13,7 +16,7 @@ mod linears;
 mod ops;
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use swinq_kernels::cuda::{Library, Program, compile, library, resources};
@@ -40,12 +43,18 @@ pub enum Scope {
     All,
 }
 
-const ARCHS: [Arch; 5] = [
+const ARCHS: [Arch; 4] = [
     Arch { name: "sm_75", shared: 64 << 10, scope: Scope::Middle },
     Arch { name: "sm_80", shared: 163 << 10, scope: Scope::Few },
-    Arch { name: "sm_86", shared: 99 << 10, scope: Scope::Few },
     Arch { name: "sm_89", shared: 99 << 10, scope: Scope::Few },
     Arch { name: "sm_90a", shared: 227 << 10, scope: Scope::Most },
+];
+
+/// Architectures whose code paths are those of another one.
+const MORE_ARCHS: [Arch; 3] = [
+    Arch { name: "sm_86", shared: 99 << 10, scope: Scope::Few },
+    Arch { name: "sm_100", shared: 227 << 10, scope: Scope::Few },
+    Arch { name: "sm_120", shared: 99 << 10, scope: Scope::Few },
 ];
 
 /// Names the share of a process that the test started: its index and the number of processes.
@@ -58,16 +67,12 @@ fn every_program_compiles_without_local_memory() {
     }
     let start = Instant::now();
     let processes = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let children: Vec<_> = (0..processes)
-        .map(|share| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "one_share", "--nocapture"]).stdout(Stdio::piped());
-            command.env(SHARE, format!("{share} {processes}")).spawn().unwrap()
-        })
-        .collect();
+    // All children are read at the same time: one whose pipe is full waits.
+    let children: Vec<_> =
+        (0..processes).map(|share| std::thread::spawn(move || run_share(share, processes))).collect();
     let (mut compiled, mut wrong) = (0, Vec::new());
     for child in children {
-        let output = child.wait_with_output().unwrap();
+        let output = child.join().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "a share of the programs failed:\n{text}");
         compiled += text.lines().filter(|line| line.starts_with("compiled ")).count();
@@ -78,18 +83,27 @@ fn every_program_compiles_without_local_memory() {
     assert!(wrong.is_empty(), "{} of {compiled} programs:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Starts this program again for a share of the programs and returns its output.
+fn run_share(share: usize, processes: usize) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "one_share", "--nocapture"]).env(SHARE, format!("{share} {processes}"));
+    command.stderr(Stdio::inherit()).output().unwrap()
+}
+
 /// Compiles a share of the programs, in a process that the test above starts. Without the variable it does
 /// nothing.
 #[test]
 fn one_share() {
     let Ok(share) = std::env::var(SHARE) else { return };
     let (share, processes) = share.split_once(' ').unwrap();
-    let (share, processes): (usize, usize) = (share.parse().unwrap(), processes.parse().unwrap());
-    // Neighbouring programs are similar, so they are distributed one by one, which gives each process a mix.
-    for (program, arch) in work().iter().skip(share).step_by(processes) {
+    let (share, processes): (u64, u64) = (share.parse().unwrap(), processes.parse().unwrap());
+    // Neighbouring programs differ in one constant, so shares of every n-th program would take different times. A
+    // multiplicative hash of the index distributes them at random.
+    let of_share = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % processes == share;
+    for (program, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, program)| program) {
         // Start a new line, because the test harness may have written to the current one.
         println!("\ncompiled {program} {arch}");
-        if let Some(what) = fault(program, arch) {
+        if let Some(what) = fault(&program, arch) {
             println!("wrong {} {program} for {arch}: {what}", program.file);
         }
     }
@@ -117,14 +131,17 @@ fn fault(program: &Program, arch: &str) -> Option<String> {
 
 /// Every program with its architecture.
 fn work() -> Vec<(Program, &'static str)> {
-    let all = std::env::var("SWINQ_COMPILE").is_ok_and(|value| value == "all");
+    let chosen = std::env::var("SWINQ_COMPILE").unwrap_or_default();
+    let (all, part) = (chosen == "all", !["", "all", "archs"].contains(&chosen.as_str()));
+    let more: &[Arch] = if all || chosen == "archs" { &MORE_ARCHS } else { &[] };
     let of_arch = |arch: &'static Arch| {
         let scope = if all { Scope::All } else { arch.scope };
         let of_ops = ops::programs(arch, scope).into_iter().chain(ops::window_blocks(arch));
         let programs: BTreeSet<Program> = of_ops.chain(linears::programs(arch, scope)).collect();
         programs.into_iter().map(|program| (program, arch.name))
     };
-    ARCHS.iter().flat_map(of_arch).collect()
+    let wanted = |program: &Program| !part || program.to_string().contains(&chosen);
+    ARCHS.iter().chain(more).flat_map(of_arch).filter(|(program, _)| wanted(program)).collect()
 }
 
 /// Whether NVRTC is available.

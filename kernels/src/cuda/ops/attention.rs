@@ -14,6 +14,10 @@ const TOKENS: usize = 64;
 const THREADS: u32 = 128;
 /// Number of blocks of the kernels for windows of up to 64 tokens that a multiprocessor runs at the same time.
 const RESIDENT_BLOCKS: usize = 6;
+/// Windows of up to this many f16 tokens are compiled for [`SMALL_BLOCKS`].
+const SMALL_TOKENS: usize = 40;
+/// Number of blocks of small f16 windows that the compiler leaves registers for.
+const SMALL_BLOCKS: i64 = 4;
 /// Maximum registers of a thread in the tiled kernels.
 const TILED_REGISTERS: u32 = 168;
 
@@ -115,9 +119,9 @@ impl AttentionConfig {
         };
         if self.whole() {
             let program = program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
-            // Without the limit the compiler spills registers of the smallest windows so that more blocks fit.
-            let small = self.elements == AttentionElements::Half && self.tokens <= 16;
-            return Program { max_registers: small.then_some(128), ..program };
+            // Without a number of blocks the compiler spills registers of small windows so that more blocks fit.
+            let small = self.elements == AttentionElements::Half && self.tokens <= SMALL_TOKENS;
+            return if small { program.define("MIN_BLOCKS", SMALL_BLOCKS) } else { program };
         }
         let integer = self.elements == AttentionElements::Codes;
         // Without the limit the compiler spills a register so that one more block fits.
