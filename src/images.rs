@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use swinq_data::{Dataset, Loader, LoaderOptions, RgbImage, Split, preprocess};
+use swinq_data::{Dataset, Ids, Loader, LoaderOptions, RgbImage, Split, preprocess};
 use swinq_eval::DataInfo;
 use swinq_model::{Batch, Resize, SwinConfig, Transform};
 
@@ -53,7 +53,7 @@ enum Source {
 struct Sample {
     dataset: Dataset,
     /// Positions in the data set's list, in the order of use.
-    ids: Vec<usize>,
+    ids: Ids,
     /// The path and the split that were opened; `None` for individual files.
     opened: Option<(PathBuf, Split)>,
     limit: Option<usize>,
@@ -89,7 +89,7 @@ impl Images {
     pub fn from_files(paths: &[impl AsRef<Path>]) -> Result<Images, Error> {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
         let dataset = Dataset::from_files(&paths)?;
-        let ids = (0..dataset.len()).collect();
+        let ids = Ids::all(dataset.len());
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
     }
 
@@ -153,7 +153,7 @@ impl Images {
     pub fn first(&self, count: usize) -> Images {
         let source = match &self.source {
             Source::Sample(sample) => {
-                let ids = sample.ids.iter().copied().take(count).collect();
+                let ids = sample.ids.iter().take(count).collect();
                 Source::Sample(Sample { ids, ..sample.clone() })
             }
             Source::Prepared(prepared) => Source::Prepared(prepared.first(count)),
@@ -165,7 +165,7 @@ impl Images {
     pub fn halves(&self) -> [Images; 2] {
         [0, 1].map(|first| match &self.source {
             Source::Sample(sample) => {
-                let ids = sample.ids.iter().copied().skip(first).step_by(2).collect();
+                let ids = sample.ids.iter().skip(first).step_by(2).collect();
                 Images { source: Source::Sample(Sample { ids, ..sample.clone() }) }
             }
             Source::Prepared(prepared) => Images { source: Source::Prepared(prepared.every_second(first)) },
@@ -194,10 +194,10 @@ impl Images {
     }
 
     /// Positions of the images in the data set's list, in the order of use; empty for images in memory.
-    pub(crate) fn ids(&self) -> &[usize] {
+    pub(crate) fn ids(&self) -> Ids {
         match &self.source {
-            Source::Sample(sample) => &sample.ids,
-            Source::Prepared(_) => &[],
+            Source::Sample(sample) => sample.ids.clone(),
+            Source::Prepared(_) => Ids::all(0),
         }
     }
 
@@ -251,7 +251,7 @@ impl Images {
     pub fn list_sha256(&self) -> Option<String> {
         let dataset = self.dataset()?;
         let mut hash = Sha256::new();
-        for &id in self.ids() {
+        for id in self.ids().iter() {
             hash.update(dataset.name(id));
             hash.update("\n");
         }

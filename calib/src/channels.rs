@@ -1,5 +1,6 @@
 //! Scales and zero points for the channels of the input of `mlp.fc2`.
 
+use rayon::prelude::*;
 use swinq_model::quantized::{ChannelCodes, FloatModel, Param, check_range};
 use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site};
 
@@ -58,7 +59,7 @@ pub fn set_channel_codes(
 pub fn fold_factors(weight: &HostTensor, factors: &[f32]) -> HostTensor {
     let mut folded = weight.clone();
     if !factors.is_empty() {
-        let rows = folded.data.chunks_mut(factors.len());
+        let rows = folded.data.par_chunks_mut(factors.len());
         rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, f)| *w *= f));
     }
     folded

@@ -74,7 +74,7 @@ fn main() -> Result<(), BoxError> {
     let ids = dataset.sample(images, 0);
     println!("{}", dataset.describe());
     for (name, augment) in [("flip", &plain), ("flip, jitter", &jitter)] {
-        let sample = &ids[..ids.len().min(5000)];
+        let sample = &ids.slice(0..ids.len().min(5000));
         let [read, decode, augment_time] = steps(&dataset, sample, &transform, augment)?;
         println!(
             "{crop_name}, {name}: read {read:.1} us, decode {decode:.1} us, augment {augment_time:.1} us per image"

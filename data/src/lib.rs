@@ -27,7 +27,7 @@ mod resize;
 mod train;
 
 pub use augment::Augment;
-pub use dataset::{Dataset, Layout, NumberingError, Split, image_files, is_image_name};
+pub use dataset::{Dataset, Ids, Layout, NumberingError, Split, image_files, is_image_name};
 pub use decode::{MAX_PIXELS, RgbImage, decode_image, set_decode_memory};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};

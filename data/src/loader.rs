@@ -2,7 +2,7 @@
 
 use swinq_model::{Batch, BatchSource, BoxError, Transform};
 
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Ids};
 use crate::error::DataError;
 use crate::prefetch::{BatchId, Prefetcher, Source};
 use crate::preprocess::preprocess;
@@ -40,7 +40,7 @@ pub struct Loader {
 /// The source of a [`Loader`]: the same batches in every epoch.
 struct InOrder {
     dataset: Dataset,
-    ids: Vec<usize>,
+    ids: Ids,
     transform: Transform,
     batch_size: usize,
 }
@@ -54,7 +54,7 @@ impl Loader {
     /// data set, or the system cannot start the threads.
     pub fn new(
         dataset: Dataset,
-        ids: Vec<usize>,
+        ids: impl Into<Ids>,
         transform: Transform,
         options: LoaderOptions,
     ) -> Result<Loader, DataError> {
@@ -64,7 +64,8 @@ impl Loader {
         if transform.size == 0 {
             return Err(DataError::setting("size", "the input size must not be 0"));
         }
-        if let Some(id) = ids.iter().find(|&&id| id >= dataset.len()) {
+        let ids = ids.into();
+        if let Some(id) = ids.iter().find(|&id| id >= dataset.len()) {
             let problem = format!("image {id} is beyond the data set's {}", dataset.len());
             return Err(DataError::setting("ids", problem));
         }
@@ -118,7 +119,7 @@ impl Source for InOrder {
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {
         let start = batch.index * self.batch_size;
-        self.ids[start..(start + self.batch_size).min(self.ids.len())].to_vec()
+        self.ids.slice(start..(start + self.batch_size).min(self.ids.len()))
     }
 
     /// No batch is prefetched after the last one of an epoch, because most readers stop there.

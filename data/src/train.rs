@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use swinq_model::{Batch, BatchSource, BoxError, Draws, Transform};
 
 use crate::augment::Augment;
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Ids};
 use crate::decoded_cache::DecodedCache;
 use crate::error::DataError;
 use crate::loader::{LoaderOptions, check_index};
@@ -69,7 +69,7 @@ pub struct TrainLoader {
 /// The source of a [`TrainLoader`]: shuffles the images of every epoch and augments them.
 struct Shuffled {
     cache: DecodedCache,
-    ids: Vec<usize>,
+    ids: Ids,
     transform: Transform,
     options: TrainOptions,
     /// The orders of the last two epochs used, newest first. Near the end of an epoch, reads and prefetching
@@ -92,11 +92,12 @@ impl TrainLoader {
     /// If an id is beyond the data set.
     pub fn new(
         dataset: Dataset,
-        ids: Vec<usize>,
+        ids: impl Into<Ids>,
         transform: Transform,
         options: TrainOptions,
     ) -> Result<TrainLoader, DataError> {
-        assert!(ids.iter().all(|&id| id < dataset.len()), "an id is beyond the data set's {}", dataset.len());
+        let ids = ids.into();
+        assert!(ids.iter().all(|id| id < dataset.len()), "an id is beyond the data set's {}", dataset.len());
         options.augment.validate()?;
         check_options(&options, ids.len(), transform.size)?;
         if options.require_labels && !dataset.has_labels() {
@@ -180,7 +181,7 @@ impl Shuffled {
         if let Some((_, order)) = orders.iter().find(|(of, _)| *of == epoch) {
             return Arc::clone(order);
         }
-        let mut order = self.ids.clone();
+        let mut order = self.ids.slice(0..self.ids.len());
         Draws::keyed(&[ORDER_KEY, self.options.seed, epoch]).shuffle(&mut order);
         let order = Arc::new(order);
         orders.insert(0, (epoch, Arc::clone(&order)));

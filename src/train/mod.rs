@@ -159,5 +159,5 @@ fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> Result<TrainLoader, E
     let images: &Images = &inputs.train;
     let dataset = images.dataset().expect("a job's images are a data set").clone();
     let transform = inputs.float.transform.clone();
-    Ok(TrainLoader::new(dataset, images.ids().to_vec(), transform, options)?)
+    Ok(TrainLoader::new(dataset, images.ids(), transform, options)?)
 }

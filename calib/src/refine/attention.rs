@@ -15,16 +15,20 @@ use crate::error::CalibError;
 pub struct AttentionPath<'a> {
     windows: &'a Windows,
     squares: Vec<f64>,
-    fit: Part,
-    held: Part,
+    fit: Part<'a>,
+    held: Part<'a>,
 }
 
 /// The windows to fit to, or those held out.
-struct Part {
+struct Part<'a> {
     /// Queries, keys and values, `[windows * tokens, channels]`.
-    qkv: [Vec<f32>; 3],
+    rows: [&'a [f32]; 3],
+    /// The same as tensors, in the layout of [`split`].
+    qkv: [Tensor; 3],
     /// `[windows, heads, tokens, tokens]`.
-    addend: Vec<f32>,
+    addend: Tensor,
+    /// The probabilities in float, in the shape of `addend`.
+    probs: Tensor,
     /// The output of attention in float, `[windows * tokens, channels]`.
     output: Vec<f32>,
 }
@@ -39,13 +43,11 @@ impl<'a> AttentionPath<'a> {
         let held: usize = windows.qkv[0].held.len() / (windows.tokens * width);
         let per_window = windows.heads * windows.tokens * windows.tokens;
         let (fit, held) = windows.addend.split_at(windows.addend.len() - held * per_window);
-        let part = |qkv: [&Vec<f32>; 3], addend: &[f32]| -> Result<Part> {
-            let qkv = qkv.map(Vec::clone);
-            let output = mix(windows, &probabilities(windows, &qkv[0], &qkv[1], addend)?, &qkv[2])?;
-            Ok(Part { qkv, addend: addend.to_vec(), output })
-        };
         let [q, k, v] = &windows.qkv;
-        let parts = || Ok((part([&q.fit, &k.fit, &v.fit], fit)?, part([&q.held, &k.held, &v.held], held)?));
+        let parts = || {
+            let fit = Part::new(windows, [&q.fit, &k.fit, &v.fit], fit)?;
+            Ok((fit, Part::new(windows, [&q.held, &k.held, &v.held], held)?))
+        };
         let (fit, held) = parts().map_err(float_error)?;
         Ok(AttentionPath { windows, squares: column_squares(&proj.data, width), fit, held })
     }
@@ -79,14 +81,19 @@ impl<'a> AttentionPath<'a> {
         self.error(&self.held, ranges)
     }
 
-    fn error(&self, part: &Part, ranges: [Option<f32>; 3]) -> std::result::Result<f64, CalibError> {
+    fn error(&self, part: &Part<'_>, ranges: [Option<f32>; 3]) -> std::result::Result<f64, CalibError> {
         let width = self.squares.len();
-        let round = |site: usize| match ranges[site] {
-            Some(amax) => Codes::Tensor(amax).round(&part.qkv[site], width),
-            None => part.qkv[site].clone(),
+        let rounded = |site: usize| match ranges[site] {
+            Some(amax) => split(self.windows, Codes::Tensor(amax).round(part.rows[site], width)),
+            None => Ok(part.qkv[site].clone()),
         };
-        let [q, k, v] = [0, 1, 2].map(round);
-        let output = || mix(self.windows, &probabilities(self.windows, &q, &k, &part.addend)?, &v);
+        let output = || {
+            let probs = match ranges {
+                [None, None, _] => part.probs.clone(),
+                _ => probabilities(self.windows, &rounded(0)?, &rounded(1)?, &part.addend)?,
+            };
+            mix(&probs, &rounded(2)?)
+        };
         let output = output().map_err(float_error)?;
         let rows = output.chunks_exact(width).zip(part.output.chunks_exact(width));
         let row = |(a, b): (&[f32], &[f32])| {
@@ -97,33 +104,48 @@ impl<'a> AttentionPath<'a> {
     }
 }
 
-/// The attention probabilities of queries and keys `[windows * tokens, channels]`:
-/// `[windows, heads, tokens, tokens]`, the shape of `addend`.
-pub fn probabilities(windows: &Windows, q: &[f32], k: &[f32], addend: &[f32]) -> Result<Tensor> {
+impl<'a> Part<'a> {
+    /// The attention of the queries, keys and values `rows`, with `addend` added to the logits.
+    fn new(windows: &Windows, rows: [&'a [f32]; 3], addend: &[f32]) -> Result<Part<'a>> {
+        let [q, k, v] = rows;
+        let qkv = [split(windows, q.to_vec())?, split(windows, k.to_vec())?, split(windows, v.to_vec())?];
+        let addend = addend_tensor(windows, addend)?;
+        let probs = probabilities(windows, &qkv[0], &qkv[1], &addend)?;
+        let output = mix(&probs, &qkv[2])?;
+        Ok(Part { rows, qkv, addend, probs, output })
+    }
+}
+
+/// What is added to the logits of some windows, as a tensor `[windows, heads, tokens, tokens]`.
+pub fn addend_tensor(windows: &Windows, addend: &[f32]) -> Result<Tensor> {
     let (n, heads) = (windows.tokens, windows.heads);
-    let (q, k) = (split(windows, q)?, split(windows, k)?);
-    let addend = Tensor::from_slice(addend, (q.dim(0)?, heads, n, n), &Device::Cpu)?;
+    Tensor::from_slice(addend, (addend.len() / (heads * n * n), heads, n, n), &Device::Cpu)
+}
+
+/// The attention probabilities of queries and keys in the layout of [`split`], in the shape of `addend`:
+/// `[windows, heads, tokens, tokens]`.
+pub fn probabilities(windows: &Windows, q: &Tensor, k: &Tensor, addend: &Tensor) -> Result<Tensor> {
     let scores = q.matmul(&k.transpose(2, 3)?.contiguous()?)?;
     let scaled = match windows.scales.as_slice() {
         [first, rest @ ..] if rest.iter().all(|scale| scale == first) => {
             scores.affine(f64::from(*first), 0.0)?
         }
-        scales => scores.broadcast_mul(&Tensor::from_slice(scales, (heads, 1, 1), &Device::Cpu)?)?,
+        scales => scores.broadcast_mul(&Tensor::from_slice(scales, (windows.heads, 1, 1), &Device::Cpu)?)?,
     };
     ops::softmax(&(scaled + addend)?)
 }
 
-/// Attention of `probs` over `values` `[windows * tokens, channels]`, in the layout of `values`.
-pub fn mix(windows: &Windows, probs: &Tensor, values: &[f32]) -> Result<Vec<f32>> {
-    let mixed = ops::probs_times_values(probs, &split(windows, values)?)?;
+/// Attention of `probs` over `values`, which has the layout of [`split`]: `[windows * tokens, channels]`.
+pub fn mix(probs: &Tensor, values: &Tensor) -> Result<Vec<f32>> {
+    let mixed = ops::probs_times_values(probs, values)?;
     mixed.transpose(1, 2)?.contiguous()?.flatten_all()?.to_vec1::<f32>()
 }
 
 /// `[windows * tokens, channels]` to `[windows, heads, tokens, head_dim]`.
-fn split(windows: &Windows, rows: &[f32]) -> Result<Tensor> {
+pub fn split(windows: &Windows, rows: Vec<f32>) -> Result<Tensor> {
     let (n, heads, width) = (windows.tokens, windows.heads, windows.qkv[0].width);
     let shape = (rows.len() / (n * width), n, heads, width / heads);
-    Tensor::from_slice(rows, shape, &Device::Cpu)?.transpose(1, 2)?.contiguous()
+    Tensor::from_vec(rows, shape, &Device::Cpu)?.transpose(1, 2)?.contiguous()
 }
 
 /// The error of candle's operations.

@@ -1,5 +1,7 @@
 //! The error of one linear layer's output, and the choice of its ranges and scales by it.
 
+use std::borrow::Cow;
+
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 use swinq_model::quantized::scale_of;
@@ -7,7 +9,7 @@ use swinq_model::{HostTensor, SiteSpec};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
-use crate::weight::largest_code;
+use crate::weight::{largest_code, round};
 
 /// How a layer's input is rounded.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,20 +51,23 @@ impl Codes {
     }
 
     /// `x` `[rows, width]` divided by the channel's factor.
-    pub fn divided(&self, x: &[f32], width: usize) -> Vec<f32> {
+    pub fn divided<'x>(&self, x: &'x [f32], width: usize) -> Cow<'x, [f32]> {
         match self {
             Codes::Channels { factors, .. } => {
-                x.par_iter().enumerate().map(|(i, x)| x / factors[i % width]).collect()
+                let mut divided = x.to_vec();
+                let divide = |row: &mut [f32]| row.iter_mut().zip(factors).for_each(|(x, f)| *x /= f);
+                divided.par_chunks_mut(width).for_each(divide);
+                Cow::Owned(divided)
             }
-            _ => x.to_vec(),
+            Codes::Tensor(_) => Cow::Borrowed(x),
         }
     }
 
     /// The weight `[n, width]` whose codes multiply these codes: with the channel's factor in each column.
-    pub fn stored(&self, weight: &HostTensor) -> HostTensor {
+    pub fn stored<'w>(&self, weight: &'w HostTensor) -> Cow<'w, HostTensor> {
         match self {
-            Codes::Channels { factors, .. } => fold_factors(weight, factors),
-            _ => weight.clone(),
+            Codes::Channels { factors, .. } => Cow::Owned(fold_factors(weight, factors)),
+            Codes::Tensor(_) => Cow::Borrowed(weight),
         }
     }
 
@@ -113,18 +118,14 @@ impl Steps {
     }
 }
 
-/// Rounds a number of magnitude below 2^22, ties to even. Unlike [`f32::round_ties_even`] it needs no call on
-/// processors without an instruction for it.
-#[inline(always)]
-fn round(x: f32) -> f32 {
-    const ONES: f32 = 12_582_912.0; // 1.5 * 2^23: the unit in the last place is 1
-    (x + ONES) - ONES
-}
-
 /// `x` `[rows, k]` times the transpose of `w` `[n, k]`: `[rows, n]`.
-pub fn product(x: &[f32], w: &[f32], k: usize) -> Result<Vec<f32>, CalibError> {
-    let matrix = |values: &[f32]| Tensor::from_slice(values, (values.len() / k, k), &Device::Cpu);
-    let multiply = || matrix(x)?.matmul(&matrix(w)?.t()?)?.flatten_all()?.to_vec1::<f32>();
+pub fn product(x: Vec<f32>, w: &[f32], k: usize) -> Result<Vec<f32>, CalibError> {
+    let (rows, n) = (x.len() / k, w.len() / k);
+    let multiply = || {
+        let (x, w) =
+            (Tensor::from_vec(x, (rows, k), &Device::Cpu)?, Tensor::from_slice(w, (n, k), &Device::Cpu)?);
+        x.matmul(&w.t()?)?.flatten_all()?.to_vec1::<f32>()
+    };
     multiply().map_err(|e| CalibError::Float(e.into()))
 }
 
@@ -140,12 +141,18 @@ pub fn mean_square(a: &[f32], b: &[f32]) -> f64 {
 
 /// The mean of the squares of each channel of `x` `[rows, width]`.
 pub fn channel_squares(x: &[f32], width: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; width];
-    for row in x.chunks_exact(width) {
-        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
-    }
+    const TOGETHER: usize = 64;
     let rows = (x.len() / width).max(1) as f64;
-    sums.iter().map(|sum| sum / rows).collect()
+    let mut sums = vec![0.0; width];
+    // Each sum is in the order of the rows, whatever the number of threads.
+    sums.par_chunks_mut(TOGETHER).enumerate().for_each(|(part, sums)| {
+        for row in x.chunks_exact(width) {
+            let row = &row[part * TOGETHER..][..sums.len()];
+            sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
+        }
+        sums.iter_mut().for_each(|sum| *sum /= rows);
+    });
+    sums
 }
 
 /// The sum of the squares of each column of `w` `[n, width]`.
@@ -247,13 +254,13 @@ impl<'a> Target<'a> {
     /// The target of the rows `x` `[rows, width]`; `weight` is the float weight, without factors of channels.
     pub fn new(x: &'a [f32], weight: &HostTensor) -> Result<Target<'a>, CalibError> {
         let (n, width) = weight.matrix();
-        Ok(Target { x, width, y: product(x, &weight.data, width)?, n })
+        Ok(Target { x, width, y: product(x.to_vec(), &weight.data, width)?, n })
     }
 
     /// The mean squared error of the output when the input is rounded by `codes` and the weight is `rounded`
     /// `[n, width]`, and `bias` `[n]` is added.
     pub fn error(&self, codes: &Codes, rounded: &[f32], bias: Option<&[f32]>) -> Result<f64, CalibError> {
-        let mut output = product(&codes.round(self.x, self.width), rounded, self.width)?;
+        let mut output = product(codes.round(self.x, self.width), rounded, self.width)?;
         if let Some(bias) = bias {
             let add = |row: &mut [f32]| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
             output.par_chunks_mut(self.n).for_each(add);
@@ -263,7 +270,7 @@ impl<'a> Target<'a> {
 
     /// The mean over the rows of the output's error, `[n]`.
     pub fn mean_error(&self, codes: &Codes, rounded: &[f32]) -> Result<Vec<f32>, CalibError> {
-        let output = product(&codes.round(self.x, self.width), rounded, self.width)?;
+        let output = product(codes.round(self.x, self.width), rounded, self.width)?;
         let mut sums = vec![0.0f64; self.n];
         for (output, y) in output.chunks_exact(self.n).zip(self.y.chunks_exact(self.n)) {
             let each = sums.iter_mut().zip(output.iter().zip(y));

@@ -18,9 +18,7 @@
 
 use swinq_model::{HostTensor, SiteSpec};
 
-use super::layer::{
-    Codes, channel_squares, column_magnitudes, column_squares, diagonal_range, every, weight_error,
-};
+use super::layer::{Codes, channel_squares, column_magnitudes, column_squares, diagonal_range, weight_error};
 use super::sample::{ChannelMap, Rows};
 use crate::channels::fold_factors;
 use crate::error::CalibError;
@@ -61,7 +59,7 @@ pub fn best_map(
     may_shift: bool,
 ) -> Result<ChannelMap, CalibError> {
     let width = rows.width;
-    let thin = Rows { fit: every(4, &rows.fit, width), held: Vec::new(), ..rows.clone() };
+    let thin = rows.thin(4);
     let magnitudes = column_magnitudes(&weight.data, width);
     let mut best: Option<(f64, ChannelMap)> = None;
     let shifts = [Some(vec![0.0; width]), may_shift.then(|| means(&rows.fit, width))];

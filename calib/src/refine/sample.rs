@@ -8,6 +8,7 @@ use swinq_float::{Attention, FloatError, Sites};
 use swinq_model::site::BlockId;
 use swinq_model::{Draws, Linear, Site};
 
+use super::layer::every;
 use crate::observe::Observe;
 
 /// Number of sampled rows of each layer, about.
@@ -36,6 +37,12 @@ impl Rows {
     /// The largest magnitude over all values of the calibration.
     pub fn max(&self) -> f32 {
         self.low.iter().zip(&self.high).fold(0.0, |max, (low, high)| max.max(-low).max(*high))
+    }
+
+    /// Every `step`-th row to fit, and no held-out rows. The ranges stay those of all values.
+    pub fn thin(&self, step: usize) -> Rows {
+        let fit = every(step, &self.fit, self.width);
+        Rows { width: self.width, fit, held: Vec::new(), low: self.low.clone(), high: self.high.clone() }
     }
 
     /// The rows after `x' = (x - shift) / factor` in every channel.

@@ -11,10 +11,11 @@
 //! gives the same output of the projection. Padded tokens keep it, because their values are `b_v`.
 
 use candle_core::Tensor;
+use rayon::prelude::*;
 use swinq_model::{HostTensor, SiteSpec};
 
-use super::attention::{float_error, mix, probabilities};
-use super::layer::{Codes, column_magnitudes, column_squares, diagonal_range, every, mean_square, product};
+use super::attention::{addend_tensor, float_error, mix, probabilities, split};
+use super::layer::{Codes, column_magnitudes, column_squares, diagonal_range, mean_square, product};
 use super::norm::{STRENGTHS, factors, means};
 use super::sample::{ChannelMap, Rows, Windows};
 use crate::channels::fold_factors;
@@ -54,6 +55,7 @@ impl ValuePath<'_> {
         let probs = self.probabilities()?;
         let values = &self.windows.qkv[2];
         let fitted = self.judge(&probs, true)?;
+        let thin = Thin { values: values.thin(8), mixed: self.mixed.thin(4) };
         let mut best: Option<(f64, ChannelMap, Ranges)> = None;
         let shifts = [Some(vec![0.0; width]), self.may_shift.then(|| means(&values.fit, width))];
         for shift in shifts.into_iter().flatten() {
@@ -61,7 +63,7 @@ impl ValuePath<'_> {
             let magnitudes = column_magnitudes(&self.weight.data, width);
             for strength in STRENGTHS {
                 let map = ChannelMap { factor: factors(&reach, &magnitudes, strength), shift: shift.clone() };
-                let ranges = self.ranges(&map);
+                let ranges = self.ranges(&map, &thin);
                 let error = fitted.error(self, &map, ranges)?;
                 if best.as_ref().is_none_or(|(least, ..)| error < *least) {
                     best = Some((error, map, ranges));
@@ -75,23 +77,24 @@ impl ValuePath<'_> {
         Ok((map, ranges, after, before))
     }
 
-    /// The ranges with the least estimated error for a map.
-    fn ranges(&self, map: &ChannelMap) -> Ranges {
+    /// The ranges with the least error for a map, estimated on some rows.
+    fn ranges(&self, map: &ChannelMap, thin: &Thin) -> Ranges {
         let width = self.mixed.width;
         let squares = column_squares(&fold_factors(self.weight, &map.factor).data, width);
-        let range = |rows: &Rows, step: usize| {
-            let thin = Rows { fit: every(step, &rows.fit, width), held: Vec::new(), ..rows.clone() };
-            let mapped = thin.mapped(map);
+        let range = |rows: &Rows| {
+            let mapped = rows.mapped(map);
             diagonal_range(&Codes::Tensor(1.0), mapped.max(), &mapped.fit, &squares).0
         };
-        Ranges { values: range(&self.windows.qkv[2], 8), mixed: range(self.mixed, 4) }
+        Ranges { values: range(&thin.values), mixed: range(&thin.mixed) }
     }
 
     /// The attention probabilities of every window.
     fn probabilities(&self) -> Result<Tensor, CalibError> {
         let [q, k, _] = &self.windows.qkv;
-        let all = |rows: &Rows| [rows.fit.as_slice(), rows.held.as_slice()].concat();
-        probabilities(self.windows, &all(q), &all(k), &self.windows.addend).map_err(float_error)
+        let all = |rows: &Rows| split(self.windows, [rows.fit.as_slice(), rows.held.as_slice()].concat());
+        let addend = || addend_tensor(self.windows, &self.windows.addend);
+        let probs = || probabilities(self.windows, &all(q)?, &all(k)?, &addend()?);
+        probs().map_err(float_error)
     }
 
     /// The windows to fit, or those held out, with the projection's float output.
@@ -102,10 +105,17 @@ impl ValuePath<'_> {
             if fit { (0, &values.fit) } else { (values.fit.len() / per_window, &values.held) };
         let probs = probs.narrow(0, first, rows.len() / per_window).and_then(|p| p.contiguous());
         let probs = probs.map_err(float_error)?;
-        let mixed = mix(self.windows, &probs, rows).map_err(float_error)?;
-        let y = product(&mixed, &self.weight.data, self.mixed.width)?;
+        let mixed = split(self.windows, rows.clone()).and_then(|values| mix(&probs, &values));
+        let mixed = mixed.map_err(float_error)?;
+        let y = product(mixed, &self.weight.data, self.mixed.width)?;
         Ok(Judge { probs, values: rows.clone(), y })
     }
+}
+
+/// Some rows to fit: of the values, and of the projection's input.
+struct Thin {
+    values: Rows,
+    mixed: Rows,
 }
 
 /// Windows, and the output of the projection for them without its bias.
@@ -120,20 +130,19 @@ impl Judge {
     fn error(&self, path: &ValuePath, map: &ChannelMap, ranges: Ranges) -> Result<f64, CalibError> {
         let width = path.mixed.width;
         let mut values = self.values.clone();
-        values.chunks_exact_mut(width).for_each(|row| map.apply(row));
+        values.par_chunks_exact_mut(width).for_each(|row| map.apply(row));
         if path.values_on {
             values = Codes::Tensor(ranges.values).round(&values, width);
         }
-        let mixed = Codes::Tensor(ranges.mixed)
-            .round(&mix(path.windows, &self.probs, &values).map_err(float_error)?, width);
+        let mixed = split(path.windows, values).and_then(|values| mix(&self.probs, &values));
+        let mixed = Codes::Tensor(ranges.mixed).round(&mixed.map_err(float_error)?, width);
         let weight = fold_factors(path.weight, &map.factor);
         let scales = weight_scales(&weight, path.spec)?;
         let rounded = quantize_by_scales(&weight, scales, largest_code(path.spec)).dequantize();
-        let mut output = product(&mixed, &rounded.data, width)?;
+        let mut output = product(mixed, &rounded.data, width)?;
         let moved = super::norm::moved_to_bias(path.weight, &map.shift);
-        for row in output.chunks_exact_mut(moved.len()) {
-            row.iter_mut().zip(&moved).for_each(|(y, b)| *y += *b as f32);
-        }
+        let add = |row: &mut [f32]| row.iter_mut().zip(&moved).for_each(|(y, b)| *y += *b as f32);
+        output.par_chunks_exact_mut(moved.len()).for_each(add);
         Ok(mean_square(&output, &self.y))
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use candle_core::{Result, Tensor};
 
 use super::algebra::{blocks, matrix, part, product};
+use crate::weight::round;
 
 /// A quadratic form of the differences between rounded weights and targets.
 pub(super) struct Form {
@@ -205,7 +206,7 @@ impl<'a> Tile<'a> {
 }
 
 fn nearest_code(value: f32, scale: f32, limit: f32) -> f32 {
-    (value / scale).round_ties_even().clamp(-limit, limit)
+    round((value / scale).clamp(-limit, limit))
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

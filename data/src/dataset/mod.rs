@@ -3,6 +3,7 @@
 mod archive;
 mod cursor;
 mod folder;
+mod ids;
 mod labels;
 mod list;
 mod names;
@@ -23,6 +24,7 @@ use names::Names;
 use numbering::Numbering;
 
 pub use folder::is_image_name;
+pub use ids::Ids;
 pub use numbering::NumberingError;
 pub use open::image_files;
 
@@ -295,10 +297,10 @@ impl Dataset {
     /// fewer, and classes drawn at random contribute one more to reach `limit`. Without labels the draw is
     /// uniform. The result is shuffled. A limit beyond the data set gives every position, shuffled; `None` gives
     /// every position in list order.
-    pub fn sample(&self, limit: Option<usize>, seed: u64) -> Vec<usize> {
+    pub fn sample(&self, limit: Option<usize>, seed: u64) -> Ids {
         match limit {
-            Some(limit) => sample::stratified(&self.inner.labels, self.len(), limit, seed),
-            None => (0..self.len()).collect(),
+            Some(limit) => sample::stratified(&self.inner.labels, self.len(), limit, seed).into(),
+            None => Ids::all(self.len()),
         }
     }
 }

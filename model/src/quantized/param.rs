@@ -29,14 +29,13 @@ impl Int8Weight {
 
     /// The float weight `code * scale`.
     pub fn dequantize(&self) -> HostTensor {
-        HostTensor::new(self.shape.clone(), self.values().collect())
-    }
-
-    /// The values `code * scale`, row-major.
-    fn values(&self) -> impl Iterator<Item = f32> {
         let (_, columns) = self.matrix();
-        let value = move |(i, &code): (usize, &i8)| f32::from(code) * self.scale(i / columns);
-        self.codes.iter().enumerate().map(value)
+        let mut values = Vec::with_capacity(self.codes.len());
+        for (row, codes) in self.codes.chunks(columns.max(1)).enumerate() {
+            let scale = self.scale(row);
+            values.extend(codes.iter().map(|&code| f32::from(code) * scale));
+        }
+        HostTensor::new(self.shape.clone(), values)
     }
 
     /// Checks the number and values of the scales, and the range of the codes; `name` is the tensor's.
@@ -99,7 +98,7 @@ impl Parameter for Param {
             Param::Float(tensor) => tensor.not_finite(),
             // No code is larger than 128, so finite products of 128 and the scales leave nothing to look for.
             Param::Int8(weight) if weight.scales.iter().all(|scale| (128.0 * scale).is_finite()) => None,
-            Param::Int8(weight) => weight.values().enumerate().find(|(_, value)| !value.is_finite()),
+            Param::Int8(weight) => weight.dequantize().not_finite(),
         }
     }
 }
