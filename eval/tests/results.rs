@@ -13,7 +13,7 @@ use swinq_eval::{
     Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
 };
 use swinq_model::quantized::{Chosen, FileRecord, TrainingRecord};
-use swinq_model::{Recipe, Transform};
+use swinq_model::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, Transform};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -249,5 +249,44 @@ fn results_conform_to_the_published_schema() {
             let used = text.contains(&format!("\"{key}\":")) || optional.contains(&key);
             assert!(used || ["amax", "granularity", "command", "image", "detail"].contains(&key), "{key}");
         }
+    }
+}
+
+/// Every calibrator. A new one does not compile until it is added here.
+fn calibrators() -> impl Iterator<Item = Calibrator> {
+    std::iter::successors(Some(Calibrator::Max), |last| match last {
+        Calibrator::Max => Some(Calibrator::Mse),
+        Calibrator::Mse => Some(Calibrator::Entropy),
+        Calibrator::Entropy => Some(Calibrator::Percentile(99.9)),
+        Calibrator::Percentile(_) => None,
+    })
+}
+
+#[test]
+fn every_key_of_a_rule_and_every_calibrator_conforms_to_the_schema() {
+    let schema: Value = serde_json::from_str(include_str!("../../docs/report-schema.json")).unwrap();
+    let rules = calibrators().map(|calibrator| Rule {
+        pattern: "**".to_owned(),
+        enable: Some(true),
+        bits: Some(8),
+        granularity: Some(Granularity::Channel),
+        calibrator: Some(calibrator),
+        amax: Some(1.5),
+        kind: Some(Kind::U8),
+        ptq: Some(Ptq::Refined),
+    });
+    let mut results = common::complete(common::results());
+    results.models[1].origin.as_mut().unwrap().rules = rules.collect();
+    let mut value = serde_json::to_value(&results).unwrap();
+    assert_eq!(swinq_testing::violations(&schema, &value), Vec::<String>::new());
+    value["models"][1]["origin"]["rules"][0]["calibrator"] = json!("median");
+    assert_eq!(swinq_testing::violations(&schema, &value).len(), 1);
+}
+
+#[test]
+fn the_name_of_every_calibrator_is_parsed() {
+    for calibrator in calibrators() {
+        let name = calibrator.to_string().replace(' ', ":");
+        assert_eq!(name.parse(), Ok(calibrator), "{name}");
     }
 }
