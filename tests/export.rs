@@ -1,5 +1,7 @@
 //! `swinq export`, with the sample.
 
+#![cfg(feature = "onnx")]
+
 mod common;
 
 use common::{calibrate, files, refused, sample_cfg, sample_model, stderr, stdout, swinq};

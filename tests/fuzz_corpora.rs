@@ -1,5 +1,7 @@
 //! Replays the corpora of the fuzz targets (`fuzz/corpus`): seeds and former findings.
 
+#![cfg(feature = "float")]
+
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
