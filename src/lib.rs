@@ -54,6 +54,7 @@ mod preprocessing;
 #[cfg(feature = "float")]
 mod quantizer;
 mod replicas;
+mod sample;
 #[cfg(feature = "float")]
 mod sensitivity;
 #[cfg(feature = "float")]
@@ -76,6 +77,7 @@ pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Prediction};
 pub use preprocessing::Family;
 pub use replicas::Replicas;
+pub use sample::SAMPLE;
 
 #[cfg(feature = "float")]
 pub use calibration::{

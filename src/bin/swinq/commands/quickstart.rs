@@ -11,22 +11,11 @@ use crate::commands::{calibrate, eval};
 use crate::out::say;
 use crate::shell;
 
-/// The sample: file name and content.
-const SAMPLE: [(&str, &[u8]); 7] = [
-    ("model.safetensors", include_bytes!("../../../../samples/swin_micro_cifar10/model.safetensors")),
-    ("cfg.yaml", include_bytes!("../../../../samples/swin_micro_cifar10/cfg.yaml")),
-    ("train.zip", include_bytes!("../../../../samples/cifar10/train.zip")),
-    ("train_map.txt", include_bytes!("../../../../samples/cifar10/train_map.txt")),
-    ("val.zip", include_bytes!("../../../../samples/cifar10/val.zip")),
-    ("val_map.txt", include_bytes!("../../../../samples/cifar10/val_map.txt")),
-    ("classes.txt", include_bytes!("../../../../samples/cifar10/classes.txt")),
-];
-
 /// Runs the command.
 pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     let sample = args.out.join("sample");
     std::fs::create_dir_all(&sample).with_context(|| sample.display().to_string())?;
-    for (name, content) in SAMPLE {
+    for (name, content) in swinq::SAMPLE {
         swinq::model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
     }
     say!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
