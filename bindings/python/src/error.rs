@@ -1,4 +1,4 @@
-//! Errors of the library as exceptions of `swinq._errors`, with the messages that the program prints.
+//! Errors of the library as exceptions of `swinq._errors`, with the messages that the program prints, in Python's words.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -39,7 +39,25 @@ fn message(error: &Error) -> String {
         }
         next = cause.source();
     }
-    message
+    in_python(&message)
+}
+
+/// A message of the program with its options in Python's words.
+pub fn in_python(message: &str) -> String {
+    const WORDS: [(&str, &str); 8] = [
+        ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
+        (
+            "State --transform timm or --transform ms to decide",
+            "State preprocessing=\"timm\" or \"ms\" to decide",
+        ),
+        ("--cfg", "cfg="),
+        ("--dialect", "dialect="),
+        ("--transform", "preprocessing="),
+        ("--labels", "labels="),
+        ("--recipe", "recipe="),
+        ("--data-path", "images"),
+    ];
+    WORDS.iter().fold(message.to_owned(), |message, (option, word)| message.replace(option, word))
 }
 
 /// `value` in JSON.

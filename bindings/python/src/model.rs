@@ -9,7 +9,7 @@ use swinq::model::quantized::SiteState;
 use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, TensorView, Transform};
 
 use crate::buffer::Array;
-use crate::error::{json, raise};
+use crate::error::{in_python, json, raise};
 
 /// A model, float or quantized.
 #[pyclass(frozen, module = "swinq._native")]
@@ -145,7 +145,7 @@ impl Model {
     /// Findings about the model's file that are suspicious but not errors.
     #[getter]
     fn warnings(&self) -> Vec<String> {
-        self.model.warnings().to_vec()
+        self.model.warnings().iter().map(|warning| in_python(warning)).collect()
     }
 
     /// Number of bytes of the parameters.

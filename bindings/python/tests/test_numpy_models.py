@@ -1,6 +1,10 @@
 """Models, engines, predictions and exceptions. The tests need numpy only."""
 
 import json
+import os
+import pickle
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,9 +55,13 @@ class Logits(Quantized):
             with self.assertRaisesRegex(swinq.ArgumentError, "the model takes uint8"):
                 self.int8(wrong)
         values = normalised(pixels, self.int8)
-        for wrong in [values * 2, values + 0.003, np.full_like(values, np.nan), np.full_like(values, np.inf)]:
-            with self.assertRaisesRegex(swinq.ArgumentError, "not those of 8-bit pixels"):
+        for wrong in [values * 2, values + 0.003]:
+            with self.assertRaisesRegex(swinq.ArgumentError, "not those of 8-bit pixels.*Resize images before"):
                 self.int8(wrong)
+        for number in (np.nan, np.inf):
+            values[0, 1, 2, 3] = number
+            with self.assertRaisesRegex(swinq.ArgumentError, f"image 0 holds {number} .channel 1, row 2, column 3"):
+                self.int8(values)
 
     def test_float_and_quantized_models_agree(self):
         pixels = noise(self.int8, 8)
@@ -193,7 +201,7 @@ class Predictions(Quantized):
     def test_bad_images_are_refused(self):
         with self.assertRaises(swinq.DataError):
             self.int8.predict([str(MICRO / "cfg.yaml")])
-        with self.assertRaisesRegex(swinq.ArgumentError, "0; ask for"):
+        with self.assertRaisesRegex(swinq.ArgumentError, "top_k: is 0"):
             self.int8.predict(PHOTO, top_k=0)
         with self.assertRaises(swinq.Error):
             self.int8.predict([])
@@ -306,3 +314,85 @@ def random_swin_v2(width: int = 64, depths: tuple = (2, 4), heads: tuple = (2, 4
 
 if __name__ == "__main__":
     unittest.main()
+
+
+class Processes(Quantized):
+    """Forked processes, and copies for others."""
+
+    def forked(self, call) -> str:
+        """What ``call`` gives in a forked process, as text."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                text = repr(call())
+            except swinq.Error as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(writer, text.encode())
+            os._exit(0)
+        os.close(writer)
+        self.addCleanup(os.waitpid, child, 0)
+        ready, _, _ = select.select([reader], [], [], 60)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            self.fail("the forked process hangs")
+        with os.fdopen(reader, "rb") as pipe:
+            return pipe.read().decode()
+
+    def test_engines_run_in_a_forked_process(self):
+        pixels = noise(self.int8, 3)
+        engine = self.int8.engine(threads=2)
+        expected = repr(self.int8(pixels).tolist())
+        self.assertEqual(engine(pixels).tolist(), self.int8(pixels).tolist())
+        self.assertEqual(self.forked(lambda: self.int8(pixels).tolist()), expected)
+        self.assertEqual(self.forked(lambda: engine(pixels).tolist()), expected)
+        self.assertEqual(self.forked(lambda: len(self.int8.predict(PHOTO))), "1")
+        self.assertEqual(self.int8(pixels).tolist(), engine(pixels).tolist())
+
+    def test_calibration_in_a_forked_process_is_refused(self):
+        text = self.forked(lambda: swinq.quantize(self.float, noise(self.float, 2)))
+        self.assertRegex(text, "EngineError: quantize: this process was forked .*spawn")
+
+    def test_copies_are_refused_with_the_remedy(self):
+        for value in (self.int8, self.int8.engine(threads=1)):
+            with self.assertRaisesRegex(TypeError, "cannot be copied or pickled; (save it|make one)"):
+                pickle.dumps(value)
+
+
+class Arguments(Quantized):
+    """Arguments that no call can work with."""
+
+    def test_numbers_below_the_least_are_refused_by_name(self):
+        pixels = noise(self.int8, 1)
+        for name, call in {
+            "top_k": lambda: self.int8.predict(PHOTO, top_k=-1),
+            "threads": lambda: self.int8.engine(threads=-1),
+            "limit": lambda: swinq.quantize(self.float, pixels, limit=-1),
+        }.items():
+            with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is -1"):
+                call()
+
+    def test_messages_name_arguments_of_python(self):
+        with self.assertRaisesRegex(swinq.Error, "cfg=") as caught:
+            swinq.open(MICRO / "model.safetensors")
+        self.assertNotIn("--", str(caught.exception))
+        with self.assertRaisesRegex(swinq.ArgumentError, "preprocessing: the mapping lacks size, resize"):
+            swinq.open({"a": np.zeros(1, np.float32)}, preprocessing={"mean": [0.5] * 3, "std": [0.5] * 3, "filter": "bicubic"})
+        with self.assertRaisesRegex(swinq.ArgumentError, "pass model\\['model'\\]"):
+            swinq.open({"model": {"a": np.zeros(1, np.float32)}}, cfg=str(MICRO / "cfg.yaml"))
+
+    def test_a_data_set_of_pytorch_is_read_in_order(self):
+        class Mapped:
+            """A map-style data set: no iterator."""
+
+            __iter__ = None
+
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return pixels[index], index
+
+        pixels = noise(self.float, 4)
+        mapped = swinq.quantize(self.float, Mapped())
+        np.testing.assert_array_equal(mapped(pixels), swinq.quantize(self.float, list(pixels))(pixels))

@@ -63,7 +63,7 @@ class Sources(unittest.TestCase):
     def test_a_path_is_opened_first(self):
         model = swinq.quantize(MICRO / "model.safetensors", self.pixels, cfg=str(MICRO / "cfg.yaml"))
         self.assertEqual(table(model), table(self.expected))
-        with self.assertRaisesRegex(swinq.ArgumentError, "cfg: has no effect"):
+        with self.assertRaisesRegex(swinq.ArgumentError, "cfg: is no argument"):
             swinq.quantize(self.float, self.pixels, cfg="x")
 
     def test_progress_is_reported_and_can_stop(self):

@@ -2,7 +2,7 @@
 
 >>> import swinq, timm
 >>> module = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
->>> model = swinq.quantize(module, "imagenet/train", limit=128)
+>>> model = swinq.quantize(module, "imagenet", limit=128)
 >>> model.save("swin_t.int8.safetensors")
 >>> model.predict(["cat.jpg"])[0][0].label
 

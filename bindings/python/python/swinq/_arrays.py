@@ -32,6 +32,26 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
+def count(name: str, value: int, least: int) -> None:
+    """Refuses a number below ``least``."""
+    if value < least:
+        raise ArgumentError(f"{name}: is {value}; it must be at least {least}")
+
+
+def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) -> ArgumentError:
+    """The error for floats that are not normalised pixels, with the cause if it is a frequent one."""
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        image, channel, row, column = bad[0]
+        return ArgumentError(f"images: image {image} holds {array[tuple(bad[0])]} (channel {channel}, row {row}, column {column})")
+    if str(getattr(given, "dtype", "")) == "torch.bfloat16":
+        return ArgumentError("images: bfloat16 cannot tell neighbouring pixel values apart; give uint8, float16 or float32")
+    return ArgumentError(
+        f"{error}. Resize images before they become floats, because resized floats are no 8-bit values; for a test with "
+        "random input, give uint8"
+    )
+
+
 def images_of(value: Any, size: int) -> np.ndarray[Any, Any]:
     """``value`` as contiguous images for an engine: ``uint8 [n, size, size, 3]`` or ``float32 [n, 3, size, size]``.
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _native
+from . import _native, _process
+from ._arrays import count
 from ._errors import ArgumentError
 from ._images import PathLike, collect
 from ._model import Model, open
@@ -65,6 +66,8 @@ def evaluate(
     Raises:
         ArgumentError, ModelError, DataError, EngineError, EvaluationError: with the messages of the program.
     """
+    _process.start_threads("evaluate")
+    count("threads", threads, 0)
     named = [(name, model if isinstance(model, Model) else open(model)) for name, model in _named(models)]
     if not named:
         raise ArgumentError("models: there is no model to evaluate")

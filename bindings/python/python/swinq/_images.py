@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import images_of, is_array, to_numpy
+from ._arrays import count, images_of, is_array, not_pixels, to_numpy
 from ._errors import ArgumentError
 
 PathLike = str | os.PathLike[str]
@@ -34,6 +34,8 @@ def rgb(image: Any) -> tuple[int, int, Any]:
     if is_pil(image):
         image = image.convert("RGB")
         return (*image.size, image.tobytes())
+    if not is_array(image):
+        raise ArgumentError(f"images: {type(image).__name__} is neither a path, a PIL image nor an array; open a file with PIL")
     array = to_numpy(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise ArgumentError(f"images: an array of {array.dtype} {list(array.shape)} is not uint8 [height, width, 3]")
@@ -54,16 +56,19 @@ def collect(
     A path is opened as by the program. Of any other source at most ``limit`` images are taken. Only their
     preprocessed pixels stay in memory, ``size * size * 3`` bytes each.
     """
+    if limit is not None:
+        count("limit", limit, 1)
     if isinstance(images, _native.Images):
         return images
     if is_path(images):
         return _native.Images.open(os.fspath(images), split, limit, seed)
-    if is_array(images):
+    if is_array(images) or is_pil(images):
         images = [images]
+    if not isinstance(images, Iterable) and hasattr(images, "__getitem__") and hasattr(images, "__len__"):
+        # A map-style data set of PyTorch.
+        images = map(images.__getitem__, range(len(images)))
     if not isinstance(images, Iterable):
         raise ArgumentError(f"images: {type(images).__name__} is neither a path nor iterable")
-    if limit is not None and limit < 1:
-        raise ArgumentError(f"limit: is {limit}; it must be at least 1")
     return _Collection(model, size, limit).of(images)
 
 
@@ -119,19 +124,25 @@ class _Collection:
             self.collector.add_image(*rgb(pixels))
             self.images += 1
         else:
-            raise ArgumentError(f"images: {type(pixels).__name__} is neither a path, a PIL image, an array nor a batch")
+            what = type(pixels).__name__
+            if isinstance(pixels, tuple | list):
+                what = f"a {what} of {len(pixels)} (expected are images, or images and labels)"
+            raise ArgumentError(f"images: {what} is neither a path, a PIL image, an array nor a batch")
         if labels is not None:
             self.add_labels(labels, self.images - before)
 
     def add_batch(self, batch: Any) -> None:
         """Adds images that are preprocessed."""
-        batch = images_of(batch, self.size)
+        given, batch = batch, images_of(batch, self.size)
         if self.limit is not None:
             batch = batch[: self.limit - self.images]
         if batch.dtype == np.uint8:
             self.collector.add_pixels(batch)
         else:
-            self.collector.add_normalized(batch)
+            try:
+                self.collector.add_normalized(batch)
+            except ArgumentError as error:
+                raise not_pixels(error, batch, given) from None
         self.images += len(batch)
 
     def add_labels(self, labels: Any, count: int) -> None:

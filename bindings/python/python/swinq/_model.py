@@ -7,14 +7,14 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _modules, _native
-from ._arrays import images_of, is_array, is_tensor
+from . import _modules, _native, _process
+from ._arrays import count, images_of, is_array, is_tensor, not_pixels
 from ._errors import ArgumentError
 from ._images import PathLike, is_path, is_pil, rgb
 
@@ -50,12 +50,22 @@ class Engine:
     """A model that is ready to run, on threads of its own. Engines of one model share its packed weights.
 
     Threads may share an engine; their calls run one after another. For throughput give each thread an engine with
-    ``threads=1``: calls release the interpreter's lock, so that engines run at the same time.
+    ``threads=1``: calls release the interpreter's lock, so that engines run at the same time. In a forked process, which
+    has no threads of its parent, an engine is made again at its first call.
     """
 
-    def __init__(self, model: Model, native: _native.Engine) -> None:
-        self._model, self._native = model, native
+    def __init__(self, model: Model, make: Callable[[], _native.Engine]) -> None:
+        self._model, self._make = model, make
+        native = make()
+        self._native: _native.Engine | None = native
         self._size, self._classes = native.input_size, native.classes
+        _process.remember(self)
+
+    def _ready(self) -> _native.Engine:
+        native = self._native
+        if native is None:
+            native = self._native = self._make()
+        return native
 
     def __call__(self, images: Any) -> Any:
         """Logits of a batch of any number of images.
@@ -75,10 +85,14 @@ class Engine:
         """
         array = images_of(images, self._size)
         logits = np.empty((len(array), self._classes), np.float32)
+        native = self._native or self._ready()
         if array.dtype == np.uint8:
-            self._native.infer(array, logits)
+            native.infer(array, logits)
         elif len(array):
-            self._native.infer_normalized(array, logits)
+            try:
+                native.infer_normalized(array, logits)
+            except ArgumentError as error:
+                raise not_pixels(error, array, images) from None
         if not is_tensor(images):
             return logits
         return sys.modules["torch"].from_numpy(logits).to(images.device)
@@ -95,13 +109,16 @@ class Engine:
         """
         if is_path(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
             images = [images]
-        images = list(images)
+        images, native = list(images), self._ready()
+        if not images:
+            raise ArgumentError("images: there is no image")
+        count("top_k", top_k, 1)
         if all(is_path(image) for image in images):
-            found = self._native.predict([os.fspath(image) for image in images], top_k)
+            found = native.predict([os.fspath(image) for image in images], top_k)
         elif any(is_path(image) for image in images):
             raise ArgumentError("images: paths and decoded images are mixed; give one kind")
         else:
-            found = self._native.classify([rgb(image) for image in images], top_k)
+            found = native.classify([rgb(image) for image in images], top_k)
         return [[Class(*each) for each in classes] for classes in found]
 
     @property
@@ -112,15 +129,19 @@ class Engine:
     @property
     def threads(self) -> int:
         """Number of threads, including the caller's; 1 on a GPU."""
-        return self._native.threads
+        return self._ready().threads
 
     @property
     def backend(self) -> str:
         """Name of the backend: ``cpu``, ``cuda``, ..."""
-        return self._native.backend
+        return self._ready().backend
 
     def __repr__(self) -> str:
-        return f"<swinq.Engine of {self._model.name} on {self.backend}, {self.threads} threads>"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"<swinq.Engine of {self._model.name} on {self.backend}, {threads}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Engine cannot be copied or pickled; make one of a model that the other process opens")
 
 
 class Model:
@@ -155,7 +176,9 @@ class Model:
         Raises:
             EngineError: if the backend cannot be used, or cannot run the model.
         """
-        return Engine(self, _native.Engine(self._native, backend, threads, max_batch, device, residual))
+        for name, value in (("threads", threads), ("max_batch", max_batch), ("device", device)):
+            count(name, value, 0)
+        return Engine(self, lambda: _native.Engine(self._native, backend, threads, max_batch, device, residual))
 
     def _default(self) -> Engine:
         if self._engine is None:
@@ -191,7 +214,9 @@ class Model:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """The preprocessing of images: ``size``, ``resize``, ``filter``, ``mean``, ``std``."""
+        """The preprocessing of images: ``family`` (``ms``, ``timm``, ``torchvision`` or ``hf``, whose manner it is), ``size``
+        (side of the input), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop), ``filter`` (``bicubic``
+        or ``bilinear``), ``mean`` and ``std`` of the channels."""
         return dict(self._transform)
 
     @property
@@ -218,6 +243,9 @@ class Model:
     def sites(self) -> list[Site]:
         """The sites, in the model's order: a table, as in ``pandas.DataFrame(model.sites)``."""
         return [Site(*row) for row in self._native.sites()]
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Model cannot be copied or pickled; save it, and open the file in the other process")
 
     def __repr__(self) -> str:
         kind = f"INT8, recipe {self.recipe}" if self.is_quantized else "float"

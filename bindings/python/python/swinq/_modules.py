@@ -79,7 +79,10 @@ def tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
     tensors = []
     for name, tensor in state.items():
         if not is_array(tensor):
-            raise ArgumentError(f"model: `{name}` of the state dictionary is a {type(tensor).__name__}, not a tensor")
+            hint = f"; pass model[{name!r}]" if isinstance(tensor, Mapping) else ""
+            raise ArgumentError(
+                f"model: `{name}` of the state dictionary is a {type(tensor).__name__}, not a tensor{hint}"
+            )
         dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
         if dtype == "bfloat16" and is_tensor(tensor):
             # numpy has no bfloat16: its bits are read as integers.
@@ -102,7 +105,7 @@ def describe(module: Any, preprocessing: Any) -> Description:
         return microsoft(module, preprocessing)
     raise ArgumentError(
         f"model: {type(module).__module__}.{type(module).__name__} is not a Swin of timm, torchvision, transformers or "
-        "Microsoft; pass its state_dict() with cfg="
+        "Microsoft; if it contains one, pass that module. swinq is for Swin V1 and V2 classifiers only"
     )
 
 
@@ -259,11 +262,22 @@ def transform_of(preprocessing: Any) -> dict[str, Any] | None:
     if hasattr(preprocessing, "crop_size") and hasattr(preprocessing, "resize_size"):
         return of_torchvision(preprocessing)
     if isinstance(preprocessing, Mapping):
-        return of_timm(preprocessing) if "input_size" in preprocessing else dict(preprocessing)
+        return of_timm(preprocessing) if "input_size" in preprocessing else of_mapping(preprocessing)
     raise ArgumentError(
         f"preprocessing: {type(preprocessing).__name__} is not known; give an image processor to a transformers model, "
         "weights.transforms() of torchvision, a data configuration of timm, or a mapping as Model.preprocessing"
     )
+
+
+def of_mapping(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of :attr:`Model.preprocessing`; ``family`` may be absent."""
+    found = {"family": "ms", **preprocessing}
+    keys = ("family", "size", "resize", "filter", "mean", "std")
+    missing, unknown = [key for key in keys if key not in found], [key for key in found if key not in keys]
+    if missing or unknown:
+        wrong = f"lacks {', '.join(missing)}" if missing else f"has the unknown key {unknown[0]}"
+        raise ArgumentError(f"preprocessing: the mapping {wrong}; its keys are those of Model.preprocessing")
+    return found
 
 
 def of_torchvision(preset: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ._errors import ArgumentError
+
 #: Called with the phase, the number of images or layers done, and the number of all.
 Progress = Callable[[str, int, int], object]
 
@@ -16,7 +18,9 @@ class Bar:
         try:
             from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
-            raise ImportError("progress=True needs tqdm (pip install tqdm); or pass a function") from error
+            raise ArgumentError(
+                'progress: True needs tqdm (pip install "swinq[progress]"); or pass a function (phase, done, total)'
+            ) from error
         self.tqdm: Any = tqdm
         self.bar: Any = None
         self.phase = ""
@@ -38,6 +42,8 @@ def observer(progress: bool | Progress | None) -> Any:
     """The function to call with the progress; ``None`` for none."""
     if progress is True:
         return Bar()
+    if progress and not callable(progress):
+        raise ArgumentError("progress: give True, or a function (phase, done, total)")
     return progress or None
 
 

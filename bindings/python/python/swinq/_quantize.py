@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _native
+from . import _native, _process
+from ._arrays import count
 from ._errors import ArgumentError
 from ._images import PathLike, collect
 from ._model import Model, open
@@ -37,7 +38,8 @@ def quantize(
     Args:
         model: a :class:`Model`, or anything that :func:`open` takes, with its keyword arguments ``reading``: a live
             module of timm, torchvision, transformers or Microsoft, a path, a state dictionary.
-        images: the path of a data set as ``--data-path`` takes it, or an iterable of
+        images: the path of a data set (a folder with `train` and `val`, each with a folder per class or as zip archives of
+            Swin; a folder of images; a list file), a map-style data set of PyTorch, or an iterable of
 
             - paths, or PIL images, or ``uint8 [height, width, 3]`` arrays, which are preprocessed as the model says;
             - batches that are preprocessed, ``uint8 [n, size, size, 3]`` or ``float [n, 3, size, size]``, alone, in a
@@ -52,13 +54,17 @@ def quantize(
         progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``. An exception that it raises stops
             the calibration.
 
+    A model without class names takes those of a data set with as many classes, with a warning.
+
     Raises:
         ArgumentError, ModelError, DataError, CalibrationError: with the messages of the program.
     """
     if not isinstance(model, Model):
         model = open(model, **reading)
     elif reading:
-        raise ArgumentError(f"{next(iter(reading))}: has no effect on a model that is open already")
+        raise ArgumentError(f"{next(iter(reading))}: is no argument for a model that is open already")
+    _process.start_threads("quantize")
+    count("threads", threads, 0)
     size = model.config["image_size"]
     chosen = collect(model._native, size, images, split=split, limit=limit, seed=seed)
     function = observer(progress)
@@ -72,4 +78,12 @@ def quantize(
         close(function)
     for message in skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
-    return Model(found)
+    quantized = Model(found)
+    if model.labels is None and quantized.labels is not None:
+        first = ", ".join(quantized.labels[:3])
+        warnings.warn(
+            f"the model has no class names, so those of the images are taken ({first}, ...); if they are not the model's, "
+            "open it with labels=",
+            stacklevel=2,
+        )
+    return quantized
