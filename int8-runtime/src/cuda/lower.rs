@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::cuda::ops::attention::DeviceAttention;
+use swinq_kernels::cuda::ops::attention::{DeviceAttention, HEAD_DIM};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::heads::DeviceHeads;
 use swinq_kernels::cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
@@ -49,6 +49,11 @@ pub(crate) fn lower(
     let mut steps = vec![lowering.patch_embed(&embedding)?];
     while let [step, after @ ..] = rest {
         let on_device = |error| RuntimeError::on_device(&step.name, error);
+        if let Some(step) = lowering.heads(rest).map_err(on_device)? {
+            steps.push(step);
+            rest = &rest[2..];
+            continue;
+        }
         if let Some((step, count)) = lowering.norm_and_add(rest).map_err(on_device)? {
             steps.push(step);
             rest = &rest[count..];
@@ -391,10 +396,45 @@ impl Lowering<'_> {
     }
 
     fn linear(&mut self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
-        let Linear { n, k, output, gelu, .. } = *linear;
+        let store = self.linear_store(step, linear.n)?;
         // Only a residual addition may write rows in another order than it reads them.
-        let residual = matches!(step.store, Store::Residual { .. });
-        let map = if residual { self.map_of(&linear.order)? } else { None };
+        let map = if store == LinearStore::Residual { self.map_of(&linear.order)? } else { None };
+        self.stored_linear(linear, store, map)
+    }
+
+    /// The launch of the QKV layer at the beginning of `steps` and of the normalisation after it, if there are these two
+    /// steps and one launch computes them: if the results are codes.
+    fn heads(&mut self, steps: &[Step<'_>]) -> Result<Option<DeviceStep>, CudaError> {
+        let [first, second, ..] = steps else { return Ok(None) };
+        let (Op::Linear(linear), Op::NormalizeHeads(heads)) = (&first.op, &second.op) else { return Ok(None) };
+        let (Store::F32, Store::Codes(sites)) = (&first.store, &second.store) else { return Ok(None) };
+        if !self.fuse || second.input != first.output || heads.head_dim != HEAD_DIM {
+            return Ok(None);
+        }
+        let mut two_codes = heads.two_codes.clone();
+        two_codes.resize(heads.heads, false);
+        let store = LinearStore::Heads { sites: [sites[0], sites[1], sites[2]], two_codes };
+        let (op, weight_bytes) = self.stored_linear(linear, store, None)?;
+        Ok(Some(DeviceStep {
+            name: first.name.clone(),
+            images: ANY_BATCH,
+            op,
+            input: first.input,
+            output: second.output,
+            codes: None,
+            rows: self.plan.tensor(first.input).rows,
+            macs: first.macs,
+            weight_bytes,
+        }))
+    }
+
+    fn stored_linear(
+        &self,
+        linear: &Linear<'_>,
+        store: LinearStore,
+        map: Option<DeviceMap>,
+    ) -> Result<(DeviceOp, u64), CudaError> {
+        let Linear { n, k, output, gelu, .. } = *linear;
         let bias = linear.bias.map(|bias| bias.read());
         let float;
         let weight = match &linear.weight {
@@ -413,7 +453,7 @@ impl Lowering<'_> {
             bias: bias.as_deref(),
             output,
             gelu,
-            store: self.linear_store(step, n)?,
+            store,
             stream: self.stream,
         };
         let bytes = n * k * if linear.is_int8() { 1 } else { 2 };
