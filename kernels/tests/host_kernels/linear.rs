@@ -371,8 +371,12 @@ impl Case {
                         let low = two.then(|| got[low + i].cast_signed());
                         let value = f32::from(code) + low.map_or(0.0, f32::from) / 256.0;
                         let want = (reference::code(scaled), two.then(|| reference::low_code(scaled)));
-                        let near = (value - scaled.clamp(-128.0, 127.0)).abs() <= if two { 0.01 } else { 0.501 };
-                        assert!(near && (!exact || (code, low) == want), "{what}: {code} {low:?} of {scaled}");
+                        let near =
+                            (value - scaled.clamp(-128.0, 127.0)).abs() <= if two { 0.01 } else { 0.501 };
+                        assert!(
+                            near && (!exact || (code, low) == want),
+                            "{what}: {code} {low:?} of {scaled}"
+                        );
                     }
                     low += if two { HEAD_DIM } else { 0 };
                 }

@@ -1,9 +1,9 @@
 //! The arrays and numbers of a linear layer's epilogue, on the device.
 
+use super::Target;
 use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use super::pack::pad_columns;
 use super::params::EpilogueParams;
-use super::Target;
 use crate::Quantizer;
 use crate::cuda::ops::attention::{HEAD_DIM, low_columns};
 use crate::cuda::ops::int;
@@ -64,7 +64,9 @@ impl EpilogueArrays {
             correction: corrections(spec)
                 .map(|values| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(&values))?.all()))
                 .transpose()?,
-            low: low_codes(spec).map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
+            low: low_codes(spec)
+                .map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all()))
+                .transpose()?,
             normalized: if let LinearStore::Heads { .. } = spec.store { 2 * n / 3 } else { 0 },
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             fake,
@@ -73,7 +75,10 @@ impl EpilogueArrays {
 
     pub(super) fn hold(&self, on: &Stream) {
         [&self.scale, &self.bias, &self.recip].into_iter().for_each(|s| on.hold(s));
-        [&self.zero_point, &self.step, &self.correction, &self.low].into_iter().flatten().for_each(|s| on.hold(s));
+        [&self.zero_point, &self.step, &self.correction, &self.low]
+            .into_iter()
+            .flatten()
+            .for_each(|s| on.hold(s));
     }
 
     pub(super) fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {

@@ -52,7 +52,9 @@ impl LinearStore {
     /// Columns of low codes.
     pub(super) fn low_columns(&self) -> usize {
         match self {
-            LinearStore::Heads { two_codes, .. } => 2 * HEAD_DIM * two_codes.iter().filter(|&&two| two).count(),
+            LinearStore::Heads { two_codes, .. } => {
+                2 * HEAD_DIM * two_codes.iter().filter(|&&two| two).count()
+            }
             _ => 0,
         }
     }
