@@ -73,6 +73,15 @@ fn the_table_shows_differences_from_the_first_model() {
     let text = table(&short);
     assert!(text.contains("| a (fp32, cpu) ") && !text.contains("A  "), "{text}");
 
+    // Also in tables that are divided for their width.
+    short.models = results.models[..2].to_vec();
+    for (model, name) in short.models.iter_mut().zip(["float", "default"]) {
+        name.clone_into(&mut model.name);
+    }
+    let text = table(&short);
+    assert!(text.matches("| default (int8, cpu)").count() >= 3 && !text.contains("A  "), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+
     // A figure that no model has gives no column. An infinite ratio is shown as such.
     for model in &mut results.models {
         (model.agreement, model.sqnr_db) = (None, Some(f64::INFINITY));
