@@ -117,12 +117,16 @@ fn float_values(values: &TracedValues) -> Vec<f32> {
 }
 
 /// The tensor that the CPU engine's launch of the same name wrote, or the last of those that one launch of the
-/// GPU computes (the patch embedding, an MLP).
+/// GPU computes (the patch embedding, an MLP, QKV of Swin V2).
 fn counterpart<'a>(cpu: &'a [Traced], launch: &Traced) -> &'a Traced {
     let embeds = |name: &str| name.starts_with("patch_embed") || name == "absolute_pos_embed";
     let part = |name: &str| name.strip_prefix(&launch.name).is_some_and(|rest| rest.starts_with('.'));
+    // In Swin V2, QKV includes the normalisation, and an MLP the norm after it.
+    let second = [(".qkv", ".normalize"), (".mlp", ".norm2")];
+    let last = second.iter().find_map(|(end, of)| Some(format!("{}{of}", launch.name.strip_suffix(end)?)));
     let same = |t: &&Traced| {
-        t.name == launch.name || part(&t.name) || (launch.name == "patch_embed" && embeds(&t.name))
+        let embedding = launch.name == "patch_embed" && embeds(&t.name);
+        t.name == launch.name || part(&t.name) || embedding || Some(&t.name) == last.as_ref()
     };
     cpu.iter().rfind(|t| same(t) && t.tensor == launch.tensor).unwrap_or_else(|| panic!("{}", launch.name))
 }

@@ -5,6 +5,10 @@
 // is s32 if INTEGER is set, else f32); THREADS.
 #include "epilogue.cuh"
 
+#if HEADS
+#error "a thread has eight columns of a head, and its neighbours may have ended"
+#endif
+
 struct Params {
     // `[m, ld]`.
     const void* sums;

@@ -77,6 +77,12 @@ INLINE f32 min_f32(f32 a, f32 b) { return fminf(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return fmaxf(a, b); }
 INLINE f32 rsqrt_f32(f32 x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 INLINE f32 sqrt_f32(f32 x) { return __fsqrt_rn(x); }
+// 1 / sqrt(x) with an error of about two units in the last place.
+INLINE f32 rsqrt_approx(f32 x) {
+    f32 y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 // Rounds to the nearest integer, ties to even.
 INLINE f32 rint_f32(f32 x) { return rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }

@@ -7,7 +7,9 @@
 // point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
 // STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
 // WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
-// GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS).
+// GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS); HEADS (columns are the queries, keys and values of heads
+// of 32 channels, and queries and keys are normalised as in `heads.cu`; needs STORE_CODES and WHOLE, without GELU and
+// CHANNELS, and four neighbouring lanes that have the 32 columns of a head, all of which call `finish8`).
 #pragma once
 
 #include "prelude.cuh"
@@ -32,6 +34,9 @@ struct Epilogue {
     const f32* step;
     // Per column: subtracted from the sum (CORRECTED).
     const s32* correction;
+    // First column of the low codes of each head's queries, then of its keys (HEADS); negative for heads with one code
+    // per value. Null if there are no low codes.
+    const s32* low;
     // Token that each row of one image is written to, PAD for padding (STORE_RESIDUAL); null if row r is
     // token r.
     const u32* map;
@@ -43,11 +48,17 @@ struct Epilogue {
     s32 stride;
     // Number of rows and of tokens of one image (STORE_RESIDUAL with a map).
     s32 map_rows, map_tokens;
+    // Number of columns of queries and keys (HEADS).
+    s32 normalized;
     // Scale of the `.output` site.
     f32 output_scale;
     // Reciprocal and value of the scale for FAKE.
     f32 fake_recip, fake_scale;
 };
+
+#if HEADS
+constexpr s32 HEAD_DIM = 32;
+#endif
 
 #if STREAM_F32
 typedef f32 Stream;
@@ -69,9 +80,13 @@ struct Columns {
 #if CORRECTED
     s32 correction[8];
 #endif
+#if HEADS
+    // Column of the low codes; negative if there are none.
+    s32 low;
+#endif
 };
 
-// Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
+// Loads the constants that only CHANNELS, CORRECTED and HEADS need. Arrays are padded to full groups of 32 columns, so
 // reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CHANNELS
@@ -84,6 +99,11 @@ INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CORRECTED
 #pragma unroll
     for (int i = 0; i < 8; i++) columns.correction[i] = e.correction[column + i];
+#endif
+#if HEADS
+    bool low = e.low != nullptr && column < e.normalized;
+    s32 of_head = low ? e.low[column / HEAD_DIM] : -1;
+    columns.low = of_head < 0 ? -1 : of_head + column % HEAD_DIM;
 #endif
 }
 
@@ -178,8 +198,17 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
     }
 }
 
-// The codes of the sums of eight columns, four in a word.
 #if STORE == STORE_CODES
+// The codes of eight values that are already multiplied by the reciprocal of their scale.
+INLINE u32x2 codes_of_eight(const f32 (&y)[8]) {
+#if NUMBERS
+    return u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
+#else
+    return u32x2{codes_s8x4(y[0], y[1], y[2], y[3]), codes_s8x4(y[4], y[5], y[6], y[7])};
+#endif
+}
+
+// The codes of the sums of eight columns, four in a word.
 INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #if HALF_GELU
     u32 recip = pack_half2(columns.recip, columns.recip), codes[4];
@@ -192,12 +221,57 @@ INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], cons
     return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
 #else
     finish_values(e, columns, y, tail);
-#if NUMBERS
-    return u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
+    return codes_of_eight(y);
+#endif
+}
+#endif
+
+#if HEADS
+// The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l = lane % 4.
+INLINE f32 inverse_length(const f32 (&x)[8]) {
+#if STREAM_F32
+    // The order of the sums is that of `reference::inverse_length`: channels c and c + 16 first, then sums that are 8
+    // and 4 channels apart.
+    bool upper = thread_index() % 4 >= 2;
+    f32 sum[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        f32 own = upper ? x[i] : x[i] * x[i], other = shuffle_xor(own, 2);
+        f32 factor = upper ? own : other;
+        sum[i] = fma_f32(factor, factor, upper ? other : own);
+        sum[i] = sum[i] + shuffle_xor(sum[i], 1);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[i] = sum[i] + sum[i + 4];
+    f32 length = sqrt_f32((sum[0] + sum[2]) + (sum[1] + sum[3]));
+    return div_f32(1.0f, length < 1e-12f ? 1e-12f : length);
 #else
-    return u32x2{codes_s8x4(y[0], y[1], y[2], y[3]), codes_s8x4(y[4], y[5], y[6], y[7])};
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fma_f32(x[i], x[i], sum);
+    sum = sum + shuffle_xor(sum, 1);
+    return rsqrt_approx(max_f32(sum + shuffle_xor(sum, 2), 1e-24f));
 #endif
-#endif
+}
+
+// Stores the codes of eight channels of a head, and the low codes of its queries and keys if it has them.
+INLINE void finish_heads(const Epilogue& e, const Columns& columns, bool there, u64 row, s32 column, f32 (&y)[8],
+                         const f32* tail) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
+    if (column < e.normalized) {
+        f32 inverse = inverse_length(y);
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i] = y[i] * inverse;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] * columns.recip;
+    s8* out = static_cast<s8*>(e.out) + row;
+    if (there) *reinterpret_cast<u32x2*>(out + column) = codes_of_eight(y);
+    if (!there || columns.low < 0) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = low_part(y[i]);
+    *reinterpret_cast<u32x2*>(out + columns.low) = codes_of_eight(y);
 }
 #endif
 
@@ -215,7 +289,9 @@ INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 t
     }
 #else
     there = there && column < e.n;
-#if STORE == STORE_CODES
+#if HEADS
+    finish_heads(e, columns, there, at - column, column, y, tail);
+#elif STORE == STORE_CODES
     u32x2 codes = codes8(e, columns, y, tail);
     if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;
 #else

@@ -161,7 +161,7 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
 #if STORE == STORE_CODES && !CHANNELS
         columns.recip = at_column[2 * BN];
 #endif
-#if CHANNELS || CORRECTED
+#if CHANNELS || CORRECTED || HEADS
         // The arrays end with the last group of columns.
         if (column >= p.n_packed) continue;
         load_channels(columns, p.epilogue, column);

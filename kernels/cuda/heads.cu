@@ -53,13 +53,6 @@ INLINE f32 inverse_length(const Values& x) {
     return div_f32(1.0f, length < 1e-12f ? 1e-12f : length);
 }
 
-// What the code of a value that is multiplied by the reciprocal scale leaves of it, in steps of 1/256
-// (`reference::low_code`).
-INLINE f32 low_part(f32 scaled) {
-    f32 rest = (scaled - code_f32(scaled)) * 256.0f;
-    return rest > -127.0f ? rest : -127.0f;
-}
-
 // Four lanes share a vector: the query, key or value of a token and head.
 KERNEL(normalize_heads)(const Params p) {
     wait_for_previous();

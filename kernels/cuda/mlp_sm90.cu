@@ -1,7 +1,8 @@
-// The MLP half of a block in one launch, for INT8 and sm_90a: stream += fc2(GELU(fc1(LayerNorm(stream)))).
+// The MLP half of a block in one launch, for INT8 and sm_90a: stream += fc2(GELU(fc1(LayerNorm(stream)))), and for
+// Swin V2 stream += LayerNorm(fc2(GELU(fc1(stream)))).
 //
 // A warpgroup computes 64 rows by itself, and everything between the stream and the stream stays in its
-// registers. The codes of LayerNorm are the operand A of fc1. fc1 is computed in chunks of 64 hidden columns;
+// registers. The codes of LayerNorm (of the stream for Swin V2) are the operand A of fc1. fc1 is computed in chunks of 64 hidden columns;
 // the codes of a chunk are the operand A of fc2, which adds the chunk to its sums. Lane `q` of four has
 // columns 16 i + 4 q to 16 i + 4 q + 3 of its rows, for every i: `operand_column` (mlp.rs) orders the columns
 // of both weights so that a product's results are in the registers in which the next product reads them.
@@ -10,11 +11,16 @@
 // stay in shared memory. If they are not all, the others pass through a ring of STAGES slots; then all
 // warpgroups process the same chunks, because a slot is refilled once all of them have used it.
 //
-// Defines: COLUMNS, HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
+// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES to store the codes of the new stream, too), COLUMNS,
+// HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
 // STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), THREADS.
 #include "moments.cuh"
 #include "wgmma.cuh"
 #include "mbarrier.cuh"
+
+#define PRE_NORM 0
+#define POST_NORM 1
+#define POST_NORM_CODES 2
 
 struct Params {
     // `[m, COLUMNS]`, f32 or f16.
@@ -25,15 +31,21 @@ struct Params {
     const f32* constants;
     // Set to 1 if an f16 stream holds a value that is not finite.
     u32* overflow;
+    // The codes of the new stream, `[m, COLUMNS]`, and the row of each token of an image; null if token t is row t
+    // (POST_NORM_CODES).
+    s8* codes;
+    const u32* code_rows;
     s32 m;
+    // Tokens of an image, if there are `code_rows`.
+    s32 tokens;
     f32 epsilon;
-    // Reciprocals of the scales of the inputs of fc1 and fc2.
-    f32 norm_recip, hidden_recip;
+    // Reciprocals of the scales of the inputs of fc1 and fc2, and of the codes of the new stream.
+    f32 norm_recip, hidden_recip, code_recip;
 };
 
 // Per-column constants, in shared memory.
 struct Constants {
-    // For an f16 stream, multiplied by `norm_recip`.
+    // For an f16 stream and PRE_NORM, multiplied by `norm_recip`.
     f32 gamma[COLUMNS], beta[COLUMNS];
     // Factors of the sums of fc1, and its bias; for an f16 stream, half of them (see `gelu_half2`).
     f32 hidden_scale[HIDDEN], hidden_bias[HIDDEN];
@@ -107,12 +119,15 @@ INLINE void unpack(f32 (&x)[4], const Four& v) {
 INLINE Four pack(const f32 (&x)[4]) { return u32x2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])}; }
 #endif
 
-// A lane's part of two rows of the stream, which are eight rows apart. Halves are held in registers until the
-// results are added; there are too few registers for f32, which is read again.
+// Whether a lane holds its part of the rows in registers until the results are added. There are too few registers for
+// f32, and for LayerNorm of the results: then the rows are read again.
+#define HOLD (!STREAM_F32 && FORM == PRE_NORM)
+
+// A lane's part of two rows of the stream, which are eight rows apart.
 struct Rows {
     Stream* at;
     bool there[2];
-#if !STREAM_F32
+#if HOLD
     Four held[2][PIECES];
 #endif
 
@@ -127,7 +142,7 @@ struct Rows {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             there[half] = row + 8 * half < p.m;
-#if !STREAM_F32
+#if HOLD
 #pragma unroll
             for (int i = 0; i < PIECES; i++) held[half][i] = read(half, i);
 #endif
@@ -142,10 +157,10 @@ struct Rows {
     }
 
     INLINE void values(f32 (&x)[4], int half, int i) const {
-#if STREAM_F32
-        unpack(x, read(half, i));
-#else
+#if HOLD
         unpack(x, held[half][i]);
+#else
+        unpack(x, read(half, i));
 #endif
     }
 
@@ -154,8 +169,10 @@ struct Rows {
     }
 };
 
+#if FORM == PRE_NORM
+
 // The codes of LayerNorm of a lane's part of a row, four columns in a word.
-INLINE void normalize(const Params& p, const Constants& c, const Rows& rows, int half, s32 q,
+INLINE void operand_of_row(const Params& p, const Constants& c, const Rows& rows, int half, s32 q,
                       u32 (&codes)[PIECES]) {
 #if STREAM_F32
     Moments moments;
@@ -206,6 +223,28 @@ INLINE void normalize(const Params& p, const Constants& c, const Rows& rows, int
     }
 }
 
+#else
+
+// The codes of a lane's part of a row, four columns in a word.
+INLINE void operand_of_row(const Params& p, const Constants&, const Rows& rows, int half, s32, u32 (&codes)[PIECES]) {
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        f32 x[4];
+        rows.values(x, half, i);
+        sum = sum + ((x[0] + x[1]) + (x[2] + x[3]));
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = x[j] * p.norm_recip;
+        codes[i] = codes_s8x4(x[0], x[1], x[2], x[3]);
+    }
+#if !STREAM_F32
+    // Sums of finite halves are always finite.
+    if (!finite(sum)) raise_flag(p.overflow);
+#endif
+}
+
+#endif
+
 // The constants of four hidden columns of a lane.
 struct HiddenColumns {
     f32 scale[4], bias[4];
@@ -250,8 +289,10 @@ INLINE void hidden_operand(const Params& p, const Shared& shared, s32 chunk, s32
     }
 }
 
+#if FORM == PRE_NORM
+
 // Adds fc2's results to a lane's part of two rows.
-INLINE void finish(const Constants& c, s32 q, const s32 (&sums)[COLUMNS / 2], const Rows& rows) {
+INLINE void finish(const Params&, const Constants& c, s32, s32 q, const s32 (&sums)[COLUMNS / 2], const Rows& rows) {
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         f32 scale[4], bias[4];
@@ -269,6 +310,99 @@ INLINE void finish(const Constants& c, s32 q, const s32 (&sums)[COLUMNS / 2], co
         }
     }
 }
+
+#else
+
+// A lane's part of fc2's results for a row.
+typedef f32 Branch[PIECES][4];
+
+INLINE void branch_of_row(const Constants& c, s32 q, const s32 (&sums)[COLUMNS / 2], int half, Branch& y) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        f32 scale[4], bias[4];
+        load4(scale, c.scale + 16 * i + 4 * q);
+        load4(bias, c.bias + 16 * i + 4 * q);
+        const s32* at = sums + 8 * i + 2 * half;
+        const s32 four[4] = {at[0], at[1], at[4], at[5]};
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[i][j] = fma_f32(to_f32(four[j]), scale[j], bias[j]);
+    }
+}
+
+// Replaces a lane's part of a row by its part of LayerNorm of the row, which four lanes share.
+INLINE void normalize(const Params& p, const Constants& c, s32 q, Branch& y) {
+#if STREAM_F32
+    Moments moments;
+    moments.clear();
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) moments.add(f32x4{y[i][0], y[i][1], y[i][2], y[i][3]});
+    RowNorm norm = moments.norm(COLUMNS, p.epsilon);
+#else
+    f32 sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) sum = sum + ((y[i][0] + y[i][1]) + (y[i][2] + y[i][3]));
+    sum = sum + shuffle_xor(sum, 1);
+    f32 mean = (sum + shuffle_xor(sum, 2)) * (1.0f / COLUMNS);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) square = fma_f32(y[i][j] - mean, y[i][j] - mean, square);
+    }
+    square = square + shuffle_xor(square, 1);
+    square = square + shuffle_xor(square, 2);
+    f32 inverse = rsqrt_f32(square * (1.0f / COLUMNS) + p.epsilon), shift = -mean * inverse;
+#endif
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        f32 gamma[4], beta[4];
+        load4(gamma, c.gamma + 16 * i + 4 * q);
+        load4(beta, c.beta + 16 * i + 4 * q);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#if STREAM_F32
+            y[i][j] = apply(norm, y[i][j], gamma[j], beta[j]);
+#else
+            y[i][j] = fma_f32(fma_f32(y[i][j], inverse, shift), gamma[j], beta[j]);
+#endif
+        }
+    }
+}
+
+// The codes of the new stream's token `token`.
+INLINE s8* codes_of(const Params& p, s32 token) {
+    s32 row = token;
+    if (p.code_rows != nullptr) {
+        s32 image = token / p.tokens;
+        row = image * p.tokens + static_cast<s32>(p.code_rows[token - image * p.tokens]);
+    }
+    return p.codes + static_cast<u64>(row) * COLUMNS;
+}
+
+// Adds LayerNorm of fc2's results to a lane's part of two rows, of which `row` is the first.
+INLINE void finish(const Params& p, const Constants& c, s32 row, s32 q, const s32 (&sums)[COLUMNS / 2], const Rows& rows) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        Branch y;
+        branch_of_row(c, q, sums, half, y);
+        normalize(p, c, q, y);
+        s8* codes = FORM == POST_NORM_CODES && rows.there[half] ? codes_of(p, row + 8 * half) + 4 * q : nullptr;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            f32 x[4];
+            rows.values(x, half, i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) x[j] = x[j] + y[i][j];
+            rows.store(x, half, i);
+            if (FORM != POST_NORM_CODES || !rows.there[half]) continue;
+            // The codes are those of the values that the stream holds.
+#pragma unroll
+            for (int j = 0; j < 4; j++) x[j] = (STREAM_F32 ? x[j] : half_to_f32(f32_to_half(x[j]))) * p.code_recip;
+            *reinterpret_cast<u32*>(codes + 16 * i) = codes_s8x4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+#endif
 
 // The chunks in the ring that a block uses in one tile: the index of the first in the sequence of all, and the
 // length of that sequence.
@@ -371,13 +505,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mlp_sm90(const Params p
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 codes[PIECES];
-            normalize(p, *shared.constants, rows, half, q, codes);
+            operand_of_row(p, *shared.constants, rows, half, q, codes);
 #pragma unroll
             for (int i = 0; i < PIECES; i++) a[i / 2][i % 2 * 2 + half] = codes[i];
         }
         rows.prefetch(p, row, 64 * together, q);
         s32 sums[COLUMNS / 2];
         multiply(p, shared, sequence, q, a, sums);
-        finish(*shared.constants, q, sums, rows);
+        finish(p, *shared.constants, row, q, sums, rows);
     }
 }

@@ -55,6 +55,13 @@ INLINE f32 code_f32(f32 scaled) {
     return to_f32(code);
 }
 
+// What the code of a value that is multiplied by the reciprocal scale leaves of it, in steps of 1/256
+// (`reference::low_code`).
+INLINE f32 low_part(f32 scaled) {
+    f32 rest = (scaled - code_f32(scaled)) * 256.0f;
+    return rest > -127.0f ? rest : -127.0f;
+}
+
 // Quantizes and dequantizes `x`.
 INLINE f32 fake(f32 x, f32 recip, f32 scale) { return code_f32(x * recip) * scale; }
 

@@ -4,13 +4,14 @@
 mod support;
 
 use half::f16;
-use support::Rng;
+use support::{Rng, step};
+use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, Instruction, LinearStore, Target, Tile,
 };
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
-use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8};
+use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8, low_code, normalize};
 use swinq_kernels::{ColumnQuantizers, PAD, Quantizer, RowMap};
 
 fn device(test: &str) -> Option<Device> {
@@ -38,9 +39,12 @@ enum Case {
     /// As `Residual` and `Output`, of an input with zero points.
     CorrectedResidual,
     CorrectedOutput,
+    /// Codes of normalised queries and keys, and of values; every other head has two codes. For columns that are whole
+    /// heads.
+    Heads,
 }
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     Case::Codes,
     Case::CodesGelu,
     Case::Residual,
@@ -49,7 +53,13 @@ const CASES: [Case; 8] = [
     Case::ChannelCodes,
     Case::CorrectedResidual,
     Case::CorrectedOutput,
+    Case::Heads,
 ];
+
+/// The cases for `n` columns.
+fn cases(n: usize) -> impl Iterator<Item = Case> {
+    CASES.into_iter().filter(move |&case| case != Case::Heads || n.is_multiple_of(3 * HEAD_DIM))
+}
 
 /// A linear layer with its operands.
 struct Problem {
@@ -133,6 +143,10 @@ fn parts(problem: &Problem, case: Case) -> (LinearStore, Option<Quantizer>, bool
         Case::Output | Case::CorrectedOutput => {
             (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false)
         }
+        Case::Heads => {
+            let two_codes = (0..problem.n / (3 * HEAD_DIM)).map(|head| head % 2 == 0).collect();
+            (LinearStore::Heads { sites: [1.0 / 127.0, 0.01, 0.02].map(step), two_codes }, None, false)
+        }
     }
 }
 
@@ -148,6 +162,9 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
         }
         return stream.into_iter().map(f64::from).collect();
     }
+    if let LinearStore::Heads { sites, two_codes } = &store {
+        return (0..problem.m).flat_map(|row| head_codes(problem, row, sites, two_codes)).collect();
+    }
     let value = |row, column| {
         let y = problem.y(row, column, case);
         match &store {
@@ -162,6 +179,20 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
         .collect()
 }
 
+/// The codes of queries, keys and values of a row, and the low codes after them.
+fn head_codes(problem: &Problem, row: usize, sites: &[Quantizer; 3], two_codes: &[bool]) -> Vec<f64> {
+    let mut y: Vec<f32> = (0..problem.n).map(|column| problem.y(row, column, Case::Heads)).collect();
+    y.chunks_exact_mut(HEAD_DIM).take(2 * two_codes.len()).for_each(normalize);
+    let parts = || y.chunks_exact(problem.n / 3).zip(sites);
+    let mut codes: Vec<f64> =
+        parts().flat_map(|(part, site)| part.iter().map(|&y| f64::from(site.code(y)))).collect();
+    for (part, site) in parts().take(2) {
+        let vectors = part.chunks_exact(HEAD_DIM).zip(two_codes).filter(|(_, two)| **two);
+        codes.extend(vectors.flat_map(|(x, _)| x.iter().map(|&y| f64::from(low_code(y * site.recip())))));
+    }
+    codes
+}
+
 /// A linear layer on the device, with its input, output and map.
 struct OnDevice {
     linear: DeviceLinear,
@@ -170,6 +201,8 @@ struct OnDevice {
     map: Option<DeviceMap>,
     element: usize,
     stride: usize,
+    /// Columns of the output.
+    columns: usize,
 }
 
 impl OnDevice {
@@ -179,9 +212,14 @@ impl OnDevice {
         let residual = store == LinearStore::Residual;
         let element = match &store {
             LinearStore::Plain(store) => store.element_bytes(),
-            LinearStore::ChannelCodes(_) => 1,
+            LinearStore::ChannelCodes(_) | LinearStore::Heads { .. } => 1,
             _ => 4,
         };
+        let low = match &store {
+            LinearStore::Heads { two_codes, .. } => two_codes.iter().filter(|&&two| two).count(),
+            _ => 0,
+        };
+        let columns = n + 2 * low * HEAD_DIM;
         let zero_points = problem.zero_points(case);
         let weight = DeviceWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier, zero_points };
         let spec = DeviceLinearSpec { n, k, weight, bias: Some(&problem.bias), output, gelu, store, stream };
@@ -189,7 +227,7 @@ impl OnDevice {
         for (to, from) in rows.chunks_exact_mut(row_stride(k, 1)).zip(problem.a.chunks_exact(k)) {
             to[..k].copy_from_slice(from);
         }
-        let stride = if residual { n } else { row_stride(n, element) };
+        let stride = if residual { n } else { row_stride(columns, element) };
         let bytes = if residual { problem.stream.len() * 4 } else { m * stride * element };
         OnDevice {
             linear: DeviceLinear::new(device, &spec).unwrap(),
@@ -198,6 +236,7 @@ impl OnDevice {
             map: residual.then(|| DeviceMap::new(device, &problem.map).unwrap()),
             element,
             stride,
+            columns,
         }
     }
 
@@ -214,7 +253,7 @@ impl OnDevice {
         Target { slice: output, map: self.map.as_ref() }
     }
 
-    fn read(&self, on: &Stream, problem: &Problem) -> Vec<f64> {
+    fn read(&self, on: &Stream) -> Vec<f64> {
         let mut bytes = vec![0u8; self.output.len_bytes()];
         self.output.all().copy_to(on, &mut bytes).unwrap();
         let value = |b: &[u8]| match self.element {
@@ -223,7 +262,9 @@ impl OnDevice {
             _ => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         };
         let rows = bytes.chunks_exact(self.stride * self.element);
-        rows.flat_map(|row| row[..problem.n * self.element].chunks_exact(self.element)).map(value).collect()
+        rows.flat_map(|row| row[..self.columns * self.element].chunks_exact(self.element))
+            .map(value)
+            .collect()
     }
 }
 
@@ -268,7 +309,7 @@ fn every_tile_gives_the_bits_of_the_reference() {
     let mut checked = Instruction::ALL.map(|_| 0);
     for (index, (m, n, k)) in shapes.into_iter().enumerate() {
         let problem = Problem::new(m, n, k, 7 + index as u64);
-        for case in CASES {
+        for case in cases(n) {
             let expected = expected(&problem, case);
             let run = OnDevice::new(&device, &problem, case, StreamType::F32);
             let tiles = tiles(&run.linear, m);
@@ -280,7 +321,7 @@ fn every_tile_gives_the_bits_of_the_reference() {
                 let own = run.linear.own(tile).unwrap();
                 own.run(&run.linear, &on, m, &run.input.all(), run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {tile}");
-                assert_equal(&run.read(&on, &problem), &expected, n, &what);
+                assert_equal(&run.read(&on), &expected, run.columns, &what);
                 let of = Instruction::ALL.iter().position(|&i| i == tile.instruction);
                 checked[of.expect("one of all")] += 1;
             }
@@ -308,7 +349,7 @@ fn every_tile_gives_the_same_codes_of_gelu_in_halves() {
         let output = run.output.all();
         let own = run.linear.own(tile).unwrap();
         own.run(&run.linear, &on, problem.m, &run.input.all(), run.target(&output)).unwrap();
-        let got = run.read(&on, &problem);
+        let got = run.read(&on);
         let far = got.iter().zip(&expected).filter(|(got, want)| (*got - *want).abs() > 1.0).count();
         assert_eq!(far, 0, "{tile}: codes that differ by more than 1");
         assert_equal(&got, first.get_or_insert_with(|| got.clone()), problem.n, &tile.to_string());
@@ -324,7 +365,7 @@ fn the_library_gives_the_bits_of_the_reference() {
         [(1, 32, 48), (65, 96, 96), (129, 288, 160), (300, 208, 384)].into_iter().enumerate()
     {
         let problem = Problem::new(m, n, k, 70 + index as u64);
-        for case in CASES {
+        for case in cases(n) {
             let run = OnDevice::new(&device, &problem, case, StreamType::F32);
             for library in run.linear.library(&lt, m).unwrap() {
                 run.reset(&on, &problem);
@@ -332,7 +373,7 @@ fn the_library_gives_the_bits_of_the_reference() {
                 let scratch = DeviceBuf::new(&device, library.scratch_bytes(&run.linear)).unwrap().all();
                 library.run(&run.linear, &on, &run.input.all(), &scratch, run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {:?}", library.plan());
-                assert_equal(&run.read(&on, &problem), &expected(&problem, case), n, &what);
+                assert_equal(&run.read(&on), &expected(&problem, case), n, &what);
             }
         }
     }

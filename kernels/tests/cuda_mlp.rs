@@ -5,18 +5,24 @@ mod support;
 
 use half::f16;
 use support::{Rng, step};
-use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::ops::Int8Linear;
 use swinq_kernels::cuda::ops::StreamType;
-use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpSpec};
+use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpForm, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{Device, DeviceBuf, Stream};
 use swinq_kernels::reference::{accumulate_i8, epilogue_i8, layer_norm_row};
+use swinq_kernels::{Quantizer, RowMap};
 
 /// Channels and hidden columns: all weights stay in shared memory, except in the last two shapes.
 const SHAPES: [(usize, usize); 6] = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768), (192, 832)];
 /// Number of different rows; the others repeat them.
 const DIFFERENT: usize = 131;
 const EPSILON: f32 = 1e-5;
+/// Swin V1 and the two forms of Swin V2.
+const FORMS: [MlpForm; 3] = [MlpForm::PreNorm, MlpForm::PostNorm, MlpForm::PostNormCodes];
+/// Quantizer of the codes of the new stream.
+fn next() -> Quantizer {
+    step(0.05)
+}
 
 fn device(test: &str) -> Option<Device> {
     match Device::open(0) {
@@ -60,7 +66,7 @@ impl Problem {
         Problem { columns, hidden, gamma, beta, codes, multiplier, bias, inputs, rows }
     }
 
-    fn spec(&self, stream: StreamType) -> MlpSpec<'_> {
+    fn spec<'a>(&'a self, form: MlpForm, map: Option<&'a RowMap>, stream: StreamType) -> MlpSpec<'a> {
         let linear = |i: usize| Int8Linear {
             codes: &self.codes[i],
             multiplier: &self.multiplier[i],
@@ -68,16 +74,26 @@ impl Problem {
             input: self.inputs[i],
         };
         let (fc1, fc2) = (linear(0), linear(1));
-        MlpSpec { norm: (&self.gamma, &self.beta), epsilon: EPSILON, fc1, fc2, stream }
+        let of = match form {
+            MlpForm::PreNorm => MlpNorm::Stream,
+            MlpForm::PostNorm => MlpNorm::Branch { codes: None },
+            MlpForm::PostNormCodes => MlpNorm::Branch { codes: Some((next(), map)) },
+        };
+        MlpSpec { norm: (&self.gamma, &self.beta), of, epsilon: EPSILON, fc1, fc2, stream }
     }
 
     /// The different rows after the MLP, by the reference.
-    fn expected(&self) -> Vec<f32> {
+    fn expected(&self, form: MlpForm) -> Vec<f32> {
         let (columns, hidden) = (self.columns, self.hidden);
         let mut all = self.rows.clone();
         for row in all.chunks_exact_mut(columns) {
-            let mut normal = vec![0.0; columns];
-            layer_norm_row(row, &self.gamma, &self.beta, EPSILON, &mut normal);
+            let norm = |x: &[f32]| {
+                let mut normal = vec![0.0; columns];
+                layer_norm_row(x, &self.gamma, &self.beta, EPSILON, &mut normal);
+                normal
+            };
+            let pre = form == MlpForm::PreNorm;
+            let normal = if pre { norm(row) } else { row.to_vec() };
             let input: Vec<i8> = normal.iter().map(|&y| self.inputs[0].code(y)).collect();
             let layer = |i: usize, input: &[i8], k: usize, gelu: bool| -> Vec<f32> {
                 let sums = self.codes[i].chunks_exact(k).map(|w| accumulate_i8(input, w));
@@ -86,15 +102,19 @@ impl Problem {
             };
             let middle: Vec<i8> =
                 layer(0, &input, columns, true).into_iter().map(|y| self.inputs[1].code(y)).collect();
-            let added = layer(1, &middle, hidden, false);
+            let branch = layer(1, &middle, hidden, false);
+            let added = if pre { branch } else { norm(&branch) };
             row.iter_mut().zip(added).for_each(|(x, y)| *x += y);
         }
         all
     }
 
-    /// `m` rows after the launch, and whether the flag was set.
-    fn run(&self, device: &Device, stream: StreamType, m: usize) -> (Vec<f32>, bool) {
-        let spec = self.spec(stream);
+    /// `m` rows after the launch, and whether the flag was set. Codes are those of the rows; they are stored in the order
+    /// of a map if there are whole images of [`IMAGE`] tokens.
+    fn run(&self, device: &Device, form: MlpForm, stream: StreamType, m: usize) -> (Vec<f32>, bool) {
+        let order: Vec<Option<usize>> = (0..IMAGE).rev().map(Some).collect();
+        let map = m.is_multiple_of(IMAGE).then(|| RowMap::new(&order, IMAGE).unwrap());
+        let spec = self.spec(form, map.as_ref(), stream);
         let config = DeviceMlp::config(device, &spec).expect("the kernel supports this MLP");
         let mlp = DeviceMlp::new(device, config, &spec).unwrap();
         let on = Stream::new(device).unwrap();
@@ -107,7 +127,9 @@ impl Problem {
             StreamType::F16 => DeviceBuf::from_slice(device, &halves).unwrap(),
         };
         let flag = DeviceBuf::zeroed(device, 4).unwrap().all();
-        mlp.run(&on, m, &buffer.all(), &flag).unwrap();
+        let codes = DeviceBuf::from_slice(device, &vec![77_i8; (m + 1) * self.columns]).unwrap().all();
+        let written = codes.slice(0, m * self.columns);
+        mlp.run(&on, m, &buffer.all(), mlp.stores_codes().then_some(&written), &flag).unwrap();
         let (mut got, mut halves, mut raised) = (rows, halves, [0_u32]);
         match stream {
             StreamType::F32 => buffer.all().copy_to(&on, &mut got).unwrap(),
@@ -119,10 +141,26 @@ impl Problem {
         flag.copy_to(&on, &mut raised).unwrap();
         let after = got.split_off(m * self.columns);
         assert!(after.iter().all(|&x| x == 7.0), "a row after the last was written");
+        let mut stored = vec![0_i8; (m + 1) * self.columns];
+        codes.copy_to(&on, &mut stored).unwrap();
+        let after = stored.split_off(m * self.columns);
+        assert!(after.iter().all(|&code| code == 77), "codes after the last row were written");
+        for (i, &value) in got.iter().enumerate().filter(|_| mlp.stores_codes()) {
+            let (row, column) = (i / self.columns, i % self.columns);
+            let at = if map.is_some() { row / IMAGE * IMAGE + IMAGE - 1 - row % IMAGE } else { row };
+            let code = stored[at * self.columns + column];
+            assert_eq!(
+                code,
+                next().code(value),
+                "{form:?}, {stream:?}, row {row} of {m}, column {column}: {value}"
+            );
+        }
         (got, raised[0] != 0)
     }
 }
 
+/// Tokens of an image whose codes are stored in another order.
+const IMAGE: usize = 16;
 /// Numbers of rows: parts of a tile, one tile, and several tiles for each warpgroup.
 const ROWS: [usize; 4] = [1, 64, 67, 60_001];
 
@@ -131,16 +169,20 @@ fn an_f32_stream_gives_the_bits_of_the_reference() {
     let Some(device) = device("an_f32_stream_gives_the_bits_of_the_reference") else { return };
     for shape in SHAPES {
         let problem = Problem::new(shape);
-        let expected = problem.expected();
-        for m in ROWS {
-            let (got, raised) = problem.run(&device, StreamType::F32, m);
+        for (form, m) in FORMS.into_iter().flat_map(|form| ROWS.map(|m| (form, m))) {
+            let expected = problem.expected(form);
+            let (got, raised) = problem.run(&device, form, StreamType::F32, m);
             assert!(!raised);
             let differ: Vec<usize> = (0..got.len())
                 .filter(|&i| got[i].to_bits() != expected[i % expected.len()].to_bits())
                 .collect();
             let first =
                 differ.first().map(|&i| (i / shape.0, i % shape.0, got[i], expected[i % expected.len()]));
-            assert!(differ.is_empty(), "{shape:?}, {m} rows: {} differ, first {first:?}", differ.len());
+            assert!(
+                differ.is_empty(),
+                "{shape:?}, {form:?}, {m} rows: {} differ, first {first:?}",
+                differ.len()
+            );
         }
     }
 }
@@ -150,9 +192,9 @@ fn an_f16_stream_is_near_the_reference() {
     let Some(device) = device("an_f16_stream_is_near_the_reference") else { return };
     for shape in SHAPES {
         let problem = Problem::new(shape);
-        let expected = problem.expected();
-        for m in ROWS {
-            let (got, raised) = problem.run(&device, StreamType::F16, m);
+        for (form, m) in FORMS.into_iter().flat_map(|form| ROWS.map(|m| (form, m))) {
+            let expected = problem.expected(form);
+            let (got, raised) = problem.run(&device, form, StreamType::F16, m);
             assert!(!raised);
             let square = |x: f32| f64::from(x).powi(2);
             let (mut signal, mut noise) = (0.0, 0.0);
@@ -162,9 +204,9 @@ fn an_f16_stream_is_near_the_reference() {
                 noise += square(got - after);
             }
             let db = 10.0 * (signal / noise).log10();
-            assert!(db > 45.0, "{shape:?}, {m} rows: {db:.1} dB");
+            assert!(db > 45.0, "{shape:?}, {form:?}, {m} rows: {db:.1} dB");
             if m == ROWS[3] {
-                eprintln!("{shape:?}: {db:.1} dB");
+                eprintln!("{shape:?}, {form:?}: {db:.1} dB");
             }
         }
     }
@@ -175,6 +217,8 @@ fn a_value_that_is_not_finite_sets_the_flag() {
     let Some(device) = device("a_value_that_is_not_finite_sets_the_flag") else { return };
     let mut problem = Problem::new(SHAPES[2]);
     problem.rows[5 * 96 + 7] = f32::INFINITY;
-    assert!(problem.run(&device, StreamType::F16, 67).1);
-    assert!(!problem.run(&device, StreamType::F16, 5).1);
+    for form in FORMS {
+        assert!(problem.run(&device, form, StreamType::F16, 67).1);
+        assert!(!problem.run(&device, form, StreamType::F16, 5).1);
+    }
 }

@@ -1,5 +1,7 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
+use std::ops::Range;
+
 use swinq_kernels::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use swinq_plan::TensorId;
 
@@ -35,7 +37,12 @@ impl Memory {
         let uses = uses(steps.iter().map(|step| (step.input, step.output, step.codes)));
         let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
         let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
-        let mut bytes: Vec<usize> = tensors.iter().map(DeviceTensor::bytes).collect();
+        let touched = steps.iter().flat_map(|step| {
+            [step.input, step.output].into_iter().chain(step.codes).map(|tensor| (&step.images, tensor))
+        });
+        let images = most_images(touched, tensors.len(), max_batch);
+        let mut bytes: Vec<usize> =
+            tensors.iter().zip(images).map(|(tensor, images)| tensor.bytes() * images).collect();
         // The scores have their own memory, outside the arena.
         bytes[scores.0] = 0;
         let layout = Layout::new(&uses, &bytes);
@@ -43,7 +50,7 @@ impl Memory {
         let mut end = 0;
         for bytes in &layout.bytes {
             begins.push(end);
-            end += (bytes * max_batch).next_multiple_of(ALIGN);
+            end += bytes.next_multiple_of(ALIGN);
         }
         Ok(Memory {
             offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
@@ -117,6 +124,20 @@ impl Memory {
     }
 }
 
+/// For each tensor, the most images, up to `max_batch`, of a batch that uses it. `touched` lists tensors with the batch
+/// sizes of a step that uses them. The steps that a fused launch replaces run for small batches only.
+fn most_images<'a>(
+    touched: impl Iterator<Item = (&'a Range<usize>, TensorId)>,
+    tensors: usize,
+    max_batch: usize,
+) -> Vec<usize> {
+    let mut most = vec![0; tensors];
+    for (images, tensor) in touched {
+        most[tensor.0] = most[tensor.0].max(max_batch.min(images.end - 1));
+    }
+    most
+}
+
 /// What each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
 /// A step reads its input while it writes both outputs.
 fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> Vec<(TensorId, TensorId)> {
@@ -129,6 +150,15 @@ fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensors_of_small_batches_have_room_for_those_only() {
+        let [stream, codes, hidden] = [0, 1, 2].map(TensorId);
+        let (any, fused, few) = (0..usize::MAX, 3..usize::MAX, 0..3);
+        let touched = [(&any, stream), (&fused, stream), (&few, codes), (&few, hidden), (&any, hidden)];
+        assert_eq!(most_images(touched.into_iter(), 3, 128), [128, 2, 128]);
+        assert_eq!(most_images(touched.into_iter(), 3, 1), [1, 1, 1]);
+    }
 
     #[test]
     fn a_second_output_does_not_overwrite_the_input() {

@@ -158,7 +158,7 @@ pub(crate) struct DeviceStep {
     pub(crate) op: DeviceOp,
     pub(crate) input: TensorId,
     pub(crate) output: TensorId,
-    /// A second output: the codes of the stream that a norm has added to.
+    /// A second output: the codes of the stream that a norm or an MLP has added to.
     pub(crate) codes: Option<TensorId>,
     /// Rows of the input per image; of a norm that adds to the stream, the tokens.
     pub(crate) rows: usize,
@@ -199,7 +199,7 @@ impl DeviceStep {
             DeviceOp::Rows(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Heads(op) => op.run(on, images * self.rows, at.input, at.output, at.flag),
             DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
-            DeviceOp::Mlp(op) => op.run(on, images * self.rows, at.output, at.flag),
+            DeviceOp::Mlp(op) => op.run(on, images * self.rows, at.output, at.codes, at.flag),
             DeviceOp::WindowBlock(op) => op.run(on, images, at.output, at.flag),
             DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
             DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),

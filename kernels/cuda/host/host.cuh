@@ -76,6 +76,7 @@ INLINE f32 fma_saturated_f32(f32 a, f32 b, f32 c) {
     return y > 0.0f ? y < 1.0f ? y : 1.0f : 0.0f;
 }
 INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }
+INLINE f32 rsqrt_approx(f32 x) { return rsqrt_f32(x); }
 INLINE f32 sqrt_f32(f32 x) { return __builtin_sqrtf(x); }
 INLINE f32 rint_f32(f32 x) { return __builtin_rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __builtin_sqrt(x); }

@@ -17,6 +17,8 @@ use crate::{Arch, Scope};
 enum Role {
     /// INT8 codes for attention or for the next linear layer.
     Codes,
+    /// INT8 codes of normalised queries and keys, and of values.
+    Heads(StreamType),
     /// INT8 codes with a scale that is too small for GELU in packed halves.
     FineCodes,
     /// f16 for a float op.
@@ -43,6 +45,7 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
     };
     let store = match role {
         Role::Codes => LinearStore::Codes(Vec::new()),
+        Role::Heads(_) => LinearStore::Heads { sites: [quantizer(); 3], two_codes: Vec::new() },
         Role::FineCodes => LinearStore::Codes(vec![1e6]),
         Role::Half => LinearStore::Plain(DeviceStore::Half),
         Role::FakeHalf => LinearStore::Plain(DeviceStore::FakeHalf(quantizer())),
@@ -52,7 +55,7 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
         Role::Residual(_) | Role::CorrectedResidual(_) => LinearStore::Residual,
     };
     let stream = match role {
-        Role::Residual(stream) | Role::CorrectedResidual(stream) => stream,
+        Role::Residual(stream) | Role::CorrectedResidual(stream) | Role::Heads(stream) => stream,
         _ => gelu.unwrap_or(StreamType::F16),
     };
     let (output, gelu) = (output.then(quantizer), gelu.is_some());
@@ -67,6 +70,7 @@ fn kinds() -> Vec<LinearKind> {
         let plain = any.into_iter().chain([Role::Float]).chain(STREAMS.map(Role::Residual));
         kinds.extend(plain.map(|role| kind(integer, output, None, role)));
         for stream in STREAMS {
+            kinds.push(kind(integer, output, None, Role::Heads(stream)));
             kinds.extend(any.map(|role| kind(integer, output, Some(stream), role)));
             // An `.output` site comes before all of this in the epilogue, so it is not combined with it.
             if integer && !output {
@@ -91,13 +95,14 @@ fn kinds() -> Vec<LinearKind> {
 
 /// The kinds of the shipped recipes that use the most registers: FC1 and residual additions for each stream,
 /// and FC1 in f16.
-fn usual_kinds() -> [LinearKind; 5] {
+fn usual_kinds() -> [LinearKind; 6] {
     [
         kind(true, false, Some(StreamType::F16), Role::Codes),
         kind(true, false, None, Role::Residual(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F32)),
         kind(true, false, Some(StreamType::F32), Role::Codes),
         kind(false, false, Some(StreamType::F16), Role::Half),
+        kind(true, false, None, Role::Heads(StreamType::F16)),
     ]
 }
 

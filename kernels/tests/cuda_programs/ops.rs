@@ -5,7 +5,7 @@ use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::heads::HeadsConfig;
-use swinq_kernels::cuda::ops::mlp::MlpConfig;
+use swinq_kernels::cuda::ops::mlp::{MlpConfig, MlpForm};
 use swinq_kernels::cuda::ops::norm::{NormConfig, NormResult};
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::rows::RowsConfig;
@@ -43,11 +43,16 @@ fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
     }
-    let program = |stream, (columns, hidden)| {
-        MlpConfig::new(columns, hidden, stream, arch.shared).expect("the sizes are supported").program()
+    let program = |(stream, form, sizes)| {
+        MlpConfig::new(sizes, form, stream, arch.shared).expect("the sizes are supported").program()
     };
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
-    STREAMS.into_iter().flat_map(|stream| sizes.map(|sizes| program(stream, sizes))).collect()
+    let of_stream = |stream| {
+        let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
+        let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
+        first.into_iter().chain(second).map(program)
+    };
+    STREAMS.into_iter().flat_map(of_stream).collect()
 }
 
 /// The attention halves of blocks that fit `arch`: those of the first stages of the official models, and

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use swinq_kernels::ColumnQuantizers;
+use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
 use swinq_kernels::cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -132,6 +133,30 @@ fn products_of_halves() {
     check(Kind::new(false, LinearStore::Codes(Vec::new())), SMALL);
     check(Kind::residual(false, StreamType::F16, true), MIDDLE);
     check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
+}
+
+/// Queries and keys of one to six heads, some of them with two codes per value.
+#[test]
+fn normalized_heads() {
+    let Some(compiler) = Compiler::get() else { return };
+    let sites = [1.0 / 127.0, 1.0 / 127.0, 0.5].map(step);
+    let cases = [
+        (SMALL, 48, vec![false], true),
+        (MIDDLE, 96, vec![false, true, true], true),
+        (LARGE, 192, vec![true, false, false, true, false, true], true),
+        (MIDDLE, 64, vec![true, false], false),
+    ];
+    for (i, (tile, k, two_codes, integer)) in cases.into_iter().enumerate() {
+        let (m, n) = (usize::from(tile.block.0) + 5, 3 * HEAD_DIM * two_codes.len());
+        let store = LinearStore::Heads { sites, two_codes };
+        for stream in [StreamType::F32, StreamType::F16] {
+            let kind = Kind { stream, ..Kind::new(integer, store.clone()) };
+            let kind = if i == 2 { kind.output(0.25) } else { kind };
+            let case = Case::new((m, n, k), integer, i as u64).finite();
+            let got = launch(&case, &kind, tile).run(compiler);
+            case.check_heads(&kind, &got[got.len() - 1], &format!("({m}, {n}, {k}) {kind:?} {tile:?}"));
+        }
+    }
 }
 
 /// Every block and warp shape to try, with some depth and number of stages.

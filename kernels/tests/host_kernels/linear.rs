@@ -1,6 +1,7 @@
 //! Linear layers with their epilogues: the test cases that `gemm.cu` and `dequant.cu` share.
 
 use half::f16;
+use swinq_kernels::cuda::ops::attention::{HEAD_DIM, low_columns};
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -99,10 +100,23 @@ impl Kind {
     fn element_bytes(&self) -> usize {
         match &self.store {
             LinearStore::Plain(store) => store.element_bytes(),
-            LinearStore::Codes(_) | LinearStore::ChannelCodes(_) => 1,
+            LinearStore::Codes(_) | LinearStore::ChannelCodes(_) | LinearStore::Heads { .. } => 1,
             LinearStore::ChannelFake(_) => 2,
             LinearStore::Residual => self.stream.bytes(),
         }
+    }
+
+    /// The sites of queries, keys and values, and the heads with two codes, if the layer normalises heads.
+    fn heads(&self) -> Option<(&[Quantizer; 3], &[bool])> {
+        match &self.store {
+            LinearStore::Heads { sites, two_codes } => Some((sites, two_codes)),
+            _ => None,
+        }
+    }
+
+    /// Columns of low codes.
+    fn low_columns(&self) -> usize {
+        self.heads().map_or(0, |(_, two)| 2 * HEAD_DIM * two.iter().filter(|&&two| two).count())
     }
 
     fn is_residual(&self) -> bool {
@@ -187,6 +201,12 @@ impl Case {
         }
     }
 
+    /// The same layer with finite biases.
+    pub fn finite(mut self) -> Case {
+        self.bias.iter_mut().filter(|bias| bias.is_nan()).for_each(|bias| *bias = 0.5);
+        self
+    }
+
     /// The exact sum of row `row` and column `column`.
     fn sum(&self, row: usize, column: usize) -> i32 {
         let k = self.k;
@@ -234,7 +254,7 @@ impl Case {
     /// Elements from one row of the output to the next.
     fn stride(&self, kind: &Kind) -> usize {
         let bytes = kind.element_bytes();
-        if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n, bytes) }
+        if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n + kind.low_columns(), bytes) }
     }
 
     /// The output before the launch: the stream, or bytes that must stay unchanged where nothing is stored.
@@ -263,10 +283,15 @@ impl Case {
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
             None if kind.has_channels() => self.columns.recips().to_vec(),
+            None if kind.heads().is_some() => {
+                let (sites, _) = kind.heads().expect("heads");
+                (0..self.n).map(|c| sites[3 * c / self.n].recip()).collect()
+            }
             None => self.recip.clone(),
         };
         let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
+        let low = kind.heads().filter(|(_, two)| two.contains(&true)).map(|(_, two)| low_columns(two));
         let launch = launch
             .array(&pad_columns(&scales))
             .array(&pad_columns(&bias))
@@ -274,12 +299,14 @@ impl Case {
             .optional(of_channels(self.columns.zero_points()).as_deref())
             .optional(of_channels(self.columns.scales()).as_deref())
             .optional(corrections.as_deref())
+            .optional(low.as_deref())
             .optional(kind.mapped.then(|| self.map.rows()))
             .activation(&self.before(kind))
             .int(self.n)
             .int(self.stride(kind))
             .int(self.map.rows().len())
-            .int(self.map.tokens());
+            .int(self.map.tokens())
+            .int(if kind.heads().is_some() { 2 * self.n / 3 } else { 0 });
         let fake = kind.quantizer().unwrap_or(step(1.0));
         let output = kind.output.map_or(1.0, Quantizer::scale);
         launch.float(output).float(fake.recip()).float(fake.scale())
@@ -321,6 +348,41 @@ impl Case {
             *to = if half { f16::from_f32(value).to_f32() } else { value };
         }
         assert_same(&decode(got), &want, what);
+    }
+
+    /// Panics unless `got` has the codes of the reference for queries, keys and values. With an f16 stream the length of a
+    /// vector has an error, which may change codes of values near the middle of two, and low codes by one.
+    pub fn check_heads(&self, kind: &Kind, got: &[u8], what: &str) {
+        let (sites, two_codes) = kind.heads().expect("heads");
+        let (stride, width) = (self.stride(kind), self.n / 3);
+        let mut values = self.values(kind);
+        for row in values.chunks_exact_mut(self.n) {
+            row.chunks_exact_mut(HEAD_DIM).take(2 * two_codes.len()).for_each(reference::normalize);
+        }
+        let exact = kind.stream == StreamType::F32;
+        for (row, got) in values.chunks_exact(self.n).zip(got.chunks_exact(stride)) {
+            let mut low = self.n;
+            for (operand, (part, site)) in row.chunks_exact(width).zip(sites).enumerate() {
+                for (head, vector) in part.chunks_exact(HEAD_DIM).enumerate() {
+                    let two = operand < 2 && two_codes[head];
+                    for (i, value) in vector.iter().enumerate() {
+                        let scaled = value * site.recip();
+                        let code = got[operand * width + head * HEAD_DIM + i].cast_signed();
+                        let low = two.then(|| got[low + i].cast_signed());
+                        let value = f32::from(code) + low.map_or(0.0, f32::from) / 256.0;
+                        let want = (reference::code(scaled), two.then(|| reference::low_code(scaled)));
+                        let near =
+                            (value - scaled.clamp(-128.0, 127.0)).abs() <= if two { 0.01 } else { 0.501 };
+                        assert!(
+                            near && (!exact || (code, low) == want),
+                            "{what}: {code} {low:?} of {scaled}"
+                        );
+                    }
+                    low += if two { HEAD_DIM } else { 0 };
+                }
+            }
+            assert!(got[low..].iter().all(|b| *b == 77), "{what}: written after the codes");
+        }
     }
 
     /// Panics unless `got` differs from GELU in f64 by at most [`FAST_GELU_ERROR`], or [`half_gelu_error`] in

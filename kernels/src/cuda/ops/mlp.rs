@@ -1,11 +1,13 @@
 //! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
-//! fc2(GELU(fc1(LayerNorm(stream)))).
+//! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
 use super::linear::HALF_GELU_RECIPS;
+use super::norm::rows_of_tokens;
 use super::{Int8Linear, StreamType, expect, expect_word, int};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
+use crate::{Quantizer, RowMap};
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -23,19 +25,60 @@ struct MlpParams {
     weights: u64,
     constants: u64,
     overflow: u64,
+    codes: u64,
+    code_rows: u64,
     m: i32,
+    tokens: i32,
     epsilon: f32,
     norm_recip: f32,
     hidden_recip: f32,
+    code_recip: f32,
 }
 
 // SAFETY: `repr(C)`, with the fields of `Params` in mlp_sm90.cu in the same order.
 unsafe impl Params for MlpParams {}
 
+/// What LayerNorm reads, and what the launch stores besides the stream.
+#[derive(Clone, Copy, Debug)]
+pub enum MlpNorm<'a> {
+    /// LayerNorm of the stream.
+    Stream,
+    /// LayerNorm of the results of fc2 (Swin V2).
+    Branch {
+        /// The codes of the new stream: their quantizer, and the order of their rows, which has no padding; without
+        /// an order, that of the tokens.
+        codes: Option<(Quantizer, Option<&'a RowMap>)>,
+    },
+}
+
+impl MlpNorm<'_> {
+    /// The constants for which the kernel is compiled.
+    pub fn form(self) -> MlpForm {
+        match self {
+            MlpNorm::Stream => MlpForm::PreNorm,
+            MlpNorm::Branch { codes: None } => MlpForm::PostNorm,
+            MlpNorm::Branch { codes: Some(_) } => MlpForm::PostNormCodes,
+        }
+    }
+}
+
+/// Where LayerNorm is, and whether codes are stored ([`MlpNorm`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpForm {
+    /// LayerNorm of the stream.
+    PreNorm,
+    /// LayerNorm of the results of fc2.
+    PostNorm,
+    /// As [`MlpForm::PostNorm`], with the codes of the new stream.
+    PostNormCodes,
+}
+
 /// Description of the MLP half of a block.
 pub struct MlpSpec<'a> {
     /// Scale and offset of LayerNorm, one per channel.
     pub norm: (&'a [f32], &'a [f32]),
+    /// What it reads.
+    pub of: MlpNorm<'a>,
     /// Added to the variance.
     pub epsilon: f32,
     /// From the channels to the hidden columns; GELU follows.
@@ -51,6 +94,7 @@ pub struct MlpSpec<'a> {
 pub struct MlpConfig {
     columns: usize,
     hidden: usize,
+    form: MlpForm,
     stream: StreamType,
     /// Chunks of weights that stay in shared memory; if they are not all, the others pass through a ring.
     stay: usize,
@@ -59,9 +103,14 @@ pub struct MlpConfig {
 impl MlpConfig {
     /// The configuration for `columns` channels and `hidden` hidden columns on a GPU whose blocks have `shared`
     /// bytes of shared memory; `None` if the kernel does not support these sizes.
-    pub fn new(columns: usize, hidden: usize, stream: StreamType, shared: u32) -> Option<MlpConfig> {
+    pub fn new(
+        (columns, hidden): (usize, usize),
+        form: MlpForm,
+        stream: StreamType,
+        shared: u32,
+    ) -> Option<MlpConfig> {
         let known = matches!(columns, 64 | 96 | 128 | 192) && hidden > 0 && hidden.is_multiple_of(CHUNK);
-        let mut config = MlpConfig { columns, hidden, stream, stay: 0 };
+        let mut config = MlpConfig { columns, hidden, form, stream, stay: 0 };
         let slots = (shared as usize).checked_sub(config.other_bytes())? / config.chunk_bytes();
         config.stay = if slots >= config.chunks() { config.chunks() } else { slots.checked_sub(STAGES)? };
         known.then_some(config)
@@ -98,6 +147,7 @@ impl MlpConfig {
     /// The program.
     pub fn program(&self) -> Program {
         Program::new("mlp_sm90.cu", "mlp_sm90")
+            .define("FORM", self.form as i64)
             .define("COLUMNS", self.columns as i64)
             .define("HIDDEN", self.hidden as i64)
             .define("STAY", self.stay as i64)
@@ -139,7 +189,7 @@ impl MlpConfig {
         assert!(gamma.len() == columns && beta.len() == columns, "MLP: LayerNorm");
         let exact = self.stream == StreamType::F32;
         // The kernel for an f16 stream needs fewer operations.
-        let norm_factor = if exact { 1.0 } else { spec.fc1.input.recip() };
+        let norm_factor = if exact || self.form != MlpForm::PreNorm { 1.0 } else { spec.fc1.input.recip() };
         let hidden_factor = if exact { 1.0 } else { 0.5 };
         let mut all: Vec<f32> = gamma.iter().chain(beta).map(|x| x * norm_factor).collect();
         let (factors, bias) = column_constants(&spec.fc1, hidden);
@@ -189,8 +239,13 @@ pub struct DeviceMlp {
     multiprocessors: u32,
     weights: DeviceSlice,
     constants: DeviceSlice,
+    /// The row of the codes of each token of an image.
+    code_rows: Option<DeviceSlice>,
+    /// Tokens of an image, if there are `code_rows`.
+    tokens: usize,
     epsilon: f32,
-    recips: (f32, f32),
+    /// Of the inputs of fc1 and fc2, and of the codes of the new stream.
+    recips: [f32; 3],
 }
 
 impl DeviceMlp {
@@ -199,7 +254,8 @@ impl DeviceMlp {
     pub fn config(device: &Device, spec: &MlpSpec<'_>) -> Option<MlpConfig> {
         let (columns, hidden) = (spec.norm.0.len(), spec.fc1.multiplier.len());
         let scales = spec.stream == StreamType::F32 || HALF_GELU_RECIPS.contains(&spec.fc2.input.recip());
-        let config = MlpConfig::new(columns, hidden, spec.stream, device.shared_per_block());
+        let config =
+            MlpConfig::new((columns, hidden), spec.of.form(), spec.stream, device.shared_per_block());
         config.filter(|_| scales && device.arch().major == 9)
     }
 
@@ -209,17 +265,26 @@ impl DeviceMlp {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If `config` is not the one of `spec`.
+    /// If `config` is not the one of `spec`, or the order of the codes has padding.
     pub fn new(device: &Device, config: MlpConfig, spec: &MlpSpec<'_>) -> Result<DeviceMlp, CudaError> {
         let weights = config.pack_weights(spec.fc1.codes, spec.fc2.codes);
+        let (code_recip, map) = match spec.of {
+            MlpNorm::Branch { codes: Some((quantizer, map)) } => (quantizer.recip(), map),
+            _ => (1.0, None),
+        };
+        let rows = map.map(|map| rows_of_tokens(map).expect("the order of the codes has no padding"));
         Ok(DeviceMlp {
+            tokens: rows.as_ref().map_or(1, Vec::len),
+            code_rows: rows
+                .map(|rows| DeviceBuf::from_slice(device, &rows).map(|rows| rows.all()))
+                .transpose()?,
             kernel: device.kernel(&config.program())?,
             config,
             multiprocessors: device.multiprocessors(),
             weights: DeviceBuf::from_slice(device, &weights)?.all(),
             constants: DeviceBuf::from_slice(device, &config.constants(spec))?.all(),
             epsilon: spec.epsilon,
-            recips: (spec.fc1.input.recip(), spec.fc2.input.recip()),
+            recips: [spec.fc1.input.recip(), spec.fc2.input.recip(), code_recip],
         })
     }
 
@@ -229,36 +294,55 @@ impl DeviceMlp {
         if self.config.stages() == 0 { 1 } else { ROWS * self.multiprocessors as usize / 4 }
     }
 
-    /// Adds the MLP to the `m` rows of `stream`. Sets the u32 at `overflow` to 1 if an f16 stream holds a value
+    /// Whether the codes of the new stream are stored.
+    pub fn stores_codes(&self) -> bool {
+        self.config.form == MlpForm::PostNormCodes
+    }
+
+    /// Adds the MLP to the `m` rows of `stream`, and writes their `codes` if the op was prepared with codes. Sets the u32 at `overflow` to 1 if an f16 stream holds a value
     /// that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short.
+    /// If a slice is too short, `codes` is missing or not expected, or the rows are not those of whole images although
+    /// the codes have an order.
     pub fn run(
         &self,
         on: &Stream,
         m: usize,
         stream: &DeviceSlice,
+        codes: Option<&DeviceSlice>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         expect("MLP: the stream", stream, m * self.config.columns * self.config.stream.bytes());
         expect_word("MLP: the overflow flag", overflow);
+        assert_eq!(codes.is_some(), self.stores_codes(), "MLP: codes");
+        assert!(
+            m.is_multiple_of(self.tokens),
+            "MLP: {m} rows are not whole images of {} tokens",
+            self.tokens
+        );
+        codes.iter().for_each(|codes| expect("MLP: the codes", codes, m * self.config.columns));
+        codes.into_iter().chain(&self.code_rows).for_each(|slice| on.hold(slice));
         [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
         let params = MlpParams {
             stream: stream.ptr(),
             weights: self.weights.ptr(),
             constants: self.constants.ptr(),
             overflow: overflow.ptr(),
+            codes: codes.map_or(0, DeviceSlice::ptr),
+            code_rows: self.code_rows.as_ref().map_or(0, DeviceSlice::ptr),
             m: int(m),
+            tokens: int(self.tokens),
             epsilon: self.epsilon,
-            norm_recip: self.recips.0,
-            hidden_recip: self.recips.1,
+            norm_recip: self.recips[0],
+            hidden_recip: self.recips[1],
+            code_recip: self.recips[2],
         };
-        // SAFETY: `MlpParams` is the kernel's parameter. The length of the stream was checked above, weights and
-        // constants were laid out by the configuration for which the kernel was compiled; the slices are held.
+        // SAFETY: `MlpParams` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
+        // `code_rows` has a row below `tokens` for each token of an image, weights and constants were laid out by the configuration for which the kernel was compiled; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), on, &params) }
     }
 }
@@ -277,7 +361,7 @@ mod tests {
 
     #[test]
     fn chunks_hold_every_weight_once_at_the_place_where_the_kernel_reads_it() {
-        let config = MlpConfig::new(64, 128, StreamType::F16, 227 << 10).unwrap();
+        let config = MlpConfig::new((64, 128), MlpForm::PreNorm, StreamType::F16, 227 << 10).unwrap();
         let (columns, hidden) = (64, 128);
         let code = |i: usize, j: usize| (i * 31 + j * 7) as i8;
         let fc1: Vec<i8> = (0..hidden * columns).map(|i| code(i / columns, i % columns)).collect();
@@ -303,7 +387,8 @@ mod tests {
     #[test]
     fn weights_stay_if_they_fit_and_pass_through_a_ring_if_not() {
         let stay = |columns, stream| {
-            let config = MlpConfig::new(columns, 4 * columns, stream, 227 << 10).unwrap();
+            let config =
+                MlpConfig::new((columns, 4 * columns), MlpForm::PostNorm, stream, 227 << 10).unwrap();
             assert!(config.launch(401_408, 132).shared <= 227 << 10, "{config:?}");
             (config.stay, config.stages())
         };
@@ -316,7 +401,7 @@ mod tests {
         for (columns, hidden, shared) in [(384, 1536, 227 << 10), (96, 100, 227 << 10), (192, 768, 99 << 10)]
         {
             assert_eq!(
-                MlpConfig::new(columns, hidden, StreamType::F16, shared),
+                MlpConfig::new((columns, hidden), MlpForm::PreNorm, StreamType::F16, shared),
                 None,
                 "{columns} x {hidden}"
             );
@@ -325,7 +410,7 @@ mod tests {
 
     #[test]
     fn few_rows_are_spread_over_blocks() {
-        let config = MlpConfig::new(96, 384, StreamType::F16, 227 << 10).unwrap();
+        let config = MlpConfig::new((96, 384), MlpForm::PreNorm, StreamType::F16, 227 << 10).unwrap();
         for (m, blocks) in [(1, 1), (64, 1), (65, 2), (3136, 49), (401_408, 132)] {
             assert_eq!(config.launch(m, 132).grid, [blocks, 1, 1], "{m} rows");
         }

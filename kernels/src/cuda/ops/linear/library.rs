@@ -40,12 +40,13 @@ impl LinearKind {
 impl DeviceLinear {
     /// cuBLASLt's algorithms for `m` rows, the most promising first. Results are s32 (f32 for f16 operands);
     /// if there is an `.output` site, algorithms with s8 results are included too. Empty if n or k is not a
-    /// multiple of 16.
+    /// multiple of 16, and for [`LinearStore::Heads`](super::LinearStore::Heads), which the second launch does not
+    /// compute.
     ///
     /// # Errors
     /// cuBLASLt fails, a kernel does not compile, or the device has too little memory.
     pub fn library(&self, lt: &Arc<Lt>, m: usize) -> Result<Vec<LibraryLinear>, CudaError> {
-        if !self.n.is_multiple_of(16) || !self.k.is_multiple_of(16) {
+        if self.kind.heads || !self.n.is_multiple_of(16) || !self.k.is_multiple_of(16) {
             return Ok(Vec::new());
         }
         let mut linears = Vec::new();

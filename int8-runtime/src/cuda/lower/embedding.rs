@@ -1,0 +1,109 @@
+//! The patch embedding as one launch.
+
+use std::borrow::Cow;
+
+use swinq_kernels::cuda::CudaError;
+use swinq_kernels::cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
+use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
+
+use super::Lowering;
+use crate::cuda::step::{ANY_BATCH, DeviceOp, DeviceStep};
+use crate::error::RuntimeError;
+
+/// The plan's steps of the patch embedding, which one launch computes.
+pub(super) struct Embedding<'a> {
+    patches: &'a Patches,
+    /// How the patches are stored.
+    store: &'a Store,
+    /// The linear layer, and its step.
+    linear: &'a Linear<'a>,
+    step: &'a Step<'a>,
+    norm: Option<&'a Norm<'a>>,
+    position: Option<&'a Values<'a>>,
+}
+
+impl<'a> Embedding<'a> {
+    /// Splits `steps` into the patch embedding and the steps after it.
+    pub(super) fn split(steps: &'a [Step<'a>]) -> (Embedding<'a>, &'a [Step<'a>]) {
+        let [first, step, rest @ ..] = steps else { unreachable!("a plan begins with the patch embedding") };
+        let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else {
+            unreachable!("a plan begins with the patch embedding")
+        };
+        let store = &first.store;
+        let mut embedding = Embedding { patches, store, linear, step, norm: None, position: None };
+        let mut count = 0;
+        for step in rest {
+            match &step.op {
+                Op::NormInPlace(norm) => embedding.norm = Some(norm),
+                Op::PositionEmbedding(table) => embedding.position = Some(table),
+                _ => break,
+            }
+            count += 1;
+        }
+        (embedding, &rest[count..])
+    }
+
+    /// The value for each byte of each channel.
+    fn lookup(&self) -> [[f32; 256]; 3] {
+        match self.store {
+            Store::Codes(q) => self.patches.lookup.map(|table| table.map(|x| f32::from(q[0].code(x)))),
+            Store::Fake(q) => self.patches.lookup.map(|table| table.map(|x| q.fake(x))),
+            _ => *self.patches.lookup,
+        }
+    }
+}
+
+impl Lowering<'_> {
+    pub(super) fn patch_embed(&self, embedding: &Embedding<'_>) -> Result<DeviceStep, RuntimeError> {
+        let Embedding { patches, linear, step, norm, position, .. } = embedding;
+        let name = "patch_embed";
+        // The kernel multiplies codes as floats.
+        let (multiplier, weight) = match &linear.weight {
+            Weight::Int8 { codes, multiplier, .. } => {
+                let codes: Vec<f32> = codes.codes.iter().map(|&c| f32::from(c)).collect();
+                (Some(multiplier.as_slice()), Cow::Owned(codes))
+            }
+            Weight::Float(values) => (None, values.read()),
+        };
+        let bias = linear.bias.map_or_else(|| vec![0.0; linear.n].into(), |bias| bias.read());
+        let params = norm.map(|norm| (norm.gamma.read(), norm.beta.read()));
+        let position = position.map(|table| table.read());
+        let spec = PatchSpec {
+            size: patches.image,
+            patch: patches.patch,
+            lookup: &embedding.lookup(),
+            weight: &weight,
+            bias: &bias,
+            multiplier,
+            output: linear.output,
+            norm: params.as_ref().map(|(gamma, beta)| (&gamma[..], &beta[..])),
+            epsilon: norm.map_or(0.0, |norm| norm.eps),
+            position: position.as_deref(),
+            stream: self.stream,
+        };
+        let on_device = |error| RuntimeError::on_device(name, error);
+        self.check_width(linear.n).map_err(on_device)?;
+        Ok(DeviceStep {
+            name: name.to_owned(),
+            images: ANY_BATCH,
+            op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
+            input: self.plan.image(),
+            output: step.output,
+            codes: None,
+            rows: self.plan.tensor(step.output).rows,
+            macs: step.macs,
+            weight_bytes: 4 * weight.len() as u64,
+        })
+    }
+
+    /// Checks that rows of the stream consist of full groups of eight columns, which kernels read and write
+    /// at once.
+    fn check_width(&self, columns: usize) -> Result<(), CudaError> {
+        if columns.is_multiple_of(8) {
+            return Ok(());
+        }
+        Err(CudaError::Unsupported(format!(
+            "{columns} channels: the CUDA kernels need a multiple of 8; the CPU backend runs any"
+        )))
+    }
+}

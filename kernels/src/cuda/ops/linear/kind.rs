@@ -1,0 +1,254 @@
+//! What a linear layer computes and how it stores its results, and the constants for which its kernels are compiled.
+
+use std::fmt;
+
+use super::tile::{Instruction, Tile};
+use crate::cuda::Program;
+use crate::cuda::ops::attention::HEAD_DIM;
+use crate::cuda::ops::{self, DeviceStore, StreamType};
+use crate::{ColumnQuantizers, Quantizer};
+
+/// The weight of a linear layer.
+#[derive(Clone, Copy)]
+pub enum DeviceWeight<'a> {
+    /// INT8 codes `[n, k]`, for INT8 inputs, and the factor `s_x * s_w` of each column.
+    Codes {
+        /// The codes.
+        codes: &'a [i8],
+        /// One per column.
+        multiplier: &'a [f32],
+        /// The zero points of the k inputs, or none: an input code `q` stands for `q - zero_points[k]`.
+        zero_points: &'a [i8],
+    },
+    /// Weights to be rounded to f16, `[n, k]`, for f16 inputs; sums are f32.
+    Half(&'a [f32]),
+}
+
+/// How a linear layer stores its results.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LinearStore {
+    /// The same store as any op.
+    Plain(DeviceStore),
+    /// INT8 codes, with the reciprocal of a scale per column. Each aligned group of eight columns has the
+    /// same scale.
+    Codes(Vec<f32>),
+    /// INT8 codes, with a scale and a zero point per column.
+    ChannelCodes(ColumnQuantizers),
+    /// Quantized and dequantized with a scale and a zero point per column, then stored as f16.
+    ChannelFake(ColumnQuantizers),
+    /// INT8 codes of queries, keys and values, `[3, heads, 32]`; queries and keys are normalised first
+    /// ([`NormalizeHeads`](crate::heads::NormalizeHeads)). The low codes of heads with two codes follow.
+    Heads {
+        /// The sites q, k and v.
+        sites: [Quantizer; 3],
+        /// Whether the queries and keys of a head have two codes for each value, for each head.
+        two_codes: Vec<bool>,
+    },
+    /// Added to the residual stream.
+    Residual,
+}
+
+impl LinearStore {
+    /// Columns of low codes.
+    pub(super) fn low_columns(&self) -> usize {
+        match self {
+            LinearStore::Heads { two_codes, .. } => {
+                2 * HEAD_DIM * two_codes.iter().filter(|&&two| two).count()
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Description of a linear layer.
+pub struct DeviceLinearSpec<'a> {
+    /// Number of output columns.
+    pub n: usize,
+    /// Number of input columns.
+    pub k: usize,
+    /// The weight.
+    pub weight: DeviceWeight<'a>,
+    /// Per column.
+    pub bias: Option<&'a [f32]>,
+    /// The `.output` site.
+    pub output: Option<Quantizer>,
+    /// Whether GELU follows the bias.
+    pub gelu: bool,
+    /// How the results are stored.
+    pub store: LinearStore,
+    /// Element type of the residual stream.
+    pub stream: StreamType,
+}
+
+/// Constants for which the kernels of a linear layer are compiled, without the tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinearKind {
+    /// Whether operands are INT8; if not, they are f16.
+    pub integer: bool,
+    /// Whether there is an `.output` site.
+    pub output: bool,
+    /// Whether GELU is applied.
+    pub gelu: bool,
+    /// Whether values are quantized and dequantized before the store.
+    pub fake: bool,
+    /// Whether GELU and its codes are computed in packed halves.
+    pub half_gelu: bool,
+    /// Whether the codes of the results have a scale and a zero point per column.
+    pub channels: bool,
+    /// Whether the codes of the input have zero points.
+    pub corrected: bool,
+    /// Whether columns are queries, keys and values, of which queries and keys are normalised.
+    pub heads: bool,
+    /// Whether the number of columns is a multiple of 8, so that all stores are vectors of eight values.
+    pub whole: bool,
+    /// The STORE_ constant.
+    pub(super) store: i64,
+    /// Element type of the residual stream.
+    pub stream: StreamType,
+}
+
+/// Reciprocals of the output scale for which GELU may be computed in packed halves: no code is less than -128
+/// (GELU is -0.17 at least), and the reciprocal is a normal f16.
+pub(in crate::cuda::ops) const HALF_GELU_RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=750.0;
+
+/// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an
+/// `.output` site that store codes in full groups of eight columns.
+fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
+    let layer =
+        spec.gelu && spec.output.is_none() && spec.stream == StreamType::F16 && spec.n.is_multiple_of(8);
+    let in_range = match &spec.store {
+        LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
+        LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
+        _ => false,
+    };
+    layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
+}
+
+impl LinearKind {
+    /// The kind of `spec`.
+    pub fn new(spec: &DeviceLinearSpec<'_>) -> LinearKind {
+        let (store, fake) = match &spec.store {
+            LinearStore::Plain(store) => (store.define(), store.is_fake()),
+            LinearStore::Codes(_) | LinearStore::ChannelCodes(_) | LinearStore::Heads { .. } => {
+                (ops::STORE_CODES, false)
+            }
+            LinearStore::ChannelFake(_) => (ops::STORE_HALF, true),
+            LinearStore::Residual => (ops::STORE_RESIDUAL, false),
+        };
+        let corrected = match spec.weight {
+            DeviceWeight::Codes { zero_points, .. } => !zero_points.is_empty(),
+            DeviceWeight::Half(_) => false,
+        };
+        LinearKind {
+            channels: matches!(spec.store, LinearStore::ChannelCodes(_) | LinearStore::ChannelFake(_)),
+            corrected,
+            integer: matches!(spec.weight, DeviceWeight::Codes { .. }),
+            output: spec.output.is_some(),
+            gelu: spec.gelu,
+            fake,
+            half_gelu: half_gelu(spec),
+            heads: matches!(spec.store, LinearStore::Heads { .. }),
+            whole: spec.n.is_multiple_of(8),
+            store,
+            stream: spec.stream,
+        }
+    }
+
+    /// Rewrites the factors and biases of all columns for the kernels. GELU in packed halves takes half of its
+    /// argument, so both are halved. It does not pass on a NaN, so a column with a NaN gets zeros, because the
+    /// code of a NaN is 0.
+    pub fn column_constants(&self, factors: &mut [f32], bias: &mut [f32]) {
+        if self.half_gelu {
+            for (factor, bias) in factors.iter_mut().zip(bias) {
+                let number = !factor.is_nan() && !bias.is_nan();
+                (*factor, *bias) = if number { (0.5 * *factor, 0.5 * *bias) } else { (0.0, 0.0) };
+            }
+        }
+    }
+
+    /// The same kind for another type of the residual stream.
+    #[must_use]
+    pub fn with_stream(self, stream: StreamType) -> LinearKind {
+        LinearKind { stream, half_gelu: self.half_gelu && stream == StreamType::F16, ..self }
+    }
+
+    /// Adds the defines of the epilogue to `program`.
+    pub(super) fn define(&self, program: Program) -> Program {
+        program
+            .define("INTEGER", self.integer.into())
+            .define("OUTPUT", self.output.into())
+            .define("GELU", self.gelu.into())
+            .define("HALF_GELU", self.half_gelu.into())
+            .define("FAKE", self.fake.into())
+            .define("CHANNELS", self.channels.into())
+            .define("CORRECTED", self.corrected.into())
+            .define("HEADS", self.heads.into())
+            .define("WHOLE", self.whole.into())
+            .define("STORE", self.store)
+            .define("STREAM_F32", self.stream.define())
+    }
+
+    /// The program of our own kernel with `tile`.
+    pub fn program(&self, tile: Tile) -> Program {
+        let program = match tile.instruction {
+            Instruction::Mma => Program::new("gemm.cu", "gemm")
+                .define("BM", tile.block.0.into())
+                .define("WM", tile.warp.0.into())
+                .define("WN", tile.warp.1.into())
+                .define("BK", tile.depth.into()),
+            Instruction::Wgmma => Program::new("gemm_sm90.cu", "gemm_sm90")
+                .define("GROUPS_M", tile.groups().into())
+                .define("BLOCKS", (tile.warp.0 / 64).into())
+                .define("RESIDENT", tile.resident.into()),
+            Instruction::Cooperative | Instruction::PingPong => {
+                let (multiply, copy) = tile.registers().unwrap_or_default();
+                Program::new("gemm_roles.cu", "gemm_roles")
+                    .define("GROUPS_M", tile.groups().into())
+                    .define("BLOCKS", (tile.warp.0 / 64).into())
+                    .define("RESIDENT", tile.resident.into())
+                    .define("TURNS", (tile.instruction == Instruction::PingPong).into())
+                    .define("REGISTERS", multiply.into())
+                    .define("COPY_REGISTERS", copy.into())
+            }
+        };
+        let program = program
+            .define("BN", tile.block.1.into())
+            .define("STAGES", tile.stages.into())
+            .define("THREADS", tile.threads().into());
+        self.define(program)
+    }
+
+    /// Bytes per stored element.
+    pub(super) fn element_bytes(&self) -> usize {
+        match self.store {
+            ops::STORE_CODES => 1,
+            ops::STORE_HALF => 2,
+            ops::STORE_FLOAT => 4,
+            _ => self.stream.bytes(),
+        }
+    }
+
+    /// Whether results are added to the residual stream.
+    pub fn is_residual(&self) -> bool {
+        self.store == ops::STORE_RESIDUAL
+    }
+}
+
+impl fmt::Display for LinearKind {
+    /// Describes the kind in words, which the tables of tiles use as its name. Scales and zero points per column
+    /// are not part of it, because they hardly change the time of a tile.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (integer, stream) = (self.integer, self.stream);
+        f.write_str(if integer { "int8" } else { "f16" })?;
+        for (on, name) in [(self.output, " output"), (self.gelu, " gelu"), (self.fake, " fake")] {
+            f.write_str(if on { name } else { "" })?;
+        }
+        let store = match self.store {
+            ops::STORE_CODES => "codes",
+            ops::STORE_HALF => "f16",
+            ops::STORE_FLOAT => "f32",
+            _ => "residual",
+        };
+        write!(f, " to {store}, {} stream", if stream == StreamType::F32 { "f32" } else { "f16" })
+    }
+}
