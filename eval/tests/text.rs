@@ -27,6 +27,21 @@ Images per second: 666.67
     assert_eq!(performance_summary("swin_t (int8, cpu)", 8, &latency), expected);
 }
 
+#[test]
+fn without_labels_a_report_does_not_say_which_class_is_right() {
+    let mut results = common::results();
+    let own = &mut results.models[1];
+    (own.images, own.flips) = (Some(1200), Some(swinq_eval::Flips { gained: 0, lost: 0, other: 3 }));
+    let text = |results: &swinq_eval::Results| swinq_eval::markdown(results, &Default::default());
+    assert!(text(&results).contains("3 from one wrong class to another."));
+    for model in &mut results.models {
+        (model.top1_correct, model.top5_correct, model.top1_difference) = (None, None, None);
+        model.classes.clear();
+    }
+    let text = text(&results);
+    assert!(text.contains("3 of 1,200 images change their class.") && !text.contains(" lost"), "{text}");
+}
+
 /// The words of a line, with one space between them.
 fn words(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")

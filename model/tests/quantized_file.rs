@@ -202,7 +202,10 @@ fn assert_message(outcome: Result<QuantizedModel, String>, words: &[&str]) {
 
 #[test]
 fn other_files_are_refused() {
-    assert_message(load_bytes(b"PK\x03\x04 not this"), &["is a truncated or damaged safetensors file", "q.safetensors"]);
+    assert_message(
+        load_bytes(b"PK\x03\x04 not this"),
+        &["is a truncated or damaged safetensors file", "q.safetensors"],
+    );
     let bytes = saved(&model("default"));
     assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["is a truncated or damaged safetensors file"]);
     assert_message(load_bytes(&[]), &["truncated or damaged safetensors file"]);

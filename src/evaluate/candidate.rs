@@ -235,8 +235,10 @@ impl Candidate {
         self.predicted = Some(Predicted::of(&collected));
         observer.evaluated(&self.result, accuracy.as_ref(), batches.skipped());
         self.result.images = Some(collected.images());
-        if let Some(accuracy) = &accuracy {
-            self.result.set_accuracy(accuracy);
+        match &accuracy {
+            Some(accuracy) => self.result.set_accuracy(accuracy),
+            // An earlier evaluation may have had labels.
+            None => (self.result.top1_correct, self.result.top5_correct) = (None, None),
         }
         Ok(collected)
     }

@@ -161,7 +161,11 @@ fn truncated_files() {
     folder.write("data/val_map.txt", std::fs::read(sample_data().join("val_map.txt")).unwrap());
     let mut command = swinq(["eval"]);
     command.arg(&good).arg("--data-path").arg(folder.path("data"));
-    refused(command.assert(), 1, &["val.zip: is a truncated or damaged zip archive (", "; copy or download it again"]);
+    refused(
+        command.assert(),
+        1,
+        &["val.zip: is a truncated or damaged zip archive (", "; copy or download it again"],
+    );
 }
 
 #[test]

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use swinq::int8_runtime::cuda::StreamType;
 use swinq::data::DataError;
 use swinq::int8_runtime::RuntimeError;
-use swinq::{
-    BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
-};
+use swinq::int8_runtime::cuda::StreamType;
+use swinq::{BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image};
 
 use crate::buffer::{Array, Output};
 use crate::error::{choice, raise};

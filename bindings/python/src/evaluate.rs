@@ -37,8 +37,7 @@ pub fn evaluate(
     let (results, skipped) = work::run(py, progress.as_ref(), move |reporter| {
         let mut watcher = Watcher { reporter, skipped: Vec::new() };
         let results = (|| {
-            let candidate =
-                |(name, model): &(String, swinq::Model)| Candidate::engine(name, model, &engine);
+            let candidate = |(name, model): &(String, swinq::Model)| Candidate::engine(name, model, &engine);
             let mut candidates = models.iter().map(candidate).collect::<Result<Vec<_>, _>>()?;
             swinq::evaluate(&mut candidates, &images, &settings, &mut watcher)
         })();

@@ -79,8 +79,8 @@ impl Model {
     ) -> PyResult<Model> {
         let options = reading.options(py)?;
         let transform = transform.map(|text| serde_json::from_str::<Transform>(&text)).transpose();
-        let transform = transform
-            .map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
+        let transform =
+            transform.map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
         let mut held: Vec<(String, ElementType, Vec<usize>, Array<u8>)> = Vec::new();
         for (name, dtype, shape, bytes) in tensors {
             let array = Array::of(&bytes, &name)?;

@@ -2,7 +2,9 @@
 
 use pyo3::prelude::*;
 use swinq::model::Ptq;
-use swinq::{CalibrateOptions, Error, FloatDevice, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe};
+use swinq::{
+    CalibrateOptions, Error, FloatDevice, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe,
+};
 
 use crate::error::{raise, raise_as};
 use crate::images::Images;

@@ -154,16 +154,3 @@ fn card(results: &Results, image: &Disagreement, extras: &ReportExtras) -> Image
         kl: format!("{:.3}", image.kl),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn without_labels_the_summary_counts_changes_only() {
-        let flips = Flips { gained: 0, lost: 0, other: 3 };
-        assert_eq!(sentence(flips, 1200, false), "3 of 1,200 images change their class.");
-        assert!(sentence(flips, 1200, true).contains("3 from one wrong class to another"));
-        assert_eq!(sentence(Flips::default(), 5, false), "All 5 images keep their class.");
-    }
-}

@@ -322,7 +322,9 @@ def open(
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
             ``"torchvision"`` or ``"hf"`` for the default of a family, or a mapping with the keys of
-            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own.
+            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own. Of an image
+            processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
+            transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
         opts: overrides of keys of the configuration, such as ``{"MODEL.NUM_CLASSES": 10}``.
         dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``; default: detected.
