@@ -4,7 +4,7 @@ use swinq_data::{Dataset, Layout, NumberingError};
 use swinq_model::SwinConfig;
 
 /// `dataset` with its classes numbered as in a model with the architecture `config` and the class names `labels`, and a
-/// remark. `None` if its numbers are the model's already.
+/// remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in sorted order, as everywhere.
 ///
 /// # Errors
 /// The problem, if the data set's classes cannot be the model's.
@@ -42,7 +42,24 @@ pub fn numbered_for(
             config.name, config.num_classes
         ));
     }
-    Ok(None)
+    Ok(in_sorted_order(dataset).map(|remark| (dataset.clone(), format!("{data}: {remark}"))))
+}
+
+/// The remark on class names that a model without these names cannot confirm. `None` for other numbers and for WordNet's
+/// identifiers, which every model has in sorted order.
+fn in_sorted_order(dataset: &Dataset) -> Option<String> {
+    let names = dataset.class_names().filter(|_| dataset.numbered_by_name())?;
+    let first = names.iter().find(|name| !is_wordnet(name))?;
+    let number = names.iter().position(|name| name == first)?;
+    Some(format!(
+        "the model has none of these class names, which are numbered in sorted order: {first} is class {number}. If the \
+         model has another order, give its names with --labels"
+    ))
+}
+
+/// Whether `name` is an identifier of WordNet, such as n01440764.
+fn is_wordnet(name: &str) -> bool {
+    name.strip_prefix('n').is_some_and(|id| id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// `dataset` numbered by the places of its class names in `labels`, with a remark if these numbers are not those of the

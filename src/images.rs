@@ -234,7 +234,7 @@ impl Images {
     }
 
     /// The images with their classes numbered as a model with the architecture `config` and the class names `labels`
-    /// numbers them, and a remark for the reader if that changes the numbers. Class folders, and class names in a list
+    /// numbers them, and a remark for the reader if that changes the numbers or if the model cannot confirm them. Class folders, and class names in a list
     /// without `classes.txt`, take the numbers of the same names in the model; if the model has none of these names, they
     /// keep the numbers of their sorted order.
     ///

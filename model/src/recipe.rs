@@ -235,6 +235,9 @@ impl Recipe {
     /// # Errors
     /// [`ModelError::Recipe`] for malformed YAML, an unknown key, or a value that no site accepts.
     pub fn from_yaml(origin: &str, text: &str) -> Result<Recipe, ModelError> {
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Err(ModelError::recipe(origin, "the file is empty; write `rules:` and a list of rules"));
+        }
         let recipe: Recipe =
             serde_saphyr::from_str(text).map_err(|e| ModelError::recipe(origin, yaml::problem(&e)))?;
         if recipe.rules.len() > MAX_RULES {

@@ -20,7 +20,13 @@ pub fn read(path: &Path, most: u64) -> Result<String> {
         return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
     let mut text = String::new();
-    let read = File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    let read =
+        File::open(path)?.take(most + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => {
+                Error::new(ErrorKind::InvalidData, "not a text file (its bytes are not UTF-8)")
+            }
+            _ => error,
+        })?;
     if read as u64 > most {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("the file has more than {most} bytes")));
     }
@@ -39,7 +45,8 @@ mod tests {
         assert_eq!(read(&path, 5).unwrap(), "12345");
         assert!(read(&path, 4).unwrap_err().to_string().contains("more than 4 bytes"));
         std::fs::write(&path, [b'a', 0xff]).unwrap();
-        assert_eq!(read(&path, 5).unwrap_err().kind(), ErrorKind::InvalidData);
+        let binary = read(&path, 5).unwrap_err();
+        assert_eq!((binary.kind(), &binary.to_string()[..15]), (ErrorKind::InvalidData, "not a text file"));
         assert_eq!(read(folder.path(), 5).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(read(Path::new("/dev/zero"), 5).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(read(&folder.path().join("no"), 5).unwrap_err().kind(), ErrorKind::NotFound);

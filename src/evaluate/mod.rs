@@ -140,7 +140,7 @@ pub fn evaluate(
     Ok(results)
 }
 
-/// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers.
+/// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers or they are not certain.
 fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
     let mut named = candidates.iter().filter_map(|candidate| Some((candidate, candidate.labels()?)));
     let first = named.next();

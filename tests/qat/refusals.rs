@@ -79,6 +79,8 @@ fn bad_jobs() {
         folder.refuses("device", "cuda", 2, &["device", "--features cuda"]);
     }
     refused(swinq(["qat", "nosuch.yaml"]).assert(), 1, &["nosuch.yaml"]);
+    let checkpoint = sample_model();
+    refused(swinq(["qat"]).arg(&checkpoint).assert(), 1, &["not a text file", "qat default --opts model"]);
 }
 
 /// A float checkpoint of random weights in our own format, which contains its configuration.

@@ -1,7 +1,7 @@
 //! The order of classes in data and in models.
 
 use crate::Folder;
-use crate::common::{self, refused, sample_cfg, sample_model, stderr, swinq};
+use crate::common::{self, refused, sample_cfg, sample_model, stderr, stdout, swinq};
 
 const NAMES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
@@ -45,6 +45,29 @@ fn class_folders_are_matched_with_the_models_names() {
     let other = stderr(&eval(&folder, &reversed, "data").success());
     assert!(other.contains("matched with the model's by name: class 0 is truck, not airplane"), "{other}");
     assert_eq!((label_of(&folder, "airplane/"), label_of(&folder, "ship/")), ("9".into(), "1".into()));
+}
+
+#[test]
+fn numbers_that_the_model_cannot_confirm_are_remarked() {
+    let folder = Folder::new();
+    let remark = |classes: &[&str], command: &str, more: &[&str]| {
+        let _ = std::fs::remove_dir_all(folder.path("data"));
+        image_folder(&folder, classes);
+        let mut command = swinq([command]);
+        command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).args(more);
+        let run = command.arg("--data-path").arg(folder.path("data")).assert().success();
+        stdout(&run) + &stderr(&run)
+    };
+    let text = remark(&NAMES, "eval", &["--no-latency"]);
+    assert!(text.contains("sorted order: airplane is class 0") && text.contains("--labels"), "{text}");
+    let wordnet = NAMES.map(|name| format!("n{:08}", name.len() * 1000 + usize::from(name.as_bytes()[1])));
+    let wordnet: Vec<&str> = wordnet.iter().map(String::as_str).collect();
+    let text = remark(&wordnet, "eval", &["--no-latency"]);
+    assert!(!text.contains("sorted order"), "{text}");
+    let output = folder.path("q.safetensors");
+    let more = ["--split", "val", "--ptq", "basic", "--batches", "1", "-o", output.to_str().unwrap()];
+    let text = remark(&NAMES, "calibrate", &more);
+    assert!(text.contains("in sorted order: class 0 is airplane"), "{text}");
 }
 
 #[test]

@@ -40,6 +40,14 @@ impl Labels {
         (0..self.len()).map(|i| self.get(i))
     }
 
+    /// Reserves memory for `count` labels below 65,536.
+    pub(super) fn reserve(&mut self, count: usize) {
+        match self {
+            Labels::Narrow(labels) => labels.reserve(count),
+            Labels::Wide(labels) => labels.reserve(count),
+        }
+    }
+
     pub(super) fn push(&mut self, label: u32) {
         match (&mut *self, u16::try_from(label)) {
             (Labels::Narrow(labels), Ok(label)) => labels.push(label),

@@ -16,6 +16,12 @@ use crate::error::DataError;
 /// Maximum length of a line in bytes. A longer one is no path of a file.
 const MAX_LINE: u64 = 1 << 16;
 
+/// Maximum number of bytes reserved for the names of a list. A file may claim any length.
+const MAX_RESERVED: u64 = 1 << 28;
+
+/// Bytes of the shortest line with a class: a name of one byte, a tab, a digit and the line's end.
+const SHORTEST_LINE: usize = 4;
+
 /// Number of names that are compared at once in the search for repeated names: 8 MiB of hashes.
 const COMPARED: usize = 1 << 20;
 
@@ -30,14 +36,24 @@ pub(super) struct Listing {
 
 /// Reads and parses the list `path`.
 pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
-    parse(|| File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)), path)
+    let bytes = path.metadata().map_err(|error| DataError::io(path, error))?.len();
+    parse(|| File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)), path, bytes)
 }
 
 /// Parses lines `path<TAB>class`, `path<spaces>number` or `path`. A class is a number or, in all lines, a name. Either all
-/// lines have a class or none has. Blank lines are skipped. A path that is listed twice is an error. `open` opens the text at its start.
-fn parse<R: BufRead>(open: impl Fn() -> io::Result<R>, path: &Path) -> Result<Listing, DataError> {
+/// lines have a class or none has. Blank lines are skipped. A path that is listed twice is an error. `open` opens the text of
+/// `bytes` bytes at its start.
+fn parse<R: BufRead>(
+    open: impl Fn() -> io::Result<R>,
+    path: &Path,
+    bytes: u64,
+) -> Result<Listing, DataError> {
     let reader = || open().map_err(|error| DataError::io(path, error));
     let mut listing = Listing { names: Names::default(), labels: Labels::default(), classes: None };
+    // A list that doubles its memory again and again leaves the smaller pieces behind.
+    let bytes = bytes.min(MAX_RESERVED) as usize;
+    listing.names.reserve(bytes);
+    listing.labels.reserve(bytes / SHORTEST_LINE);
     let mut known: HashMap<String, u32> = HashMap::new();
     for_each_line(reader()?, path, |_, text| {
         let (name, class) = split_line(text)?;
@@ -275,7 +291,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn parse_bytes(bytes: &[u8]) -> Result<Listing, String> {
-        parse(|| Ok(bytes), Path::new("val_map.txt")).map_err(|error| error.to_string())
+        parse(|| Ok(bytes), Path::new("val_map.txt"), bytes.len() as u64).map_err(|error| error.to_string())
     }
 
     fn numbers(labels: &Labels) -> Vec<u32> {

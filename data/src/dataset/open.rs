@@ -11,7 +11,7 @@ use super::list::{self, Listing};
 use super::names::Names;
 use super::{Dataset, Inner, Layout, Source, Split};
 use crate::decode::sniff;
-use crate::error::DataError;
+use crate::error::{DataError, DecodeError};
 
 /// Opens the data set at `path`; see [`Dataset::open`].
 pub(super) fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
@@ -306,8 +306,10 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
 pub fn image_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let kind = std::fs::metadata(path).map_err(|error| DataError::io(path, error))?;
     if !kind.is_dir() {
-        check_is_image(path)?;
-        return Ok(vec![path.to_owned()]);
+        let (_, is_image) = head(path)?;
+        let problem =
+            "neither its name nor its first bytes are those of an image; a list or an archive is a data set";
+        return if is_image { Ok(vec![path.to_owned()]) } else { Err(not_an_image(path, problem)) };
     }
     let images = folder::entries(path)?.images;
     if images.is_empty() {
@@ -315,6 +317,11 @@ pub fn image_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
         return Err(DataError::layout(path, problem));
     }
     Ok(images.into_iter().map(|image| path.join(image)).collect())
+}
+
+fn not_an_image(path: &Path, problem: &str) -> DataError {
+    let source = DecodeError::Unknown(problem.to_owned());
+    DataError::Image { name: path.display().to_string(), offset: None, source }
 }
 
 /// Refuses a file that neither starts nor is named like an image, so that a wrong path is reported at once.

@@ -216,12 +216,14 @@ pub(crate) fn load_warning(results: &Results) -> Option<String> {
         .collect();
     let worst = disturbed.iter().map(|(_, other)| *other).fold(0.0, f64::max);
     let batches: Vec<String> = disturbed.iter().map(|(batch, _)| batch.to_string()).collect();
-    (!batches.is_empty()).then(|| {
-        format!(
-            "Latency is disturbed: other processes used up to {worst:.1} of {cores} cores while batch {} was measured.",
-            batches.join(", ")
-        )
-    })
+    let sizes = match &batches[..] {
+        [] => return None,
+        [one] => format!("batch {one} was"),
+        [before @ .., last] => format!("batches {} and {last} were", before.join(", ")),
+    };
+    Some(format!(
+        "Latency is disturbed: other processes used up to {worst:.1} of {cores} cores while {sizes} measured."
+    ))
 }
 
 #[cfg(test)]
@@ -290,6 +292,8 @@ mod tests {
         let found = verdict(&all).warnings;
         assert!(found[0].contains("baseline is itself quantized"), "{found:?}");
         assert!(found[1].contains("1.2 of 2 cores while batch 8 was"), "{found:?}");
+        all.load.get_mut(&1).unwrap().other_cores = Some(1.0);
+        assert!(verdict(&all).warnings[1].contains("while batches 1 and 8 were"));
     }
 
     #[test]

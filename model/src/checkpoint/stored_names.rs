@@ -9,9 +9,9 @@ pub(super) fn with_stored_name(error: ModelError, dialect: Dialect, version: Swi
     match error {
         ModelError::Tensor { tensor, problem } => {
             let stored = stored_name(dialect, version, &tensor).filter(|stored| *stored != tensor);
-            let more =
-                stored.map_or(String::new(), |stored| format!(" (`{stored}` in the names of {dialect})"));
-            ModelError::Tensor { problem: problem + &more, tensor }
+            let also =
+                stored.map_or(String::new(), |stored| format!("`{stored}` in the names of {dialect}; "));
+            ModelError::Tensor { problem: also + &problem, tensor }
         }
         other => other,
     }
@@ -139,7 +139,7 @@ mod tests {
         };
         let error = |name| of(name, SwinVersion::V1);
         let text = error("head.weight").to_string();
-        assert_eq!(text, "tensor `head.weight`: missing (`classifier.weight` in the names of hf)");
+        assert_eq!(text, "tensor `head.weight`: `classifier.weight` in the names of hf; missing");
         let text = of("norm.bias", SwinVersion::V2).to_string();
         assert!(text.contains("`swinv2.layernorm.bias`"), "{text}");
         assert_eq!(error("other").to_string(), "tensor `other`: missing");

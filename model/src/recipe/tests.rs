@@ -118,6 +118,13 @@ fn shipped_recipes_keep_what_they_promise() {
 }
 
 #[test]
+fn a_text_without_rules_is_called_empty() {
+    for text in ["", "\n  \n", "# name: mine\n"] {
+        assert!(Recipe::from_yaml("r.yaml", text).unwrap_err().to_string().contains("empty"), "{text:?}");
+    }
+}
+
+#[test]
 fn yaml_round_trips() {
     for name in ["default", "mode1", "mode2"] {
         let recipe = Recipe::shipped(name).unwrap().with_rule(Rule {

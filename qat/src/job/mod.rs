@@ -164,6 +164,12 @@ impl Job {
                     std::io::ErrorKind::NotFound if !name_or_path.contains(['/', '.']) => {
                         JobError::not_found(name_or_path)
                     }
+                    std::io::ErrorKind::InvalidData => JobError::Yaml {
+                        job: name_or_path.to_owned(),
+                        problem: format!(
+                            "{source}; a job is YAML. To train a checkpoint: qat default --opts model {name_or_path} ..."
+                        ),
+                    },
                     _ => JobError::Io { path: path.to_owned(), source },
                 };
                 Job::from_yaml(name_or_path, &text_file::read(path, MAX_WRITTEN).map_err(io)?, overrides)

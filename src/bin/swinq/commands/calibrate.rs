@@ -123,6 +123,13 @@ fn transforms(trials: &[Trial]) -> Vec<String> {
     by_transform.into_iter().map(line).collect()
 }
 
+/// The first class name that a calibration on `images` gives a model without names, if sorting decides its number.
+fn first_name<'a>(model: &Model, images: &'a Images) -> Option<&'a str> {
+    let dataset = images.dataset().filter(|data| data.numbered_by_name() && model.labels().is_none())?;
+    let names = dataset.class_names().filter(|names| names.len() == model.config().num_classes)?;
+    names.first().map(String::as_str)
+}
+
 /// Prints the effective settings, so that the user sees the effect of every option.
 fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Images, wanted: usize) {
     let config = model.config();
@@ -140,6 +147,9 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     info!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
     if count < wanted {
         info!("           ({wanted} were asked for; the data set has no more)");
+    }
+    if let Some(first) = first_name(model, images) {
+        info!("classes    the data set's names in sorted order: class 0 is {first} (else pass --labels)");
     }
     if args.device != FloatDevice::Cpu {
         info!("device     {}", args.device);
