@@ -40,8 +40,8 @@ def arrays(model: swinq.Model, checkpoint: str) -> None:
     size = model.config["image_size"]
     pixels = np.random.default_rng(0).integers(0, 256, (203, size, size, 3), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
-        images = ray.data.from_items([{"id": i, "image": image} for i, image in enumerate(pixels)])
-        images.write_parquet(folder)
+        images = [{"id": i, "image": image} for i, image in enumerate(pixels)]
+        ray.data.from_items(images, override_num_blocks=4).write_parquet(folder)
         start = time.perf_counter()
         found = ray.data.read_parquet(folder).map_batches(
             Predictor, fn_constructor_args=(checkpoint,), batch_size=8, concurrency=WORKERS
@@ -53,9 +53,8 @@ def arrays(model: swinq.Model, checkpoint: str) -> None:
 
 def files(model: swinq.Model, checkpoint: str, images: list[str]) -> None:
     """Classes of files."""
-    rows = ray.data.from_items([{"path": path} for path in images]).map_batches(
-        FilePredictor, fn_constructor_args=(checkpoint,), batch_size=8, concurrency=WORKERS
-    )
+    paths = ray.data.from_items([{"path": path} for path in images], override_num_blocks=4)
+    rows = paths.map_batches(FilePredictor, fn_constructor_args=(checkpoint,), batch_size=8, concurrency=WORKERS)
     found = {row["path"]: (row["class"], row["probability"]) for row in rows.take_all()}
     expected = {path: (best[0].index, best[0].probability) for path, best in zip(images, model.predict(images, top_k=1))}
     assert found == expected, f"{found} is not {expected}"
