@@ -1,6 +1,7 @@
 //! Calibration: makes a quantized model from a float model and images.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -202,16 +203,25 @@ pub fn load_ft_ranges(file: &Path, model: &Model) -> Result<BTreeMap<Site, f32>,
 /// The recipe `name`: `default`, `mode1`, `mode2`, or a YAML file.
 ///
 /// # Errors
-/// [`Error::Model`] if the file cannot be read or is not a recipe.
+/// [`Error::NotFound`] for a YAML file that does not exist; [`Error::Model`] if it cannot be read or is not a recipe.
 pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
     if let Some(recipe) = Recipe::shipped(name) {
         return Ok(recipe);
     }
-    let text = text_file::read(Path::new(name), MAX_WRITTEN).map_err(|error| {
+    let path = Path::new(name);
+    let text = text_file::read(path, MAX_WRITTEN).map_err(|error| {
+        if error.kind() == ErrorKind::NotFound && is_yaml(path) {
+            return Error::NotFound { path: path.to_owned() };
+        }
         let problem = format!("not one of default, mode1, mode2, and no such file can be read: {error}");
-        ModelError::recipe(name, problem)
+        ModelError::recipe(name, problem).into()
     })?;
     Ok(Recipe::from_yaml(name, &text)?)
+}
+
+/// Whether `path` is meant as a file, not as the name of a recipe.
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
 /// The recipe with `rules` added at its end. Its name says that it is changed, unless the rules have no effect on a

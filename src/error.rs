@@ -12,7 +12,7 @@ use swinq_model::{BoxError, ModelError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing exists at the path of a model.
+    /// Nothing exists at the path of a model or a recipe.
     #[error("{}: no such file or folder", path.display())]
     NotFound {
         /// The path given.

@@ -180,6 +180,14 @@ impl Images {
         }
     }
 
+    /// Whether the images have labels.
+    pub fn has_labels(&self) -> bool {
+        match &self.source {
+            Source::Sample(sample) => sample.dataset.has_labels(),
+            Source::Prepared(prepared) => prepared.has_labels(),
+        }
+    }
+
     /// Whether there is no image.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -213,7 +221,7 @@ impl Images {
     pub fn describe(&self) -> String {
         match &self.source {
             Source::Sample(sample) => sample.dataset.describe(),
-            Source::Prepared(prepared) => format!("{} images in memory", prepared.len()),
+            Source::Prepared(prepared) => prepared.describe(),
         }
     }
 

@@ -40,6 +40,17 @@ impl Prepared {
         self.count
     }
 
+    pub(crate) fn has_labels(&self) -> bool {
+        !self.all.labels.is_empty()
+    }
+
+    /// One line for a log.
+    pub(crate) fn describe(&self) -> String {
+        let images = if self.count == 1 { "image" } else { "images" };
+        let labels = if self.has_labels() { "" } else { ", no labels" };
+        format!("{} {images} in memory{labels}", self.count)
+    }
+
     /// The first `count` images, or all if there are fewer.
     pub(crate) fn first(&self, count: usize) -> Prepared {
         Prepared { all: Arc::clone(&self.all), count: count.min(self.count) }

@@ -275,7 +275,16 @@ fn evaluation_compares_with_the_first_and_measures_latency() {
         );
     }
     let unlabelled = Images::from_files(&[airplane()]).unwrap();
-    refused(evaluate(&mut candidates, &unlabelled, &options, &mut |_: usize, _: usize| go()), "labels");
+    let run = |candidates: &mut [Candidate]| {
+        let options = EvaluateOptions::default();
+        evaluate(candidates, &unlabelled, &options, &mut |_: usize, _: usize| go())
+    };
+    refused(run(&mut candidates[..1]), "give a second model");
+    let results = run(&mut candidates).unwrap();
+    let own = &results.models[1];
+    assert_eq!((own.images, own.top1_correct, own.top1_difference), (Some(1), None, None));
+    assert!(own.sqnr_db.unwrap() > 10.0 && own.agreement.is_some());
+    assert!(results.notes[0].contains("no labels: accuracy is not measured"), "{:?}", results.notes);
 }
 
 #[test]

@@ -43,11 +43,13 @@ pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> 
 
 /// Width of a table in columns of text, beyond which columns go to a further table.
 const WIDTH: usize = 100;
+/// Width of the longest name that stays in the rows of a table that is too wide.
+const NAME: usize = 30;
 
 /// Markdown tables of accuracy, speed and size, with a row per model, of at most 100 columns of text.
 ///
 /// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
-/// that a model lacks is `-`. A column or table that is empty for all models is left out. Names that make a
+/// that a model lacks is `-`. A column or table that is empty for all models is left out. Long names that make a
 /// table too wide stand before the tables, whose rows then have letters. Below the tables stands which latencies were
 /// measured while other processes worked, if there are any, and the peak memory of the process, if it is known.
 pub fn table(results: &Results) -> String {
@@ -55,7 +57,8 @@ pub fn table(results: &Results) -> String {
     let speed = cells(results, speed_columns(results));
     let mut known: Vec<_> = [accuracy, speed].into_iter().filter(|(header, _)| header.len() > 1).collect();
     let mut text = String::new();
-    if known.iter().any(|(header, rows)| width(header, rows) > WIDTH) {
+    let long = results.models.iter().any(|model| model.label().chars().count() > NAME);
+    if long && known.iter().any(|(header, rows)| width(header, rows) > WIDTH) {
         for (i, model) in results.models.iter().enumerate() {
             text += &format!("{}  {}\n", letter(i), model.label());
             known.iter_mut().for_each(|(_, rows)| rows[i][0] = letter(i));

@@ -27,6 +27,22 @@ Images per second: 666.67
     assert_eq!(performance_summary("swin_t (int8, cpu)", 8, &latency), expected);
 }
 
+#[test]
+fn without_labels_a_report_does_not_say_which_class_is_right() {
+    let mut results = common::results();
+    results.models.truncate(2);
+    let own = &mut results.models[1];
+    (own.images, own.flips) = (Some(1200), Some(swinq_eval::Flips { gained: 0, lost: 0, other: 3 }));
+    let text = |results: &swinq_eval::Results| swinq_eval::markdown(results, &Default::default());
+    assert!(text(&results).contains("3 from one wrong class to another."));
+    for model in &mut results.models {
+        (model.top1_correct, model.top5_correct, model.top1_difference) = (None, None, None);
+        model.classes.clear();
+    }
+    let text = text(&results);
+    assert!(text.contains("3 of 1,200 images change their class.") && !text.contains(" lost"), "{text}");
+}
+
 /// The words of a line, with one space between them.
 fn words(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -72,6 +88,15 @@ fn the_table_shows_differences_from_the_first_model() {
     }
     let text = table(&short);
     assert!(text.contains("| a (fp32, cpu) ") && !text.contains("A  "), "{text}");
+
+    // Also in tables that are divided for their width.
+    short.models = results.models[..2].to_vec();
+    for (model, name) in short.models.iter_mut().zip(["float", "default"]) {
+        name.clone_into(&mut model.name);
+    }
+    let text = table(&short);
+    assert!(text.matches("| default (int8, cpu)").count() >= 3 && !text.contains("A  "), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 
     // A figure that no model has gives no column. An infinite ratio is shown as such.
     for model in &mut results.models {

@@ -174,6 +174,7 @@ INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
 }
 // Adds the four bytes of `word` to `sum`.
 INLINE u32 add_bytes(u32 word, u32 sum) { return __dp4a(word, 0x01010101u, sum); }
+INLINE s32 count_bits(u64 x) { return __popcll(x); }
 // Selects four of the eight bytes in (low, high) by the nibbles of `selector`.
 INLINE u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 

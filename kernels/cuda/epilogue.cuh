@@ -9,7 +9,7 @@
 // WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
 // GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS); HEADS (columns are the queries, keys and values of heads
 // of 32 channels, and queries and keys are normalised as in `heads.cu`; needs STORE_CODES and WHOLE, without GELU and
-// CHANNELS, and four neighbouring lanes that have the 32 columns of a head, all of which call `finish8`).
+// CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls `finish8` as a whole).
 #pragma once
 
 #include "prelude.cuh"
@@ -34,9 +34,8 @@ struct Epilogue {
     const f32* step;
     // Per column: subtracted from the sum (CORRECTED).
     const s32* correction;
-    // First column of the low codes of each head's queries, then of its keys (HEADS); negative for heads with one code
-    // per value. Null if there are no low codes.
-    const s32* low;
+    // Bit h is set if the queries and keys of head h have two codes for each value (HEADS).
+    u64 two_codes;
     // Token that each row of one image is written to, PAD for padding (STORE_RESIDUAL); null if row r is
     // token r.
     const u32* map;
@@ -48,8 +47,8 @@ struct Epilogue {
     s32 stride;
     // Number of rows and of tokens of one image (STORE_RESIDUAL with a map).
     s32 map_rows, map_tokens;
-    // Number of columns of queries and keys (HEADS).
-    s32 normalized;
+    // Number of heads (HEADS).
+    s32 heads;
     // Scale of the `.output` site.
     f32 output_scale;
     // Reciprocal and value of the scale for FAKE.
@@ -80,13 +79,9 @@ struct Columns {
 #if CORRECTED
     s32 correction[8];
 #endif
-#if HEADS
-    // Column of the low codes; negative if there are none.
-    s32 low;
-#endif
 };
 
-// Loads the constants that only CHANNELS, CORRECTED and HEADS need. Arrays are padded to full groups of 32 columns, so
+// Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
 // reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CHANNELS
@@ -99,11 +94,6 @@ INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CORRECTED
 #pragma unroll
     for (int i = 0; i < 8; i++) columns.correction[i] = e.correction[column + i];
-#endif
-#if HEADS
-    bool low = e.low != nullptr && column < e.normalized;
-    s32 of_head = low ? e.low[column / HEAD_DIM] : -1;
-    columns.low = of_head < 0 ? -1 : of_head + column % HEAD_DIM;
 #endif
 }
 
@@ -254,24 +244,71 @@ INLINE f32 inverse_length(const f32 (&x)[8]) {
 #endif
 }
 
-// Stores the codes of eight channels of a head, and the low codes of its queries and keys if it has them.
-INLINE void finish_heads(const Epilogue& e, const Columns& columns, bool there, u64 row, s32 column, f32 (&y)[8],
-                         const f32* tail) {
+// The codes of eight values that are multiplied by the reciprocal of their scale, in the low bytes of `rounded`.
+INLINE u32x2 codes_and_rounded(const f32 (&y)[8], f32 (&rounded)[8]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
-    if (column < e.normalized) {
-        f32 inverse = inverse_length(y);
+    for (int i = 0; i < 8; i++) rounded[i] = max_f32(min_f32(y[i], 127.0f), -128.0f) + ROUNDER;
+    return u32x2{low_bytes(bits(rounded[0]), bits(rounded[1]), bits(rounded[2]), bits(rounded[3])),
+                 low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
+}
+
+// The low codes of eight values: `low_part` without conversion instructions, whose throughput is low.
+INLINE u32x2 low_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = y[i] * inverse;
+    for (int i = 0; i < 8; i++) {
+        f32 rest = y[i] - (rounded[i] - ROUNDER);
+        rounded[i] = fma_f32(max_f32(min_f32(rest, 127.0f / 256.0f), -127.0f / 256.0f), 256.0f, ROUNDER);
     }
+    return u32x2{low_bytes(bits(rounded[0]), bits(rounded[1]), bits(rounded[2]), bits(rounded[3])),
+                 low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
+}
+
+// The number of set bits of `mask` below bit `index`.
+INLINE s32 bits_below(u64 mask, s32 index) { return count_bits(mask & ((static_cast<u64>(1) << index) - 1)); }
+
+// Turns the sums of eight channels of a vector into their codes, for ROWS rows `targets`, and stores them where `there`;
+// also the low codes of queries and keys if the head has them. Vector `slot` is the query, key or value of head
+// slot % heads, and must be the same for the whole warp, in a way that the compiler sees: it serialises asynchronous
+// products around a branch that may diverge.
+template <int ROWS>
+INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (&there)[ROWS], const u32 (&targets)[ROWS],
+                         s32 slot, f32 (&y)[ROWS][8], const f32* tail) {
+    s32 channel = 8 * static_cast<s32>(thread_index() % 4), column = HEAD_DIM * slot + channel;
+    f32 inverse[ROWS];
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = y[i] * columns.recip;
-    s8* out = static_cast<s8*>(e.out) + row;
-    if (there) *reinterpret_cast<u32x2*>(out + column) = codes_of_eight(y);
-    if (!there || columns.low < 0) return;
+    for (int row = 0; row < ROWS; row++) {
+        inverse[row] = 1.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = low_part(y[i]);
-    *reinterpret_cast<u32x2*>(out + columns.low) = codes_of_eight(y);
+        for (int i = 0; i < 8; i++) y[row][i] = finish_value(y[row][i], columns.scale[i], columns.bias[i], e, tail);
+    }
+    if (slot < 2 * e.heads) {
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) inverse[row] = inverse_length(y[row]);
+    }
+    f32 rounded[ROWS][8];
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+#if STREAM_F32
+        for (int i = 0; i < 8; i++) y[row][i] = y[row][i] * inverse[row] * columns.recip;
+#else
+        for (int i = 0; i < 8; i++) y[row][i] = y[row][i] * (inverse[row] * columns.recip);
+#endif
+        u32x2 codes = codes_and_rounded(y[row], rounded[row]);
+        s8* out = static_cast<s8*>(e.out) + static_cast<u64>(targets[row]) * e.stride;
+        if (there[row]) *reinterpret_cast<u32x2*>(out + column) = codes;
+    }
+    s32 head = slot < e.heads ? slot : slot - e.heads;
+    if (slot >= 2 * e.heads || (e.two_codes >> head & 1) == 0) return;
+    // The low codes follow the values: all of the queries, then all of the keys.
+    s32 before = bits_below(e.two_codes, head) + (slot < e.heads ? 0 : count_bits(e.two_codes));
+    s32 low = HEAD_DIM * (3 * e.heads + before) + channel;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        u32x2 codes = low_codes(y[row], rounded[row]);
+        s8* out = static_cast<s8*>(e.out) + static_cast<u64>(targets[row]) * e.stride;
+        if (there[row]) *reinterpret_cast<u32x2*>(out + low) = codes;
+    }
 }
 #endif
 
@@ -280,7 +317,9 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, bool there, 
 // the compiler can interleave the arithmetic of several calls.
 INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 target, s32 column, f32 (&y)[8],
                     const f32* tail) {
+#if !HEADS
     u64 at = static_cast<u64>(target) * e.stride + column;
+#endif
 #if !WHOLE
     finish_values(e, columns, y, tail);
 #pragma unroll
@@ -290,7 +329,12 @@ INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 t
 #else
     there = there && column < e.n;
 #if HEADS
-    finish_heads(e, columns, there, at - column, column, y, tail);
+    const bool of_row[1] = {there};
+    const u32 targets[1] = {target};
+    f32 row[1][8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) row[0][i] = y[i];
+    finish_heads(e, columns, of_row, targets, column / HEAD_DIM, row, tail);
 #elif STORE == STORE_CODES
     u32x2 codes = codes8(e, columns, y, tail);
     if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;

@@ -114,7 +114,7 @@ INLINE void multiply_tiles(const Params& p, const u8* shared, const u8* ring, u6
         wait_sums(sums);
         arrive(empty + before);
         if (TURNS) stage.skip((GROUPS_M - 1) * steps);
-        finish_tile(p, sums, old, constants, column0, tail);
+        finish_tile(p, sums, old, constants, n0, tail);
     }
 }
 

@@ -87,6 +87,6 @@ KERNEL(gemm_sm90)(const Params p) {
             if (index >= 2) fill();
         }
         wait_sums(sums);
-        finish_tile(p, sums, old, constants, column0, tail);
+        finish_tile(p, sums, old, constants, n0, tail);
     }
 }

@@ -145,13 +145,13 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
     }
 }
 
-// Runs the epilogue of a tile; row i of a lane is written to `old.targets[i]`. `constants` is what
+// Runs the epilogue of a tile whose first column is `n0`; row i of a lane is written to `old.targets[i]`. `constants` is what
 // `load_constants` has written. Nothing but stores depends on a condition, so that the compiler interleaves rows.
 INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
-                        s32 column0, const f32* tail) {
+                        s32 n0, const f32* tail) {
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
-        s32 column = column0 + 32 * j;
+        s32 column = n0 + 32 * j + 8 * static_cast<s32>(thread_index() % 4);
         Columns columns;
         const f32* at_column = constants + column % BN;
 #if INTEGER || OUTPUT
@@ -161,10 +161,24 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
 #if STORE == STORE_CODES && !CHANNELS
         columns.recip = at_column[2 * BN];
 #endif
-#if CHANNELS || CORRECTED || HEADS
+#if CHANNELS || CORRECTED
         // The arrays end with the last group of columns.
         if (column >= p.n_packed) continue;
         load_channels(columns, p.epilogue, column);
+#endif
+#if HEADS
+        f32 rows[2 * BLOCKS][8];
+        bool there[2 * BLOCKS];
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS; i++) {
+            there[i] = old.targets[i] != PAD;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                rows[i][k] = sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
+            }
+        }
+        if (n0 + 32 * j < p.epilogue.n) finish_heads(p.epilogue, columns, there, old.targets, n0 / 32 + j, rows, tail);
+        continue;
 #endif
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {

@@ -1,8 +1,8 @@
 // The ladder of softmax over rows of f32 `[rows, columns]`. `swinq bench softmax` measures it; no engine runs
 // it.
 //
-// Defines: THREADS. For `softmax_rows` and `softmax_codes` also COLUMNS, the number of columns, and LANES, the
-// number of threads that share a row: a power of two up to 32, or THREADS.
+// Defines: THREADS. For `softmax_rows`, `softmax_staged` and `softmax_codes` also COLUMNS, the number of columns, and
+// LANES, the number of threads that share a row: a power of two up to 32, or THREADS (1 for `softmax_staged`).
 #include "prelude.cuh"
 
 struct Params {
@@ -179,6 +179,49 @@ KERNEL(softmax_rows)(const Params p) {
                 f32x4{e[0] * inverse, e[1] * inverse, e[2] * inverse, e[3] * inverse};
         } else {
             out[row.column(g)] = e[0] * inverse;
+        }
+    }
+}
+
+// As `softmax_rows`, for short rows that begin at any multiple of 4 bytes. A block copies its rows, which are contiguous,
+// through shared memory in accesses of 16 bytes; each thread computes one row. Rows of an odd number of columns are in
+// different banks.
+KERNEL(softmax_staged)(const Params p) {
+    f32* shared = reinterpret_cast<f32*>(shared_memory());
+    s32 thread = static_cast<s32>(thread_index()), first = static_cast<s32>(block_x()) * THREADS;
+    s32 rows = p.rows - first < THREADS ? p.rows - first : THREADS, count = rows * COLUMNS;
+    const f32* x = p.x + static_cast<u64>(first) * COLUMNS;
+#pragma unroll
+    for (s32 i = 0; i < (COLUMNS + 3) / 4; i++) {
+        s32 at = 4 * (i * THREADS + thread);
+        if (at < count) copy_async_16(shared + at, x + at, count - at < 4 ? 4 * (count - at) : 16);
+    }
+    copy_commit();
+    copy_wait<0>();
+    block_sync();
+    if (thread < rows) {
+        f32* row = shared + thread * COLUMNS;
+        f32 value[COLUMNS], largest = from_bits(0xff800000u), sum = 0.0f;
+#pragma unroll
+        for (s32 i = 0; i < COLUMNS; i++) value[i] = row[i], largest = max_f32(largest, value[i]);
+#pragma unroll
+        for (s32 i = 0; i < COLUMNS; i++) {
+            value[i] = exp2_approx((value[i] - largest) * from_bits(LOG2_E_BITS));
+            sum = sum + value[i];
+        }
+        f32 inverse = div_f32(1.0f, sum);
+#pragma unroll
+        for (s32 i = 0; i < COLUMNS; i++) row[i] = value[i] * inverse;
+    }
+    block_sync();
+    f32* out = static_cast<f32*>(p.out) + static_cast<u64>(first) * COLUMNS;
+#pragma unroll
+    for (s32 i = 0; i < (COLUMNS + 3) / 4; i++) {
+        s32 at = 4 * (i * THREADS + thread);
+        if (at + 4 <= count) {
+            *reinterpret_cast<f32x4*>(out + at) = *reinterpret_cast<const f32x4*>(shared + at);
+        } else {
+            for (s32 j = at; j < count; j++) out[j] = shared[j];
         }
     }
 }

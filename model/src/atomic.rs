@@ -5,7 +5,7 @@
 //! another process is writing.
 
 use std::fs::{File, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -72,7 +72,7 @@ fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
                 let problem = "is not a regular file but a device, a pipe or a socket; name a file to write";
                 return Err(ModelError::file(path, problem));
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(target),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(target),
             Err(error) => return Err(ModelError::io(path, error)),
         }
     }
@@ -88,7 +88,7 @@ fn temporary_beside(path: &Path, target: &Path) -> Result<NamedTempFile, ModelEr
     let folder = folder_of(target);
     if !folder.is_dir() {
         let problem = format!("the folder {} does not exist; create it first", folder.display());
-        return Err(ModelError::file(path, problem));
+        return Err(ModelError::io(path, std::io::Error::new(ErrorKind::NotFound, problem)));
     }
     remove_remains(folder);
     let mut builder = tempfile::Builder::new();

@@ -4,6 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::printable::{printable, printable_name};
 
+/// The problem of a `file` that is not whole or not as its format has it, for [`ModelError::file`].
+pub(crate) fn damaged(file: &str, cause: impl std::fmt::Display) -> String {
+    format!("is a truncated or damaged {file} ({cause}); copy or download it again")
+}
+
 /// An error in a model, its configuration, its recipe or its file. Every message names the file, key, tensor or site
 /// at fault, and the next step.
 #[derive(Debug, thiserror::Error)]

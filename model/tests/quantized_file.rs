@@ -202,10 +202,13 @@ fn assert_message(outcome: Result<QuantizedModel, String>, words: &[&str]) {
 
 #[test]
 fn other_files_are_refused() {
-    assert_message(load_bytes(b"PK\x03\x04 not this"), &["not a safetensors file", "q.safetensors"]);
+    assert_message(
+        load_bytes(b"PK\x03\x04 not this"),
+        &["is a truncated or damaged safetensors file", "q.safetensors"],
+    );
     let bytes = saved(&model("default"));
-    assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["truncated"]);
-    assert_message(load_bytes(&[]), &["not a safetensors file"]);
+    assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["is a truncated or damaged safetensors file"]);
+    assert_message(load_bytes(&[]), &["truncated or damaged safetensors file"]);
     let words = ["this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float"];
     assert_message(Parts::new("default").load(false), &words);
     refused(&["format version 3", "reads versions 1 to 2"], |p| p.document["format_version"] = json!(3));

@@ -216,7 +216,7 @@ impl Candidate {
         &self.config
     }
 
-    /// Runs the candidate on `images` and stores its accuracy.
+    /// Runs the candidate on `images` and stores their number, and its accuracy if they have labels.
     pub(super) fn collect(
         &mut self,
         images: &Images,
@@ -229,11 +229,17 @@ impl Candidate {
         let name = &self.result.name;
         let collected = swinq_eval::collect(&mut self.runner, &mut batches, &mut on_images)
             .map_err(|source| Error::Evaluating { model: name.clone(), source })?;
-        let accuracy = swinq_eval::accuracy(&collected)?;
+        let labelled = !collected.labels.is_empty();
+        let accuracy = labelled.then(|| swinq_eval::accuracy(&collected)).transpose()?;
         self.result.classes = disagreement::classes(&collected, None)?;
         self.predicted = Some(Predicted::of(&collected));
-        observer.evaluated(&self.result, &accuracy, batches.skipped());
-        self.result.set_accuracy(&accuracy);
+        observer.evaluated(&self.result, accuracy.as_ref(), batches.skipped());
+        self.result.images = Some(collected.images());
+        match &accuracy {
+            Some(accuracy) => self.result.set_accuracy(accuracy),
+            // An earlier evaluation may have had labels.
+            None => (self.result.top1_correct, self.result.top5_correct) = (None, None),
+        }
         Ok(collected)
     }
 
@@ -247,7 +253,9 @@ impl Candidate {
         /// Number of images that are listed with both predictions.
         const LISTED: usize = 12;
         self.result.set_fidelity(&swinq_eval::fidelity(baseline, own)?);
-        self.result.top1_difference = Some(swinq_eval::top1_difference(baseline, own)?);
+        let labelled = !own.labels.is_empty();
+        self.result.top1_difference =
+            labelled.then(|| swinq_eval::top1_difference(baseline, own)).transpose()?;
         self.result.flips = Some(disagreement::flips(baseline, own)?);
         self.result.classes = disagreement::classes(own, Some(baseline))?;
         self.result.disagreements = disagreement::worst(baseline, own, LISTED)?;

@@ -59,9 +59,9 @@ pub trait Observer {
     /// an error.
     fn images(&mut self, done: usize, total: usize) -> ControlFlow<()>;
 
-    /// Called when `model` has run on all images; `skipped` holds the error messages of the corrupt images
-    /// that were left out.
-    fn evaluated(&mut self, model: &ModelResult, accuracy: &Accuracy, skipped: &[String]) {
+    /// Called when `model` has run on all images. `accuracy` is `None` for images without labels; `skipped` holds the
+    /// error messages of the corrupt images that were left out.
+    fn evaluated(&mut self, model: &ModelResult, accuracy: Option<&Accuracy>, skipped: &[String]) {
         let _ = (model, accuracy, skipped);
     }
 
@@ -95,11 +95,13 @@ impl<F: FnMut(usize, usize) -> ControlFlow<()>> Observer for F {
     }
 }
 
-/// Runs every candidate on `images`, compares each with the first, and returns the figures of all.
+/// Runs every candidate on `images`, compares each with the first, and returns the figures of all. Images without labels
+/// give no accuracy: the figures that compare two models need none.
 ///
 /// # Errors
 /// [`Error::Argument`] for an empty list of candidates; [`Error::Comparison`] for candidates with different
-/// numbers of classes; [`Error::Labels`] for images whose labels are not the models' classes;
+/// numbers of classes; [`Error::Labels`] for images whose labels are not the models' classes, and for images without
+/// labels if there is only one candidate;
 /// [`Error::Evaluating`] if a model or its images fail, or if `observer` stops the evaluation; the errors of
 /// [`measure_latency`].
 pub fn evaluate(
@@ -152,7 +154,19 @@ fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option
             return Err(Error::Comparison { problem });
         }
     }
-    images.numbered_for(candidates[0].config(), first.map(|(_, labels)| labels))
+    if images.has_labels() {
+        return images.numbered_for(candidates[0].config(), first.map(|(_, labels)| labels));
+    }
+    if candidates.len() == 1 {
+        let problem = format!(
+            "{}: without labels there is no accuracy, and one model has no other to agree with; give a second model, or \
+             images with labels: a folder per class, a zip layout or a list with classes",
+            images.describe()
+        );
+        return Err(Error::Labels { problem });
+    }
+    let remark = format!("{}: accuracy is not measured; the models are compared", images.describe());
+    Ok((images.clone(), Some(remark)))
 }
 
 /// The description of the images, with the class names of a model that has them, else of the data set.

@@ -2,6 +2,8 @@
 
     pip install swinq "ray[data]" pillow
     python ray_predict.py swin_t.int8.safetensors *.jpg [--workers 8]
+
+Each worker holds a core. At least one core must be left to read the data, or Ray waits forever.
 """
 
 import argparse
@@ -29,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="processes with an engine; fewer than the cluster has cores")
     arguments = parser.parse_args()
     paths = ray.data.from_items([{"path": path} for path in arguments.images])
     found = paths.map_batches(

@@ -1,20 +1,34 @@
 //! Engines: models that are ready to run.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
+use swinq::data::DataError;
+use swinq::int8_runtime::RuntimeError;
 use swinq::int8_runtime::cuda::StreamType;
-use swinq::{BackendChoice, EngineOptions, Prediction, RgbImage};
+use swinq::{BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image};
 
 use crate::buffer::{Array, Output};
-use crate::error::{raise, raise_as};
+use crate::error::{choice, raise};
 use crate::images::denormalize;
 use crate::model::Model;
+use crate::work;
 
 /// A model that is ready to run. Threads may share it; their calls run one after another.
 #[pyclass(frozen, module = "swinq._native")]
 pub struct Engine {
-    engine: swinq::Engine,
+    engine: Arc<swinq::Engine>,
+}
+
+/// An image in memory.
+#[derive(FromPyObject)]
+pub enum Picture<'py> {
+    /// Decoded: width, height, and u8 `[height, width, 3]`.
+    Decoded(usize, usize, Bound<'py, PyAny>),
+    /// The bytes of an image file.
+    #[pyo3(transparent)]
+    Encoded(Bound<'py, PyAny>),
 }
 
 /// One class of a prediction: index, name, probability.
@@ -29,20 +43,13 @@ pub fn options(
     device: usize,
     residual: &str,
 ) -> PyResult<EngineOptions> {
-    let argument = |problem: String| raise_as(py, "ArgumentError", problem);
-    let backend = match backend {
-        "auto" => BackendChoice::Auto,
-        "cpu" => BackendChoice::Cpu,
-        "cuda" => BackendChoice::Cuda,
-        other => return Err(argument(format!("backend: `{other}` is none of auto, cpu, cuda"))),
-    };
+    let backends =
+        [("auto", BackendChoice::Auto), ("cpu", BackendChoice::Cpu), ("cuda", BackendChoice::Cuda)];
+    let backend = choice(py, "backend", backend, &backends)?;
     let mut options = EngineOptions { backend, threads, max_batch, ..EngineOptions::default() };
     options.cuda.device = device;
-    options.cuda.residual = match residual {
-        "f16" => StreamType::F16,
-        "f32" => StreamType::F32,
-        other => return Err(argument(format!("residual: `{other}` is neither f16 nor f32"))),
-    };
+    let residuals = [("f16", StreamType::F16), ("f32", StreamType::F32)];
+    options.cuda.residual = choice(py, "residual", residual, &residuals)?;
     Ok(options)
 }
 
@@ -60,17 +67,16 @@ impl Engine {
         residual: &str,
     ) -> PyResult<Engine> {
         let options = options(py, backend, threads, max_batch, device, residual)?;
-        let engine = py.detach(|| swinq::Engine::new(&model.model, &options));
-        Ok(Engine { engine: engine.map_err(|error| raise(py, &error))? })
+        let model = model.model.clone();
+        let engine = work::run(py, None, move |_| swinq::Engine::new(&model, &options))?;
+        Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 
     /// Writes the logits of `pixels`, u8 `[images, size, size, 3]`, to `logits`, f32 `[images, classes]`.
     fn infer(&self, py: Python<'_>, pixels: &Bound<'_, PyAny>, logits: &Bound<'_, PyAny>) -> PyResult<()> {
         let pixels = Array::<u8>::of(pixels, "pixels")?;
         let mut logits = Output::<f32>::of(logits, "logits", &pixels)?;
-        let (input, output) = (pixels.as_slice(), logits.as_mut_slice());
-        let done = py.detach(|| self.engine.runtime().infer_into(input, output));
-        done.map_err(|error| raise(py, &error.into()))
+        self.infer_pixels(py, pixels.as_slice(), logits.as_mut_slice())
     }
 
     /// Writes the logits of `values`, f32 `[images, 3, size, size]`, normalised with the model's mean and deviation.
@@ -83,32 +89,31 @@ impl Engine {
         let values = Array::<f32>::of(values, "images")?;
         let mut logits = Output::<f32>::of(logits, "logits", &values)?;
         let (input, output) = (values.as_slice(), logits.as_mut_slice());
-        let done = py.detach(|| {
-            let pixels = denormalize(input, self.engine.transform())?;
-            Ok(self.engine.runtime().infer_into(&pixels, output)?)
-        });
-        done.map_err(|error| raise(py, &error))
+        let pixels = py.detach(|| denormalize(input, self.engine.transform()));
+        self.infer_pixels(py, &pixels.map_err(|error| raise(py, &error))?, output)
     }
 
     /// The best `k` classes of each image file.
     fn predict(&self, py: Python<'_>, paths: Vec<PathBuf>, k: usize) -> PyResult<Vec<Vec<Class>>> {
-        let found = py.detach(|| self.engine.predict(&paths, k));
+        let engine = Arc::clone(&self.engine);
+        let found = work::run(py, None, move |reporter| {
+            let images = Images::from_files(&paths)?;
+            let check = &mut |_: usize, _: usize| reporter.check();
+            let scores = engine.infer_images(&images, &ReadOptions::default(), check)?;
+            engine.top_k(&scores.logits, k)
+        })?;
         Ok(classes(found.map_err(|error| raise(py, &error))?))
     }
 
-    /// The best `k` classes of decoded images: width, height, and u8 `[height, width, 3]`.
-    fn classify(
-        &self,
-        py: Python<'_>,
-        images: Vec<(usize, usize, Bound<'_, PyAny>)>,
-        k: usize,
-    ) -> PyResult<Vec<Vec<Class>>> {
+    /// The best `k` classes of images in memory.
+    fn classify(&self, py: Python<'_>, images: Vec<Picture<'_>>, k: usize) -> PyResult<Vec<Vec<Class>>> {
         let mut decoded = Vec::new();
-        for (width, height, pixels) in images {
-            let pixels = Array::<u8>::of(&pixels, "image")?.as_slice().to_vec();
-            decoded.push(RgbImage { width, height, pixels });
+        for (index, image) in images.into_iter().enumerate() {
+            decoded.push(image.decode(py, &format!("image {index}"))?);
+            py.check_signals()?;
         }
-        let found = py.detach(|| self.engine.classify(&decoded, k));
+        let engine = Arc::clone(&self.engine);
+        let found = work::run(py, None, move |_| engine.classify(&decoded, k))?;
         Ok(classes(found.map_err(|error| raise(py, &error))?))
     }
 
@@ -134,6 +139,60 @@ impl Engine {
     #[getter]
     fn backend(&self) -> String {
         self.engine.backend_name()
+    }
+}
+
+impl Engine {
+    /// Writes the logits of `pixels`, and looks for signals between batches.
+    fn infer_pixels(&self, py: Python<'_>, pixels: &[u8], logits: &mut [f32]) -> PyResult<()> {
+        let runtime = self.engine.runtime();
+        let (size, classes) = (self.engine.input_size(), self.engine.classes());
+        // A GPU copies the next batch while it computes one.
+        let each = self.engine.max_batch() * if self.engine.on_gpu() { 32 } else { 1 };
+        if logits.len() <= each * classes {
+            let done = py.detach(|| runtime.infer_into(pixels, logits));
+            return done.map_err(|error| raise(py, &error.into()));
+        }
+        let parts = pixels.chunks(each * size * size * 3).zip(logits.chunks_mut(each * classes));
+        for (part, (pixels, logits)) in parts.enumerate() {
+            let done = py.detach(|| runtime.infer_into(pixels, logits));
+            done.map_err(|error| raise(py, &counted_from(part * each, error).into()))?;
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+}
+
+/// `error` of a part of a batch, whose first image is the batch's image `first`.
+fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
+    match error {
+        RuntimeError::NotFinite { image, class, value } => {
+            RuntimeError::NotFinite { image: first + image, class, value }
+        }
+        other => other,
+    }
+}
+
+impl Picture<'_> {
+    /// The decoded image; messages name it `name`.
+    ///
+    /// # Errors
+    /// `DataError` for bytes that cannot be decoded; the errors of [`Array::of`].
+    pub fn decode(self, py: Python<'_>, name: &str) -> PyResult<RgbImage> {
+        match self {
+            Picture::Decoded(width, height, pixels) => {
+                let pixels = Array::<u8>::of(&pixels, name)?.as_slice().to_vec();
+                Ok(RgbImage { width, height, pixels })
+            }
+            Picture::Encoded(bytes) => {
+                let bytes = Array::<u8>::of(&bytes, name)?;
+                let bytes = bytes.as_slice();
+                py.detach(|| decode_image(bytes)).map_err(|source| {
+                    let name = name.to_owned();
+                    raise(py, &Error::Data(DataError::Image { name, offset: None, source }))
+                })
+            }
+        }
     }
 }
 

@@ -1,16 +1,21 @@
 //! Errors of the library as exceptions of `swinq._errors`, with the messages that the program prints, in Python's words.
 
+use std::io::ErrorKind;
+
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use swinq::Error;
+use swinq::onnx::OnnxError;
 
 /// The exception for `error`.
 pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::NotFound { .. } => "NotFoundError",
+        error if let Some(class) = of_system(error) => class,
         Error::Io { .. } => "FileError",
         Error::Argument { .. } | Error::OverridesWithoutConfig => "ArgumentError",
-        Error::Open { .. } | Error::Model(_) => "ModelError",
+        Error::Onnx(OnnxError::Option { .. }) => "ArgumentError",
+        Error::Open { .. } | Error::Model(_) | Error::Onnx(_) => "ModelError",
         Error::Data(_) | Error::Labels { .. } | Error::Batch(_) => "DataError",
         Error::Runtime(_) | Error::Device { .. } => "EngineError",
         Error::Calib(_) | Error::Float(_) | Error::NothingQuantized { .. } => "CalibrationError",
@@ -18,6 +23,32 @@ pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
         _ => "Error",
     };
     raise_as(py, class, message(error))
+}
+
+/// The exception for an error of the operating system among the causes of `error`, if there is one.
+fn of_system(error: &Error) -> Option<&'static str> {
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(cause) = next {
+        match cause.downcast_ref::<std::io::Error>() {
+            Some(found) if found.kind() == ErrorKind::NotFound => return Some("NotFoundError"),
+            Some(found) if found.raw_os_error().is_some() => return Some("FileError"),
+            _ => next = cause.source(),
+        }
+    }
+    None
+}
+
+/// The value of the argument `argument` that `given` names.
+///
+/// # Errors
+/// `ArgumentError` with the names of all values, if it names none.
+pub fn choice<T: Copy>(py: Python<'_>, argument: &str, given: &str, all: &[(&str, T)]) -> PyResult<T> {
+    if let Some((_, value)) = all.iter().find(|(name, _)| *name == given) {
+        return Ok(*value);
+    }
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let problem = format!("{argument}: `{given}` is none of {}", names.join(", "));
+    Err(raise_as(py, "ArgumentError", problem))
 }
 
 /// The exception `class` of `swinq._errors` with this message.
@@ -44,12 +75,18 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 8] = [
+    const WORDS: [(&str, &str); 14] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
             "State preprocessing=\"timm\" or \"ms\" to decide",
         ),
+        ("export without --fp16", "export without fp16=True"),
+        ("--opset", "opset"),
+        ("--fp16", "fp16"),
+        ("--batch", "batch"),
+        ("--probs", "probs"),
+        ("--ptq basic", "ptq=\"basic\""),
         ("--cfg", "cfg="),
         ("--dialect", "dialect="),
         ("--transform", "preprocessing="),

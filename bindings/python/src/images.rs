@@ -7,8 +7,10 @@ use swinq::data::preprocess;
 use swinq::{Batch, Error, RgbImage, Split, Transform};
 
 use crate::buffer::Array;
-use crate::error::{raise, raise_as};
+use crate::engine::Picture;
+use crate::error::{choice, raise, raise_as};
 use crate::model::Model;
+use crate::work;
 
 /// Farthest that a value may lie from a whole pixel. f32 rounding moves it by 1e-4 at most.
 const TOLERANCE: f32 = 0.1;
@@ -24,22 +26,15 @@ impl Images {
     /// Opens a data set, and draws a sample of `limit` images.
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf, split: &str, limit: Option<usize>, seed: u64) -> PyResult<Images> {
-        let split = match split {
-            "train" => Split::Train,
-            "val" => Split::Val,
-            other => {
-                let problem = format!("split: `{other}` is neither train nor val");
-                return Err(raise_as(py, "ArgumentError", problem));
-            }
-        };
-        let images = py.detach(|| swinq::Images::open(path, split, limit, seed));
+        let split = choice(py, "split", split, &[("train", Split::Train), ("val", Split::Val)])?;
+        let images = work::run(py, None, move |_| swinq::Images::open(path, split, limit, seed))?;
         Ok(Images { images: images.map_err(|error| raise(py, &error))? })
     }
 
     /// Image files, without labels.
     #[staticmethod]
     fn from_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Images> {
-        let images = py.detach(|| swinq::Images::from_files(&paths));
+        let images = work::run(py, None, move |_| swinq::Images::from_files(&paths))?;
         Ok(Images { images: images.map_err(|error| raise(py, &error))? })
     }
 
@@ -65,21 +60,17 @@ impl Collector {
         Collector { transform, pixels: Vec::new(), labels: Vec::new() }
     }
 
-    /// Adds a decoded image, u8 `[height, width, 3]`, which is preprocessed.
-    fn add_image(
-        &mut self,
-        py: Python<'_>,
-        width: usize,
-        height: usize,
-        pixels: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        let pixels = Array::<u8>::of(pixels, "image")?.as_slice().to_vec();
+    /// Adds an image that is not preprocessed yet.
+    fn add_image(&mut self, py: Python<'_>, image: Picture<'_>) -> PyResult<()> {
+        let size = self.transform.size;
+        let index = self.pixels.len() / (size * size * 3);
+        let image = image.decode(py, &format!("image {index}"))?;
+        let RgbImage { width, height, ref pixels } = image;
         let bytes = width.checked_mul(height).and_then(|area| area.checked_mul(3));
         if bytes.is_none_or(|bytes| bytes == 0 || bytes != pixels.len()) {
             let problem = format!("images: {} bytes for {width} x {height} RGB pixels", pixels.len());
             return Err(raise_as(py, "ArgumentError", problem));
         }
-        let image = RgbImage { width, height, pixels };
         let prepared = py.detach(|| preprocess(&image, &self.transform));
         self.pixels.extend(prepared);
         Ok(())

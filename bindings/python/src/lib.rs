@@ -7,9 +7,11 @@ mod buffer;
 mod engine;
 mod error;
 mod evaluate;
+mod export;
 mod images;
 mod model;
 mod quantize;
+mod work;
 
 use std::ffi::OsString;
 
@@ -23,6 +25,8 @@ mod native {
     use super::engine::Engine;
     #[pymodule_export]
     use super::evaluate::evaluate;
+    #[pymodule_export]
+    use super::export::export;
     #[pymodule_export]
     use super::images::{Collector, Images};
     #[pymodule_export]

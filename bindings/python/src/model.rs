@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::model::quantized::SiteState;
 use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, TensorView, Transform};
 
 use crate::buffer::Array;
-use crate::error::{in_python, json, raise};
+use crate::error::{choice, in_python, json, raise, raise_as};
+use crate::work;
 
 /// A model, float or quantized.
 #[pyclass(frozen, module = "swinq._native")]
@@ -32,23 +32,18 @@ impl Reading {
         let Reading(cfg, opts, dialect, transform, labels) = self;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
-        let transform = transform.map(|name| family(&name)).transpose()?;
+        let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
         Ok(OpenOptions { cfg, opts, dialect, transform, labels, described_by: Vec::new() })
     }
 }
 
-fn family(name: &str) -> PyResult<Family> {
-    match name {
-        "ms" => Ok(Family::Microsoft),
-        "timm" => Ok(Family::Timm),
-        "torchvision" => Ok(Family::Torchvision),
-        "hf" => Ok(Family::HuggingFace),
-        _ => {
-            let problem = format!("preprocessing: `{name}` is none of ms, timm, torchvision, hf");
-            Err(PyValueError::new_err(problem))
-        }
-    }
-}
+/// The families of preprocessing by their names.
+const FAMILIES: [(&str, Family); 4] = [
+    ("ms", Family::Microsoft),
+    ("timm", Family::Timm),
+    ("torchvision", Family::Torchvision),
+    ("hf", Family::HuggingFace),
+];
 
 fn element(name: &str) -> ElementType {
     match name {
@@ -66,7 +61,7 @@ impl Model {
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf, reading: Reading) -> PyResult<Model> {
         let options = reading.options(py)?;
-        let model = py.detach(|| swinq::Model::open_with(path, &options));
+        let model = work::run(py, None, move |_| swinq::Model::open_with(path, &options))?;
         Ok(Model { model: model.map_err(|error| raise(py, &error))? })
     }
 
@@ -83,13 +78,9 @@ impl Model {
         reading: Reading,
     ) -> PyResult<Model> {
         let options = reading.options(py)?;
-        let transform: Option<Transform> = match transform {
-            None => None,
-            Some(text) => Some(
-                serde_json::from_str(&text)
-                    .map_err(|error| PyValueError::new_err(format!("preprocessing: {error}")))?,
-            ),
-        };
+        let transform = transform.map(|text| serde_json::from_str::<Transform>(&text)).transpose();
+        let transform =
+            transform.map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
         let mut held: Vec<(String, ElementType, Vec<usize>, Array<u8>)> = Vec::new();
         for (name, dtype, shape, bytes) in tensors {
             let array = Array::of(&bytes, &name)?;

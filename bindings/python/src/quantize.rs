@@ -1,15 +1,18 @@
 //! Calibration.
 
-use std::ops::ControlFlow;
-
 use pyo3::prelude::*;
-use swinq::{CalibrateOptions, FloatDevice, Phase, ReadOptions, Recipe, load_recipe};
+use swinq::model::Ptq;
+use swinq::{
+    CalibrateOptions, Error, FloatDevice, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe,
+};
 
-use crate::error::raise;
+use crate::error::{raise, raise_as};
 use crate::images::Images;
 use crate::model::Model;
+use crate::work;
 
-/// Quantizes the float `model` on `images`. `recipe` is a name, a file, or the text of a recipe if `is_text`.
+/// Quantizes the float `model` on `images`. `recipe` is a name, a file, or the text of a recipe if `is_text`; `ptq`
+/// overrides how it finds the numbers of each layer.
 ///
 /// `progress` is called with the phase, the number of images or layers done, and the number of all. Returns the model
 /// and the messages about the corrupt images that were left out.
@@ -21,71 +24,36 @@ pub fn quantize(
     images: &Images,
     recipe: &str,
     is_text: bool,
+    ptq: Option<&str>,
     batch_size: usize,
     threads: usize,
     skip_corrupt: usize,
-    progress: Option<Py<PyAny>>,
+    progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(Model, Vec<String>)> {
+    let ptq = ptq.map(str::parse::<Ptq>).transpose();
+    let ptq = ptq.map_err(|problem| raise_as(py, "ArgumentError", format!("ptq: {problem}")))?;
     let found = match is_text {
-        true => Recipe::from_yaml("recipe", recipe).map_err(swinq::Error::from),
+        true => Recipe::from_yaml("recipe", recipe).map_err(Error::from),
         false => load_recipe(recipe),
     };
-    let recipe = found.map_err(|error| raise(py, &error))?;
+    let rules = ptq.map(Rule::with_ptq).into_iter().collect();
+    let changed = found.and_then(|recipe| change_recipe(recipe, rules, model.model.config()));
+    let recipe = changed.map_err(|error| raise(py, &error))?;
     let read = ReadOptions { batch_size, threads, skip_corrupt };
     let options = CalibrateOptions { recipe, read, device: FloatDevice::Cpu };
-    let mut observer = Observer::new(progress);
-    let calibrated = py.detach(|| {
+    let (model, images) = (model.model.clone(), images.images.clone());
+    let calibrated = work::run(py, progress.as_ref(), move |reporter| {
         let mut step = |step: swinq::Progress| {
             let phase = match step.phase {
                 Phase::Observe => "observe",
                 Phase::Refine => "refine",
                 Phase::Reconstruct => "reconstruct",
             };
-            observer.step(phase, step.done, step.total)
+            reporter.step(phase, step.done, step.total)
         };
-        swinq::calibrate(model.model.clone(), &options, &images.images, &mut step)
-    });
-    observer.check()?;
-    let calibrated = calibrated.map_err(|error| raise(py, &error))?;
-    Ok((Model { model: calibrated.model }, calibrated.skipped))
-}
-
-/// Calls a Python function with the progress of work that runs without the interpreter's lock, and stops the work if
-/// the function raises an exception or a signal came.
-pub struct Observer {
-    function: Option<Py<PyAny>>,
-    raised: Option<PyErr>,
-}
-
-impl Observer {
-    /// An observer that calls `function`, if there is one.
-    pub fn new(function: Option<Py<PyAny>>) -> Observer {
-        Observer { function, raised: None }
-    }
-
-    /// Calls the function. `Break` if it raised an exception, or if Ctrl-C was pressed.
-    pub fn step(&mut self, phase: &str, done: usize, total: usize) -> ControlFlow<()> {
-        let called = Python::attach(|py| {
-            py.check_signals()?;
-            match &self.function {
-                Some(function) => function.call1(py, (phase, done, total)).map(|_| ()),
-                None => Ok(()),
-            }
-        });
-        match called {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                self.raised = Some(error);
-                ControlFlow::Break(())
-            }
-        }
-    }
-
-    /// Raises the exception that stopped the work.
-    ///
-    /// # Errors
-    /// The exception.
-    pub fn check(self) -> PyResult<()> {
-        self.raised.map_or(Ok(()), Err)
-    }
+        let calibrated = swinq::calibrate(model, &options, &images, &mut step)?;
+        Ok((calibrated.model, calibrated.skipped))
+    })?;
+    let (model, skipped) = calibrated.map_err(|error: Error| raise(py, &error))?;
+    Ok((Model { model }, skipped))
 }

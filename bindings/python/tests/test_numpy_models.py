@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +21,19 @@ from support import MICRO, PHOTO, SAMPLES, micro, noise, normalised
 import swinq
 
 
+@cache
+def models() -> tuple[swinq.Model, swinq.Model]:
+    """The sample in float, and calibrated."""
+    model = micro()
+    return model, swinq.quantize(model, SAMPLES / "cifar10", limit=16)
+
+
 class Quantized(unittest.TestCase):
-    """A calibrated model, made once."""
+    """Tests of the sample, which is calibrated once."""
 
     @classmethod
     def setUpClass(cls):
-        cls.float = micro()
-        cls.int8 = swinq.quantize(cls.float, SAMPLES / "cifar10", limit=16)
+        cls.float, cls.int8 = models()
 
 
 class Logits(Quantized):
@@ -160,6 +168,35 @@ class Models(Quantized):
         self.assertFalse(np.array_equal(exact, found))
         self.assertLess(np.abs(exact - found).max(), 0.2 * np.ptp(exact))
 
+    def test_missing_files_are_errors_of_the_system(self):
+        pixels = noise(self.float, 1)
+        weights = MICRO / "model.safetensors"
+        for call in [
+            lambda: swinq.open("missing.safetensors"),
+            lambda: swinq.open(weights, cfg="missing.yaml"),
+            lambda: swinq.open(weights, cfg=str(MICRO / "cfg.yaml"), labels="missing.txt"),
+            lambda: swinq.quantize(self.float, "missing"),
+            lambda: swinq.quantize(self.float, ["missing.jpg"]),
+            lambda: swinq.quantize(self.float, pixels, recipe="missing.yaml"),
+            lambda: swinq.evaluate(self.int8, "missing"),
+            lambda: self.int8.predict("missing.jpg"),
+            lambda: self.int8.save("missing/q.safetensors"),
+        ]:
+            with self.assertRaisesRegex(FileNotFoundError, "missing.*([nN]o such file|folder missing does not exist)") as caught:
+                call()
+            self.assertIsInstance(caught.exception, swinq.NotFoundError)
+
+    def test_truncated_files_have_one_wording(self):
+        wording = ".safetensors: is a truncated or damaged safetensors file .*; copy or download it again"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cut.safetensors"
+            self.int8.save(path)
+            for file in (path.read_bytes(), (MICRO / "model.safetensors").read_bytes()):
+                path.write_bytes(file[:-1000])
+                with self.assertRaisesRegex(ValueError, wording) as caught:
+                    swinq.open(path, cfg=str(MICRO / "cfg.yaml"))
+                self.assertIsInstance(caught.exception, swinq.ModelError)
+
     def test_errors_are_those_of_the_program(self):
         with self.assertRaisesRegex(swinq.NotFoundError, "no such file or folder") as caught:
             swinq.open("missing.safetensors")
@@ -174,6 +211,42 @@ class Models(Quantized):
             self.int8.engine(backend="tpu")
         with self.assertRaisesRegex(swinq.ArgumentError, "neither a path"):
             swinq.open(3)
+
+
+class Exports(Quantized):
+    def test_an_export_is_the_file_of_the_command(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, own, other = (Path(folder) / name for name in ("q.safetensors", "own.onnx", "other.onnx"))
+            self.int8.save(path)
+            model = swinq.open(path)
+            self.assertRegex(" ".join(model.export(own)), "^zero points of mlp.fc2.input are")
+            command = [sys.executable, "-m", "swinq", "export", str(path), "--onnx", str(other)]
+            subprocess.run(command, check=True, capture_output=True)
+            self.assertEqual(own.read_bytes(), other.read_bytes())
+            remarks = model.export(own, opset=21, target="openvino", fp16=True, batch=2, probs="softmax", input="pixels")
+            command += "--opset 21 --target openvino --fp16 --batch 2 --probs softmax --input pixels".split()
+            printed = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+            self.assertEqual(own.read_bytes(), other.read_bytes())
+            self.assertTrue(remarks)
+            for remark in remarks:
+                self.assertIn(remark, printed)
+            self.float.export(own)
+            self.assertGreater(own.stat().st_size, 3 * other.stat().st_size)
+
+    def test_options_that_contradict_are_refused(self):
+        for options, problem in [
+            ({"opset": 12}, "^opset: 12 is not supported; use 18 to 23$"),
+            ({"opset": 18, "fp16": True}, "^fp16: f16 needs opset 19"),
+            ({"target": "tensorrt", "probs": "exact"}, "^probs: exact needs"),
+            ({"target": "tpu"}, "^target: `tpu` is none of ort, openvino, tensorrt$"),
+            ({"probs": "fast"}, "^probs: `fast` is none of exact, softmax$"),
+            ({"batch": 0}, "^batch: give a number of images"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                self.int8.export("never.onnx", **options)
+        with self.assertRaises(swinq.NotFoundError):
+            self.int8.export("no/such/folder/m.onnx")
+        self.assertFalse(Path("never.onnx").exists())
 
 
 class Predictions(Quantized):
@@ -197,6 +270,24 @@ class Predictions(Quantized):
         self.assertIn("missing", ended.stderr)
         version = subprocess.run([*command[:3], "--version"], capture_output=True, text=True)
         self.assertEqual((version.returncode, version.stdout), (0, f"swinq {swinq.__version__}\n"))
+
+    def test_encoded_bytes_are_images(self):
+        expected = self.int8.predict([PHOTO, PHOTO.with_suffix(".png")])
+        files = [PHOTO.read_bytes(), PHOTO.with_suffix(".png").read_bytes()]
+        for kind in (bytes, bytearray, memoryview):
+            self.assertEqual(self.int8.predict([kind(file) for file in files]), expected)
+        self.assertEqual(self.int8.predict(files[0]), expected[:1])
+        with self.assertRaisesRegex(swinq.DataError, "image 1: truncated"):
+            self.int8.predict([files[0], files[0][:-100]])
+        with self.assertRaisesRegex(swinq.DataError, "image 0: not an image"):
+            self.int8.predict(b"text")
+        with self.assertRaisesRegex(swinq.ArgumentError, "mixed"):
+            self.int8.predict([PHOTO, files[0]])
+        with self.assertRaisesRegex(swinq.ArgumentError, "encoded, give tobytes"):
+            self.int8.predict([np.frombuffer(files[0], np.uint8)])
+        # Calibration takes them, too.
+        encoded, path = (swinq.quantize(self.float, [image], ptq="basic") for image in (files[0], PHOTO))
+        self.assertEqual(encoded.sites, path.sites)
 
     def test_bad_images_are_refused(self):
         with self.assertRaises(swinq.DataError):
@@ -223,15 +314,42 @@ class Evaluations(Quantized):
         self.assertGreater(found.models[0]["top1_correct"], 20)
         self.assertGreater(found.models[1]["agreement"], 0.8)
 
-    def test_models_are_named_and_images_in_memory_need_labels(self):
+    def test_images_in_memory_are_evaluated(self):
         pixels, labels = noise(self.float, 6), np.arange(6)
-        found = swinq.evaluate([self.float, self.int8], [(pixels, labels)], latency=[1])
-        self.assertEqual([model["name"] for model in found.models], ["float", "int8"])
+        found = swinq.evaluate(self.float, [(pixels, labels)], latency=[1])
         self.assertEqual(found.models[0]["latency_ms"].keys(), {"1"})
         logits = self.float(pixels)
         self.assertEqual(found.models[0]["top1_correct"], int((logits.argmax(1) == labels).sum()))
-        with self.assertRaisesRegex(swinq.EvaluationError, "no labels"):
-            swinq.evaluate(self.int8, pixels)
+
+    def test_without_labels_models_are_compared(self):
+        pixels = noise(self.float, 6)
+        found = swinq.evaluate([self.float, self.int8], pixels)
+        expected, coded = self.float(pixels), self.int8(pixels)
+        base, own = found.models
+        self.assertEqual((base["images"], own["images"]), (6, 6))
+        for key in ("top1_correct", "top5_correct", "top1_difference", "classes"):
+            self.assertNotIn(key, own)
+        self.assertEqual(own["agreement"], np.mean(expected.argmax(1) == coded.argmax(1)))
+        error = np.square(expected - coded, dtype=np.float64).sum()
+        self.assertAlmostEqual(own["sqnr_db"], 10 * np.log10(np.square(expected, dtype=np.float64).sum() / error), places=4)
+        self.assertNotIn("Acc@1", str(found))
+        self.assertRegex(str(found), r"\| *agreement *\|")
+        for images in (pixels, [PHOTO, PHOTO]):
+            with self.assertRaisesRegex(swinq.DataError, "no labels: without labels.*give a second model"):
+                swinq.evaluate(self.int8, images)
+
+    def test_models_have_names_in_the_table(self):
+        pixels = noise(self.int8, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "small.int8.safetensors"
+            self.int8.save(path)
+            given = [self.float, path, self.int8, self.int8]
+            found = swinq.evaluate(given, [(pixels, np.arange(2))])
+        names = [model["name"] for model in found.models]
+        self.assertEqual(names, ["float", "small.int8", "default 3", "default 4"])
+        rows = [line.split("|")[1].split(" (")[0].strip() for line in str(found).splitlines() if line.startswith("| ")]
+        # The figures do not fit one table.
+        self.assertEqual((rows.count("model"), set(rows) - {"model"}), (3, set(names)))
 
     def test_an_exception_stops_the_evaluation(self):
         def stop(*_):
@@ -312,10 +430,6 @@ def random_swin_v2(width: int = 64, depths: tuple = (2, 4), heads: tuple = (2, 4
     return state
 
 
-if __name__ == "__main__":
-    unittest.main()
-
-
 class Processes(Quantized):
     """Forked processes, and copies for others."""
 
@@ -368,6 +482,9 @@ class Arguments(Quantized):
             "top_k": lambda: self.int8.predict(PHOTO, top_k=-1),
             "threads": lambda: self.int8.engine(threads=-1),
             "limit": lambda: swinq.quantize(self.float, pixels, limit=-1),
+            "batch_size": lambda: swinq.quantize(self.float, pixels, batch_size=-1),
+            "skip_corrupt": lambda: swinq.evaluate(self.int8, pixels, skip_corrupt=-1),
+            "latency": lambda: swinq.evaluate(self.int8, pixels, latency=[1, -1]),
         }.items():
             with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is -1"):
                 call()
@@ -396,3 +513,42 @@ class Arguments(Quantized):
         pixels = noise(self.float, 4)
         mapped = swinq.quantize(self.float, Mapped())
         np.testing.assert_array_equal(mapped(pixels), swinq.quantize(self.float, list(pixels))(pixels))
+
+
+class Interrupts(Quantized):
+    """Ctrl-C during long calls."""
+
+    def seconds(self, call) -> float:
+        """Seconds from a signal, half a second after the start of ``call``, to its end."""
+        sent = []
+
+        def send():
+            sent.append(time.perf_counter())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        timer = threading.Timer(0.5, send)
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt):
+            call()
+        ended = time.perf_counter()
+        timer.join()
+        return ended - sent[0]
+
+    def test_long_calls_answer_soon(self):
+        pixels = noise(self.float, 512)
+        many = [PHOTO] * 5000
+        # Some steps of these calls take seconds each.
+        engine = self.float.engine(threads=1, backend="cpu")
+        large = np.concatenate([pixels] * 6)
+        for name, call in {
+            "quantize": lambda: swinq.quantize(self.float, pixels, batch_size=512, ptq="reconstruct"),
+            "evaluate": lambda: swinq.evaluate(self.float, [(pixels, np.zeros(512, int))], threads=1, latency=[512]),
+            "engine": lambda: engine(large),
+            "predict": lambda: engine.predict(many),
+        }.items():
+            with self.subTest(call=name):
+                self.assertLess(self.seconds(call), 0.5)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -52,6 +52,17 @@ class Sources(unittest.TestCase):
         self.assertNotEqual(table(own), table(self.expected))
         self.assertEqual(swinq.quantize(self.float, self.pixels, "mode2").recipe, "mode2")
 
+    def test_ptq_overrides_the_recipe(self):
+        seen = set()
+        # The command gives a recipe that it changed this name. `default` says `refined` already.
+        for ptq, phases, name in [("basic", {"observe"}, "default, changed"), ("refined", {"observe", "refine"}, "default")]:
+            seen.clear()
+            model = swinq.quantize(self.float, self.pixels, ptq=ptq, progress=lambda phase, *_: seen.add(phase))
+            self.assertEqual((seen, model.recipe), (phases, name))
+            self.assertEqual(table(model) == table(self.expected), ptq == "refined")
+        with self.assertRaisesRegex(swinq.ArgumentError, "^ptq: `best` is none of basic, refined, reconstruct$"):
+            swinq.quantize(self.float, self.pixels, ptq="best")
+
     def test_files_and_data_sets(self):
         one = swinq.quantize(self.float, [PHOTO])
         two = swinq.quantize(self.float, [str(PHOTO)])
@@ -81,7 +92,7 @@ class Sources(unittest.TestCase):
     def test_images_that_cannot_be_used_are_refused(self):
         for images, problem in [
             ([], "there is no image"),
-            ([3], "neither a path, a PIL image"),
+            ([3], "neither a path, the bytes of a file"),
             (3, "neither a path nor iterable"),
             ([PHOTO, self.pixels[0]], "mixed"),
             ([{"x": self.pixels}], "none of which is"),

@@ -30,8 +30,7 @@ impl Archive {
         let length = cursor.length();
         let zip = ZipArchive::new(cursor).map_err(|error| {
             let problem = format!(
-                "not a readable zip archive ({error}); the file ({length} bytes) may be cut short: compare its size \
-                 with the original's and copy it again"
+                "is a truncated or damaged zip archive ({error}; {length} bytes); copy or download it again"
             );
             DataError::archive(path, problem)
         })?;

@@ -37,7 +37,8 @@ pub struct ClassRow {
 impl Classes {
     /// The classes of `model`; `None` if its figures by class were not measured.
     pub fn new(results: &Results, model: &ModelResult) -> Option<Classes> {
-        let summary = model.flips.zip(model.images).map(|(flips, images)| sentence(flips, images));
+        let labelled = model.top1_correct.is_some();
+        let summary = model.flips.zip(model.images).map(|(flips, images)| sentence(flips, images, labelled));
         let mut moved: Vec<&ClassResult> = model.classes.iter().filter(|c| c.gained + c.lost > 0).collect();
         let net = |c: &ClassResult| c.gained as i64 - c.lost as i64;
         moved.sort_by_key(|c| (net(c), std::cmp::Reverse(c.lost), c.class));
@@ -77,17 +78,18 @@ fn percent(part: usize, whole: usize) -> String {
     format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
-/// The changed predictions in one sentence.
-fn sentence(flips: Flips, images: usize) -> String {
+/// The changed predictions in one sentence. Without labels it is not known which are right.
+fn sentence(flips: Flips, images: usize, labelled: bool) -> String {
     let Flips { gained, lost, other } = flips;
     if flips.total() == 0 {
         return format!("All {} images keep their class.", thousands(images));
     }
+    let changed = format!("{} of {} images change their class", thousands(flips.total()), thousands(images));
+    if !labelled {
+        return format!("{changed}.");
+    }
     format!(
-        "{} of {} images change their class: {lost} from right to wrong, {gained} from wrong to right, {other} from \
-         one wrong class to another.",
-        thousands(flips.total()),
-        thousands(images)
+        "{changed}: {lost} from right to wrong, {gained} from wrong to right, {other} from one wrong class to another."
     )
 }
 

@@ -80,7 +80,12 @@ impl Table<'_> {
             self.row("images", |m| plain(thousands(m.images?))),
             self.row("class changed", |m| {
                 let flips = m.flips?;
-                let note = format!("{} lost, {} gained", flips.lost, flips.gained);
+                let known = m.top1_correct.is_some();
+                let note = if known {
+                    format!("{} lost, {} gained", flips.lost, flips.gained)
+                } else {
+                    String::new()
+                };
                 Some(Cell { value: thousands(flips.total()), note })
             }),
             self.row("agreement", |m| plain(format!("{:.2} %", 100.0 * m.agreement?))),

@@ -167,6 +167,7 @@ INLINE u32 pack_u8x4(s32 a, s32 b, s32 c, s32 d) {
            host_saturated(d, 0, 255) << 24;
 }
 // The fourth bit of a selector nibble replicates the sign bit of the selected byte.
+INLINE s32 count_bits(u64 x) { return __builtin_popcountll(x); }
 INLINE u32 byte_permute(u32 low, u32 high, u32 selector) {
     u64 from = static_cast<u64>(high) << 32 | low;
     u32 out = 0;

@@ -93,16 +93,16 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1 and residual additions for each stream,
-/// and FC1 in f16.
+/// The kinds of the shipped recipes that use the most registers: FC1, QKV of Swin V2, residual additions for each stream,
+/// FC1 for an f32 stream, and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 6] {
     [
         kind(true, false, Some(StreamType::F16), Role::Codes),
+        kind(true, false, None, Role::Heads(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F32)),
         kind(true, false, Some(StreamType::F32), Role::Codes),
         kind(false, false, Some(StreamType::F16), Role::Half),
-        kind(true, false, None, Role::Heads(StreamType::F16)),
     ]
 }
 
@@ -134,8 +134,8 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     for (shape, of_shape) in &tiles {
         let of_cut = match scope {
             Scope::Few | Scope::Middle => &usual[..1],
-            Scope::Most if Some(shape.0) < newest || shape.1 => &usual[..2],
-            Scope::Most => &usual[..3],
+            Scope::Most if Some(shape.0) < newest || shape.1 => &usual[..3],
+            Scope::Most => &usual[..4],
             Scope::All => &kinds,
         };
         pairs.extend(of_cut.iter().map(|&kind| (kind, deepest(of_shape))));
@@ -164,5 +164,9 @@ fn deepest(tiles: &[Tile]) -> Tile {
 /// The programs of the epilogue launches that may follow cuBLASLt's GEMM.
 fn finish(kind: &LinearKind) -> Vec<Program> {
     let codes = kind.integer && kind.output;
-    [false, true].into_iter().filter(|&c| codes || !c).map(|c| kind.finish_program(c)).collect()
+    [false, true]
+        .into_iter()
+        .filter(|&c| (codes || !c) && !kind.heads)
+        .map(|c| kind.finish_program(c))
+        .collect()
 }

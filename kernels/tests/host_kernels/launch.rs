@@ -74,6 +74,15 @@ impl Launch {
         self
     }
 
+    /// Adds a `u64`.
+    #[must_use]
+    pub fn long(mut self, x: u64) -> Launch {
+        self = self.null();
+        let at = self.params.len() - 8;
+        self.params[at..].copy_from_slice(&x.to_le_bytes());
+        self
+    }
+
     /// Adds an `f32`.
     #[must_use]
     pub fn float(mut self, x: f32) -> Launch {

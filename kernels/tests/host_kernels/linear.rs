@@ -1,7 +1,7 @@
 //! Linear layers with their epilogues: the test cases that `gemm.cu` and `dequant.cu` share.
 
 use half::f16;
-use swinq_kernels::cuda::ops::attention::{HEAD_DIM, low_columns};
+use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -291,7 +291,9 @@ impl Case {
         };
         let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
-        let low = kind.heads().filter(|(_, two)| two.contains(&true)).map(|(_, two)| low_columns(two));
+        let bit = |(head, &two): (usize, &bool)| u64::from(two) << head;
+        let heads = kind.heads().map_or(0, |(_, two)| two.len());
+        let two_codes = kind.heads().map_or(0, |(_, two)| two.iter().enumerate().map(bit).sum());
         let launch = launch
             .array(&pad_columns(&scales))
             .array(&pad_columns(&bias))
@@ -299,14 +301,14 @@ impl Case {
             .optional(of_channels(self.columns.zero_points()).as_deref())
             .optional(of_channels(self.columns.scales()).as_deref())
             .optional(corrections.as_deref())
-            .optional(low.as_deref())
+            .long(two_codes)
             .optional(kind.mapped.then(|| self.map.rows()))
             .activation(&self.before(kind))
             .int(self.n)
             .int(self.stride(kind))
             .int(self.map.rows().len())
             .int(self.map.tokens())
-            .int(if kind.heads().is_some() { 2 * self.n / 3 } else { 0 });
+            .int(heads);
         let fake = kind.quantizer().unwrap_or(step(1.0));
         let output = kind.output.map_or(1.0, Quantizer::scale);
         launch.float(output).float(fake.recip()).float(fake.scale())

@@ -75,7 +75,7 @@ impl CheckpointFile {
             return format!("{formats}, but a Git LFS pointer; fetch the file itself with `git lfs pull`");
         }
         if self.bytes.is_empty() {
-            return "is empty; download it again".to_owned();
+            return "is empty; copy or download it again".to_owned();
         }
         format!("{formats}; it is damaged or of another format")
     }

@@ -8,6 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::raw::{DType, RawDict, RawTensor};
+use crate::error::damaged;
 use crate::json_keys;
 
 /// Largest header that the format allows, in bytes.
@@ -41,7 +42,7 @@ pub(crate) fn check_header(bytes: &[u8]) -> Result<(), String> {
 /// # Errors
 /// The header is damaged or contradicts the file.
 pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
-    let damaged = |e: String| format!("is a truncated or damaged safetensors file ({e}); download it again");
+    let damaged = |e: String| damaged("safetensors file", e);
     check_header(bytes).map_err(damaged)?;
     let file = SafeTensors::deserialize(bytes).map_err(|e| damaged(e.to_string()))?;
     let mut tensors = RawDict::new();

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::pickle::{self, Id, Object, Pickle, StorageRef};
 use super::raw::{RawDict, RawTensor};
+use crate::error::damaged;
 use crate::params::name_list;
 
 /// Largest pickle accepted, in bytes. The values of tensors are stored outside the pickle.
@@ -63,10 +64,8 @@ fn tensor<'a>(pickle: &Pickle, id: Id, storages: &Storages<'a>) -> Result<RawTen
 }
 
 fn missing_storage(storage: &StorageRef) -> String {
-    format!(
-        "its storage {} of {} elements is not in the file, which is truncated or damaged; download it again",
-        storage.key, storage.elements
-    )
+    let cause = format!("its storage {} of {} elements is not in it", storage.key, storage.elements);
+    damaged("file of torch.save", cause)
 }
 
 fn state_dict(pickle: &Pickle) -> Result<Vec<(&str, Id)>, String> {
@@ -130,13 +129,12 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
 
 /// Name and byte range of each entry; torch.save never compresses entries.
 fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
-    let damaged =
-        |e: zip::result::ZipError| format!("is a truncated or damaged zip archive ({e}); download it again");
-    let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(damaged)?;
+    let unreadable = |e: zip::result::ZipError| damaged("zip archive", e);
+    let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(unreadable)?;
     let mut entries = HashMap::with_capacity(archive.len());
     for index in 0..archive.len() {
-        let entry = archive.by_index_raw(index).map_err(damaged)?;
-        let name = entry.name().map_err(damaged)?.into_owned();
+        let entry = archive.by_index_raw(index).map_err(unreadable)?;
+        let name = entry.name().map_err(unreadable)?.into_owned();
         if entry.compression() != zip::CompressionMethod::Stored || entry.encrypted() {
             return Err(format!("its entry {name} is compressed or encrypted, which torch.save never does"));
         }
@@ -145,11 +143,8 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
             let end = start.checked_add(usize::try_from(entry.size()).ok()?)?;
             (end <= bytes.len()).then_some(start..end)
         });
-        let range = range.ok_or_else(|| {
-            format!(
-                "its entry {name} reaches beyond the end of the file, which is truncated; download it again"
-            )
-        })?;
+        let range = range
+            .ok_or_else(|| damaged("zip archive", format!("its entry {name} reaches beyond its end")))?;
         if entries.insert(name.clone(), range).is_some() {
             return Err(format!("has two entries named {name}"));
         }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::arch::{SwinConfig, SwinVersion};
 use crate::checkpoint::check_header;
-use crate::error::ModelError;
+use crate::error::{self, ModelError};
 use crate::json_keys;
 use crate::params::{name_list, parameters};
 use crate::recipe::SiteSpec;
@@ -24,10 +24,7 @@ use crate::tensor::HostTensor;
 
 /// Reads the model in `bytes`; errors name the file `path`.
 pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileInfo), ModelError> {
-    let unreadable = |e: String| {
-        let problem = format!("not a safetensors file, or a damaged or truncated one ({e}); create it again");
-        ModelError::file(path, problem)
-    };
+    let unreadable = |e: String| ModelError::file(path, error::damaged("safetensors file", e));
     check_header(bytes).map_err(unreadable)?;
     let file = SafeTensors::deserialize(bytes).map_err(|e| unreadable(e.to_string()))?;
     let document = read_document(path, bytes, &file)?;

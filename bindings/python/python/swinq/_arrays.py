@@ -32,12 +32,6 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def count(name: str, value: int, least: int) -> None:
-    """Refuses a number below ``least``."""
-    if value < least:
-        raise ArgumentError(f"{name}: is {value}; it must be at least {least}")
-
-
 def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) -> ArgumentError:
     """The error for floats that are not normalised pixels, with the cause if it is a frequent one."""
     bad = np.argwhere(~np.isfinite(array))

@@ -18,11 +18,11 @@ class Error(Exception):
 
 
 class NotFoundError(Error, FileNotFoundError):
-    """Nothing exists at the path of a model."""
+    """A file or folder does not exist: a model, a configuration, a recipe, class names, images. An ``OSError``."""
 
 
 class FileError(Error, OSError):
-    """A file cannot be read or written."""
+    """A file cannot be read or written, as the operating system says."""
 
 
 class ArgumentError(Error, ValueError):
@@ -47,3 +47,9 @@ class CalibrationError(Error, RuntimeError):
 
 class EvaluationError(Error, RuntimeError):
     """Models cannot be evaluated or compared."""
+
+
+def count(name: str, value: int, least: int) -> None:
+    """Refuses a number below ``least``."""
+    if value < least:
+        raise ArgumentError(f"{name}: is {value}; it must be at least {least}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _native, _process
-from ._arrays import count
-from ._errors import ArgumentError
-from ._images import PathLike, collect
+from ._errors import ArgumentError, count
+from ._images import PathLike, collect, is_path
 from ._model import Model, open
 from ._progress import Progress, close, observer
 
@@ -19,8 +20,9 @@ class Evaluation:
 
     Attributes:
         results: the results as the program writes them in JSON.
-        models: the figures of each model, in order: ``name``, ``images``, ``top1_correct``, ``top5_correct``; against the
-            first model ``agreement``, ``sqnr_db``, ``cosine``; ``latency_ms`` by batch size.
+        models: the figures of each model, in order: ``name``, ``images``; ``top1_correct``, ``top5_correct``, which are
+            absent for images without labels; against the first model ``agreement``, ``sqnr_db``, ``cosine``; ``latency_ms``
+            by batch size.
     """
 
     def __init__(self, text: str, table: str) -> None:
@@ -53,9 +55,11 @@ def evaluate(
 
     Args:
         models: a model, a list of models, or a mapping from names to models; each a :class:`Model` or anything that
-            :func:`open` takes. Give the float model first to compare with it.
-        images: as for :func:`quantize`, with labels: a data set, or batches in tuples or mappings with their labels.
-            Images in memory are preprocessed with the first model's preprocessing.
+            :func:`open` takes. Give the float model first to compare with it. Without a mapping, a model has the name of
+            its file, else of its recipe (``float`` for a float model).
+        images: as for :func:`quantize`: a data set, or batches in tuples or mappings with their labels. Without labels
+            there is no accuracy, but two or more models are compared. Images in memory are preprocessed with the first
+            model's preprocessing.
         split, limit, seed, skip_corrupt: as for :func:`quantize`.
         backend: ``auto``, ``cpu`` or ``cuda``.
         threads: threads of the engines and of decoding; 0 is one per core.
@@ -64,11 +68,20 @@ def evaluate(
         progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``.
 
     Raises:
-        ArgumentError, ModelError, DataError, EngineError, EvaluationError: with the messages of the program.
+        NotFoundError: for a path at which nothing exists.
+        DataError: also for one model and images without labels, which give no figure.
+        ArgumentError, ModelError, EngineError, EvaluationError: with the messages of the program.
     """
     _process.start_threads("evaluate")
-    count("threads", threads, 0)
-    named = [(name, model if isinstance(model, Model) else open(model)) for name, model in _named(models)]
+    sizes = list(latency)
+    for name, value, least in (
+        ("threads", threads, 0),
+        ("batch_size", batch_size, 1),
+        ("skip_corrupt", skip_corrupt, 0),
+        *(("latency", size, 1) for size in sizes),
+    ):
+        count(name, value, least)
+    named = _named(models)
     if not named:
         raise ArgumentError("models: there is no model to evaluate")
     first = named[0][1]
@@ -76,19 +89,34 @@ def evaluate(
     function = observer(progress)
     candidates = [(name, model._native) for name, model in named]
     try:
-        text, table = _native.evaluate(
-            candidates, chosen, backend, threads, batch_size, list(latency), skip_corrupt, function
+        text, table, skipped = _native.evaluate(
+            candidates, chosen, backend, threads, batch_size, sizes, skip_corrupt, function
         )
     finally:
         close(function)
+    for message in skipped:
+        warnings.warn(f"left out: {message}", stacklevel=2)
     return Evaluation(text, table)
 
 
-def _named(models: Any) -> list[tuple[str, Any]]:
+def _named(models: Any) -> list[tuple[str, Model]]:
+    """The models, opened, each with a name of its own."""
     if isinstance(models, Mapping):
-        return list(models.items())
+        return [(str(name), _opened(model)) for name, model in models.items()]
     if not isinstance(models, list | tuple):
         models = [models]
-    names = ["float" if isinstance(model, Model) and not model.is_quantized else "int8" for model in models]
-    single = len(set(names)) == len(names)
-    return [(name if single else f"{name} {index}", model) for index, (name, model) in enumerate(zip(names, models))]
+    opened = [_opened(model) for model in models]
+    names = [_name(given, model) for given, model in zip(models, opened)]
+    repeated = {name for name in names if names.count(name) > 1}
+    return [(f"{name} {i}" if name in repeated else name, model) for i, (name, model) in enumerate(zip(names, opened), 1)]
+
+
+def _opened(model: Any) -> Model:
+    return model if isinstance(model, Model) else open(model)
+
+
+def _name(given: Any, model: Model) -> str:
+    """The name of a model that the caller gave no name: of its file, else of its recipe."""
+    if is_path(given):
+        return os.path.splitext(os.path.basename(os.path.normpath(given)))[0] or os.fspath(given)
+    return model.recipe

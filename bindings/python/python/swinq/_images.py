@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import count, images_of, is_array, not_pixels, to_numpy
-from ._errors import ArgumentError
+from ._arrays import images_of, is_array, not_pixels, to_numpy
+from ._errors import ArgumentError, count
 
 PathLike = str | os.PathLike[str]
 
@@ -29,16 +29,24 @@ def is_pil(value: Any) -> bool:
     return hasattr(value, "convert") and hasattr(value, "size") and hasattr(value, "tobytes")
 
 
-def rgb(image: Any) -> tuple[int, int, Any]:
-    """Width, height and ``uint8 [height, width, 3]`` of an image of Pillow or an array of that shape."""
+def is_encoded(value: Any) -> bool:
+    """Whether ``value`` holds the bytes of an image file."""
+    return isinstance(value, bytes | bytearray | memoryview)
+
+
+def picture(image: Any) -> _native.Picture:
+    """An image of Pillow or an array as width, height and ``uint8 [height, width, 3]``; the bytes of a file as they are."""
+    if is_encoded(image):
+        return image if isinstance(image, bytes | bytearray) else image.tobytes()
     if is_pil(image):
         image = image.convert("RGB")
         return (*image.size, image.tobytes())
     if not is_array(image):
-        raise ArgumentError(f"images: {type(image).__name__} is neither a path, a PIL image nor an array; open a file with PIL")
+        raise ArgumentError(f"images: {type(image).__name__} is neither a path, the bytes of a file, a PIL image nor an array")
     array = to_numpy(image)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise ArgumentError(f"images: an array of {array.dtype} {list(array.shape)} is not uint8 [height, width, 3]")
+        hint = "; for an image that is encoded, give tobytes()" if array.dtype == np.uint8 and array.ndim < 3 else ""
+        raise ArgumentError(f"images: an array of {array.dtype} {list(array.shape)} is not uint8 [height, width, 3]{hint}")
     return array.shape[1], array.shape[0], np.ascontiguousarray(array)
 
 
@@ -62,7 +70,7 @@ def collect(
         return images
     if is_path(images):
         return _native.Images.open(os.fspath(images), split, limit, seed)
-    if is_array(images) or is_pil(images):
+    if is_array(images) or is_pil(images) or is_encoded(images):
         images = [images]
     if not isinstance(images, Iterable) and hasattr(images, "__getitem__") and hasattr(images, "__len__"):
         # A map-style data set of PyTorch.
@@ -120,14 +128,14 @@ class _Collection:
             self.add_batch(pixels)
         elif is_array(pixels) and pixels.ndim == 3 and to_numpy(pixels).dtype.kind == "f":
             self.add_batch(pixels[None])
-        elif is_array(pixels) or is_pil(pixels):
-            self.collector.add_image(*rgb(pixels))
+        elif is_array(pixels) or is_pil(pixels) or is_encoded(pixels):
+            self.collector.add_image(picture(pixels))
             self.images += 1
         else:
             what = type(pixels).__name__
             if isinstance(pixels, tuple | list):
                 what = f"a {what} of {len(pixels)} (expected are images, or images and labels)"
-            raise ArgumentError(f"images: {what} is neither a path, a PIL image, an array nor a batch")
+            raise ArgumentError(f"images: {what} is neither a path, the bytes of a file, a PIL image, an array nor a batch")
         if labels is not None:
             self.add_labels(labels, self.images - before)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _modules, _native, _process
-from ._arrays import count, images_of, is_array, is_tensor, not_pixels
-from ._errors import ArgumentError
-from ._images import PathLike, is_path, is_pil, rgb
+from ._arrays import images_of, is_array, is_tensor, not_pixels
+from ._errors import ArgumentError, count
+from ._images import PathLike, is_encoded, is_path, is_pil, picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,26 @@ class Class:
 
 
 class Site(NamedTuple):
-    """A named place where a tensor may be quantized, as a row of :attr:`Model.sites`."""
+    """A named place where a tensor may be quantized, as a row of :attr:`Model.sites`.
+
+    A value is stored as the code ``round(value / scale)``, at most 127 in magnitude, which stands for ``code * scale``.
+    Calibration chooses ``amax = 127 * scale`` for each quantized activation; larger values are clipped to it. ``amax`` and
+    ``scale`` are ``None`` elsewhere: a weight has a scale for each output channel, computed from the weight itself (the
+    tensor ``NAME.scale`` of the checkpoint); codes of attention probabilities have a fixed step; a site in float has none.
+    Where channels of ``mlp.fc2.input`` have scales of their own, these are ``scale`` times the channel's factor (the
+    tensor ``NAME.channel_factor``).
+    """
 
     name: str
     quantized: bool
     bits: int
     #: ``s8``, or ``u8`` for attention probabilities.
     kind: str
-    #: ``tensor`` or ``channel``.
+    #: ``tensor``: one scale for all values, or ``channel``: one for each channel.
     granularity: str
-    #: Largest magnitude that has a code; ``None`` where the site has no range of its own.
+    #: Largest magnitude that has a code, the range that calibration found; ``None`` at weights and sites in float.
     amax: float | None
-    #: ``amax / 127``.
+    #: Difference between neighbouring codes, ``amax / 127``.
     scale: float | None
 
 
@@ -85,7 +93,7 @@ class Engine:
         """
         array = images_of(images, self._size)
         logits = np.empty((len(array), self._classes), np.float32)
-        native = self._native or self._ready()
+        native = self._ready()
         if array.dtype == np.uint8:
             native.infer(array, logits)
         elif len(array):
@@ -101,13 +109,15 @@ class Engine:
         """Classifies images: the best ``top_k`` classes of each, best first.
 
         Args:
-            images: paths, PIL images or decoded images (``uint8 [height, width, 3]``), or one of these. They are
-                preprocessed as the model says, with the bytes of Pillow.
+            images: paths, or images in memory: ``bytes``, ``bytearray`` or ``memoryview`` of an encoded file (JPEG, PNG,
+                WebP, ...), PIL images, or decoded images (``uint8 [height, width, 3]``); or one of these. They are
+                preprocessed as the model says, with the pixels that Pillow gives.
 
         Raises:
+            NotFoundError: for a file that does not exist.
             ArgumentError, DataError: for an empty list, and for an image that cannot be read.
         """
-        if is_path(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
+        if is_path(images) or is_encoded(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
             images = [images]
         images, native = list(images), self._ready()
         if not images:
@@ -116,9 +126,9 @@ class Engine:
         if all(is_path(image) for image in images):
             found = native.predict([os.fspath(image) for image in images], top_k)
         elif any(is_path(image) for image in images):
-            raise ArgumentError("images: paths and decoded images are mixed; give one kind")
+            raise ArgumentError("images: paths and images in memory are mixed; give one kind")
         else:
-            found = native.classify([rgb(image) for image in images], top_k)
+            found = native.classify([picture(image) for image in images], top_k)
         return [[Class(*each) for each in classes] for classes in found]
 
     @property
@@ -202,6 +212,40 @@ class Model:
         """Writes a checkpoint that :func:`open` and the program ``swinq`` read; completely, or not at all."""
         self._native.save(os.fspath(path))
 
+    def export(
+        self,
+        path: PathLike,
+        *,
+        opset: int = 20,
+        target: str = "ort",
+        fp16: bool = False,
+        batch: int | str = "free",
+        probs: str | None = None,
+        input: str = "normalized",
+    ) -> list[str]:
+        """Writes the model, float or quantized, as an ONNX file; completely, or not at all. It is the file that
+        ``swinq export`` writes.
+
+        Args:
+            path: the file, ``.onnx``.
+            opset: version of ONNX's operators, 18 to 23.
+            target: the runtime that will run the graph: ``ort`` (ONNX Runtime), ``openvino`` or ``tensorrt``.
+            fp16: whether float tensors are f16 inside the graph; inputs and logits stay f32.
+            batch: images of one inference: a number, or ``free``.
+            probs: form of attention probabilities of kind ``u8``: ``exact``, the engine's arithmetic, or ``softmax``,
+                which runtimes fuse and which loses some precision. ``None``: ``softmax`` for TensorRT, else ``exact``.
+            input: ``normalized``, ``float32 [batch, 3, size, size]``, or ``pixels``, ``uint8 [batch, size, size, 3]``.
+
+        Returns:
+            Remarks on the file, such as what an option costs; the command prints them.
+
+        Raises:
+            ArgumentError: for options that contradict each other.
+            ModelError: for a site that the target has no faithful form of.
+            NotFoundError, FileError: if the file cannot be written.
+        """
+        return _native.export(self._native, os.fspath(path), opset, target, fp16, str(batch), probs, input)
+
     @property
     def name(self) -> str:
         """Name of the architecture."""
@@ -241,7 +285,12 @@ class Model:
 
     @property
     def sites(self) -> list[Site]:
-        """The sites, in the model's order: a table, as in ``pandas.DataFrame(model.sites)``."""
+        """The sites, in the model's order: a table, as in ``pandas.DataFrame(model.sites)``.
+
+        A row is a :class:`Site`: its name, whether it is quantized, the bits and kind of its codes, ``amax`` (the largest
+        magnitude that has a code) and ``scale`` (``amax / 127``, the step between codes). A weight has a scale for each
+        output channel, which the checkpoint holds beside its codes, and no ``amax`` here.
+        """
         return [Site(*row) for row in self._native.sites()]
 
     def __reduce__(self) -> Any:
@@ -273,7 +322,9 @@ def open(
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
             ``"torchvision"`` or ``"hf"`` for the default of a family, or a mapping with the keys of
-            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own.
+            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own. Of an image
+            processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
+            transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
         opts: overrides of keys of the configuration, such as ``{"MODEL.NUM_CLASSES": 10}``.
         dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``; default: detected.

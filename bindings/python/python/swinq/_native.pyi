@@ -11,6 +11,9 @@ _Tensor = tuple[str, str, Sequence[int], Any]
 _Class = tuple[int, str | None, float]
 _Progress = Callable[[str, int, int], object]
 
+#: An image in memory: width, height and ``uint8 [height, width, 3]``, or the bytes of a file.
+Picture = tuple[int, int, Any] | bytes | bytearray
+
 def run_command(arguments: Sequence[str]) -> int: ...
 def shipped_configs() -> list[str]:
     """The names of the shipped configurations, for ``cfg``."""
@@ -21,6 +24,7 @@ def quantize(
     images: Images,
     recipe: str,
     is_text: bool,
+    ptq: str | None,
     batch_size: int,
     threads: int,
     skip_corrupt: int,
@@ -35,7 +39,17 @@ def evaluate(
     latency: Sequence[int],
     skip_corrupt: int,
     progress: _Progress | None,
-) -> tuple[str, str]: ...
+) -> tuple[str, str, list[str]]: ...
+def export(
+    model: Model,
+    path: str | os.PathLike[str],
+    opset: int,
+    target: str,
+    fp16: bool,
+    batch: str,
+    probs: str | None,
+    input: str,
+) -> list[str]: ...
 
 class Model:
     @staticmethod
@@ -73,7 +87,7 @@ class Engine:
     def infer(self, pixels: Any, logits: Any) -> None: ...
     def infer_normalized(self, values: Any, logits: Any) -> None: ...
     def predict(self, paths: Sequence[str], k: int) -> list[list[_Class]]: ...
-    def classify(self, images: Sequence[tuple[int, int, Any]], k: int) -> list[list[_Class]]: ...
+    def classify(self, images: Sequence[Picture], k: int) -> list[list[_Class]]: ...
     @property
     def classes(self) -> int: ...
     @property
@@ -92,7 +106,7 @@ class Images:
 
 class Collector:
     def __new__(cls, model: Model) -> Collector: ...
-    def add_image(self, width: int, height: int, pixels: Any) -> None: ...
+    def add_image(self, image: Picture) -> None: ...
     def add_pixels(self, pixels: Any) -> None: ...
     def add_normalized(self, values: Any) -> None: ...
     def add_labels(self, labels: Sequence[int]) -> None: ...

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _native, _process
-from ._arrays import count
-from ._errors import ArgumentError
+from ._errors import ArgumentError, count
 from ._images import PathLike, collect
 from ._model import Model, open
 from ._progress import Progress, close, observer
@@ -21,6 +20,7 @@ def quantize(
     images: PathLike | Iterable[Any],
     recipe: str | os.PathLike[str] | Mapping[str, Any] = "default",
     *,
+    ptq: str | None = None,
     split: str = "train",
     limit: int | None = None,
     seed: int = 0,
@@ -41,10 +41,15 @@ def quantize(
         images: the path of a data set (a folder with `train` and `val`, each with a folder per class or as zip archives of
             Swin; a folder of images; a list file), a map-style data set of PyTorch, or an iterable of
 
-            - paths, or PIL images, or ``uint8 [height, width, 3]`` arrays, which are preprocessed as the model says;
+            - paths, or the bytes of image files, PIL images, or ``uint8 [height, width, 3]`` arrays, which are
+              preprocessed as the model says;
             - batches that are preprocessed, ``uint8 [n, size, size, 3]`` or ``float [n, 3, size, size]``, alone, in a
               tuple with their labels, or in a mapping under ``pixel_values``, as a DataLoader gives them.
         recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file.
+        ptq: how the numbers of every layer are found: ``basic`` (the calibrators of the recipe choose ranges, weights are
+            rounded to the nearest code), ``refined`` (layers are rewritten and ranges searched so that the error of the
+            layers' outputs falls) or ``reconstruct`` (also the rounding of weights; takes minutes). ``None``: as the recipe
+            states for each layer; the shipped recipes say ``refined`` where it helps.
         split: part of the data set at a path, ``train`` or ``val``.
         limit: number of images; of a data set at a path a seeded sample spread over the classes, else the first.
         seed: seed of that sample.
@@ -56,7 +61,10 @@ def quantize(
 
     A model without class names takes those of a data set with as many classes, with a warning.
 
+    Ctrl-C ends the call within half a second. A layer in work is finished first, in another thread.
+
     Raises:
+        NotFoundError: for a path at which nothing exists.
         ArgumentError, ModelError, DataError, CalibrationError: with the messages of the program.
     """
     if not isinstance(model, Model):
@@ -64,7 +72,8 @@ def quantize(
     elif reading:
         raise ArgumentError(f"{next(iter(reading))}: is no argument for a model that is open already")
     _process.start_threads("quantize")
-    count("threads", threads, 0)
+    for name, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1), ("skip_corrupt", skip_corrupt, 0)):
+        count(name, value, least)
     size = model.config["image_size"]
     chosen = collect(model._native, size, images, split=split, limit=limit, seed=seed)
     function = observer(progress)
@@ -72,7 +81,7 @@ def quantize(
     text = json.dumps(recipe) if mapping else os.fspath(recipe)  # type: ignore[arg-type]
     try:
         found, skipped = _native.quantize(
-            model._native, chosen, text, mapping, batch_size, threads, skip_corrupt, function
+            model._native, chosen, text, mapping, ptq, batch_size, threads, skip_corrupt, function
         )
     finally:
         close(function)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use swinq_kernels::cuda::CudaError;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::attention::HEAD_DIM;
-use swinq_kernels::cuda::ops::linear::LinearStore;
+use swinq_kernels::cuda::ops::linear::{LinearStore, MOST_HEADS};
 use swinq_kernels::cuda::ops::norm::{DeviceNorm, rows_of_tokens};
 use swinq_kernels::{Quantizer, RowMap};
 use swinq_plan::{Op, Order, Step, Store, TensorId};
@@ -142,7 +142,11 @@ impl Lowering<'_> {
             return Ok(None);
         };
         let (Store::F32, Store::Codes(sites)) = (&first.store, &second.store) else { return Ok(None) };
-        if !self.fuse || second.input != first.output || heads.head_dim != HEAD_DIM {
+        if !self.fuse
+            || second.input != first.output
+            || heads.head_dim != HEAD_DIM
+            || heads.heads > MOST_HEADS
+        {
             return Ok(None);
         }
         let mut two_codes = heads.two_codes.clone();

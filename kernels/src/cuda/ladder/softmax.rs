@@ -17,11 +17,21 @@ pub enum SoftmaxRung {
     Naive,
     /// One warp per row, maximum and sum in one pass; result in f32.
     Online,
-    /// Several rows per warp, with values in registers; result in f32.
+    /// Several rows per warp, with values in registers; result in f32. Short rows that do not begin at multiples of 16
+    /// bytes pass through shared memory.
     Rows,
     /// The codes of the INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), with values
     /// in registers; result in u8, and the sum of each row's codes in u32.
     Codes,
+}
+
+/// Threads of a block of `softmax_staged`, and the longest rows for it.
+const STAGED_THREADS: u32 = 64;
+const STAGED_COLUMNS: usize = 64;
+
+/// Whether rows of `columns` values pass through shared memory: short rows that do not begin at multiples of 16 bytes.
+fn staged(columns: usize) -> bool {
+    columns <= STAGED_COLUMNS && !columns.is_multiple_of(4)
 }
 
 /// Number of threads that share a row of `columns` values in registers; `None` if the row is too long.
@@ -42,7 +52,8 @@ impl SoftmaxRung {
 
     /// The program to compile for rows of `columns` values; `None` if such a row does not fit into registers.
     pub fn program(self, columns: usize) -> Option<Program> {
-        let program = |entry| Program::new("ladder_softmax.cu", entry).define("THREADS", THREADS.into());
+        let threads = self.threads(columns);
+        let program = |entry| Program::new("ladder_softmax.cu", entry).define("THREADS", threads.into());
         let in_registers = |entry| {
             let program = program(entry).define("COLUMNS", i64::from(int(columns)));
             Some(program.define("LANES", lanes(columns)?.into()))
@@ -50,6 +61,10 @@ impl SoftmaxRung {
         match self {
             SoftmaxRung::Naive => Some(program("softmax_naive")),
             SoftmaxRung::Online => Some(program("softmax_online")),
+            SoftmaxRung::Rows if staged(columns) => {
+                let program = program("softmax_staged").define("COLUMNS", i64::from(int(columns)));
+                Some(program.define("LANES", 1))
+            }
             SoftmaxRung::Rows => in_registers("softmax_rows"),
             SoftmaxRung::Codes => in_registers("softmax_codes"),
         }
@@ -60,6 +75,11 @@ impl SoftmaxRung {
     /// # Panics
     /// If 2^31 blocks or more are needed.
     pub fn launch(self, rows: usize, columns: usize) -> LaunchConfig {
+        if self == SoftmaxRung::Rows && staged(columns) {
+            let grid = blocks(rows.div_ceil(STAGED_THREADS as usize));
+            let shared = STAGED_THREADS * 4 * columns as u32;
+            return LaunchConfig { shared, ..LaunchConfig::linear(grid, STAGED_THREADS) };
+        }
         let warps = THREADS / 32;
         let lanes = match self {
             SoftmaxRung::Naive => THREADS,
@@ -69,6 +89,10 @@ impl SoftmaxRung {
         let shared = if lanes == THREADS { 2 * warps * 4 } else { 0 };
         let grid = blocks(rows.div_ceil((THREADS / lanes) as usize));
         LaunchConfig { shared, ..LaunchConfig::linear(grid, THREADS) }
+    }
+
+    fn threads(self, columns: usize) -> u32 {
+        if self == SoftmaxRung::Rows && staged(columns) { STAGED_THREADS } else { THREADS }
     }
 
     /// Bytes per element of the output.
@@ -160,7 +184,7 @@ mod tests {
         for rows in [1, 7, 8, 9, 1000] {
             assert_eq!(SoftmaxRung::Naive.launch(rows, 49).grid, [rows as u32, 1, 1]);
             assert_eq!(SoftmaxRung::Online.launch(rows, 49).grid, [rows.div_ceil(4) as u32, 1, 1]);
-            assert_eq!(SoftmaxRung::Rows.launch(rows, 49).grid, [rows.div_ceil(16) as u32, 1, 1]);
+            assert_eq!(SoftmaxRung::Rows.launch(rows, 49).grid, [rows.div_ceil(64) as u32, 1, 1]);
             assert_eq!(SoftmaxRung::Codes.launch(rows, 4096).grid, [rows as u32, 1, 1]);
         }
     }

@@ -1,5 +1,7 @@
 //! Sequential reads from the bytes of a pickle.
 
+use crate::error::damaged;
+
 /// The bytes of a pickle, and the position of the next read.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -62,5 +64,5 @@ impl<'a> Reader<'a> {
 }
 
 fn truncated() -> String {
-    "the pickle ends too early: the file is truncated or damaged; download it again".to_owned()
+    damaged("file of torch.save", "its pickle ends too early")
 }

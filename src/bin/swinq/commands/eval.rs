@@ -107,13 +107,14 @@ impl Observer for Printer {
         interrupt::check()
     }
 
-    fn evaluated(&mut self, model: &ModelResult, accuracy: &Accuracy, skipped: &[String]) {
+    fn evaluated(&mut self, model: &ModelResult, accuracy: Option<&Accuracy>, skipped: &[String]) {
         if let Some(progress) = self.progress.take() {
             progress.finish(self.seen);
         }
         for skipped in skipped {
             caution!("left out {skipped}");
         }
+        let Some(accuracy) = accuracy else { return };
         say!("{}: {}", model.label(), eval::acc_line(accuracy));
         if let Some(remark) = eval::near_chance(accuracy, self.classes) {
             caution!("{}: {remark}", model.label());

@@ -1,11 +1,11 @@
 //! The arrays and numbers of a linear layer's epilogue, on the device.
 
 use super::Target;
-use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
+use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
 use super::pack::pad_columns;
 use super::params::EpilogueParams;
 use crate::Quantizer;
-use crate::cuda::ops::attention::{HEAD_DIM, low_columns};
+use crate::cuda::ops::attention::HEAD_DIM;
 use crate::cuda::ops::int;
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use crate::reference::correction_i8;
@@ -20,10 +20,9 @@ pub(super) struct EpilogueArrays {
     step: Option<DeviceSlice>,
     /// If the input has zero points.
     correction: Option<DeviceSlice>,
-    /// The columns of low codes, if some heads have them.
-    low: Option<DeviceSlice>,
-    /// Columns of queries and keys, which are normalised.
-    normalized: usize,
+    /// Heads whose queries and keys are normalised, and a bit for each that has two codes per value.
+    heads: usize,
+    two_codes: u64,
     output_scale: f32,
     fake: (f32, f32),
 }
@@ -31,6 +30,7 @@ pub(super) struct EpilogueArrays {
 impl EpilogueArrays {
     pub(super) fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<EpilogueArrays, CudaError> {
         let n = spec.n;
+        let (heads, two_codes) = heads(spec);
         let copy =
             |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(values))?.all());
         let recip = match &spec.store {
@@ -64,10 +64,8 @@ impl EpilogueArrays {
             correction: corrections(spec)
                 .map(|values| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(&values))?.all()))
                 .transpose()?,
-            low: low_codes(spec)
-                .map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all()))
-                .transpose()?,
-            normalized: if let LinearStore::Heads { .. } = spec.store { 2 * n / 3 } else { 0 },
+            heads,
+            two_codes,
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             fake,
         })
@@ -75,10 +73,7 @@ impl EpilogueArrays {
 
     pub(super) fn hold(&self, on: &Stream) {
         [&self.scale, &self.bias, &self.recip].into_iter().for_each(|s| on.hold(s));
-        [&self.zero_point, &self.step, &self.correction, &self.low]
-            .into_iter()
-            .flatten()
-            .for_each(|s| on.hold(s));
+        [&self.zero_point, &self.step, &self.correction].into_iter().flatten().for_each(|s| on.hold(s));
     }
 
     pub(super) fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {
@@ -89,14 +84,14 @@ impl EpilogueArrays {
             zero_point: pointer(&self.zero_point),
             step: pointer(&self.step),
             correction: pointer(&self.correction),
-            low: pointer(&self.low),
+            two_codes: self.two_codes,
             map: out.map.map_or(0, |map| map.slice.ptr()),
             out: out.slice.ptr(),
             n: int(n),
             stride: int(stride),
             map_rows: int(out.map.map_or(0, |map| map.rows)),
             map_tokens: int(out.map.map_or(0, |map| map.tokens)),
-            normalized: int(self.normalized),
+            heads: int(self.heads),
             output_scale: self.output_scale,
             fake_recip: self.fake.0,
             fake_scale: self.fake.1,
@@ -138,12 +133,12 @@ fn column_codes(spec: &DeviceLinearSpec<'_>, scale: &[f32], bias: &[f32]) -> Opt
     }
 }
 
-/// The columns of the low codes; none if no head has them.
-fn low_codes(spec: &DeviceLinearSpec<'_>) -> Option<Vec<i32>> {
-    let LinearStore::Heads { two_codes, .. } = &spec.store else { return None };
+/// The number of heads that the layer normalises, and a bit for each that has two codes.
+fn heads(spec: &DeviceLinearSpec<'_>) -> (usize, u64) {
+    let LinearStore::Heads { two_codes, .. } = &spec.store else { return (0, 0) };
     let (n, heads) = (spec.n, two_codes.len());
-    assert!(n == 3 * heads * HEAD_DIM, "linear: {n} columns are not q, k and v of {heads} heads");
-    two_codes.contains(&true).then(|| low_columns(two_codes))
+    assert!(n == 3 * heads * HEAD_DIM && heads <= MOST_HEADS, "linear: {n} columns for {heads} heads");
+    (heads, (0..heads).filter(|&head| two_codes[head]).map(|head| 1 << head).sum())
 }
 
 /// What is subtracted from the sums of each column; none if the input has no zero points.

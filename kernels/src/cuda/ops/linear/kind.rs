@@ -24,6 +24,9 @@ pub enum DeviceWeight<'a> {
     Half(&'a [f32]),
 }
 
+/// The most heads of a layer that normalises them.
+pub const MOST_HEADS: usize = 64;
+
 /// How a linear layer stores its results.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinearStore {
@@ -36,7 +39,7 @@ pub enum LinearStore {
     ChannelCodes(ColumnQuantizers),
     /// Quantized and dequantized with a scale and a zero point per column, then stored as f16.
     ChannelFake(ColumnQuantizers),
-    /// INT8 codes of queries, keys and values, `[3, heads, 32]`; queries and keys are normalised first
+    /// INT8 codes of queries, keys and values, `[3, heads, 32]`, of at most [`MOST_HEADS`] heads; queries and keys are normalised first
     /// ([`NormalizeHeads`](crate::heads::NormalizeHeads)). The low codes of heads with two codes follow.
     Heads {
         /// The sites q, k and v.

@@ -12,7 +12,7 @@ mod tile;
 use std::sync::{Mutex, Weak};
 
 pub(super) use kind::HALF_GELU_RECIPS;
-pub use kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
+pub use kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
 pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
 

@@ -1,0 +1,52 @@
+//! Export to ONNX.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use swinq::onnx::{BatchSize, ExportOptions, InputForm, ProbsForm, Target};
+use swinq::{Error, export_onnx};
+
+use crate::error::{choice, raise, raise_as};
+use crate::model::Model;
+use crate::work;
+
+/// Writes `model` to the ONNX file `path`. The options are those of the command `swinq export`; `batch` is a number or
+/// `free`. Returns the remarks that the command prints.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
+pub fn export(
+    py: Python<'_>,
+    model: &Model,
+    path: PathBuf,
+    opset: i64,
+    target: &str,
+    fp16: bool,
+    batch: &str,
+    probs: Option<&str>,
+    input: &str,
+) -> PyResult<Vec<String>> {
+    let targets = [Target::Ort, Target::OpenVino, Target::TensorRt].map(|target| (target.name(), target));
+    let forms = [ProbsForm::Exact, ProbsForm::Softmax].map(|form| (form.name(), form));
+    let inputs = [InputForm::Normalized, InputForm::Pixels].map(|form| (form.name(), form));
+    let batch = batch.parse::<BatchSize>();
+    let options = ExportOptions {
+        opset,
+        target: choice(py, "target", target, &targets)?,
+        fp16,
+        batch: batch.map_err(|problem| raise_as(py, "ArgumentError", format!("batch: {problem}")))?,
+        probs: probs.map(|form| choice(py, "probs", form, &forms)).transpose()?,
+        input: choice(py, "input", input, &inputs)?,
+        checkpoint_hash: None,
+    };
+    options.check().map_err(|error| raise(py, &error.into()))?;
+    let model = model.model.clone();
+    let written = work::run(py, None, move |reporter| {
+        let file = export_onnx(&model, &options)?;
+        if reporter.is_stopped() {
+            return Err(Error::Interrupted);
+        }
+        file.write(&path)?;
+        Ok(file.remarks)
+    })?;
+    written.map_err(|error| raise(py, &error))
+}
