@@ -106,6 +106,18 @@ fn lists_with_and_without_classes() {
     assert!(text.contains("commas.txt") && text.contains("path<TAB>class"), "{text}");
 }
 
+/// A pipe without a writer would make the reader wait for ever.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("a.jpg");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let refused = "a.jpg: not a regular file";
+    assert!(swinq_data::image_files(&pipe).unwrap_err().to_string().ends_with(refused));
+    assert!(message(Dataset::from_files(&[pipe])).ends_with(refused));
+}
+
 #[test]
 fn missing_parts_of_a_layout_are_named() {
     let empty = tempfile::tempdir().unwrap();

@@ -108,6 +108,10 @@ fn a_pipe_is_neither_a_model_nor_data() {
     command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(&pipe);
     command.timeout(std::time::Duration::from_secs(60));
     refused(command.assert(), 1, &["pipe", "neither a regular file nor a folder"]);
+    let mut command = swinq(["predict"]);
+    command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg(&pipe);
+    let run = command.timeout(std::time::Duration::from_secs(60)).assert().code(1);
+    assert!(common::stderr(&run).contains("pipe: not a regular file"), "{}", common::stderr(&run));
 }
 
 /// CRC-32 of PNG (ISO 3309), bit by bit.

@@ -49,6 +49,11 @@ fn is_text(path: &Path) -> Result<bool, DataError> {
 fn head(path: &Path) -> Result<(Vec<u8>, bool), DataError> {
     use std::io::Read;
     let mut head = Vec::new();
+    // A pipe would wait for its writer when it is opened.
+    if !path.metadata().map_err(|error| DataError::io(path, error))?.is_file() {
+        let kind = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(DataError::io(path, kind));
+    }
     let file = std::fs::File::open(path).map_err(|error| DataError::io(path, error))?;
     file.take(64).read_to_end(&mut head).map_err(|error| DataError::io(path, error))?;
     let named = path.file_name().is_some_and(|name| folder::is_image_name(&name.to_string_lossy()));
