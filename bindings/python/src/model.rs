@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use swinq::model::Granularity;
 use swinq::model::quantized::SiteState;
-use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, TensorView, Transform};
+use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Site, TensorView, Transform};
 
 use crate::buffer::Array;
 use crate::error::{choice, in_python, json, raise, raise_as};
@@ -148,14 +149,20 @@ impl Model {
     /// The sites, in the order of the model.
     fn sites(&self) -> Vec<SiteRow> {
         let model = self.model.as_quantized();
-        self.model.sites().into_iter().map(|site| row(site.to_string(), model.site(site))).collect()
+        self.model.sites().into_iter().map(|site| row(site, model.site(site))).collect()
     }
 }
 
-fn row(name: String, state: &SiteState) -> SiteRow {
+fn row(site: Site, state: &SiteState) -> SiteRow {
     let spec = &state.spec;
-    let (kind, granularity) = (text(&spec.kind), text(&spec.granularity));
-    (name, spec.enabled, spec.bits, kind, granularity, state.amax, state.scale())
+    // Recipes state the granularity of weights. An activation has one scale, or the scales of its channels.
+    let granularity = match &state.channels {
+        _ if site.is_weight() => spec.granularity,
+        Some(_) => Granularity::Channel,
+        None => Granularity::Tensor,
+    };
+    let (kind, granularity) = (text(&spec.kind), text(&granularity));
+    (site.to_string(), spec.enabled, spec.bits, kind, granularity, state.amax, state.scale())
 }
 
 /// The name of a value as recipes write it.

@@ -127,6 +127,8 @@ class Models(Quantized):
         weight = sites["layers.0.blocks.0.attn.qkv.weight"]
         self.assertEqual((weight.quantized, weight.bits, weight.kind, weight.granularity), (True, 8, "s8", "channel"))
         self.assertFalse(sites["head.weight"].quantized)
+        inputs = [sites[f"layers.0.blocks.0.{name}.input"].granularity for name in ("attn.qkv", "mlp.fc2")]
+        self.assertEqual((inputs, weight.amax, weight.scale), (["tensor", "channel"], None, None))
         ranged = [site for site in sites.values() if site.amax is not None]
         self.assertTrue(ranged)
         for site in ranged:

@@ -274,19 +274,22 @@ impl Kernel for Units<'_, '_> {
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        for unit in self.units {
-            let unit = self.op.locate(self.first, unit);
-            if int8_u8::suits::<L>(self.op, unit, self.input) {
-                int8_u8::unit(lanes, self.op, unit, self.input, self.sink, self.scratch);
+        let Units { op, first, units, input, sink, scratch } = self;
+        for unit in units {
+            let unit = op.locate(first, unit);
+            if !int8_u8::suits::<L>(op, unit, input) {
+                apart(op.cpu, General(One { op, unit, input, sink, scratch }));
+            } else if op.low[unit.head].is_some() {
+                apart(op.cpu, TwoCodes(One { op, unit, input, sink, scratch }));
             } else {
-                self.op.general_unit(unit, self.input, self.sink, self.scratch);
+                int8_u8::unit::<L, false>(lanes, op, unit, input, sink, scratch);
             }
         }
     }
 }
 
-/// One window and head in the general body.
-struct General<'a, 'o> {
+/// One window and head.
+struct One<'a, 'o> {
     op: &'a WindowAttention,
     unit: Unit,
     input: AttentionIn<'a>,
@@ -294,21 +297,44 @@ struct General<'a, 'o> {
     scratch: &'a mut AlignedBuf,
 }
 
-impl Kernel for General<'_, '_> {
+/// One in the general body.
+struct General<'a, 'o>(One<'a, 'o>);
+
+/// One whose queries and keys have two codes, in the body of `int8_u8`.
+struct TwoCodes<'a, 'o>(One<'a, 'o>);
+
+impl One<'_, '_> {
     fn scalar(self) {
         scalar::unit(self.op, self.unit, self.input, self.sink, self.scratch);
+    }
+}
+
+impl Kernel for General<'_, '_> {
+    fn scalar(self) {
+        self.0.scalar();
     }
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        general::unit(lanes, self.op, self.unit, self.input, self.sink, self.scratch);
+        let One { op, unit, input, sink, scratch } = self.0;
+        general::unit(lanes, op, unit, input, sink, scratch);
     }
 }
 
-impl WindowAttention {
-    /// The two vector bodies are compiled apart. In one function, that of `int8_u8` takes a tenth longer.
-    #[inline(never)]
-    fn general_unit(&self, unit: Unit, input: AttentionIn<'_>, sink: &RowSink<'_>, scratch: &mut AlignedBuf) {
-        dispatch(self.cpu, General { op: self, unit, input, sink, scratch });
+impl Kernel for TwoCodes<'_, '_> {
+    fn scalar(self) {
+        self.0.scalar();
     }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let One { op, unit, input, sink, scratch } = self.0;
+        int8_u8::unit::<L, true>(lanes, op, unit, input, sink, scratch);
+    }
+}
+
+/// Runs a body that is compiled apart from the usual one. In one function, the usual one takes up to twice as long.
+#[inline(never)]
+fn apart(cpu: Cpu, body: impl Kernel) {
+    dispatch(cpu, body);
 }

@@ -118,5 +118,7 @@ def _opened(model: Any) -> Model:
 def _name(given: Any, model: Model) -> str:
     """The name of a model that the caller gave no name: of its file, else of its recipe."""
     if is_path(given):
-        return os.path.splitext(os.path.basename(os.path.normpath(given)))[0] or os.fspath(given)
+        path: str = os.path.normpath(given)
+        name = os.path.basename(path)
+        return name if os.path.isdir(path) else os.path.splitext(name)[0]
     return model.recipe

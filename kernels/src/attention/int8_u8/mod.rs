@@ -26,10 +26,11 @@ const CHUNK: usize = 64;
 /// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether this path handles `unit`: it needs codes, one for each query and key, in registers that are full.
+/// Whether this path handles `unit`: it needs codes in registers that are full, and for a head with two codes for each
+/// query and key no lone key.
 pub(super) fn suits<L: Lanes>(op: &WindowAttention, unit: Unit, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
-        && op.low[unit.head].is_none()
+        && (op.low[unit.head].is_none() || op.shape.n % L::N != 1)
         && integer_scores(&op.quant)
         && integer_values(&op.quant)
         && op.quant.probs == Probs::U8
@@ -47,13 +48,15 @@ struct Sizes {
     lone: bool,
     /// Registers of weights of one query; each holds four blocks.
     packs: usize,
+    /// Whether queries and keys have two codes.
+    two_codes: bool,
 }
 
 impl Sizes {
-    fn new<L: Lanes>(Shape { d, n, .. }: Shape) -> Sizes {
+    fn new<L: Lanes>(Shape { d, n, .. }: Shape, two_codes: bool) -> Sizes {
         let lone = n % L::N == 1;
         let blocks = if lone { n / L::N } else { n.div_ceil(L::N) };
-        Sizes { n, d, blocks, lone, packs: blocks.div_ceil(4) }
+        Sizes { n, d, blocks, lone, packs: blocks.div_ceil(4), two_codes }
     }
 
     /// Blocks in weights register `pack`.
@@ -77,21 +80,22 @@ impl Sizes {
     }
 
     /// Sizes in f32 of the parts of [`Work`], multiples of a cache line.
-    fn regions<L: Lanes>(&self) -> [usize; 6] {
+    fn regions<L: Lanes>(&self) -> [usize; 8] {
         let keys = self.blocks * L::N * self.d / 4;
         let values = self.groups::<L>() * self.d;
         let (logits, weights) = (self.logits::<L>(), self.weights::<L>() / 4);
-        let sizes = [keys, logits, values, CHUNK * logits, CHUNK * weights, logits / 4];
+        let low = usize::from(self.two_codes);
+        let sizes =
+            [keys, logits, low * keys, low * logits, values, CHUNK * logits, CHUNK * weights, logits / 4];
         sizes.map(|size| size.next_multiple_of(16))
     }
 }
 
 /// The scratch memory of one window and head.
 struct Work<'s> {
-    /// `[block][channel group][lane][4]` s8.
-    keys: &'s mut [u8],
-    /// -128 times the sum of each key's codes, i32.
-    offsets: &'s mut [f32],
+    keys: Keys<'s>,
+    /// The low codes of the keys, if they have two codes.
+    keys_low: Keys<'s>,
     /// `[2 N channels][key group][2 registers]` s8, woven; groups in the order of weights.
     values: &'s mut [u8],
     /// `[CHUNK, blocks * N]`.
@@ -103,22 +107,32 @@ struct Work<'s> {
     order: &'s mut [u32],
 }
 
+/// Packed codes of keys.
+struct Keys<'s> {
+    /// `[block][channel group][lane][4]` s8.
+    codes: &'s mut [u8],
+    /// -128 times the sum of each key's codes, i32.
+    offsets: &'s mut [f32],
+}
+
 impl<'s> Work<'s> {
     fn split<L: Lanes>(sizes: Sizes, scratch: &'s mut AlignedBuf) -> Work<'s> {
         let regions = sizes.regions::<L>();
         scratch.reserve(regions.iter().sum::<usize>() * size_of::<f32>());
         let mut rest = scratch.as_f32_mut();
-        let [keys, offsets, values, logits, weights, order] =
+        let [keys, offsets, keys_low, offsets_low, values, logits, weights, order] =
             regions.map(|size| rest.split_off_mut(..size).expect("`reserve` made room for all"));
-        let [keys, values, weights] = [keys, values, weights].map(bytes_mut);
+        let [keys, keys_low, values, weights] = [keys, keys_low, values, weights].map(bytes_mut);
         let order = &mut words_mut(order)[..sizes.blocks * L::N / 4];
-        Work { keys, offsets, values, logits, weights, order }
+        let (keys, keys_low) =
+            (Keys { codes: keys, offsets }, Keys { codes: keys_low, offsets: offsets_low });
+        Work { keys, keys_low, values, logits, weights, order }
     }
 }
 
-/// Computes attention of `unit`, which [`suits`] accepts.
+/// Computes attention of `unit`, which [`suits`] accepts. `TWO_CODES` says whether its queries and keys have two codes.
 #[inline(always)]
-pub(super) fn unit<L: Lanes>(
+pub(super) fn unit<L: Lanes, const TWO_CODES: bool>(
     lanes: L,
     op: &WindowAttention,
     unit: Unit,
@@ -127,11 +141,16 @@ pub(super) fn unit<L: Lanes>(
     scratch: &mut AlignedBuf,
 ) {
     let AttentionIn::Codes(codes) = input else { unreachable!("`suits` saw codes") };
-    let sizes = Sizes::new::<L>(op.shape);
+    let low = op.low[unit.head].filter(|_| TWO_CODES);
+    let sizes = Sizes::new::<L>(op.shape, TWO_CODES);
     let mut work = Work::split::<L>(sizes, scratch);
-    let rows = |part| Source { input, shape: op.shape, unit, part, low: None, site: None }.codes_in(codes);
-    let (queries, keys, values) = (rows(Part::Query), rows(Part::Key), rows(Part::Value));
-    operands::pack_keys(lanes, sizes, keys, &mut work);
+    let rows = |part| Source { input, shape: op.shape, unit, part, low, site: None }.codes_in(codes);
+    let (keys, values) = (rows(Part::Key), rows(Part::Value));
+    let queries = Queries { codes: rows(Part::Query), low: TWO_CODES.then(|| rows(Part::QueryLow)) };
+    operands::pack_keys(lanes, sizes, keys, &mut work.keys);
+    if TWO_CODES {
+        operands::pack_keys(lanes, sizes, rows(Part::KeyLow), &mut work.keys_low);
+    }
     operands::order::<L>(sizes, work.order);
     operands::pack_values(lanes, sizes, values, &mut work);
     for from in (0..sizes.n).step_by(CHUNK) {
@@ -139,6 +158,14 @@ pub(super) fn unit<L: Lanes>(
         let chunk = Chunk { op, unit, sizes, finish, from, count: CHUNK.min(sizes.n - from) };
         chunk.run(lanes, queries, keys, &mut work, sink);
     }
+}
+
+/// The queries of a window and head.
+#[derive(Clone, Copy)]
+struct Queries<'a> {
+    codes: Rows<'a, u8>,
+    /// Present if queries have two codes.
+    low: Option<Rows<'a, u8>>,
 }
 
 /// Some queries of one window and head.
@@ -158,7 +185,7 @@ impl Chunk<'_> {
     fn run<L: Lanes>(
         &self,
         lanes: L,
-        queries: Rows<'_, u8>,
+        queries: Queries<'_>,
         keys: Rows<'_, u8>,
         work: &mut Work<'_>,
         sink: &RowSink<'_>,
@@ -166,7 +193,7 @@ impl Chunk<'_> {
         let (mut largest, mut lone) = ([f32::NEG_INFINITY; CHUNK], [0.0; CHUNK]);
         self.scores(lanes, queries, work, &mut largest);
         if self.sizes.lone {
-            self.lone_scores(lanes, queries, keys, &mut largest, &mut lone);
+            self.lone_scores(lanes, queries.codes, keys, &mut largest, &mut lone);
         }
         let (mut sums, mut lone_weights) = ([0; CHUNK], [0; CHUNK]);
         self.weights(lanes, work, &largest, &mut sums);

@@ -1,6 +1,6 @@
 //! Packs keys and values of one window and head.
 
-use super::{Rows, Sizes, Work};
+use super::{Keys, Rows, Sizes, Work};
 use crate::lanes::Lanes;
 
 /// XOR with this turns bytes `code + 128` into codes.
@@ -8,12 +8,12 @@ pub(super) const SIGN: i32 = 0x8080_8080_u32.cast_signed();
 
 /// Packs the keys of all blocks, and their offsets. Lanes after the last key repeat it.
 #[inline(always)]
-pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
+pub(super) fn pack_keys<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, keys: &mut Keys<'_>) {
     let Sizes { n, d, blocks, .. } = sizes;
     assert!(d.is_multiple_of(16) && rows.data.len() >= (n - 1) * rows.stride + d);
     let (sign, ones) = (lanes.splat_i(SIGN), lanes.splat_i(0x0101_0101));
-    let packed = work.keys[..blocks * L::N * d].chunks_exact_mut(L::N * d);
-    for (b, (packed, offsets)) in packed.zip(work.offsets.chunks_exact_mut(L::N)).enumerate() {
+    let packed = keys.codes[..blocks * L::N * d].chunks_exact_mut(L::N * d);
+    for (b, (packed, offsets)) in packed.zip(keys.offsets.chunks_exact_mut(L::N)).enumerate() {
         let first = b * L::N;
         let mut sum = lanes.splat_i(0);
         for (c, packed) in packed.chunks_exact_mut(16 * L::N).enumerate() {

@@ -1,7 +1,7 @@
 //! Logits of a chunk of queries, and the largest logit of each query.
 
 use super::operands::SIGN;
-use super::{CHUNK, Chunk, Column, Rows, Work};
+use super::{CHUNK, Chunk, Column, Keys, Queries, Rows, Work};
 use crate::attention::operands::four;
 use crate::attention::products::{Blocks, Integer, Product, products};
 use crate::attention::scores::Finish;
@@ -17,7 +17,7 @@ impl Chunk<'_> {
     pub(super) fn scores<L: Lanes>(
         &self,
         lanes: L,
-        queries: Rows<'_, u8>,
+        queries: Queries<'_>,
         work: &mut Work<'_>,
         largest: &mut Column<f32>,
     ) {
@@ -41,11 +41,22 @@ impl Chunk<'_> {
         &self,
         lanes: L,
         row: usize,
-        queries: Rows<'_, u8>,
+        Queries { codes: queries, low }: Queries<'_>,
         work: &mut Work<'_>,
     ) -> [L::F; R] {
         let mut max = [lanes.splat(f32::NEG_INFINITY); R];
         let mut block = 0;
+        if let Some(low) = low {
+            while block < self.sizes.blocks {
+                block += match self.sizes.blocks - block {
+                    2.. if L::TILE >= 4 => {
+                        self.two_codes_tile::<L, R, 2>(lanes, row, block, [queries, low], work, &mut max)
+                    }
+                    _ => self.two_codes_tile::<L, R, 1>(lanes, row, block, [queries, low], work, &mut max),
+                };
+            }
+            return max;
+        }
         while block < self.sizes.blocks {
             block += match self.sizes.blocks - block {
                 4.. if L::TILE >= 4 => self.tile::<L, R, 4>(lanes, row, block, queries, work, &mut max),
@@ -68,10 +79,44 @@ impl Chunk<'_> {
         work: &mut Work<'_>,
         max: &mut [L::F; R],
     ) -> usize {
-        let sums = self.products::<L, R, T>(lanes, row, block, queries, work);
+        let sums = self.products::<L, R, T>(lanes, row, block, queries, &work.keys);
+        let mut products = [[lanes.splat(0.0); T]; R];
+        for (products, sums) in products.iter_mut().zip(sums) {
+            for (product, sum) in products.iter_mut().zip(sums) {
+                *product = lanes.float(sum);
+            }
+        }
         match self.finish.site {
-            None => self.put::<L, R, T, false>(lanes, row, block, sums, work.logits, max),
-            Some(_) => self.put::<L, R, T, true>(lanes, row, block, sums, work.logits, max),
+            None => self.put::<L, R, T, false>(lanes, row, block, products, work.logits, max),
+            Some(_) => self.put::<L, R, T, true>(lanes, row, block, products, work.logits, max),
+        }
+        T
+    }
+
+    /// As [`Chunk::tile`], for queries (codes and low codes) and keys that have two codes.
+    #[inline(always)]
+    fn two_codes_tile<L: Lanes, const R: usize, const T: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        block: usize,
+        [queries, low]: [Rows<'_, u8>; 2],
+        work: &mut Work<'_>,
+        max: &mut [L::F; R],
+    ) -> usize {
+        let high = self.products::<L, R, T>(lanes, row, block, queries, &work.keys);
+        let first = self.products::<L, R, T>(lanes, row, block, queries, &work.keys_low);
+        let second = self.products::<L, R, T>(lanes, row, block, low, &work.keys);
+        let (part, mut products) = (lanes.splat(1.0 / 256.0), [[lanes.splat(0.0); T]; R]);
+        for (r, products) in products.iter_mut().enumerate() {
+            for (t, product) in products.iter_mut().enumerate() {
+                let with_low = lanes.float(lanes.add_i(first[r][t], second[r][t]));
+                *product = lanes.fma(with_low, part, lanes.float(high[r][t]));
+            }
+        }
+        match self.finish.site {
+            None => self.put::<L, R, T, false>(lanes, row, block, products, work.logits, max),
+            Some(_) => self.put::<L, R, T, true>(lanes, row, block, products, work.logits, max),
         }
         T
     }
@@ -83,13 +128,13 @@ impl Chunk<'_> {
         lanes: L,
         row: usize,
         block: usize,
-        sums: [[L::I; T]; R],
+        products: [[L::F; T]; R],
         out: &mut [f32],
         max: &mut [L::F; R],
     ) {
         let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
         let finish = if SITE { self.finish } else { Finish { site: None, ..self.finish } };
-        for (r, sums) in sums.into_iter().enumerate() {
+        for (r, products) in products.into_iter().enumerate() {
             let query = self.from + row + r;
             let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
             if let Some(mask) = tables.mask(self.unit.window, query) {
@@ -100,7 +145,7 @@ impl Chunk<'_> {
             }
             let out = &mut out[(row + r) * width + from..][..T * L::N];
             for t in 0..T {
-                let logit = finish.logit(lanes, lanes.float(sums[t]), biases[t], true);
+                let logit = finish.logit(lanes, products[t], biases[t], true);
                 // `max` returns its second operand if the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
                 lanes.store(&mut out[t * L::N..], logit);
@@ -116,17 +161,17 @@ impl Chunk<'_> {
         row: usize,
         block: usize,
         queries: Rows<'_, u8>,
-        work: &Work<'_>,
+        keys: &Keys<'_>,
     ) -> [[L::I; T]; R] {
         let (groups, register) = (self.sizes.d / 4, 4 * L::N);
-        let data = &work.keys[block * groups * register..][..T * groups * register];
-        let keys = Blocks { data, per_block: groups * register, per_group: register };
+        let data = &keys.codes[block * groups * register..][..T * groups * register];
+        let packed = Blocks { data, per_block: groups * register, per_group: register };
         let queries = Rows { data: &queries.data[(self.from + row) * queries.stride..], ..queries };
         let mut initial = [lanes.splat_i(0); T];
         for (t, initial) in initial.iter_mut().enumerate() {
-            *initial = Integer::initial(lanes, work.offsets, block + t);
+            *initial = Integer::initial(lanes, keys.offsets, block + t);
         }
-        products::<L, Integer, R, T>(lanes, groups, queries, keys, initial)
+        products::<L, Integer, R, T>(lanes, groups, queries, packed, initial)
     }
 
     /// Stores the logits of the lone key in `lone` and updates `largest`.
