@@ -1,5 +1,5 @@
-"""Writes the seeds in corpus/, the smallest valid input of every reader. Needs torch, and the program swinq for the
-quantized checkpoints:
+"""Writes the seeds in corpus/, the smallest valid input of every reader. Needs torch and xxhash, and the program swinq for
+the quantized checkpoints:
 
     python fuzz/make_seeds.py target/release/swinq
 
@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 
 import torch
+import xxhash
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIXTURES = HERE.parent / "data/tests/fixtures"
@@ -85,6 +86,23 @@ def to_version_1(data):
     return struct.pack("<Q", len(text)) + text + data[8 + length:]
 
 
+def part():
+    """A part with two tensors."""
+    pieces = {"ids": ("U64", [2], struct.pack("<2Q", 3, 5)), "logits.0": ("F32", [2, 2], struct.pack("<4f", 1, -2, 0.5, 4))}
+    document = {"part_version": 1, "hash": f"xxh3-128:{0:032x}", "kind": "evaluation", "shard": {"index": 1, "count": 1}, "run": {}, "own": {}}
+    hashed = xxhash.xxh3_128((json.dumps(document) + "\n").encode())
+    header, body = {}, b""
+    for name, (dtype, shape, data) in pieces.items():
+        hashed.update(f"{name} {dtype} {shape}\n".encode() + data)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    document["hash"] = "xxh3-128:" + hashed.hexdigest()
+    header["__metadata__"] = {"swinq_part": json.dumps(document)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    write("part", "evaluation", struct.pack("<Q", len(text)) + text + body)
+
+
 def quantized(swinq):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -135,6 +153,7 @@ def main():
     args = parser.parse_args()
     checkpoints()
     quantized(pathlib.Path(args.swinq).resolve())
+    part()
     texts()
 
 

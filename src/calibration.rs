@@ -104,15 +104,27 @@ pub fn calibrate(
     let mut batches = images.batches(&model.transform, &options.read)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
+    let record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
+    finished(&model, found, record, Named::by(images), batches.skipped().to_vec())
+}
+
+/// The calibrated model with its provenance, and what reports need.
+pub(crate) fn finished(
+    model: &FloatModel,
+    found: swinq_calib::Calibrated,
+    record: CalibrationRecord,
+    named: Named,
+    skipped: Vec<String>,
+) -> Result<Calibrated, Error> {
     let noise = weight_noise(&found.model, |name| {
         found.refined.tensors.get(name).or_else(|| model.tensors.get(name))
     })?;
     let (mut quantized, trials) = (found.model, found.trials);
-    quantized.provenance.calibration = Some(record(images, &options.read, &found.ids, found.pixels_sha256));
-    name_classes(&mut quantized, images);
+    quantized.provenance.calibration = Some(record);
+    named.give(&mut quantized);
     Ok(Calibrated {
         model: Model::from_quantized(quantized)?,
-        skipped: batches.skipped().to_vec(),
+        skipped,
         trials,
         histograms: found.histograms,
         weight_noise: noise,
@@ -139,13 +151,30 @@ fn weight_noise<'a>(
     Ok(noise)
 }
 
-/// Gives a model without class names those of the data set, if it names as many classes as the model has.
-pub(crate) fn name_classes(model: &mut QuantizedModel, images: &Images) {
-    let named = images.dataset().and_then(|data| data.class_names());
-    let fitting = named.filter(|names| model.labels.is_none() && names.len() == model.config.num_classes);
-    if let Some(names) = fitting {
-        model.labels = Some(names.to_vec());
-        model.provenance.labels_from = Some(format!("the classes of {}", images.describe()));
+/// The class names of a data set.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Named {
+    /// By class number; `None` if the data set has none.
+    names: Option<Vec<String>>,
+    /// The data set, in words.
+    by: String,
+}
+
+impl Named {
+    /// The class names of `images`.
+    pub(crate) fn by(images: &Images) -> Named {
+        let names = images.dataset().and_then(|data| data.class_names()).map(<[String]>::to_vec);
+        Named { names, by: images.describe() }
+    }
+
+    /// Gives a model without class names these, if there are as many as the model has classes.
+    pub(crate) fn give(self, model: &mut QuantizedModel) {
+        let fits = |names: &Vec<String>| model.labels.is_none() && names.len() == model.config.num_classes;
+        if let Some(names) = self.names.filter(fits) {
+            model.labels = Some(names);
+            model.provenance.labels_from = Some(format!("the classes of {}", self.by));
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use swinq_data::{Dataset, Ids, Loader, LoaderOptions, RgbImage, Split, preprocess};
 use swinq_eval::DataInfo;
+use swinq_model::part::Shard;
 use swinq_model::{Batch, Resize, SwinConfig, Transform};
 
 use crate::Error;
@@ -172,6 +173,34 @@ impl Images {
         })
     }
 
+    /// The images of one shard of a run that reads these images in batches of `batch_size`: those of the shard's batches
+    /// ([`Shard::batches`]), so that all shards together read the same batches as one run.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if there are more shards than batches.
+    pub fn shard(&self, shard: Shard, batch_size: usize) -> Result<Images, Error> {
+        let (count, size) = (self.len(), batch_size.max(1));
+        let batches = shard.batches(count.div_ceil(size));
+        if shard.count > count.div_ceil(size) {
+            let problem = format!(
+                "{shard}: {count} images in batches of {size} are {} batches, which shards do not divide further; use at \
+                 most {} shards, or smaller batches",
+                count.div_ceil(size),
+                count.div_ceil(size)
+            );
+            return Err(Error::argument("shard", problem));
+        }
+        let range = batches.start * size..batches.end.saturating_mul(size).min(count);
+        let source = match &self.source {
+            Source::Sample(sample) => {
+                let ids = sample.ids.slice(range).into_iter().collect();
+                Source::Sample(Sample { ids, ..sample.clone() })
+            }
+            Source::Prepared(prepared) => Source::Prepared(prepared.chosen(range)),
+        };
+        Ok(Images { source })
+    }
+
     /// Number of images.
     pub fn len(&self) -> usize {
         match &self.source {
@@ -264,6 +293,26 @@ impl Images {
             hash.update("\n");
         }
         Some(hex(hash.finalize()))
+    }
+
+    /// SHA-256 of the labels of the images, one per line, hexadecimal; `None` for images without labels, and in memory.
+    #[cfg(feature = "float")]
+    pub(crate) fn labels_sha256(&self) -> Option<String> {
+        let dataset = self.dataset().filter(|dataset| dataset.has_labels())?;
+        let mut hash = Sha256::new();
+        for id in self.ids().iter() {
+            hash.update(format!("{:?}\n", dataset.label(id)));
+        }
+        Some(hex(hash.finalize()))
+    }
+
+    /// SHA-256 of the pixels of images in memory, hexadecimal; `None` for a data set.
+    #[cfg(feature = "float")]
+    pub(crate) fn pixels_sha256(&self) -> Option<String> {
+        match &self.source {
+            Source::Sample(_) => None,
+            Source::Prepared(prepared) => Some(hex(Sha256::digest(prepared.pixels()))),
+        }
     }
 
     /// The description of the images for a results file; `transform` is the first model's.

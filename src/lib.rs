@@ -9,6 +9,7 @@
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | `export_onnx` | writes a model as an ONNX file (feature `onnx`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
+//! | `calibrate_shard`, `evaluate_shard` | do the same in parts, which `merge_calibration` and `merge_evaluation` join (feature `float`) |
 //! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
 //! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
 //! | `Training` | trains a quantized or float model (feature `float`) |
@@ -58,6 +59,8 @@ mod sample;
 #[cfg(feature = "float")]
 mod sensitivity;
 #[cfg(feature = "float")]
+mod shards;
+#[cfg(feature = "float")]
 pub mod train;
 #[cfg(feature = "float")]
 mod tune;
@@ -91,6 +94,11 @@ pub use journal::Found;
 #[cfg(feature = "float")]
 pub use sensitivity::{SensitivityOptions, SensitivityProgress, sensitivity};
 #[cfg(feature = "float")]
+pub use shards::{
+    MergedCalibration, MergedEvaluation, Part, calibrate_shard, evaluate_shard, merge_calibration,
+    merge_evaluation,
+};
+#[cfg(feature = "float")]
 pub use swinq_calib::{Phase, Progress, Refinement, Trial};
 #[cfg(feature = "float")]
 pub use train::Training;
@@ -99,6 +107,7 @@ pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 
 pub use swinq_data::{RgbImage, Split, decode_image};
 pub use swinq_int8_runtime::{CudaOptions, usable_gpu};
+pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
     Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,
     Rule, Site, SwinConfig, TensorView, Transform, load_config, shipped_configs,

@@ -58,15 +58,26 @@ impl Prepared {
 
     /// Every second image, from `first` on.
     pub(crate) fn every_second(&self, first: usize) -> Prepared {
+        self.chosen((first..self.count).step_by(2))
+    }
+
+    /// The images at `positions`.
+    pub(crate) fn chosen(&self, positions: impl Iterator<Item = usize>) -> Prepared {
         let (all, bytes) = (&self.all, 3 * self.all.size * self.all.size);
-        let chosen: Vec<usize> = (first..self.count).step_by(2).collect();
-        let half = Batch {
+        let chosen: Vec<usize> = positions.collect();
+        let part = Batch {
             pixels: chosen.iter().flat_map(|&i| &all.pixels[i * bytes..(i + 1) * bytes]).copied().collect(),
             size: all.size,
             labels: chosen.iter().filter_map(|&i| all.labels.get(i)).copied().collect(),
             ids: chosen.iter().map(|&i| all.ids[i]).collect(),
         };
-        Prepared { all: Arc::new(half), count: chosen.len() }
+        Prepared { all: Arc::new(part), count: chosen.len() }
+    }
+
+    /// The pixels.
+    #[cfg(feature = "float")]
+    pub(crate) fn pixels(&self) -> &[u8] {
+        &self.all.pixels[..self.count * 3 * self.all.size * self.all.size]
     }
 
     /// The images in batches of `batch_size`, for a model whose input size is `size` pixels.

@@ -8,7 +8,7 @@ use swinq_model::quantized::{CalibrationRecord, ChannelCodes, FloatModel, Param,
 use swinq_model::site::all_linears;
 use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
-use crate::calibration::{name_classes, record};
+use crate::calibration::{Named, record};
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -66,7 +66,7 @@ impl Quantizer {
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, read, progress)?;
         let mut current = QuantizedModel::from_float(&float)?;
-        name_classes(&mut current, images);
+        Named::by(images).give(&mut current);
         Ok(Quantizer {
             current,
             float,
@@ -150,7 +150,7 @@ impl Quantizer {
         }
         let mut model = run(&self.float, recipe, images, read, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
-        name_classes(&mut model, images);
+        Named::by(images).give(&mut model);
         Ok(model)
     }
 

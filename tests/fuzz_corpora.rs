@@ -10,9 +10,10 @@ use std::path::Path;
 /// The target's name, its function, and whether its seeds are the images of `data/tests/fixtures` too.
 type Target = (&'static str, fn(&[u8]) -> bool, bool);
 
-const TARGETS: [Target; 16] = [
+const TARGETS: [Target; 17] = [
     ("safetensors", targets::safetensors, false),
     ("quantized", targets::quantized, false),
+    ("part", targets::part, false),
     ("torch", targets::torch, false),
     ("pickle", targets::pickle, false),
     ("png", targets::png, true),

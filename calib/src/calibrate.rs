@@ -1,23 +1,20 @@
 //! Calibration: runs the float model over images, chooses ranges from the observed activations, and quantizes the
 //! model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use candle_core::Device;
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
-use swinq_float::{FloatError, Swin};
 use swinq_model::quantized::{FloatModel, check_range};
-use swinq_model::{Batch, BatchSource, Calibrator, QuantizedModel, Recipe, Site, SiteSpec};
+use swinq_model::{BatchSource, Calibrator, QuantizedModel, Recipe, Site};
 
 use crate::calibrator::amax;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
-use crate::observe::Observe;
-use crate::quantize::assemble;
-use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
-use crate::refine::{Refined, RefinedParameters, Refiner, Sampler, Trial, refined_layers};
+use crate::refine::{RefinedParameters, Trial};
+use crate::run::Run;
+use crate::task::Task;
 
 /// Options of a calibration.
 pub struct CalibrateOptions<'a> {
@@ -72,15 +69,6 @@ pub struct Calibrated {
     pub refined: RefinedParameters,
 }
 
-/// Images per forward on the CPU. The number is small so that tensors stay in the cache.
-const IMAGES_PER_FORWARD: usize = 2;
-/// Images per forward on a GPU: enough to occupy it, few enough for its memory.
-const IMAGES_PER_GPU_FORWARD: usize = 16;
-
-fn images_per_forward(device: &Device) -> usize {
-    if device.is_cpu() { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD }
-}
-
 /// Calibrates `model` for `recipe` on all batches of epoch 0 of `source`, and quantizes it.
 ///
 /// The range of a site is the `amax` of its rule if there is one, else the range that the architecture tells
@@ -99,130 +87,18 @@ pub fn calibrate(
     source: &mut dyn BatchSource,
     options: CalibrateOptions,
 ) -> Result<Calibrated, CalibError> {
-    let mut ranges = options.imported.cloned().unwrap_or_default();
-    let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&model.config)?.into_iter().collect();
-    let known = |(site, spec): (&Site, &SiteSpec)| {
-        let range = site.known_range(&model.config).filter(|_| spec.needs_scale(*site))?;
-        Some((*site, range))
-    };
-    ranges.extend(specs.iter().filter_map(known));
-    let fixed: BTreeSet<Site> = specs
-        .iter()
-        .filter(|(site, s)| s.amax.is_some() || ranges.contains_key(site))
-        .map(|(s, _)| *s)
-        .collect();
-    ranges.extend(specs.iter().filter_map(|(site, spec)| Some((*site, spec.amax?))));
-    let needs_observation =
-        |(site, spec): &(&Site, &SiteSpec)| spec.needs_scale(**site) && !fixed.contains(site);
-    let observed: Vec<(Site, Calibrator)> =
-        specs.iter().filter(needs_observation).map(|(site, spec)| (*site, spec.calibrator)).collect();
-    let (layers, reconstructed) = (refined_layers(&specs), reconstructed_layers(&specs));
-    let blocks = layers.iter().filter_map(|layer| layer.block()).collect();
-    let observe = Observe::new(observed.iter().map(|(site, _)| *site));
-    let sampler = Sampler::new(observe, layers.clone(), blocks, source.images());
-    let kept = (!reconstructed.is_empty()).then(Vec::new);
-    let mut run = Run { sampler, hash: Sha256::new(), ids: Vec::new(), kept };
-    if !(observed.is_empty() && layers.is_empty() && reconstructed.is_empty()) {
+    let task = Task::new(model, recipe, options.imported)?;
+    let kept = !task.reconstructed.is_empty();
+    let mut run = Run::new(task.sampler(source.images()), kept);
+    if task.needs_images() {
         run.all_batches(model, options.device, source, options.progress)?;
+        run.check_images()?;
     }
-    let (samples, observe) = run.sampler.into_samples();
-    let histograms = observe.into_histograms();
-    ranges.extend(choose_ranges(&observed, &histograms)?);
-    let refiner = Refiner { specs: &specs, fixed: &fixed, samples, refined: Refined::new(model, ranges) };
-    let total = layers.len();
-    let refined = refiner.run(layers, &mut layers_done(Phase::Refine, total, options.progress))?;
-    let parameters = refined.parameters(model);
-    let mut quantized = assemble(recipe, &refined)?;
-    let mut trials = refined.trials;
-    if let Some(batches) = run.kept {
-        let reconstruction = Reconstruction {
-            float: &refined.model,
-            model: &mut quantized,
-            layers: &reconstructed,
-            images: &in_order(&batches, images_per_forward(options.device)),
-            device: options.device,
-        };
-        let total = reconstructed.len();
-        let mut done = layers_done(Phase::Reconstruct, total, options.progress);
-        trials.extend(reconstruction.run(&mut done)?);
-        quantized.validate()?;
-    }
-    Ok(Calibrated {
-        refined: parameters,
-        model: quantized,
-        trials,
-        histograms,
-        pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
-        ids: run.ids,
-    })
-}
-
-/// Reports that layers of a phase are done; [`CalibError::Stopped`] if the callback stops the calibration.
-fn layers_done(
-    phase: Phase,
-    total: usize,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> impl FnMut(usize) -> Result<(), CalibError> {
-    move |done| match progress(Progress { phase, done, total }) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(CalibError::Stopped),
-    }
-}
-
-/// A run of the float model over the images.
-struct Run {
-    sampler: Sampler,
-    hash: Sha256,
-    ids: Vec<usize>,
-    /// The images, if a later phase needs them.
-    kept: Option<Vec<Batch>>,
-}
-
-impl Run {
-    fn all_batches(
-        &mut self,
-        model: &FloatModel,
-        device: &Device,
-        source: &mut dyn BatchSource,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<(), CalibError> {
-        let swin = Swin::new(&model.config, &model.tensors, device)?;
-        let total = source.images();
-        for index in 0..source.batches() {
-            let batch = source.batch(0, index).map_err(|source| CalibError::Batch { index, source })?;
-            self.one_batch(model, &swin, &batch)?;
-            let step = Progress { phase: Phase::Observe, done: self.ids.len(), total };
-            if progress(step).is_break() {
-                return Err(CalibError::Interrupted { images: self.ids.len() });
-            }
-        }
-        if self.ids.is_empty() { Err(CalibError::NoImages) } else { Ok(()) }
-    }
-
-    fn one_batch(&mut self, model: &FloatModel, swin: &Swin, batch: &Batch) -> Result<(), CalibError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let images = swin.images(batch, &model.transform)?;
-        // The histograms do not depend on the number of images per forward.
-        let per_forward = images_per_forward(images.device());
-        for first in (0..batch.len()).step_by(per_forward) {
-            let last = batch.len().min(first + per_forward);
-            let images = images.narrow(0, first, last - first).map_err(FloatError::from)?;
-            self.sampler.next_images(&batch.ids[first..last]);
-            swin.forward(&images, &mut self.sampler)?;
-        }
-        self.hash.update(&batch.pixels);
-        self.ids.extend(&batch.ids);
-        if let Some(kept) = &mut self.kept {
-            kept.push(batch.clone());
-        }
-        Ok(())
-    }
+    task.finish(run, options.device, options.progress)
 }
 
 /// Chooses the range of every observed site by its calibrator.
-fn choose_ranges(
+pub(crate) fn choose_ranges(
     observed: &[(Site, Calibrator)],
     histograms: &BTreeMap<Site, Histogram>,
 ) -> Result<BTreeMap<Site, f32>, CalibError> {

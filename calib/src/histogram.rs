@@ -27,6 +27,9 @@ const LOG2_BINS: i32 = 12;
 /// finite.
 const MIN_EXPONENT: i32 = f32::MIN_EXP - LOG2_BINS;
 
+/// The most values of a histogram that is read from a file, so that sums of many histograms do not overflow.
+pub const MOST_VALUES: u64 = 1 << 47;
+
 /// Maximum number of values in 32-bit counters before they are added to the 64-bit ones.
 const PIECE: usize = 1 << 30;
 /// Minimum number of values per thread.
@@ -111,6 +114,26 @@ impl Histogram {
         self.zeros += other.zeros;
         self.count += other.count;
         self.max_bits = max_bits;
+    }
+
+    /// The histogram with these counts ([`Histogram::counts`]), number of zeros and largest magnitude.
+    ///
+    /// # Errors
+    /// The problem, for values that no histogram has, or more than [`MOST_VALUES`] values.
+    pub fn from_counts(counts: &[u64], zeros: u64, max: f32) -> Result<Histogram, String> {
+        let sum = counts.iter().try_fold(0u64, |sum, n| sum.checked_add(*n)).filter(|n| *n <= MOST_VALUES);
+        let count = sum.ok_or_else(|| format!("has more than {MOST_VALUES} values"))?;
+        if !(max >= 0.0 && max.is_finite()) {
+            return Err(format!("has the largest magnitude {max}"));
+        }
+        let mut all = counts.to_vec();
+        all.resize(BINS.max(counts.len()), 0);
+        let histogram = Histogram { counts: all, zeros, count, max_bits: max.to_bits() };
+        let (used, first) = (histogram.used(), counts.first().copied().unwrap_or(0));
+        if used != counts.len() || counts.last() == Some(&0) || zeros > first || (count == 0 && max > 0.0) {
+            return Err("contradicts itself".to_owned());
+        }
+        Ok(histogram)
     }
 
     /// The exact largest magnitude; 0 if there is no value.
@@ -252,6 +275,30 @@ mod tests {
         assert!(histogram.add_columns(&values, 48, 10..48).is_ok());
         let error = histogram.add_columns(&values, 48, 4..20).unwrap_err();
         assert!(matches!(error, CalibError::NotFinite { index, .. } if index == 6000 * 48 + 9), "{error}");
+    }
+
+    #[test]
+    fn histograms_are_made_of_their_counts() {
+        for values in [&[][..], &[0.0, -0.0], &[1.0, -3.5, 0.0, 1e-30], &[f32::MAX], &[f32::from_bits(3)]] {
+            let histogram = of(values);
+            let again = Histogram::from_counts(histogram.counts(), histogram.zeros(), histogram.max());
+            assert_eq!(again.as_ref(), Ok(&histogram), "{values:?}");
+        }
+        let many = [MOST_VALUES, 1];
+        for (counts, zeros, max) in [
+            (&[1][..], 2, 0.0),
+            (&[1], 0, f32::NAN),
+            (&[1], 0, f32::INFINITY),
+            (&[1], 0, -1.0),
+            (&[1], 0, 1.0),
+            (&[1, 1], 0, 0.0),
+            (&[], 0, 1.0),
+            (&[1; BINS + 1], 0, 1.0),
+            (&many, 0, 1.0),
+            (&[u64::MAX, 1], 0, 1.0),
+        ] {
+            Histogram::from_counts(counts, zeros, max).unwrap_err();
+        }
     }
 
     #[test]

@@ -9,10 +9,13 @@ mod channels;
 mod error;
 pub mod histogram;
 mod observe;
+pub mod part;
 mod quantize;
 mod reconstruct;
 mod refine;
 pub mod rounding;
+mod run;
+mod task;
 pub mod weight;
 
 pub use calibrate::{CalibrateOptions, Calibrated, Phase, Progress, calibrate, choose_range};

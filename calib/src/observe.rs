@@ -28,6 +28,11 @@ impl Observe {
     }
 
     /// The histograms, by site.
+    pub(crate) fn histograms_mut(&mut self) -> &mut BTreeMap<Site, Histogram> {
+        &mut self.histograms
+    }
+
+    /// The histograms, by site.
     pub fn into_histograms(self) -> BTreeMap<Site, Histogram> {
         self.histograms
     }

@@ -23,6 +23,14 @@ impl Collected {
         self.ids.len()
     }
 
+    /// These logits, if they pass [`Collected::check`].
+    ///
+    /// # Errors
+    /// Those of [`Collected::check`].
+    pub fn checked(self) -> Result<Collected, EvalError> {
+        self.check().map(|()| self)
+    }
+
     /// Checks that the numbers of logits, labels and ids agree, that every logit is finite, and that every label
     /// is a class of the model.
     ///
@@ -84,6 +92,18 @@ pub fn collect(
     source: &mut dyn BatchSource,
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Collected, EvalError> {
+    collect_any(classifier, source, progress)?.checked()
+}
+
+/// [`collect`], for images of which all may be left out.
+///
+/// # Errors
+/// Those of [`collect`], without [`EvalError::NoImages`].
+pub fn collect_any(
+    classifier: &mut dyn Classifier,
+    source: &mut dyn BatchSource,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Collected, EvalError> {
     let total = source.images();
     let classes = classifier.classes();
     let mut all = Collected {
@@ -103,7 +123,6 @@ pub fn collect(
         append(&mut all, batch, logits, index)?;
         report(all.images())?;
     }
-    all.check()?;
     Ok(all)
 }
 

@@ -10,6 +10,7 @@
 //! | [`mod@accuracy`], [`interval`] | top-1 and top-5, and the confidence interval of a difference |
 //! | [`mod@fidelity`], [`effect`], [`distortion`] | distance between two models, and between two tensors |
 //! | [`disagreement`] | classes and images on which two models differ |
+//! | [`part`] | the logits of a part of the images, as they are stored |
 //! | [`latency`] | latency measurement |
 //! | [`environment`] | the machine and software of a run |
 //! | [`results`] | the JSON of `eval` and `bench`, of `sensitivity` and of `tune` |
@@ -24,15 +25,17 @@ pub mod effect;
 pub mod environment;
 pub mod error;
 pub mod fidelity;
+mod figures;
 pub mod inspection;
 pub mod interval;
 pub mod latency;
+pub mod part;
 pub mod report;
 pub mod results;
 pub mod text;
 
 pub use accuracy::{Accuracy, accuracy, near_chance};
-pub use collected::{Collected, collect};
+pub use collected::{Collected, collect, collect_any};
 pub use compare::compare;
 pub use distortion::Distortion;
 pub use effect::EffectSums;

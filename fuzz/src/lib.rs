@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use swinq_data::{Dataset, Split, decode_image};
 use swinq_model::checkpoint::{LoadOptions, import_ft_amax, load_float};
+use swinq_model::part::PartSet;
 use swinq_model::{LoadedConfig, QuantizedModel, Recipe, load_config};
 #[cfg(feature = "float")]
 use swinq_qat::job::Job;
@@ -61,6 +62,21 @@ pub fn quantized(data: &[u8]) -> bool {
         model.save(&again).expect("an accepted model can be written");
         assert_eq!(QuantizedModel::load(&again).expect("a written model can be read"), model);
         true
+    })
+}
+
+/// The file of a part: its header, document and hash. The tensors of an accepted part can be read as any type.
+pub fn part(data: &[u8]) -> bool {
+    with_file("1.part", data, |path| {
+        let Ok(set) = PartSet::open(&[path.to_owned()]) else { return false };
+        set.files().all(|file| {
+            let Ok(file) = file else { return false };
+            let tensors = file.tensors();
+            for name in tensors.names() {
+                let _ = (tensors.f32(name, 2), tensors.u64(name), tensors.u8(name, 4), tensors.ids(name));
+            }
+            true
+        })
     })
 }
 

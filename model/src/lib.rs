@@ -10,6 +10,7 @@ pub mod draws;
 pub mod error;
 mod json_keys;
 pub mod params;
+pub mod part;
 pub mod pattern;
 pub mod position;
 mod printable;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use swinq_eval::{
-    Collected, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, disagreement, site_results,
+    Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
 };
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, SwinConfig, Transform};
@@ -74,6 +74,9 @@ pub struct Candidate {
     predicted: Option<Predicted>,
     /// The model's class names.
     labels: Option<Vec<String>>,
+    /// The model's hash, if the evaluation is divided into shards.
+    #[cfg(feature = "float")]
+    fingerprint: Option<String>,
 }
 
 impl Candidate {
@@ -149,13 +152,39 @@ impl Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
         let labels = model.labels().map(<[String]>::to_vec);
-        Candidate { result, runner, transform, config, labels, measured: None, predicted: None }
+        Candidate {
+            result,
+            runner,
+            transform,
+            config,
+            labels,
+            measured: None,
+            predicted: None,
+            #[cfg(feature = "float")]
+            fingerprint: None,
+        }
     }
 
     /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the quantization noise
     /// of its sites.
     pub fn with_sites_of(self, model: &Model) -> Candidate {
         Candidate { measured: Some(model.clone()), ..self }
+    }
+
+    /// Keeps the hash of the model, by which [`evaluate_shard`](crate::evaluate_shard()) tells the parts of one evaluation
+    /// from others.
+    ///
+    /// # Errors
+    /// The errors of [`QuantizedModel::fingerprint`](swinq_model::QuantizedModel::fingerprint).
+    #[cfg(feature = "float")]
+    pub fn with_hash_of(self, model: &Model) -> Result<Candidate, Error> {
+        Ok(Candidate { fingerprint: Some(model.as_quantized().fingerprint()?), ..self })
+    }
+
+    /// The hash, if [`Candidate::with_hash_of`] was called.
+    #[cfg(feature = "float")]
+    pub(crate) fn fingerprint(&self) -> Option<&str> {
+        self.fingerprint.as_deref()
     }
 
     /// The model, if [`Candidate::with_sites_of`] was called.
@@ -223,24 +252,32 @@ impl Candidate {
         read: &ReadOptions,
         observer: &mut dyn Observer,
     ) -> Result<Collected, Error> {
+        let (collected, skipped) = self.run(images, read, observer)?;
+        let collected = collected.checked().map_err(|source| self.failed(source))?;
+        let accuracy = self.result.set_own_figures(&collected)?;
+        self.predicted = Some(Predicted::of(&collected));
+        observer.evaluated(&self.result, accuracy.as_ref(), &skipped);
+        Ok(collected)
+    }
+
+    /// Runs the candidate on `images`, and stores nothing. Returns the logits, of which there may be none, and the error
+    /// messages of the corrupt images that were left out.
+    pub(crate) fn run(
+        &mut self,
+        images: &Images,
+        read: &ReadOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<(Collected, Vec<String>), Error> {
         let mut batches = images.batches(&self.transform, read)?;
         observer.begin(&self.result, images.len());
         let mut on_images = |done: usize, total: usize| observer.images(done, total);
-        let name = &self.result.name;
-        let collected = swinq_eval::collect(&mut self.runner, &mut batches, &mut on_images)
-            .map_err(|source| Error::Evaluating { model: name.clone(), source })?;
-        let labelled = !collected.labels.is_empty();
-        let accuracy = labelled.then(|| swinq_eval::accuracy(&collected)).transpose()?;
-        self.result.classes = disagreement::classes(&collected, None)?;
-        self.predicted = Some(Predicted::of(&collected));
-        observer.evaluated(&self.result, accuracy.as_ref(), batches.skipped());
-        self.result.images = Some(collected.images());
-        match &accuracy {
-            Some(accuracy) => self.result.set_accuracy(accuracy),
-            // An earlier evaluation may have had labels.
-            None => (self.result.top1_correct, self.result.top5_correct) = (None, None),
-        }
-        Ok(collected)
+        let collected = swinq_eval::collect_any(&mut self.runner, &mut batches, &mut on_images);
+        let collected = collected.map_err(|source| self.failed(source))?;
+        Ok((collected, batches.skipped().to_vec()))
+    }
+
+    fn failed(&self, source: EvalError) -> Error {
+        Error::Evaluating { model: self.result.name.clone(), source }
     }
 
     /// Stores the candidate's agreement with the baseline.
@@ -250,19 +287,7 @@ impl Candidate {
         own: &Collected,
         images: &Images,
     ) -> Result<(), Error> {
-        /// Number of images that are listed with both predictions.
-        const LISTED: usize = 12;
-        self.result.set_fidelity(&swinq_eval::fidelity(baseline, own)?);
-        let labelled = !own.labels.is_empty();
-        self.result.top1_difference =
-            labelled.then(|| swinq_eval::top1_difference(baseline, own)).transpose()?;
-        self.result.flips = Some(disagreement::flips(baseline, own)?);
-        self.result.classes = disagreement::classes(own, Some(baseline))?;
-        self.result.disagreements = disagreement::worst(baseline, own, LISTED)?;
-        for image in &mut self.result.disagreements {
-            image.image = Some(images.name_of(image.id));
-        }
-        Ok(())
+        Ok(self.result.set_figures_against(baseline, own, &|id| images.name_of(id))?)
     }
 
     /// Measures the time of each launch for a batch of `batch_size` images, and stores it. Does nothing for a

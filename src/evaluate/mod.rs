@@ -5,7 +5,7 @@ mod latency;
 mod predictions;
 mod report;
 #[cfg(feature = "float")]
-mod site_noise;
+pub(crate) mod site_noise;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -141,7 +141,7 @@ pub fn evaluate(
 }
 
 /// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers or they are not certain.
-fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
+pub(crate) fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
     let mut named = candidates.iter().filter_map(|candidate| Some((candidate, candidate.labels()?)));
     let first = named.next();
     for ((candidate, labels), (first, expected)) in named.zip(first.into_iter().cycle()) {
@@ -170,7 +170,7 @@ fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option
 }
 
 /// The description of the images, with the class names of a model that has them, else of the data set.
-fn data_info(candidates: &[Candidate], images: &Images) -> DataInfo {
+pub(crate) fn data_info(candidates: &[Candidate], images: &Images) -> DataInfo {
     let mut info = images.info(candidates[0].transform());
     let named = |candidate: &Candidate| Some(candidate.model()?.labels()?.to_vec());
     info.class_names = candidates.iter().find_map(named).or(info.class_names);
@@ -187,7 +187,7 @@ pub fn environment(threads: usize) -> Result<Environment, Error> {
     Ok(Environment::detect(Some(cpu.name()), options.thread_count(), Default::default()))
 }
 
-fn check_classes(candidates: &[Candidate]) -> Result<(), Error> {
+pub(crate) fn check_classes(candidates: &[Candidate]) -> Result<(), Error> {
     let Some(first) = candidates.first() else {
         return Err(Error::argument("candidates", "there is no model to evaluate"));
     };

@@ -15,7 +15,7 @@ const IMAGES: usize = 16;
 
 /// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and
 /// stores it. A model that several candidates run is measured once, and models of one preprocessing share the images.
-pub(super) fn measure_all(
+pub(crate) fn measure_all(
     candidates: &mut [Candidate],
     images: &Images,
     observer: &mut dyn Observer,

@@ -10,6 +10,7 @@ mod hidden;
 mod layer;
 mod norm;
 mod sample;
+mod stored;
 mod values;
 
 use std::borrow::Cow;

@@ -109,11 +109,11 @@ pub struct Windows {
 
 /// What the sampled images gave at one site.
 #[derive(Default)]
-struct Pieces {
+pub(super) struct Pieces {
     /// Sampled rows by position of their image in the data set.
-    rows: BTreeMap<usize, Vec<f32>>,
-    low: Vec<f32>,
-    high: Vec<f32>,
+    pub(super) rows: BTreeMap<usize, Vec<f32>>,
+    pub(super) low: Vec<f32>,
+    pub(super) high: Vec<f32>,
 }
 
 impl Pieces {
@@ -142,7 +142,10 @@ impl Pieces {
     /// The rows, of which those of every third image are held out; with fewer images than three, every third
     /// row.
     fn into_rows(self) -> Rows {
-        let width = self.low.len();
+        // Which of the zeros 0 and -0 is the least depends on the order of the values, so that all become 0.
+        let ends = |ends: Vec<f32>| ends.into_iter().map(|end| end + 0.0).collect::<Vec<f32>>();
+        let (low, high) = (ends(self.low), ends(self.high));
+        let width = low.len();
         let (mut fit, mut held) = (Vec::new(), Vec::new());
         if self.rows.len() >= PARTS {
             for (index, rows) in self.rows.into_values().enumerate() {
@@ -156,7 +159,7 @@ impl Pieces {
                 part.extend_from_slice(row);
             }
         }
-        Rows { width, fit, held, low: self.low, high: self.high }
+        Rows { width, fit, held, low, high }
     }
 }
 
@@ -165,7 +168,7 @@ fn nothing(width: usize) -> (Vec<f32>, Vec<f32>) {
     (vec![f32::INFINITY; width], vec![f32::NEG_INFINITY; width])
 }
 
-fn pairwise(a: &[f32], b: &[f32], choose: fn(f32, f32) -> f32) -> Vec<f32> {
+pub(super) fn pairwise(a: &[f32], b: &[f32], choose: fn(f32, f32) -> f32) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| choose(*a, *b)).collect()
 }
 
@@ -176,8 +179,8 @@ fn pairwise(a: &[f32], b: &[f32], choose: fn(f32, f32) -> f32) -> Vec<f32> {
 pub struct Sampler {
     /// The histograms.
     pub observe: Observe,
-    inputs: BTreeMap<Linear, Pieces>,
-    attentions: BTreeMap<BlockId, WindowPieces>,
+    pub(super) inputs: BTreeMap<Linear, Pieces>,
+    pub(super) attentions: BTreeMap<BlockId, WindowPieces>,
     /// Number of images of the calibration.
     total: usize,
     /// The images of the current forward, by position in the data set.
@@ -185,13 +188,14 @@ pub struct Sampler {
 }
 
 #[derive(Default)]
-struct WindowPieces {
-    heads: usize,
-    tokens: usize,
-    scales: Vec<f32>,
-    parts: [Pieces; 3],
+pub(super) struct WindowPieces {
+    pub(super) heads: usize,
+    pub(super) tokens: usize,
+    pub(super) scales: Vec<f32>,
+    /// Queries, keys and values.
+    pub(super) parts: [Pieces; 3],
     /// The addends of the sampled windows by image.
-    addend: BTreeMap<usize, Vec<f32>>,
+    pub(super) addend: BTreeMap<usize, Vec<f32>>,
 }
 
 /// What a calibration sampled.

@@ -25,14 +25,15 @@ pub use dialect::Dialect;
 pub use ft::{ft_key, ft_site, import_ft_amax};
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
 pub use random::random_model;
-pub(crate) use safetensors::check_header;
 pub use safetensors::is_quantized_file;
+pub(crate) use safetensors::{MAX_HEADER, check_header};
 
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
 use crate::params::{check_parameters, parameters};
+use crate::part::is_part_file;
 use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use describe::Bare;
@@ -114,6 +115,11 @@ pub fn load_float_with_note(
             return Err(ModelError::file(&weights, problem));
         }
         return load_own(&weights);
+    }
+    if is_part_file(&weights) {
+        let problem = "is a part of a calibration or an evaluation, not a model; `swinq merge` makes a model of the \
+                       parts of a calibration";
+        return Err(ModelError::file(&weights, problem));
     }
     let file = CheckpointFile::open(&weights)?;
     let stored =

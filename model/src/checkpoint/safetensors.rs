@@ -12,7 +12,7 @@ use crate::error::damaged;
 use crate::json_keys;
 
 /// Largest header that the format allows, in bytes.
-const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// Whether the bytes start like a safetensors file: the header's length, then JSON.
 pub(super) fn is_safetensors(bytes: &[u8]) -> bool {

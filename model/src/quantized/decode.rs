@@ -76,7 +76,8 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
         FORMAT_VERSION => {
             let hash = value.get("hash").and_then(serde_json::Value::as_str);
             let hash = hash.ok_or_else(|| damaged("it has no hash".to_owned()))?;
-            hash::verify(hash, text, file).map_err(|problem| ModelError::file(path, problem))?;
+            hash::verify(hash, text, file, "copy it again from its source, or calibrate again")
+                .map_err(|problem| ModelError::file(path, problem))?;
             if value.get("numbers").is_none() {
                 return Err(damaged("it has no numbers, the version of the number contract".to_owned()));
             }

@@ -154,7 +154,32 @@ impl QuantizedModel {
         decode::decode(path, bytes)
     }
 
+    /// A hash (XXH3-128) of everything that has an effect on the model's outputs or names its classes, as a text. Unlike
+    /// the hash of the file it does not depend on the provenance, such as the paths of files.
+    ///
+    /// # Errors
+    /// A range on a site that uses none.
+    pub fn fingerprint(&self) -> Result<String, ModelError> {
+        let tensors = self.stored()?;
+        let document = self.document(&hash::placeholder(), &Provenance::default())?;
+        let stored = tensors.iter().map(|(name, t)| (name.as_str(), t.dtype, &*t.shape, &*t.bytes));
+        Ok(hash::of(&document, stored))
+    }
+
     fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
+        let tensors = self.stored()?;
+        let placeholder = hash::placeholder();
+        let document = self.document(&placeholder, &self.provenance)?;
+        let stored = tensors.iter().map(|(name, t)| (name.as_str(), t.dtype, &*t.shape, &*t.bytes));
+        let document = document.replacen(&placeholder, &hash::of(&document, stored), 1);
+        let metadata = [(METADATA_KEY.to_owned(), document)].into();
+        safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
+            ModelError::tensor(METADATA_KEY, format!("the model cannot be serialized as safetensors: {e}"))
+        })
+    }
+
+    /// The tensors of the file.
+    fn stored(&self) -> Result<BTreeMap<String, Stored>, ModelError> {
         let mut tensors = BTreeMap::new();
         for (name, param) in &self.params {
             match param {
@@ -176,18 +201,11 @@ impl QuantizedModel {
                 tensors.insert(zero_point_name(site), Stored::i8(vec![zero_points.len()], zero_points));
             }
         }
-        let placeholder = hash::placeholder();
-        let document = self.document(&placeholder)?;
-        let stored = tensors.iter().map(|(name, t)| (name.as_str(), t.dtype, &*t.shape, &*t.bytes));
-        let document = document.replacen(&placeholder, &hash::of(&document, stored), 1);
-        let metadata = [(METADATA_KEY.to_owned(), document)].into();
-        safetensors::serialize(tensors, Some(metadata)).map_err(|e| {
-            ModelError::tensor(METADATA_KEY, format!("the model cannot be serialized as safetensors: {e}"))
-        })
+        Ok(tensors)
     }
 
-    /// The JSON document, which states this `hash`.
-    fn document(&self, hash: &str) -> Result<String, ModelError> {
+    /// The JSON document, which states this `hash` and `provenance`.
+    fn document(&self, hash: &str, provenance: &Provenance) -> Result<String, ModelError> {
         let document = Document {
             format_version: FORMAT_VERSION,
             hash: Some(hash.to_owned()),
@@ -197,7 +215,7 @@ impl QuantizedModel {
             labels: self.labels.clone(),
             recipe: self.recipe.clone(),
             sites: self.sites.iter().map(|(site, state)| (site.to_string(), SiteEntry::new(state))).collect(),
-            provenance: self.provenance.clone(),
+            provenance: provenance.clone(),
         };
         serde_json::to_string(&document).map_err(|e| {
             ModelError::config(METADATA_KEY, format!("the description cannot be serialized as JSON: {e}"))

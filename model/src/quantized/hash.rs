@@ -1,4 +1,4 @@
-//! The hash of a quantized checkpoint: it finds damage, not malice.
+//! The hash of a quantized checkpoint and of a part: it finds damage, not malice.
 
 use safetensors::{Dtype, SafeTensors};
 use twox_hash::XxHash3_128;
@@ -9,7 +9,7 @@ const ALGORITHM: &str = "xxh3-128:";
 const DIGITS: usize = 32;
 
 /// The value of the key `hash` while the hash is computed.
-pub(super) fn placeholder() -> String {
+pub(crate) fn placeholder() -> String {
     format!("{ALGORITHM}{}", "0".repeat(DIGITS))
 }
 
@@ -18,7 +18,7 @@ pub(super) fn placeholder() -> String {
 ///
 /// The hash is XXH3-128 with seed 0 over the text of the document, a newline and, for each tensor, the line
 /// `NAME DTYPE [SIZE, SIZE]`, a newline and its bytes.
-pub(super) fn of<'a>(
+pub(crate) fn of<'a>(
     document: &str,
     tensors: impl IntoIterator<Item = (&'a str, Dtype, &'a [usize], &'a [u8])>,
 ) -> String {
@@ -35,12 +35,12 @@ pub(super) fn of<'a>(
 /// Compares the hash `stated` in the `document` of `file` with the file's content.
 ///
 /// # Errors
-/// The problem and the next step, if the text is not a hash or the content has another.
-pub(super) fn verify(stated: &str, document: &str, file: &SafeTensors) -> Result<(), String> {
+/// The problem and the next step, which is `remedy`, if the text is not a hash or the content has another.
+pub(crate) fn verify(stated: &str, document: &str, file: &SafeTensors, remedy: &str) -> Result<(), String> {
     let digits = stated.strip_prefix(ALGORITHM).filter(|digits| digits.len() == DIGITS);
     let Some(digits) = digits.filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())) else {
         let stated = stated.escape_debug();
-        return Err(format!("its hash `{stated}` is not {ALGORITHM} and {DIGITS} digits; calibrate again"));
+        return Err(format!("its hash `{stated}` is not {ALGORITHM} and {DIGITS} digits; {remedy}"));
     };
     let document = document.replacen(digits, &"0".repeat(DIGITS), 1);
     let mut tensors = file.tensors();
@@ -50,8 +50,5 @@ pub(super) fn verify(stated: &str, document: &str, file: &SafeTensors) -> Result
     if found == stated {
         return Ok(());
     }
-    Err(format!(
-        "is damaged: its content has the hash {found}, but it states {stated}; copy it again from its source, or \
-         calibrate again"
-    ))
+    Err(format!("is damaged: its content has the hash {found}, but it states {stated}; {remedy}"))
 }

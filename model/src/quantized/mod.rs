@@ -7,7 +7,7 @@
 mod channels;
 mod decode;
 pub mod file;
-mod hash;
+pub(crate) mod hash;
 mod param;
 mod provenance;
 

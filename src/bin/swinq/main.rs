@@ -45,6 +45,7 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
         Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),
         Command::Eval(args) => commands::eval::run(&args, &words),
+        Command::Merge(args) => commands::merge::run(&args, &words),
         Command::Bench(args) => match &args.ladder {
             Some(ladder) => commands::ladder::run(ladder),
             None => commands::bench::run(&args),

@@ -34,6 +34,18 @@ pub fn check_checkpoint(output: &Path) -> Result<(), Usage> {
     }
 }
 
+/// Refuses a name for a part with the extension of a checkpoint, which it is not.
+pub fn check_part(output: &Path) -> Result<(), Usage> {
+    if output.extension().is_none_or(|extension| extension != "safetensors") {
+        return Ok(());
+    }
+    Err(Usage(format!(
+        "--output {}: with --shard the file is a part for `swinq merge`, not a checkpoint; name it {}",
+        output.display(),
+        output.with_extension("part").display()
+    )))
+}
+
 /// Refuses outputs that cannot be written, the name `-`, two outputs with the same path, and an output that is one of the
 /// `inputs`, or a file that may have been read below one of them.
 pub fn check_outputs<'a>(

@@ -103,6 +103,14 @@ impl Stages {
         self.set(label, unit, step.done, step.total);
     }
 
+    /// Shows a step of the merging of a calibration.
+    pub fn merging(&mut self, step: swinq::Progress) {
+        match step.phase {
+            Phase::Observe => self.set("merge", "images", step.done, step.total),
+            Phase::Refine | Phase::Reconstruct => self.calibration(step),
+        }
+    }
+
     /// Ends the current stage, if there is one.
     pub fn finish(&mut self) {
         if let Some((_, progress, done)) = self.0.take() {

@@ -20,7 +20,9 @@ Examples:
       -o swin_t.int8.safetensors
   swinq calibrate hf-swin-folder --data-path photos.txt --recipe mode1 -o mode1.safetensors
   swinq calibrate swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet \\
-      --disable '**.fc2.*' --calibrator percentile:99.9 -o mine.safetensors";
+      --disable '**.fc2.*' --calibrator percentile:99.9 -o mine.safetensors
+  swinq calibrate swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet \\
+      --batches 128 --shard 2/8 -o calibration.2.part";
 
 pub const QAT: &str = "\
 Examples:
@@ -34,7 +36,15 @@ Examples:
   swinq eval swin_t.pth swin_t.int8.safetensors --cfg swin_tiny_patch4_window7_224 \\
       --data-path imagenet --name A=float --name B=int8 --report report.html
   swinq eval swin_t.int8.safetensors --data-path imagenet --limit 1000 --json - | jq .models
-  swinq eval swin_t.int8.safetensors --data-path imagenet --predictions predictions.csv";
+  swinq eval swin_t.int8.safetensors --data-path imagenet --predictions predictions.csv
+  swinq eval swin_t.int8.safetensors --data-path imagenet --shard 2/8 -o evaluation.2.part";
+
+pub const MERGE: &str = "\
+Examples:
+  swinq merge calibration.*.part -o swin_t.int8.safetensors
+  swinq merge evaluation.*.part -o results.json --report report.html
+
+The result equals that of one run without --shard, bit for bit, but for latency and times.";
 
 pub const BENCH: &str = "\
 Examples:

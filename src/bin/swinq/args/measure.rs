@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use swinq::{FloatDevice, Split};
+use swinq::{FloatDevice, Shard, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
@@ -49,6 +49,12 @@ pub struct EvalArgs {
     /// Do not measure latency.
     #[arg(long, conflicts_with = "latency")]
     pub no_latency: bool,
+    /// Evaluate on the I-th of N parts of the images, without latency, and write what `swinq merge` makes the results of.
+    #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training"])]
+    pub shard: Option<Shard>,
+    /// Part to write, with --shard.
+    #[arg(short, long, value_name = "FILE", requires = "shard")]
+    pub output: Option<PathBuf>,
     /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
     #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub json: Option<PathBuf>,
@@ -123,6 +129,23 @@ pub struct BenchArgs {
     /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// Arguments of `merge`.
+#[derive(Clone, Debug, Args)]
+pub struct MergeArgs {
+    /// All parts of one run of `calibrate --shard` or `eval --shard`, in any order.
+    #[arg(required = true, value_name = "PART")]
+    pub parts: Vec<PathBuf>,
+    /// File to write: the quantized checkpoint, or the results of the evaluation as JSON.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Also write a report of the evaluation as one self-contained HTML page, without pictures of images.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Also write the report as Markdown.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
 }
 
 /// Arguments of `compare`.

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 
 pub use explain::exit;
 pub use export::ExportArgs;
-pub use measure::{BenchArgs, CompareArgs, EvalArgs, Simulate};
+pub use measure::{BenchArgs, CompareArgs, EvalArgs, MergeArgs, Simulate};
 pub use messages::{MessageArgs, color_of};
 pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
 pub use quantize::{CalibrateArgs, QatArgs};
@@ -44,6 +44,9 @@ pub enum Command {
     /// Measure accuracy and speed of one or more models on labelled images; the first is the baseline.
     #[command(after_help = examples::EVAL)]
     Eval(EvalArgs),
+    /// Join the parts that `calibrate --shard` or `eval --shard` wrote, on any machines.
+    #[command(after_help = examples::MERGE)]
+    Merge(MergeArgs),
     /// Measure latency and throughput of one or more models, in turn in one run.
     #[command(after_help = examples::BENCH)]
     Bench(BenchArgs),

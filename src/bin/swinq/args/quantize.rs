@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use swinq::model::{Calibrator, Ptq};
-use swinq::{FloatDevice, Split};
+use swinq::{FloatDevice, Shard, Split};
 use swinq_ladder::parse::{at_least_one, batch, threads};
 
 use super::FloatArgs;
@@ -64,7 +64,10 @@ pub struct CalibrateArgs {
     /// Device of the float forward; cuda needs a build with candle's CUDA (`--features cuda`).
     #[arg(long, value_name = "cpu|cuda[:N]", default_value_t, conflicts_with = "ft_amax")]
     pub device: FloatDevice,
-    /// Quantized checkpoint to write.
+    /// Calibrate on the I-th of N parts of the images, and write what `swinq merge` makes the checkpoint of.
+    #[arg(long, value_name = "I/N", conflicts_with = "ft_amax")]
+    pub shard: Option<Shard>,
+    /// Quantized checkpoint to write; with --shard, the part.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
 }

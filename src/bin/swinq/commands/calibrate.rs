@@ -7,13 +7,13 @@ use anyhow::Context;
 use swinq::eval::RangeFile;
 use swinq::model::{Calibrator, Ptq};
 use swinq::{
-    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule,
+    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule, Shard,
     SwinConfig, Trial,
 };
 
 use crate::args::CalibrateArgs;
 use crate::out::{caution, counted, info, say};
-use crate::paths::{check_checkpoint, check_inputs, check_outputs};
+use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
 use crate::{float_device, images_arg, interrupt, model_arg, shell, site_table};
 
@@ -27,14 +27,18 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     let cfg = args.float.cfg.as_ref().map(Path::new);
     let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
     let ranges_path = RangeFile::beside(&args.output);
-    check_outputs(
-        [&args.output, &ranges_path],
-        inputs.into_iter().flatten().chain([Path::new(&args.recipe)]),
-    )?;
-    check_checkpoint(&args.output)?;
+    let outputs = [&args.output, &ranges_path].into_iter().take(if args.shard.is_some() { 1 } else { 2 });
+    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    match args.shard {
+        Some(_) => check_part(&args.output)?,
+        None => check_checkpoint(&args.output)?,
+    }
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
     let recipe = recipe(args, model.config())?;
+    if let Some(shard) = args.shard {
+        return one_shard(model, recipe, args, shard, shell::join(words));
+    }
     let (quantized, ranges) = match &args.ft_amax {
         Some(file) => (from_ft_ranges(model, &recipe, file)?, None),
         None => {
@@ -43,15 +47,49 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
             (calibrated.model, ranges)
         }
     };
-    say!("{}", site_table::products(quantized.as_quantized()));
-    say!("{}", site_table::summary(quantized.as_quantized()));
-    quantized.save(&args.output)?;
-    info!("wrote {}", args.output.display());
+    save(&quantized, ranges, &args.output)
+}
+
+/// Prints the tables of a quantized model, and writes it to `output`, with its histograms beside it.
+pub fn save(model: &Model, ranges: Option<RangeFile>, output: &Path) -> anyhow::Result<()> {
+    say!("{}", site_table::products(model.as_quantized()));
+    say!("{}", site_table::summary(model.as_quantized()));
+    model.save(output)?;
+    info!("wrote {}", output.display());
     if let Some(ranges) = ranges {
-        ranges.write(&ranges_path)?;
-        info!("wrote {} (histograms, for reports)", ranges_path.display());
+        let path = RangeFile::beside(output);
+        ranges.write(&path)?;
+        info!("wrote {} (histograms, for reports)", path.display());
     }
     Ok(())
+}
+
+/// Calibrates on one shard, and writes its part.
+fn one_shard(
+    model: Model,
+    recipe: Recipe,
+    args: &CalibrateArgs,
+    shard: Shard,
+    command: String,
+) -> anyhow::Result<()> {
+    let (images, options) = settings(&model, recipe, args)?;
+    let mut stages = Stages::default();
+    let part = swinq::calibrate_shard(model, &options, &images, shard, Some(command), &mut |step| {
+        stages.calibration(step);
+        interrupt::check()
+    })?;
+    stages.finish();
+    left_out(&part.skipped);
+    part.save(&args.output)?;
+    info!("wrote {} (shard {shard}, {})", args.output.display(), counted(part.images, "image"));
+    Ok(())
+}
+
+/// Warns of the corrupt images that were left out.
+pub fn left_out(skipped: &[String]) {
+    for skipped in skipped {
+        caution!("left out {skipped}");
+    }
 }
 
 fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
@@ -86,26 +124,38 @@ fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<
 }
 
 fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Result<Calibrated> {
-    let path = args.data_path.as_deref().context("--data-path is missing")?;
-    let wanted = args.batches.saturating_mul(args.batch_size);
-    let images = images_arg::open(path, args.split, "--split", Some(wanted), args.seed)?;
-    describe(&model, &recipe, args, &images, wanted);
-    let read =
-        ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
-    let options = CalibrateOptions { recipe, read, device: args.device };
+    let (images, options) = settings(&model, recipe, args)?;
     let mut stages = Stages::default();
     let calibrated = swinq::calibrate(model, &options, &images, &mut |step| {
         stages.calibration(step);
         interrupt::check()
     })?;
     stages.finish();
+    found(&calibrated);
+    Ok(calibrated)
+}
+
+/// Prints what a calibration found, and warns of the images that it left out.
+pub fn found(calibrated: &Calibrated) {
     for line in transforms(&calibrated.trials) {
         info!("{line}");
     }
-    for skipped in &calibrated.skipped {
-        caution!("left out {skipped}");
-    }
-    Ok(calibrated)
+    left_out(&calibrated.skipped);
+}
+
+/// The images of a calibration and its options, which are printed.
+fn settings(
+    model: &Model,
+    recipe: Recipe,
+    args: &CalibrateArgs,
+) -> anyhow::Result<(Images, CalibrateOptions)> {
+    let path = args.data_path.as_deref().context("--data-path is missing")?;
+    let wanted = args.batches.saturating_mul(args.batch_size);
+    let images = images_arg::open(path, args.split, "--split", Some(wanted), args.seed)?;
+    describe(model, &recipe, args, &images, wanted);
+    let read =
+        ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
+    Ok((images, CalibrateOptions { recipe, read, device: args.device }))
 }
 
 /// One line for each transform: in how many layers it was kept, and by how much it lowered their error.
@@ -147,6 +197,9 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     info!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
     if count < wanted {
         info!("           ({wanted} were asked for; the data set has no more)");
+    }
+    if let Some(shard) = args.shard {
+        info!("shard      {shard} of these images");
     }
     if let Some(first) = first_name(model, images) {
         info!("classes    the data set's names in sorted order: class 0 is {first} (else pass --labels)");

@@ -7,12 +7,14 @@ use std::time::Duration;
 use swinq::eval::results::sensitivity::read_sensitivity;
 use swinq::eval::results::tune::read_tuning;
 use swinq::eval::{self, Accuracy, Latency, LatencyOptions, ModelResult, ReportExtras, Results};
-use swinq::{Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions, ReportFiles};
+use swinq::{
+    Candidate, EvaluateOptions, FloatDevice, Images, Model, Observer, ReadOptions, ReportFiles, Shard,
+};
 
 use crate::args::{EvalArgs, Simulate, Usage};
 use crate::json_arg::JsonArg;
 use crate::out::{caution, info, note, say};
-use crate::paths::{check_inputs, check_outputs};
+use crate::paths::{check_inputs, check_outputs, check_part};
 use crate::progress::Progress;
 use crate::{backend_arg, float_device, images_arg, interrupt, model_arg, names, shell};
 
@@ -36,7 +38,12 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let cfg = args.float.cfg.as_ref().map(PathBuf::from);
     let others = [&args.sensitivity, &args.tuning, &cfg].into_iter().flatten();
     let inputs = args.models.iter().chain([&args.data.data_path]).chain(others);
-    check_outputs(files.paths().chain(&args.predictions), inputs.map(PathBuf::as_path))?;
+    let outputs = files.paths().chain(&args.predictions).chain(&args.output);
+    check_outputs(outputs, inputs.map(PathBuf::as_path))?;
+    if let (Some(shard), Some(output)) = (args.shard, &args.output) {
+        check_part(output)?;
+        return one_shard(args, shard, output, shell::join(words));
+    }
     let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
@@ -54,16 +61,42 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Evaluates on one shard, and writes its part.
+fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> anyhow::Result<()> {
+    let images = images_arg::open(&args.data.data_path, args.split, "--split", args.limit, args.seed)?;
+    let (mut candidates, notes) = candidates(args, true)?;
+    info!("shard {shard} of {} of {}", count(images.len()), images.describe());
+    let options = EvaluateOptions {
+        read: read_options(args),
+        threads: args.threads,
+        site_noise: !args.no_sites,
+        ..EvaluateOptions::default()
+    };
+    let mut printer = Printer::default();
+    let part = swinq::evaluate_shard(
+        &mut candidates,
+        &images,
+        shard,
+        &options,
+        &notes,
+        Some(command),
+        &mut printer,
+    )?;
+    part.save(output)?;
+    info!("wrote {} (shard {shard}, {})", output.display(), count(part.images));
+    Ok(())
+}
+
+fn read_options(args: &EvalArgs) -> ReadOptions {
+    ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.data.skip_corrupt }
+}
+
 /// The results; with `detailed`, also what only files show.
 pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
     let (mut candidates, notes) = candidates(args, detailed)?;
     info!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
-        read: ReadOptions {
-            batch_size: args.batch_size,
-            threads: args.threads,
-            skip_corrupt: args.data.skip_corrupt,
-        },
+        read: read_options(args),
         threads: args.threads,
         latency: if args.no_latency { Vec::new() } else { args.latency.clone() },
         latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
@@ -79,6 +112,14 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
     }
     say!("\n{}", eval::table(&results));
     Ok(results)
+}
+
+/// Prints the accuracy of a model with `classes` classes, and warns of one that guessing would give.
+pub fn print_accuracy(model: &ModelResult, accuracy: &Accuracy, classes: usize) {
+    say!("{}: {}", model.label(), eval::acc_line(accuracy));
+    if let Some(remark) = eval::near_chance(accuracy, classes) {
+        caution!("{}: {remark}", model.label());
+    }
 }
 
 /// Prints the results of an evaluation while it runs.
@@ -114,10 +155,8 @@ impl Observer for Printer {
         for skipped in skipped {
             caution!("left out {skipped}");
         }
-        let Some(accuracy) = accuracy else { return };
-        say!("{}: {}", model.label(), eval::acc_line(accuracy));
-        if let Some(remark) = eval::near_chance(accuracy, self.classes) {
-            caution!("{}: {remark}", model.label());
+        if let Some(accuracy) = accuracy {
+            print_accuracy(model, accuracy, self.classes);
         }
     }
 
@@ -176,6 +215,10 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
             candidates.push(simulated(&name, &model, simulate, device, args.threads)?);
+        }
+        if args.shard.is_some() {
+            let own = candidates.split_off(first).into_iter().map(|own| own.with_hash_of(&model));
+            candidates.extend(own.collect::<Result<Vec<_>, _>>()?);
         }
         for candidate in candidates[first..].iter_mut().filter(|_| detailed) {
             notes.extend(candidate.record_file(path)?.filter(|note| !notes.contains(note)));

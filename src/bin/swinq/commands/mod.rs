@@ -9,6 +9,7 @@ pub mod export;
 pub mod inspect;
 pub mod ladder;
 pub mod manual;
+pub mod merge;
 pub mod predict;
 pub mod qat;
 pub mod quickstart;
