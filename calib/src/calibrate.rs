@@ -57,7 +57,7 @@ pub struct Calibrated {
     pub model: QuantizedModel,
     /// The histograms of the observed sites: the enabled `s8` activations without an imported or fixed range.
     pub histograms: BTreeMap<Site, Histogram>,
-    /// SHA-256 of the pixel bytes ([`Batch::pixels`]) of all batches in the order in which they were read,
+    /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order in which they were read,
     /// hexadecimal. It is the hash of no bytes if no image was read.
     pub pixels_sha256: String,
     /// Positions of the images in the data set's full list, in the order in which they were read. Empty if no
