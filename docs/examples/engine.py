@@ -83,6 +83,23 @@ def gelu(x):
     return fma(-a, h, np.where(f32(0) > x, f32(0), x))
 
 
+QUADRATIC = np.array([
+    [0.5000392, 0.50148606, 0.5095682, 0.5197708, 0.51622975, 0.4827637, 0.41492975, 0.32336164, 0.22710024,
+     0.14345425, 0.08151397, 0.04170939, 0.019245544, 0.008019721, 0.0030222451, 0.0],
+    [-0.40055293, -0.41560134, -0.45174226, -0.48007223, -0.4741917, -0.42467824, -0.341722, -0.24660717, -0.15977997,
+     -0.09313069, -0.048938476, -0.023230707, -0.009979146, -0.0038850887, -0.0013726049, 0.0],
+    [0.018813642, 0.058509093, 0.09924989, 0.11895963, 0.116576254, 0.098247014, 0.07286775, 0.048156075, 0.028569607,
+     0.015289388, 0.007405298, 0.003253755, 0.0012991938, 4.7204646e-04, 1.5622975e-04, 0.0],
+], f32)
+
+
+def gelu_quadratic(x):
+    a = np.minimum(np.abs(x), f32(4.4444447))
+    column = fma(a, f32(3.375), f32(2**23)).view(np.int32) & 15
+    h = fma(fma(QUADRATIC[2][column], a, QUADRATIC[1][column]), a, QUADRATIC[0][column])
+    return fma(-a, h, np.where(f32(0) > x, f32(0), x))
+
+
 # 3. Rows: sums, LayerNorm
 
 
@@ -264,7 +281,9 @@ class Engine:
         x = self.attention(name, qkv, heads, self.bias(name, heads, window, shift, padded))
         x = reverse(self.linear(f"{name}.attn.proj", x), window, padded)
         stream = self.add(f"{name}.attn.add", stream, np.roll(x, (shift, shift), axis=(1, 2))[:, :grid, :grid])
-        x = gelu(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", stream)))
+        quantized = self.quantizer(f"{name}.mlp.fc2.input") is not None
+        activation = gelu_quadratic if quantized and self.document.get("numbers", 1) >= 4 else gelu
+        x = activation(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", stream)))
         return self.add(f"{name}.mlp.add", stream, self.linear(f"{name}.mlp.fc2", x))
 
     def add(self, name, shortcut, branch):

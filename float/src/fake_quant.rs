@@ -8,7 +8,7 @@ mod host;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
+use swinq_kernels::{AttentionQuant, ColumnQuantizers, Gelu, Probs, Quantizer};
 
 use crate::error::FloatError;
 use crate::ops::{fake_quantize, fake_quantize_columns};
@@ -38,6 +38,8 @@ pub struct FakeQuant {
     /// The quantizers of sites whose channels have their own; `quantizers` has the common scale.
     channels: BTreeMap<Site, ColumnQuantizers>,
     probs: BTreeMap<BlockId, Probs>,
+    /// The GELU of MLPs whose hidden values are quantized.
+    gelu: Gelu,
     weights: BTreeMap<Linear, Weight>,
     arithmetic: Arithmetic,
 }
@@ -128,7 +130,8 @@ impl FakeQuant {
         for &site in model.sites.keys() {
             channels.extend(model.column_quantizers(site)?.map(|columns| (site, columns)));
         }
-        let mut found = FakeQuant { quantizers, channels, probs, weights: BTreeMap::new(), arithmetic };
+        let mut found =
+            FakeQuant { quantizers, channels, probs, gelu: model.gelu, weights: BTreeMap::new(), arithmetic };
         for linear in all_linears(&model.config) {
             if let Some(Param::Int8(weight)) = model.params.get(&linear.weight_name()) {
                 let weight = found.prepare(linear, weight, model.float_weight(linear), device)?;
@@ -180,6 +183,13 @@ impl FakeQuant {
 
     fn quantizer(&self, site: Site) -> Option<Quantizer> {
         self.quantizers.get(&site).copied()
+    }
+
+    /// The GELU that follows the bias of `linear`, if any.
+    fn gelu(&self, linear: Linear) -> Option<Gelu> {
+        let Linear::Fc1(block) = linear else { return None };
+        let quantized = self.quantizers.contains_key(&Site::Input(Linear::Fc2(block)));
+        Some(if quantized { self.gelu } else { Gelu::Erf })
     }
 }
 
@@ -233,10 +243,13 @@ impl Sites for FakeQuant {
         let weight = self.weights.get(&layer.linear);
         let float = weight.map_or(&layer.weight, |weight| &weight.float);
         match (weight.and_then(|weight| weight.quantized.as_ref()), &self.arithmetic) {
-            (Some(QuantizedLinear::Host(quantized)), _) => quantized.run(x, layer, output),
+            (Some(QuantizedLinear::Host(quantized)), _) => {
+                quantized.run(x, layer, output, self.gelu(layer.linear))
+            }
             (Some(QuantizedLinear::Composed(quantized)), _) => Ok(layer.finish(quantized.run(x)?)?),
             (None, Arithmetic::Host(workers)) => {
-                Ok(PackedLinear::new(workers, float, layer.bias.as_ref(), output, layer.gelu)?.run(x)?)
+                let gelu = self.gelu(layer.linear);
+                Ok(PackedLinear::new(workers, float, layer.bias.as_ref(), output, gelu)?.run(x)?)
             }
             (None, Arithmetic::Composed) => {
                 let y = layer.before_bias(x, float)?;

@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Result, Tensor};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, LinearF32, LinearOut, LinearSpec, Pool, Probs,
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Gelu, LinearF32, LinearOut, LinearSpec, Pool, Probs,
     Quantizer, RowOut, RowStore, Store, WindowAttention,
 };
 
@@ -55,7 +55,12 @@ impl Packing {
     }
 
     /// Packs a layer, if layers are packed.
-    pub fn pack(&self, weight: &Tensor, bias: Option<&Tensor>, gelu: bool) -> Result<Option<PackedLinear>> {
+    pub fn pack(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gelu: Option<Gelu>,
+    ) -> Result<Option<PackedLinear>> {
         self.workers.as_ref().map(|workers| PackedLinear::new(workers, weight, bias, None, gelu)).transpose()
     }
 
@@ -84,13 +89,13 @@ pub(super) struct PackedLinear {
 
 impl PackedLinear {
     /// Packs a layer: the product with `weight` `[out, ...]`, then the site `output`, `bias` `[out]`, and
-    /// GELU if `gelu`.
+    /// `gelu`, if any.
     pub fn new(
         workers: &Workers,
         weight: &Tensor,
         bias: Option<&Tensor>,
         output: Option<Quantizer>,
-        gelu: bool,
+        gelu: Option<Gelu>,
     ) -> Result<PackedLinear> {
         let weight = weight.flatten_from(1)?;
         let (n, k) = weight.dims2()?;
@@ -102,11 +107,11 @@ impl PackedLinear {
 
     /// A layer with another weight, and without bias and GELU.
     pub fn with_weight(&self, weight: &Tensor) -> Result<PackedLinear> {
-        PackedLinear::new(&self.workers, weight, None, None, false)
+        PackedLinear::new(&self.workers, weight, None, None, None)
     }
 
     /// The layer of `weight` with another bias.
-    pub fn with_bias(&self, weight: &Tensor, bias: &Tensor, gelu: bool) -> Result<PackedLinear> {
+    pub fn with_bias(&self, weight: &Tensor, bias: &Tensor, gelu: Option<Gelu>) -> Result<PackedLinear> {
         PackedLinear::new(&self.workers, weight, Some(bias), None, gelu)
     }
 

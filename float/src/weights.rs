@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
+use swinq_kernels::Gelu;
 
 use crate::attention::expand_bias;
 use crate::error::FloatError;
@@ -45,7 +46,7 @@ impl LinearWeights {
         assert_eq!(old.dims(), [bias.len()], "a bias for every output of {}", self.linear);
         let bias = Tensor::from_slice(bias, bias.len(), old.device())?;
         if let Some(packed) = &self.packed {
-            self.packed = Some(packed.with_bias(&self.weight, &bias, self.gelu)?);
+            self.packed = Some(packed.with_bias(&self.weight, &bias, self.gelu.then_some(Gelu::Erf))?);
         }
         self.bias = Some(bias);
         Ok(())
@@ -229,7 +230,7 @@ impl Source<'_> {
         let weight = self.tensor(&linear.weight_name())?;
         let bias = has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?;
         let gelu = matches!(linear, Linear::Fc1(_));
-        let packed = self.packing.pack(&weight, bias.as_ref(), gelu)?;
+        let packed = self.packing.pack(&weight, bias.as_ref(), gelu.then_some(Gelu::Erf))?;
         Ok(LinearWeights {
             linear,
             weight,

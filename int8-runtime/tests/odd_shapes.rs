@@ -9,7 +9,7 @@ use swinq_calib::{CalibrateOptions, calibrate, set_channel_codes};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, TracedValues};
-use swinq_kernels::Cpu;
+use swinq_kernels::{Cpu, Gelu};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     BatchSource, BlockId, Classifier, Linear, Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion,
@@ -183,7 +183,7 @@ fn compare(configs: Vec<SwinConfig>) {
 }
 
 /// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and zero
-/// points for the channels of every `mlp.fc2.input`.
+/// points for the channels of every `mlp.fc2.input`. `mode1` has the GELU of files before version 4 of the numbers.
 fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
     let Some(name) = name else { return QuantizedModel::from_float(model).unwrap() };
     let mut progress = |_| ControlFlow::Continue(());
@@ -194,7 +194,10 @@ fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
         "channels" => Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic),
         name => Recipe::shipped(name).unwrap(),
     };
-    let quantized = calibrate(model, &recipe, &mut noise, options).unwrap().model;
+    let mut quantized = calibrate(model, &recipe, &mut noise, options).unwrap().model;
+    if name == "mode1" {
+        quantized.gelu = Gelu::Erf;
+    }
     if name == "channels" { with_channels(quantized, model) } else { quantized }
 }
 

@@ -14,8 +14,8 @@ use support::{STAGES, Stage, aligned, step, values};
 use swinq_kernels::attention::{AttentionIn, AttentionSpec, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{
-    AlignedBuf, AttentionQuant, BlockOp, ColumnQuantizers, Cpu, FusedBlock, LayerNorm, Pool, Probs, RowMap,
-    RowOut, RowStore, code_stride, probe,
+    AlignedBuf, AttentionQuant, BlockOp, ColumnQuantizers, Cpu, FusedBlock, Gelu, LayerNorm, Pool, Probs,
+    RowMap, RowOut, RowStore, code_stride, probe,
 };
 
 /// Tokens of a window, and of one of its sides.
@@ -41,7 +41,7 @@ struct Block {
     channels: usize,
 }
 
-fn linear(cpu: Cpu, k: usize, n: usize, gelu: bool, store: Store) -> BlockOp {
+fn linear(cpu: Cpu, k: usize, n: usize, gelu: Option<Gelu>, store: Store) -> BlockOp {
     let codes: Vec<i8> = (0..n * k).map(|i| (i * 7919 % 255) as i8).collect();
     let bias: Vec<f32> = (0..n).map(|i| (i % 7) as f32 * 0.1 - 0.3).collect();
     let spec = LinearSpec { n, k, bias: Some(&bias), output: None, gelu, store };
@@ -91,12 +91,12 @@ impl Block {
         let residual = || Store::Residual { branch: None, shortcut: None };
         let ops = vec![
             norm(cpu, c),
-            linear(cpu, c, 3 * c, false, codes(3 * c)),
+            linear(cpu, c, 3 * c, None, codes(3 * c)),
             attention(cpu, stage),
-            linear(cpu, c, c, false, residual()),
+            linear(cpu, c, c, None, residual()),
             norm(cpu, c),
-            linear(cpu, c, 4 * c, true, codes(4 * c)),
-            linear(cpu, 4 * c, c, false, residual()),
+            linear(cpu, c, 4 * c, Some(Gelu::Quadratic), codes(4 * c)),
+            linear(cpu, 4 * c, c, None, residual()),
         ];
         let map = Arc::new(partition(stage.tokens));
         let fused = FusedBlock::new(ops.clone(), Arc::clone(&map), c, TASK_ROWS);

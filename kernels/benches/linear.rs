@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{AlignedBuf, ColumnQuantizers, Cpu, Pool, Quantizer, RowMap, code_stride, probe};
+use swinq_kernels::{AlignedBuf, ColumnQuantizers, Cpu, Gelu, Pool, Quantizer, RowMap, code_stride, probe};
 
 /// The epilogue of a linear.
 #[derive(Clone, Copy, PartialEq)]
@@ -94,7 +94,14 @@ fn spec(n: usize, k: usize, bias: &[f32], then: Then) -> LinearSpec<'_> {
         }
         Then::Residual => Store::Residual { branch: None, shortcut: None },
     };
-    LinearSpec { n, k, bias: Some(bias), output: None, gelu: then == Then::GeluCodes, store }
+    LinearSpec {
+        n,
+        k,
+        bias: Some(bias),
+        output: None,
+        gelu: (then == Then::GeluCodes).then_some(Gelu::Quadratic),
+        store,
+    }
 }
 
 /// One benchmark: `run` performs run number i, of `macs` multiply-accumulates.

@@ -3,6 +3,11 @@
 // values; the result is divided by their sum.
 //
 // Defines: those of `attention.cuh`. THREADS is 128.
+
+// For sm_100 and later the compiler would spill a register without a number of blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !defined(MIN_BLOCKS)
+#define MIN_BLOCKS 4
+#endif
 #include "attention.cuh"
 
 // Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank

@@ -11,8 +11,10 @@
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
 // With six blocks, more windows are in flight on a multiprocessor; elsewhere the limit on registers would
-// spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !HEAD_SCALES && !TWO_CODES
+// spill. For sm_100 and later the compiler would spill a register without a number of blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define MIN_BLOCKS (TWO_CODES ? 3 : 4)
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !HEAD_SCALES && !TWO_CODES
 #define MIN_BLOCKS 6
 #endif
 #include "attention.cuh"

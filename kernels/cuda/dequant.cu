@@ -19,7 +19,7 @@ struct Params {
 KERNEL(dequant)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
 #if GELU && STREAM_F32
-    load_tail(tail, THREADS);
+    load_gelu(tail, THREADS);
     block_sync();
 #endif
     wait_for_previous();

@@ -2,7 +2,8 @@
 // plan stores (`reference::epilogue_i8`, `reference::epilogue_f32`). The GEMM kernels use it, and so does
 // `dequant.cu`, which runs after a GEMM of cuBLASLt.
 //
-// Defines: INTEGER (sums are those of INT8 operands), OUTPUT (the layer has an `.output` site), GELU, FAKE
+// Defines: INTEGER (sums are those of INT8 operands), OUTPUT (the layer has an `.output` site), GELU (0: none; with an
+// f32 stream GELU_ERF or GELU_QUADRATIC), FAKE
 // (quantize and dequantize before a float store), CHANNELS (codes, also those of FAKE, have a scale and a zero
 // point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
 // STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
@@ -127,7 +128,7 @@ INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f
     f32 y = sum + bias;
 #endif
 #if GELU && STREAM_F32
-    y = gelu(y, tail);
+    y = gelu_of_layer(y, tail);
 #elif GELU && NUMBERS && STORE == STORE_CODES
     y = gelu_fast(y, max_f32(y, 0.0f));
 #elif GELU

@@ -88,7 +88,7 @@ KERNEL(gemm)(const Params p) {
     u8* shared = shared_memory();
     f32* tail = reinterpret_cast<f32*>(shared + STAGES * STAGE);
 #if GELU && STREAM_F32
-    load_tail(tail, THREADS);
+    load_gelu(tail, THREADS);
 #endif
     s32 m0 = static_cast<s32>(block_x() / p.tiles_n) * BM, n0 = static_cast<s32>(block_x() % p.tiles_n) * BN;
     s32 steps = (p.k_bytes + BK - 1) / BK;

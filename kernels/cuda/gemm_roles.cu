@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const __grid
         more_registers<REGISTERS>();
 #endif
 #if GELU && STREAM_F32
-        load_tail(tail, MULTIPLIERS);
+        load_gelu(tail, MULTIPLIERS);
 #endif
         load_constants(p, constants, n0);
         barrier_sync<MULTIPLIERS>(1);

@@ -37,7 +37,7 @@ KERNEL(gemm_sm90)(const Params p) {
     f32* constants = reinterpret_cast<f32*>(ring + STAGES * STAGE);
     f32* tail = constants + 3 * BN;
 #if GELU && STREAM_F32
-    load_tail(tail, THREADS);
+    load_gelu(tail, THREADS);
 #endif
     // Every tile of this block has the same columns, because the grid is a multiple of the number of tiles
     // along n, or has one block for each tile.

@@ -1,8 +1,9 @@
 // The ladder of softmax over rows of f32 `[rows, columns]`. `swinq bench softmax` measures it; no engine runs
 // it.
 //
-// Defines: THREADS. For `softmax_rows`, `softmax_staged` and `softmax_codes` also COLUMNS, the number of columns, and
-// LANES, the number of threads that share a row: a power of two up to 32, or THREADS (1 for `softmax_staged`).
+// Defines: THREADS. For `softmax_rows`, `softmax_staged` and `softmax_codes` also COLUMNS, the number of columns. For
+// `softmax_rows` and `softmax_codes` also LANES, the number of threads that share a row: a power of two up to 32, or
+// THREADS.
 #include "prelude.cuh"
 
 struct Params {
@@ -85,7 +86,7 @@ KERNEL(softmax_online)(const Params p) {
     for (s32 i = lane; i < p.columns; i += WARP) out[i] = exp_of(x[i], of_row) * inverse;
 }
 
-#if defined(COLUMNS)
+#if defined(LANES)
 // Threads of a warp that share a row.
 constexpr u32 WARP_LANES = LANES < 32 ? LANES : 32;
 // Neighbouring columns that a thread loads at once, and the number of such groups that it holds.
@@ -183,6 +184,34 @@ KERNEL(softmax_rows)(const Params p) {
     }
 }
 
+// The probabilities of the INT8 attention (`reference::attention_row_u8`), with rows in registers: codes
+// 255 e^(x - largest) and their integer sum.
+KERNEL(softmax_codes)(const Params p) {
+    RowInRegisters row(p);
+    f32 largest = row.largest();
+    u8* out = static_cast<u8*>(p.out) + row.first;
+    u32 sum = 0;
+#pragma unroll
+    for (s32 g = 0; g < GROUPS; g++) {
+        if (row.column(g) >= COLUMNS) continue;
+        u32 packed = 0;
+#pragma unroll
+        for (s32 i = 0; i < VECTOR; i++) {
+            u32 code = static_cast<u32>(round_s32(255.0f * exp_of(row.value[g][i], largest)));
+            sum = sum + code;
+            packed = packed | code << (8 * i);
+        }
+        if (!row.live) continue;
+        if constexpr (VECTOR == 4) {
+            *reinterpret_cast<u32*>(out + row.column(g)) = packed;
+        } else {
+            out[row.column(g)] = static_cast<u8>(packed);
+        }
+    }
+    sum = combine_lanes(sum, [](u32 a, u32 b) { return a + b; });
+    if (row.live && row.lane == 0) p.sums[row.row] = sum;
+}
+#elif defined(COLUMNS)
 // As `softmax_rows`, for short rows that begin at any multiple of 4 bytes. A block copies its rows, which are contiguous,
 // through shared memory in accesses of 16 bytes; each thread computes one row. Rows of an odd number of columns are in
 // different banks.
@@ -224,33 +253,5 @@ KERNEL(softmax_staged)(const Params p) {
             for (s32 j = at; j < count; j++) out[j] = shared[j];
         }
     }
-}
-
-// The probabilities of the INT8 attention (`reference::attention_row_u8`), with rows in registers: codes
-// 255 e^(x - largest) and their integer sum.
-KERNEL(softmax_codes)(const Params p) {
-    RowInRegisters row(p);
-    f32 largest = row.largest();
-    u8* out = static_cast<u8*>(p.out) + row.first;
-    u32 sum = 0;
-#pragma unroll
-    for (s32 g = 0; g < GROUPS; g++) {
-        if (row.column(g) >= COLUMNS) continue;
-        u32 packed = 0;
-#pragma unroll
-        for (s32 i = 0; i < VECTOR; i++) {
-            u32 code = static_cast<u32>(round_s32(255.0f * exp_of(row.value[g][i], largest)));
-            sum = sum + code;
-            packed = packed | code << (8 * i);
-        }
-        if (!row.live) continue;
-        if constexpr (VECTOR == 4) {
-            *reinterpret_cast<u32*>(out + row.column(g)) = packed;
-        } else {
-            out[row.column(g)] = static_cast<u8>(packed);
-        }
-    }
-    sum = combine_lanes(sum, [](u32 a, u32 b) { return a + b; });
-    if (row.live && row.lane == 0) p.sums[row.row] = sum;
 }
 #endif

@@ -262,7 +262,7 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
     for (int i = 0; i < 4; i++) y[i] = fma_f32(to_f32(sums[i]), columns.scale[i], columns.bias[i]);
 #if STREAM_F32
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = gelu(y[i], tail) * p.hidden_recip;
+    for (int i = 0; i < 4; i++) y[i] = gelu_of_layer(y[i], tail) * p.hidden_recip;
     return codes_of_numbers(y[0], y[1], y[2], y[3]);
 #else
     u32 recip = pack_half2(p.hidden_recip, p.hidden_recip);
@@ -483,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mlp_sm90(const Params p
     Sequence sequence = {0, rounds * (CHUNKS - STAY)};
     if (thread_index() == 0) start_copies(p, shared, sequence.all);
 #if STREAM_F32
-    load_tail(shared.tail, THREADS);
+    load_gelu(shared.tail, THREADS);
 #endif
     block_sync();
     wait_for_previous();

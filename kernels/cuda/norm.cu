@@ -9,6 +9,11 @@
 //
 // Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_STREAM, ADD_CODES); for `norm_half` also LANES (lanes per row, a
 // power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
+
+// For sm_100 and later the compiler would spill a register without a number of blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define MIN_BLOCKS 4
+#endif
 #include "moments.cuh"
 #include "rows.cuh"
 

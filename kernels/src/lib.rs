@@ -42,5 +42,5 @@ pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 pub use patches::{Patches, add_table};
 pub use pool::Pool;
 pub use quantize::QuantizeRows;
-pub use reference::{AttentionQuant, HeadScores, Probs};
+pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use types::{ColumnQuantizers, PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};

@@ -12,7 +12,7 @@ use swinq_kernels::cuda::ops::linear::{
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
 use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8, low_code, normalize};
-use swinq_kernels::{ColumnQuantizers, PAD, Quantizer, RowMap};
+use swinq_kernels::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap};
 
 fn device(test: &str) -> Option<Device> {
     match Device::open(0) {
@@ -132,20 +132,22 @@ impl Problem {
 }
 
 /// The store, the `.output` site and GELU of a case.
-fn parts(problem: &Problem, case: Case) -> (LinearStore, Option<Quantizer>, bool) {
+fn parts(problem: &Problem, case: Case) -> (LinearStore, Option<Quantizer>, Option<Gelu>) {
     let q = Quantizer::new(0.02).unwrap();
     match case {
-        Case::Codes => (LinearStore::Plain(DeviceStore::Codes(q)), None, false),
-        Case::CodesGelu => (LinearStore::Plain(DeviceStore::Codes(q)), None, true),
-        Case::Residual | Case::CorrectedResidual => (LinearStore::Residual, None, false),
-        Case::ChannelCodes => (LinearStore::ChannelCodes(problem.columns.clone()), None, true),
-        Case::Half => (LinearStore::Plain(DeviceStore::Half), None, false),
+        Case::Codes => (LinearStore::Plain(DeviceStore::Codes(q)), None, None),
+        Case::CodesGelu => (LinearStore::Plain(DeviceStore::Codes(q)), None, Some(Gelu::Quadratic)),
+        Case::Residual | Case::CorrectedResidual => (LinearStore::Residual, None, None),
+        Case::ChannelCodes => {
+            (LinearStore::ChannelCodes(problem.columns.clone()), None, Some(Gelu::Quadratic))
+        }
+        Case::Half => (LinearStore::Plain(DeviceStore::Half), None, None),
         Case::Output | Case::CorrectedOutput => {
-            (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), false)
+            (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), None)
         }
         Case::Heads => {
             let two_codes = (0..problem.n / (3 * HEAD_DIM)).map(|head| head % 2 == 0).collect();
-            (LinearStore::Heads { sites: [1.0 / 127.0, 0.01, 0.02].map(step), two_codes }, None, false)
+            (LinearStore::Heads { sites: [1.0 / 127.0, 0.01, 0.02].map(step), two_codes }, None, None)
         }
     }
 }

@@ -10,7 +10,7 @@ use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpForm, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{Device, DeviceBuf, Stream};
 use swinq_kernels::reference::{accumulate_i8, epilogue_i8, layer_norm_row};
-use swinq_kernels::{Quantizer, RowMap};
+use swinq_kernels::{Gelu, Quantizer, RowMap};
 
 /// Channels and hidden columns: all weights stay in shared memory, except in the last two shapes.
 const SHAPES: [(usize, usize); 6] = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768), (192, 832)];
@@ -79,7 +79,15 @@ impl Problem {
             MlpForm::PostNorm => MlpNorm::Branch { codes: None },
             MlpForm::PostNormCodes => MlpNorm::Branch { codes: Some((next(), map)) },
         };
-        MlpSpec { norm: (&self.gamma, &self.beta), of, epsilon: EPSILON, fc1, fc2, stream }
+        MlpSpec {
+            norm: (&self.gamma, &self.beta),
+            of,
+            epsilon: EPSILON,
+            fc1,
+            gelu: Gelu::Quadratic,
+            fc2,
+            stream,
+        }
     }
 
     /// The different rows after the MLP, by the reference.
@@ -95,14 +103,16 @@ impl Problem {
             let pre = form == MlpForm::PreNorm;
             let normal = if pre { norm(row) } else { row.to_vec() };
             let input: Vec<i8> = normal.iter().map(|&y| self.inputs[0].code(y)).collect();
-            let layer = |i: usize, input: &[i8], k: usize, gelu: bool| -> Vec<f32> {
+            let layer = |i: usize, input: &[i8], k: usize, gelu: Option<Gelu>| -> Vec<f32> {
                 let sums = self.codes[i].chunks_exact(k).map(|w| accumulate_i8(input, w));
                 let columns = self.multiplier[i].iter().zip(&self.bias[i]);
                 sums.zip(columns).map(|(sum, (&m, &b))| epilogue_i8(sum, m, b, None, gelu)).collect()
             };
-            let middle: Vec<i8> =
-                layer(0, &input, columns, true).into_iter().map(|y| self.inputs[1].code(y)).collect();
-            let branch = layer(1, &middle, hidden, false);
+            let middle: Vec<i8> = layer(0, &input, columns, Some(Gelu::Quadratic))
+                .into_iter()
+                .map(|y| self.inputs[1].code(y))
+                .collect();
+            let branch = layer(1, &middle, hidden, None);
             let added = if pre { branch } else { norm(&branch) };
             row.iter_mut().zip(added).for_each(|(x, y)| *x += y);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, ColumnQuantizers, Cpu, FusedBlock, LayerNorm,
+    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, ColumnQuantizers, Cpu, FusedBlock, Gelu, LayerNorm,
     LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Probs, QuantizeRows, ResidualNorm, RowMap, RowOut,
     RowStore, Store, WindowAttention, code_stride,
 };
@@ -66,7 +66,7 @@ impl Maker {
         &mut self,
         (k, n): (usize, usize),
         int8: bool,
-        gelu: bool,
+        gelu: Option<Gelu>,
         store: Store,
     ) -> (BlockOp, Option<(usize, bool)>) {
         let left = match store {
@@ -123,9 +123,9 @@ impl Maker {
         let residual = self.residual();
         vec![
             self.norm(c, qkv),
-            self.linear((c, 3 * c), qkv, false, store),
+            self.linear((c, 3 * c), qkv, None, store),
             attention,
-            self.linear((c, c), proj, false, residual),
+            self.linear((c, c), proj, None, residual),
         ]
     }
 
@@ -133,7 +133,7 @@ impl Maker {
     fn norm_last(&mut self, Shape(heads, d, _): Shape) -> Ops {
         let (c, int8) = (heads * d, self.choice());
         let quantize = QuantizeRows::new(self.cpu, c, self.row_store(int8));
-        let linear = self.linear((c, c), int8, false, Store::F32);
+        let linear = self.linear((c, c), int8, None, Store::F32);
         let (gamma, beta) = (self.rng.floats(c, 1.0), self.rng.floats(c, 0.5));
         let [branch, shortcut] = [self.choice(), self.choice()].map(|on| on.then(|| step(0.04)));
         let norm = ResidualNorm::new(self.cpu, &gamma, &beta, 1e-5, branch, shortcut);
@@ -152,10 +152,11 @@ impl Maker {
         let channels = ColumnQuantizers::channels(0.03, &factors, &zero_points).unwrap();
         let store = if fc2 { Store::Codes(channels) } else { Store::Fake(channels) };
         let residual = self.residual();
+        let gelu = Some(if self.choice() { Gelu::Erf } else { Gelu::Quadratic });
         vec![
             self.norm(c, fc1),
-            self.linear((c, hidden), fc1, true, store),
-            self.linear((hidden, c), fc2, false, residual),
+            self.linear((c, hidden), fc1, gelu, store),
+            self.linear((hidden, c), fc2, None, residual),
         ]
     }
 }
@@ -285,7 +286,7 @@ fn ops_that_do_not_fit_are_refused() {
     let cpu = Cpu::available()[0];
     let (shape, grid) = CASES[0];
     let mut maker = Maker { cpu, kind: 0, rng: Rng(1) };
-    let ops = [maker.norm(96, false), maker.linear((96, 96), true, false, Store::F32)];
+    let ops = [maker.norm(96, false), maker.linear((96, 96), true, None, Store::F32)];
     FusedBlock::new(ops.map(|(op, _)| op).to_vec(), map(grid), shape.0 * shape.1, 49);
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step, window_map};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{ColumnQuantizers, Cpu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
+use swinq_kernels::{ColumnQuantizers, Cpu, Gelu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
 
 /// Rows, columns, inputs: around the tiles (1, 6 and 14 rows; 8, 16 and 32 columns) and Swin's own.
 const SHAPES: [(usize, usize, usize); 21] = [
@@ -37,8 +37,8 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (3, 1000, 65),
 ];
 
-/// Whether the linear is f32, the scale of `output` as bits, and whether it has GELU.
-type Values = (bool, Option<u32>, bool);
+/// Whether the linear is f32, the scale of `output` as bits, and its GELU.
+type Values = (bool, Option<u32>, Option<Gelu>);
 
 /// A linear to check: input codes or integers, weight, vectors.
 struct Case {
@@ -101,17 +101,17 @@ impl Case {
         (input, self.codes.iter().map(|c| f32::from(c % 9)).collect())
     }
 
-    fn spec(&self, output: Option<Quantizer>, gelu: bool, store: Store) -> LinearSpec<'_> {
+    fn spec(&self, output: Option<Quantizer>, gelu: Option<Gelu>, store: Store) -> LinearSpec<'_> {
         LinearSpec { n: self.n, k: self.k, bias: Some(&self.bias), output, gelu, store }
     }
 
     /// The values before they are stored, `[rows, n]`, of the INT8 linear or of [`Case::integers`] in f32.
-    fn values(&self, float: bool, output: Option<Quantizer>, gelu: bool) -> Vec<f32> {
+    fn values(&self, float: bool, output: Option<Quantizer>, gelu: Option<Gelu>) -> Vec<f32> {
         let key = (float, output.map(|q| q.scale().to_bits()), gelu);
         self.known.borrow_mut().entry(key).or_insert_with(|| self.compute(float, output, gelu)).clone()
     }
 
-    fn compute(&self, float: bool, output: Option<Quantizer>, gelu: bool) -> Vec<f32> {
+    fn compute(&self, float: bool, output: Option<Quantizer>, gelu: Option<Gelu>) -> Vec<f32> {
         let (input, weight) = self.integers();
         let signed: Vec<i8> = self.bytes.iter().map(|b| (b ^ 0x80) as i8).collect();
         let value = |i: usize| {
@@ -186,8 +186,8 @@ fn f32_results_are_equal_with_and_without_output_and_fake() {
             for fake in [None, Some(&case.columns)] {
                 let store = fake.map_or(Store::F32, |columns| Store::Fake(columns.clone()));
                 let mut got = vec![f32::NAN; case.rows * case.n];
-                case.run(cpu, pool, float, case.spec(output, false, store), LinearOut::F32(&mut got));
-                let mut want = case.values(float, output, false);
+                case.run(cpu, pool, float, case.spec(output, None, store), LinearOut::F32(&mut got));
+                let mut want = case.values(float, output, None);
                 let fake_one = |(i, v): (usize, &mut f32)| *v = fake.map_or(*v, |q| q.fake(i % case.n, *v));
                 want.iter_mut().enumerate().for_each(fake_one);
                 assert_same(&got, &want, &format!("{what}, output {output:?}, fake {}", fake.is_some()));
@@ -202,9 +202,9 @@ fn codes_are_equal_and_nothing_else_is_written() {
         let stride = code_stride(case.n);
         let mut got = vec![77u8; case.rows * stride];
         let store = Store::Codes(case.columns.clone());
-        case.run(cpu, pool, float, case.spec(None, false, store), LinearOut::Codes(&mut got));
+        case.run(cpu, pool, float, case.spec(None, None, store), LinearOut::Codes(&mut got));
         let mut want = vec![77u8; case.rows * stride];
-        for (i, value) in case.values(float, None, false).into_iter().enumerate() {
+        for (i, value) in case.values(float, None, None).into_iter().enumerate() {
             want[i / case.n * stride + i % case.n] = case.columns.code(i % case.n, value) as u8 ^ 0x80;
         }
         assert_eq!(got, want, "{what}");
@@ -224,12 +224,12 @@ fn the_residual_stream_is_equal_and_padding_is_dropped() {
     each_case(|cpu, pool, case, float, what| {
         for (branch, shortcut) in sites {
             let mut got = case.stream.clone();
-            let spec = case.spec(None, false, Store::Residual { branch, shortcut });
+            let spec = case.spec(None, None, Store::Residual { branch, shortcut });
             let out = LinearOut::Residual { stream: &mut got, map: &case.map };
             case.run(cpu, pool, float, spec, out);
             let fake = |q: Option<Quantizer>, x| q.map_or(x, |q: Quantizer| q.fake(x));
             let mut want = case.stream.clone();
-            for (i, value) in case.values(float, None, false).into_iter().enumerate() {
+            for (i, value) in case.values(float, None, None).into_iter().enumerate() {
                 let (row, period) = (i / case.n, case.map.rows().len());
                 let token = case.map.rows()[row % period];
                 if token != PAD {
@@ -245,16 +245,17 @@ fn the_residual_stream_is_equal_and_padding_is_dropped() {
 #[test]
 fn gelu_is_equal_in_f32_and_in_codes() {
     each_case(|cpu, pool, case, float, what| {
-        for output in [None, Some(step(0.25))] {
-            let want = case.values(float, output, true);
+        let forms = [Gelu::Erf, Gelu::Quadratic].map(Some);
+        for (gelu, output) in forms.iter().flat_map(|&gelu| [None, Some(step(0.25))].map(|q| (gelu, q))) {
+            let want = case.values(float, output, gelu);
             let mut got = vec![f32::NAN; want.len()];
-            case.run(cpu, pool, float, case.spec(output, true, Store::F32), LinearOut::F32(&mut got));
+            case.run(cpu, pool, float, case.spec(output, gelu, Store::F32), LinearOut::F32(&mut got));
             assert_same(&got, &want, what);
             let stride = code_stride(case.n);
             for columns in [&ColumnQuantizers::symmetric(case.n, &[step(1.0 / 7.3)]), &case.columns] {
                 let mut codes = vec![0u8; case.rows * stride];
                 let store = Store::Codes(columns.clone());
-                case.run(cpu, pool, float, case.spec(output, true, store), LinearOut::Codes(&mut codes));
+                case.run(cpu, pool, float, case.spec(output, gelu, store), LinearOut::Codes(&mut codes));
                 let mut expected = vec![0u8; case.rows * stride];
                 for (i, &value) in want.iter().enumerate() {
                     expected[i / case.n * stride + i % case.n] = columns.code(i % case.n, value) as u8 ^ 0x80;
@@ -287,7 +288,7 @@ fn codes_of_gelu_with_one_step_are_equal() {
             let x = &input[i / n * code_stride(k)..][..k];
             let x: Vec<i8> = x.iter().map(|b| (b ^ 0x80) as i8).collect();
             let acc = reference::accumulate_i8(&x, &codes[i % n * k..][..k]);
-            reference::epilogue_i8(acc, multiplier[i % n], bias[i % n], None, true)
+            reference::epilogue_i8(acc, multiplier[i % n], bias[i % n], None, Some(Gelu::Quadratic))
         };
         let values: Vec<f32> = (0..rows * n).map(value).collect();
         for recip in [2.0f32, 3.0, 11.0, 30.0, 61.5, 300.0, 740.0, 2000.0] {
@@ -298,7 +299,8 @@ fn codes_of_gelu_with_one_step_are_equal() {
             }
             for_each_cpu(|cpu| {
                 let store = Store::Codes(columns.clone());
-                let spec = LinearSpec { n, k, bias: Some(&bias), output: None, gelu: true, store };
+                let spec =
+                    LinearSpec { n, k, bias: Some(&bias), output: None, gelu: Some(Gelu::Quadratic), store };
                 let mut got = vec![77u8; want.len()];
                 let op = LinearI8::new(cpu, spec, &codes, &multiplier);
                 op.run(&mut Pool::new(2), rows, &input, LinearOut::Codes(&mut got));
@@ -316,7 +318,7 @@ fn f32_products_of_arbitrary_values_are_equal() {
         let bias = rng.floats(n, 1.0);
         let value = |i: usize| sum(&input[i / n * k..][..k], &weight[i % n * k..][..k]);
         let sums: Vec<f32> = (0..rows * n).map(value).collect();
-        for gelu in [false, true] {
+        for gelu in [None, Some(Gelu::Erf), Some(Gelu::Quadratic)] {
             let value = |(i, &sum)| reference::epilogue_f32(sum, bias[i % n], None, gelu);
             let want: Vec<f32> = sums.iter().enumerate().map(value).collect();
             for_each_cpu(|cpu| {
@@ -325,7 +327,7 @@ fn f32_products_of_arbitrary_values_are_equal() {
                 for threads in [1, 2, 3] {
                     let mut got = vec![f32::NAN; rows * n];
                     op.run(&mut Pool::new(threads), rows, &input, LinearOut::F32(&mut got));
-                    assert_same(&got, &want, &format!("{} ({rows}, {n}, {k}), GELU {gelu}", cpu));
+                    assert_same(&got, &want, &format!("{} ({rows}, {n}, {k}), {gelu:?}", cpu));
                 }
             });
         }
@@ -336,12 +338,12 @@ fn f32_products_of_arbitrary_values_are_equal() {
 #[test]
 fn a_zero_keeps_its_sign() {
     for_each_cpu(|cpu| {
-        for gelu in [false, true] {
+        for gelu in [None, Some(Gelu::Erf), Some(Gelu::Quadratic)] {
             let spec = LinearSpec { n: 1, k: 1, bias: Some(&[-0.0]), output: None, gelu, store: Store::F32 };
             let mut got = [f32::NAN];
             let out = LinearOut::F32(&mut got);
             LinearF32::new(cpu, spec, &[1e-30]).run(&mut Pool::new(1), 1, &[-1e-30], out);
-            assert_eq!(got[0].to_bits(), (-0.0_f32).to_bits(), "{cpu:?} GELU {gelu}");
+            assert_eq!(got[0].to_bits(), (-0.0_f32).to_bits(), "{cpu:?} {gelu:?}");
         }
     });
 }
@@ -369,7 +371,7 @@ fn the_f32_sums_of_the_reference_err_no_more_than_twice_a_naive_sum() {
 #[should_panic(expected = "input of 15 elements is not [2, 8]")]
 fn an_input_of_another_size_is_refused() {
     let cpu = Cpu::available()[0];
-    let spec = LinearSpec { n: 1, k: 5, bias: None, output: None, gelu: false, store: Store::F32 };
+    let spec = LinearSpec { n: 1, k: 5, bias: None, output: None, gelu: None, store: Store::F32 };
     LinearI8::new(cpu, spec, &[1; 5], &[1.0]).run(
         &mut Pool::new(1),
         2,
@@ -382,7 +384,7 @@ fn an_input_of_another_size_is_refused() {
 #[should_panic(expected = "cannot write")]
 fn an_output_that_does_not_suit_the_store_is_refused() {
     let cpu = Cpu::available()[0];
-    let spec = LinearSpec { n: 1, k: 4, bias: None, output: None, gelu: false, store: Store::F32 };
+    let spec = LinearSpec { n: 1, k: 4, bias: None, output: None, gelu: None, store: Store::F32 };
     LinearI8::new(cpu, spec, &[1; 4], &[1.0]).run(
         &mut Pool::new(1),
         1,

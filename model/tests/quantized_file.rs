@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
+use swinq_kernels::Gelu;
 use swinq_model::params::parameters;
 use swinq_model::quantized::{ChannelCodes, Int8Weight, Param, Provenance, SiteState};
 use swinq_model::{
@@ -35,7 +36,7 @@ fn config() -> SwinConfig {
 /// A model under a shipped recipe; all its ranges differ.
 fn model(recipe: &str) -> QuantizedModel {
     let config = config();
-    let recipe = Recipe::shipped(recipe).unwrap();
+    let recipe = Recipe::shipped(recipe).unwrap_or_else(Recipe::float);
     let table = recipe.resolve(&config).unwrap();
     let ranges = table.iter().enumerate().map(|(i, (site, spec))| {
         let amax = spec.needs_scale(*site).then(|| 0.1 + i as f32 / 3.0);
@@ -60,6 +61,7 @@ fn model(recipe: &str) -> QuantizedModel {
         labels: Some(["cat", "dog", "été \"quoted\""].map(str::to_owned).into()),
         config,
         recipe,
+        gelu: Gelu::Quadratic,
         sites,
         params,
         provenance: Provenance { tool_version: "test".to_owned(), ..Provenance::default() },
@@ -294,24 +296,37 @@ fn metadata_that_contradicts_is_refused() {
 fn scales_and_zero_points_of_channels_are_kept_and_need_version_2_of_the_numbers() {
     let model = with_channels();
     let mut parts = Parts::of(&model);
-    assert_eq!(parts.document["numbers"], json!(2));
+    assert_eq!(parts.document["numbers"], json!(4));
     assert_eq!(parts.load(true).unwrap(), model);
+    parts.document["numbers"] = json!(2);
+    assert_eq!(parts.load(true).unwrap(), QuantizedModel { gelu: Gelu::Erf, ..model.clone() });
     let names: Vec<&String> = parts.tensors.keys().filter(|name| name.starts_with(HIDDEN)).collect();
     let expected = ["channel_factor", "scale", "zero_point"].map(|n| format!("{HIDDEN}.{n}"));
     assert_eq!(names, expected.iter().collect::<Vec<_>>());
     assert_eq!(model.size_bytes(), self::model("default").size_bytes() + 8 * 5);
 
-    // A file without channels' scales names the first version, and may name any.
-    parts = Parts::new("default");
-    assert_eq!(parts.document["numbers"], json!(1));
+    refused(&["no numbers"], |p| drop(p.document.as_object_mut().unwrap().remove("numbers")));
+    for unknown in [json!(0), json!(5), json!("2")] {
+        refused(&["version", "number contract", "1 to 4"], |p| p.document["numbers"] = unknown.clone());
+    }
+}
+
+#[test]
+fn files_of_versions_before_4_of_the_numbers_keep_their_gelu() {
+    let model = model("default");
+    let older = QuantizedModel { gelu: Gelu::Erf, ..model.clone() };
+    let mut parts = Parts::of(&model);
+    assert_eq!(parts.document["numbers"], json!(4));
     for numbers in [1, 2, 3] {
         parts.document["numbers"] = json!(numbers);
-        assert_eq!(parts.load(true).unwrap(), self::model("default"));
+        assert_eq!(parts.load(true).unwrap(), older);
     }
-    refused(&["no numbers"], |p| drop(p.document.as_object_mut().unwrap().remove("numbers")));
-    for unknown in [json!(0), json!(4), json!("2")] {
-        refused(&["version", "number contract", "1 to 3"], |p| p.document["numbers"] = unknown.clone());
-    }
+    // Saved again, it needs the oldest version that gives its numbers.
+    assert_eq!(Parts::of(&older).document["numbers"], json!(1));
+    // Without codes of GELU, both forms are the same model.
+    let float = Parts::new("float");
+    assert_eq!(float.document["numbers"], json!(1));
+    assert_eq!(float.load(true).unwrap(), self::model("float"));
 }
 
 #[test]
@@ -415,6 +430,7 @@ fn version_1_is_read_and_has_no_hash() {
     for (model, numbers) in [(model("default"), None), (model("mode1"), Some(1)), (with_channels(), Some(2))]
     {
         let parts = version_1(Parts::of(&model), numbers);
+        let model = QuantizedModel { gelu: Gelu::Erf, ..model };
         let folder = folder();
         let path = folder.path().join("q.safetensors");
         std::fs::write(&path, parts.bytes(Some(parts.document.to_string()))).unwrap();

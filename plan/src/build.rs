@@ -335,7 +335,11 @@ impl<'m> Builder<'m> {
         };
         let bias = self.model.params.get(&layer.bias_name()).map(Values::of);
         let output = self.quantizer(Site::Output(layer))?;
-        Ok(Linear { layer, n, k, weight, bias, output, gelu: matches!(layer, Layer::Fc1(_)), order })
+        let gelu = match layer {
+            Layer::Fc1(block) => Some(self.model.gelu_of(block)),
+            _ => None,
+        };
+        Ok(Linear { layer, n, k, weight, bias, output, gelu, order })
     }
 
     fn linear_macs(&self, linear: &Linear<'_>, input: TensorId) -> u64 {

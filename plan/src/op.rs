@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use swinq_kernels::attention::AttentionSpec;
-use swinq_kernels::{AttentionQuant, ColumnQuantizers, Quantizer, RowMap, RowStore};
+use swinq_kernels::{AttentionQuant, ColumnQuantizers, Gelu, Quantizer, RowMap, RowStore};
 use swinq_model::quantized::Int8Weight;
 
 use crate::values::{RelativeBias, Values};
@@ -89,8 +89,8 @@ pub struct Linear<'m> {
     pub bias: Option<Values<'m>>,
     /// Quantizer of the `.output` site, between the product and the bias.
     pub output: Option<Quantizer>,
-    /// Whether GELU follows the bias.
-    pub gelu: bool,
+    /// The GELU that follows the bias, if any.
+    pub gelu: Option<Gelu>,
     /// Order of the rows. A residual store scatters them to the tokens of the stream.
     pub order: Order,
 }

@@ -112,7 +112,7 @@ fn describe(step: &Step<'_>) -> String {
 fn describe_linear(linear: &Linear<'_>, store: &Store) -> String {
     let kind = if linear.is_int8() { "gemm INT8" } else { "gemm f32" };
     let output = if linear.output.is_some() { " -> INT8 out" } else { "" };
-    let gelu = if linear.gelu { " + GELU" } else { "" };
+    let gelu = if linear.gelu.is_some() { " + GELU" } else { "" };
     let residual = match store {
         Store::Residual { .. } => window_reverse(&linear.order).to_owned() + " + residual",
         _ => String::new(),

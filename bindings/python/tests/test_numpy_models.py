@@ -523,6 +523,9 @@ class Interrupts(Quantized):
     def seconds(self, call) -> float:
         """Seconds from a signal, half a second after the start of ``call``, to its end."""
         sent = []
+        # A process that a shell started in the background ignores the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
 
         def send():
             sent.append(time.perf_counter())
@@ -549,7 +552,8 @@ class Interrupts(Quantized):
             "predict": lambda: engine.predict(many),
         }.items():
             with self.subTest(call=name):
-                self.assertLess(self.seconds(call), 0.5)
+                # A tenth of this on an idle machine; each call would go on for longer.
+                self.assertLess(self.seconds(call), 5)
 
 
 if __name__ == "__main__":

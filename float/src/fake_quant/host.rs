@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 use swinq_kernels::reference::{attention_window, code, epilogue_i8};
-use swinq_kernels::{AttentionQuant, Quantizer};
+use swinq_kernels::{AttentionQuant, Gelu, Quantizer};
 
 use super::{LinearInput, matrix_of_codes, multipliers};
 use crate::error::FloatError;
@@ -28,13 +28,14 @@ impl QuantizedLinear {
         })
     }
 
-    /// Runs the layer with output site, bias and GELU: `[rows, in]` to `[rows, out]`. `x` is the result of
+    /// Runs the layer with output site, bias and `gelu`: `[rows, in]` to `[rows, out]`. `x` is the result of
     /// the input site.
     pub fn run(
         &self,
         x: &Tensor,
         layer: &LinearWeights,
         output: Option<Quantizer>,
+        gelu: Option<Gelu>,
     ) -> Result<Tensor, FloatError> {
         let (rows, columns) = (x.dim(0)?, self.multipliers.len());
         let sums = exact_product(&codes_of(x, &self.input)?, &self.codes, self.input.exact())?;
@@ -46,7 +47,7 @@ impl QuantizedLinear {
         let finish = |(values, sums): (&mut [f32], &[i32])| {
             let channels = self.multipliers.iter().zip(&bias);
             for ((value, &sum), (&multiplier, &bias)) in values.iter_mut().zip(sums).zip(channels) {
-                *value = epilogue_i8(sum, multiplier, bias, output, layer.gelu);
+                *value = epilogue_i8(sum, multiplier, bias, output, gelu);
             }
         };
         values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(finish);

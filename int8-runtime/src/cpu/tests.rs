@@ -56,7 +56,7 @@ fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'
         weight: Weight::Float(Values::Float(&params.weight)),
         bias: None,
         output: None,
-        gelu: false,
+        gelu: None,
         order: windows(),
     };
     let norm = Norm { gamma: Values::Float(&params.gamma), beta: Values::Float(&params.beta), eps: EPS };

@@ -1,6 +1,7 @@
 //! Lowers the MLP half of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the stream, fc1, fc2, LayerNorm) to one
 //! launch where there is a kernel for it.
 
+use swinq_kernels::Gelu;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{CudaError, Device};
@@ -15,6 +16,7 @@ struct Mlp<'a> {
     of: MlpNorm<'a>,
     fc1: &'a Linear<'a>,
     fc2: &'a Linear<'a>,
+    gelu: Gelu,
     /// The tensor of the codes of the new stream.
     codes: Option<TensorId>,
     /// Steps of the plan that the launch computes.
@@ -29,13 +31,14 @@ impl<'a> Mlp<'a> {
         let codes = [first, second].iter().all(|step| matches!(step.store, Store::Codes(_)));
         let chain = second.input == first.output && third.input == second.output;
         let tokens = matches!((&fc1.order, &fc2.order), (Order::Tokens, Order::Tokens));
-        let plain = is_plain(fc1) && is_plain(fc2) && fc1.gelu && !fc2.gelu;
+        let (Some(gelu), None) = (fc1.gelu, fc2.gelu) else { return None };
+        let plain = is_plain(fc1) && is_plain(fc2);
         if !(codes && chain && tokens && plain) {
             return None;
         }
         match &first.op {
             Op::Norm(norm, Order::Tokens) if adds(third, first.input) => {
-                Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, codes: None, count: 3 })
+                Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, gelu, codes: None, count: 3 })
             }
             Op::Quantize(Order::Tokens) if matches!(third.store, Store::F32) => {
                 let [fourth, after @ ..] = after else { return None };
@@ -44,7 +47,7 @@ impl<'a> Mlp<'a> {
                 let of = MlpNorm::Branch { codes: next.map(|(_, quantizer, map)| (quantizer, map)) };
                 let (codes, count) = (next.map(|(tensor, ..)| tensor), 4 + usize::from(next.is_some()));
                 let whole = fourth.input == third.output && adds(fourth, first.input);
-                whole.then_some(Mlp { norm, of, fc1, fc2, codes, count })
+                whole.then_some(Mlp { norm, of, fc1, fc2, gelu, codes, count })
             }
             _ => None,
         }
@@ -82,6 +85,7 @@ pub(super) fn lower_mlp(
         of: mlp.of,
         epsilon: mlp.norm.eps,
         fc1: int8_linear(mlp.fc1, biases[0].as_deref()),
+        gelu: mlp.gelu,
         fc2: int8_linear(mlp.fc2, biases[1].as_deref()),
         stream,
     };

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
+use swinq_kernels::Gelu;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, Target, Tile,
@@ -65,7 +66,7 @@ struct Layer {
     rows: usize,
     n: usize,
     k: usize,
-    gelu: bool,
+    gelu: Option<Gelu>,
     store: Role,
 }
 
@@ -86,13 +87,13 @@ fn layers(width: usize) -> Vec<Layer> {
         let (c, rows) = (width << stage, (56_usize >> stage).pow(2));
         let layer = |n, k, gelu, store| Layer { rows, n, k, gelu, store };
         layers.extend([
-            layer(3 * c, c, false, Role::Operand),
-            layer(c, c, false, Role::Residual),
-            layer(4 * c, c, true, Role::Operand),
-            layer(c, 4 * c, false, Role::Residual),
+            layer(3 * c, c, None, Role::Operand),
+            layer(c, c, None, Role::Residual),
+            layer(4 * c, c, Some(Gelu::Erf), Role::Operand),
+            layer(c, 4 * c, None, Role::Residual),
         ]);
         if stage < 3 {
-            layers.push(Layer { rows: rows / 4, ..layer(2 * c, 4 * c, false, Role::Stream) });
+            layers.push(Layer { rows: rows / 4, ..layer(2 * c, 4 * c, None, Role::Stream) });
         }
     }
     layers

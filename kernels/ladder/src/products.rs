@@ -106,7 +106,7 @@ impl OnGpu<'_> {
             _ => (codes, LinearStore::Plain(DeviceStore::Float)),
         };
         let stream = StreamType::F32;
-        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu: false, store, stream };
+        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu: None, store, stream };
         DeviceLinear::new(&self.gpu.device, &spec)
     }
 

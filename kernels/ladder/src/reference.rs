@@ -22,7 +22,7 @@ enum Linear {
 }
 
 fn spec(shape: Shape) -> LinearSpec<'static> {
-    LinearSpec { n: shape.n, k: shape.k, bias: None, output: None, gelu: false, store: Store::F32 }
+    LinearSpec { n: shape.n, k: shape.k, bias: None, output: None, gelu: None, store: Store::F32 }
 }
 
 impl CpuProduct {

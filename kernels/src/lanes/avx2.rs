@@ -216,6 +216,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn exp(self, x: __m256) -> __m256 { math::exp(x) }
         fn exp_falling(self, x: __m256) -> __m256 { math::exp_falling(x) }
         fn gelu(self, x: __m256) -> __m256 { math::gelu(x) }
+        fn gelu_quadratic(self, x: __m256) -> __m256 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m256) -> __m256 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
         fn add_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }

@@ -290,6 +290,7 @@ impl Lanes for Avx512 {
         fn exp(self, x: __m512) -> __m512 { math::exp(x) }
         fn exp_falling(self, x: __m512) -> __m512 { math::exp_in_range(x) }
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
+        fn gelu_quadratic(self, x: __m512) -> __m512 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
         fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
         fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] { norms(rows, eps) }

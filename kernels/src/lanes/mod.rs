@@ -177,6 +177,8 @@ pub(crate) trait Lanes: Copy {
     fn exp_falling(self, x: Self::F) -> Self::F;
     /// [`gelu`](crate::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
+    /// [`gelu_quadratic`](crate::reference::gelu_quadratic) of each lane.
+    fn gelu_quadratic(self, x: Self::F) -> Self::F;
     /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at
     /// `-|x|`.
     fn gelu_tail(self, x: Self::F) -> Self::F;

@@ -31,7 +31,6 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 2, k_block: 2 },
     unsigned_input: false,
-    prepare_gelu: None,
     block: block_i8,
     fused_block_rows: 196,
     min_rows_per_thread: 42,

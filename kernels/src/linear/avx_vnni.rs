@@ -22,7 +22,6 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
     unsigned_input: true,
-    prepare_gelu: None,
     block: block_i8,
     fused_block_rows: 196,
     min_rows_per_thread: 42,

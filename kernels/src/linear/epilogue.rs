@@ -1,6 +1,7 @@
 //! The parameters that turn accumulators into stored values.
 
 use super::spec::{LinearSpec, Store};
+use crate::reference::Gelu;
 use crate::types::{ColumnQuantizers, Quantizer};
 
 /// The epilogue of a linear. Its vectors are padded with zeros to full panels.
@@ -13,15 +14,12 @@ pub(super) struct Epilogue {
     pub(super) factor: Vec<f32>,
     pub(super) bias: Vec<f32>,
     pub(super) output: Option<Quantizer>,
-    pub(super) gelu: bool,
+    pub(super) gelu: Option<Gelu>,
     pub(super) store: Store,
     /// Whether stores may skip the NaN and range checks, because no accumulator can produce a value that,
     /// times its reciprocal scale, does not fit an i32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(super) skips_range_checks: bool,
-    /// The faster epilogue for codes of GELU, if the kernel has one and it applies to this linear.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) quick: Option<Box<super::avx512::quick::Plan>>,
 }
 
 impl Epilogue {
@@ -54,8 +52,6 @@ impl Epilogue {
             gelu: spec.gelu,
             store,
             skips_range_checks: false,
-            #[cfg(target_arch = "x86_64")]
-            quick: None,
         };
         epilogue.skips_range_checks = epilogue.values_fit_i32(reach);
         epilogue

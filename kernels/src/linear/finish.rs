@@ -1,11 +1,14 @@
 //! The epilogue of a tile over vector registers: from accumulators to stored values, for every store and any
 //! number of columns.
 
+use std::marker::PhantomData;
+
 use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
 use super::spec::Store;
 use crate::lanes::Lanes;
 use crate::pool::Parts;
+use crate::reference::Gelu;
 use crate::rows::{AddToStream, Cast, ToF32};
 use crate::types::{ColumnQuantizers, Quantizer};
 
@@ -45,25 +48,65 @@ pub(super) fn finish<L: Lanes, A: Accumulator, const COLUMNS: usize>(
     dest: &Dest<'_>,
 ) {
     match (epilogue.output.is_some(), epilogue.gelu) {
-        (false, false) => {
-            panel_columns::<L, A, COLUMNS, false, false>(lanes, epilogue, tile, starts, panel, dest)
+        (false, None) => {
+            panel_columns::<L, A, Identity, COLUMNS, false>(lanes, epilogue, tile, starts, panel, dest)
         }
-        (false, true) => {
-            panel_columns::<L, A, COLUMNS, false, true>(lanes, epilogue, tile, starts, panel, dest)
+        (false, Some(Gelu::Erf)) => {
+            panel_columns::<L, A, Erf, COLUMNS, false>(lanes, epilogue, tile, starts, panel, dest)
         }
-        (true, false) => {
-            panel_columns::<L, A, COLUMNS, true, false>(lanes, epilogue, tile, starts, panel, dest)
+        (false, Some(Gelu::Quadratic)) => {
+            panel_columns::<L, A, Quadratic, COLUMNS, false>(lanes, epilogue, tile, starts, panel, dest)
         }
-        (true, true) => {
-            panel_columns::<L, A, COLUMNS, true, true>(lanes, epilogue, tile, starts, panel, dest)
+        (true, None) => {
+            panel_columns::<L, A, Identity, COLUMNS, true>(lanes, epilogue, tile, starts, panel, dest)
         }
+        (true, Some(Gelu::Erf)) => {
+            panel_columns::<L, A, Erf, COLUMNS, true>(lanes, epilogue, tile, starts, panel, dest)
+        }
+        (true, Some(Gelu::Quadratic)) => {
+            panel_columns::<L, A, Quadratic, COLUMNS, true>(lanes, epilogue, tile, starts, panel, dest)
+        }
+    }
+}
+
+/// The function that follows the bias. It is a type, so that the epilogue is compiled for each.
+pub(super) trait Activation {
+    fn of<L: Lanes>(lanes: L, x: L::F) -> L::F;
+}
+
+pub(super) struct Identity;
+
+impl Activation for Identity {
+    #[inline(always)]
+    fn of<L: Lanes>(_: L, x: L::F) -> L::F {
+        x
+    }
+}
+
+/// [`Gelu::Erf`].
+pub(super) struct Erf;
+
+impl Activation for Erf {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, x: L::F) -> L::F {
+        lanes.gelu(x)
+    }
+}
+
+/// [`Gelu::Quadratic`].
+pub(super) struct Quadratic;
+
+impl Activation for Quadratic {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, x: L::F) -> L::F {
+        lanes.gelu_quadratic(x)
     }
 }
 
 /// [`finish`], one register of columns after the other. `OUTPUT` says whether the linear has a quantizer
 /// before its bias.
 #[inline(always)]
-fn panel_columns<L: Lanes, A: Accumulator, const COLUMNS: usize, const OUTPUT: bool, const GELU: bool>(
+fn panel_columns<L: Lanes, A: Accumulator, F: Activation, const COLUMNS: usize, const OUTPUT: bool>(
     lanes: L,
     epilogue: &Epilogue,
     tile: &[[A; COLUMNS]],
@@ -73,13 +116,13 @@ fn panel_columns<L: Lanes, A: Accumulator, const COLUMNS: usize, const OUTPUT: b
 ) {
     let first = panel * COLUMNS;
     for column in (first..epilogue.n.min(first + COLUMNS)).step_by(L::N) {
-        let columns = Columns::<L, OUTPUT, GELU>::new(lanes, epilogue, first, column);
+        let columns = Columns::<L, F, OUTPUT>::new(lanes, epilogue, first, column);
         columns.finish(lanes, epilogue, tile, starts, dest);
     }
 }
 
 /// One register of columns of a panel, with their part of the epilogue in registers.
-struct Columns<L: Lanes, const OUTPUT: bool, const GELU: bool> {
+struct Columns<L: Lanes, F: Activation, const OUTPUT: bool> {
     /// The first column.
     first: usize,
     /// The same, counted from the panel's first column.
@@ -90,9 +133,10 @@ struct Columns<L: Lanes, const OUTPUT: bool, const GELU: bool> {
     bias: L::F,
     /// Scale of the quantizer before the bias; unused without one.
     scale: L::F,
+    activation: PhantomData<F>,
 }
 
-impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
+impl<L: Lanes, F: Activation, const OUTPUT: bool> Columns<L, F, OUTPUT> {
     #[inline(always)]
     fn new(lanes: L, epilogue: &Epilogue, panel_first: usize, first: usize) -> Self {
         Columns {
@@ -102,6 +146,7 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
             factor: lanes.load(&epilogue.factor[first..]),
             bias: lanes.load(&epilogue.bias[first..]),
             scale: lanes.splat(epilogue.output.map_or(1.0, Quantizer::scale)),
+            activation: PhantomData,
         }
     }
 
@@ -158,7 +203,7 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
         }
     }
 
-    /// Converts accumulators to values after bias and GELU.
+    /// Converts accumulators to values after bias and activation.
     #[inline(always)]
     fn value(&self, lanes: L, acc: L::F) -> L::F {
         let value = if OUTPUT {
@@ -167,7 +212,7 @@ impl<L: Lanes, const OUTPUT: bool, const GELU: bool> Columns<L, OUTPUT, GELU> {
         } else {
             lanes.fma(acc, self.factor, self.bias)
         };
-        if GELU { lanes.gelu(value) } else { value }
+        F::of(lanes, value)
     }
 }
 

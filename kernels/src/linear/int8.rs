@@ -61,16 +61,9 @@ impl LinearI8 {
         let padded = kernel.layout.panels(n) * kernel.layout.columns;
         // The largest magnitude of a code minus its zero point.
         let largest = if zero_points.is_empty() { 128 } else { 255 };
-        let mut epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * largest as f64 * k as f64);
+        let epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * largest as f64 * k as f64);
         let added = if kernel.unsigned_input { 128 } else { 0 };
-        let mut initial = compensation(k, codes, padded, added, zero_points);
-        if let Some(prepare) = kernel.prepare_gelu {
-            let reach = |c: usize| {
-                let magnitudes: u32 = codes[c * k..][..k].iter().map(|w| u32::from(w.unsigned_abs())).sum();
-                largest * i64::from(magnitudes)
-            };
-            prepare(&mut epilogue, &mut initial, &reach);
-        }
+        let initial = compensation(k, codes, padded, added, zero_points);
         LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }
     }
 

@@ -26,8 +26,6 @@ pub(crate) struct Int8Kernel {
     /// Whether the kernel multiplies unsigned bytes, `code + 128`, instead of codes. If so, the initial
     /// accumulators ([`compensation`](super::pack::compensation)) cancel the 128.
     pub(super) unsigned_input: bool,
-    /// Prepares the kernel's faster epilogue for GELU followed by codes, if it has one.
-    pub(super) prepare_gelu: Option<PrepareGelu>,
     /// Computes one block.
     pub(super) block: BlockI8,
     /// See [`Cpu::fused_block_rows`](crate::Cpu::fused_block_rows).
@@ -43,10 +41,6 @@ pub(crate) struct Int8Kernel {
 ///
 /// Calling it is sound if [`Int8Kernel::is_available`].
 pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest<'_>, &mut AlignedBuf);
-
-/// Sets [`Epilogue`]'s fast path where it applies, and adjusts the initial accumulators to it. The last
-/// argument bounds the magnitude of the accumulators of each column.
-pub(super) type PrepareGelu = fn(&mut Epilogue, &mut [i32], &dyn Fn(usize) -> i64);
 
 impl Int8Kernel {
     /// Whether this processor can run the kernel, and the other ops with the kernel's `isa`.

@@ -34,7 +34,6 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
     unsigned_input: false,
-    prepare_gelu: None,
     block: block_i8,
     fused_block_rows: 196,
     min_rows_per_thread: 42,
@@ -272,7 +271,10 @@ impl<'a> Columns<'a> {
                 }
             };
         }
-        if self.epilogue.gelu { load(&array(value).map(reference::gelu)) } else { value }
+        match self.epilogue.gelu {
+            Some(gelu) => load(&array(value).map(|x| gelu.of(x))),
+            None => value,
+        }
     }
 }
 

@@ -23,7 +23,6 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     // Weights stay `[n, k]`.
     layout: Layout { columns: 1, group: 1, k_block: 1 },
     unsigned_input: false,
-    prepare_gelu: None,
     block: block_i8,
     fused_block_rows: 196,
     min_rows_per_thread: 42,

@@ -1,5 +1,6 @@
 //! The parameters of a linear, and the destination of its results.
 
+use crate::reference::Gelu;
 use crate::types::{ColumnQuantizers, Quantizer, RowMap, RowOut};
 
 /// How a linear stores each value after bias and GELU.
@@ -58,8 +59,8 @@ pub struct LinearSpec<'a> {
     pub bias: Option<&'a [f32]>,
     /// Quantizer of the product before the bias (the site `.output`).
     pub output: Option<Quantizer>,
-    /// Whether GELU follows the bias.
-    pub gelu: bool,
+    /// The GELU that follows the bias, if any.
+    pub gelu: Option<Gelu>,
     /// How the result is stored.
     pub store: Store,
 }

@@ -1,5 +1,6 @@
 //! Linears: products with a weight, and their epilogues.
 
+use super::Gelu;
 use crate::types::Quantizer;
 
 /// `sum_k input[k] * weight[k]`, exact: INT8 times INT8 accumulated in INT32.
@@ -36,19 +37,25 @@ pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
 /// ```
 /// `multiplier` is the input's scale times the weight's, in f32; the product with `output.recip` is one f32
 /// too.
-pub fn epilogue_i8(acc: i32, multiplier: f32, bias: f32, output: Option<Quantizer>, gelu: bool) -> f32 {
+pub fn epilogue_i8(
+    acc: i32,
+    multiplier: f32,
+    bias: f32,
+    output: Option<Quantizer>,
+    gelu: Option<Gelu>,
+) -> f32 {
     let y = match output {
         None => (acc as f32).mul_add(multiplier, bias),
         Some(q) => f32::from(super::code(acc as f32 * (multiplier * q.recip()))).mul_add(q.scale(), bias),
     };
-    if gelu { super::gelu(y) } else { y }
+    gelu.map_or(y, |gelu| gelu.of(y))
 }
 
 /// As [`epilogue_i8`], for a product in float.
-pub fn epilogue_f32(product: f32, bias: f32, output: Option<Quantizer>, gelu: bool) -> f32 {
+pub fn epilogue_f32(product: f32, bias: f32, output: Option<Quantizer>, gelu: Option<Gelu>) -> f32 {
     let y = match output {
         None => product + bias,
         Some(q) => f32::from(q.code(product)).mul_add(q.scale(), bias),
     };
-    if gelu { super::gelu(y) } else { y }
+    gelu.map_or(y, |gelu| gelu.of(y))
 }

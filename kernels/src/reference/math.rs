@@ -7,7 +7,9 @@
 //! exp(x)  = 2^n * p(x - n * ln(2))    n = round(x / ln(2))
 //! ```
 //! `h` is a polynomial per interval; it goes to zero without cancellation, so that GELU keeps its accuracy in
-//! the negative tail. From |x| = 5.6 on `h` is 0, where `a * h(a)` is below 6.1e-8. `p` has degree 6.
+//! the negative tail. There are two forms ([`Gelu`]). The accurate one has degree 5, and `h` is 0 from |x| = 5.6 on,
+//! where `a * h(a)` is below 6.1e-8. The other one has degree 2; its error, at most 4.4e-5, is far below one step of
+//! the codes that follow. `p` has degree 6.
 
 /// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant
 /// of `h` in `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
@@ -126,6 +128,76 @@ pub(crate) static TAIL: Tail = Tail([
 #[repr(C, align(64))]
 pub(crate) struct Tail(pub(crate) [[f32; 16]; 6]);
 
+/// Coefficients of `h` for [`gelu_quadratic`], one row per power of `a`, one column per interval. Column `i` has the
+/// least maximal error of `a * h(a)` for `a * QUADRATIC_PER_UNIT` in [i - 1/2, i + 1/2]; the last column is the zero
+/// beyond the range.
+pub(crate) static QUADRATIC: Quadratic = Quadratic([
+    [
+        0.5000392,
+        0.50148606,
+        0.5095682,
+        0.5197708,
+        0.51622975,
+        0.4827637,
+        0.41492975,
+        0.32336164,
+        0.22710024,
+        0.14345425,
+        0.08151397,
+        0.04170939,
+        0.019245544,
+        0.008019721,
+        0.0030222451,
+        0.0,
+    ],
+    [
+        -0.40055293,
+        -0.41560134,
+        -0.45174226,
+        -0.48007223,
+        -0.4741917,
+        -0.42467824,
+        -0.341722,
+        -0.24660717,
+        -0.15977997,
+        -0.09313069,
+        -0.048938476,
+        -0.023230707,
+        -0.009979146,
+        -0.0038850887,
+        -0.0013726049,
+        0.0,
+    ],
+    [
+        0.018813642,
+        0.058509093,
+        0.09924989,
+        0.11895963,
+        0.116576254,
+        0.098247014,
+        0.07286775,
+        0.048156075,
+        0.028569607,
+        0.015289388,
+        0.007405298,
+        0.003253755,
+        0.0012991938,
+        4.7204646e-04,
+        1.5622975e-04,
+        0.0,
+    ],
+]);
+
+/// The type of [`QUADRATIC`]: each row is one cache line.
+#[repr(C, align(64))]
+pub(crate) struct Quadratic(pub(crate) [[f32; 16]; 3]);
+
+/// Intervals of [`QUADRATIC`] per unit of `a`.
+pub(crate) const QUADRATIC_PER_UNIT: f32 = 3.375;
+
+/// `a` at the last column, to which larger values are clamped.
+pub(crate) const QUADRATIC_LAST: f32 = 4.444_444_7;
+
 /// Intervals of [`TAIL`] per unit of `a`.
 pub(crate) const TAIL_PER_UNIT: f32 = 2.589_285_6;
 
@@ -161,6 +233,46 @@ pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 #[inline(always)]
 pub fn gelu(x: f32) -> f32 {
     let (a, h) = tail(x);
+    let positive = if 0.0 > x { 0.0 } else { x };
+    (-a).mul_add(h, positive)
+}
+
+/// The form of GELU that a layer computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Gelu {
+    /// [`gelu`]: by the error function, up to f32 roundings.
+    Erf,
+    /// [`gelu_quadratic`]: for values that are quantized next.
+    Quadratic,
+}
+
+impl Gelu {
+    /// GELU of `x` in this form.
+    #[inline(always)]
+    pub fn of(self, x: f32) -> f32 {
+        match self {
+            Gelu::Erf => gelu(x),
+            Gelu::Quadratic => gelu_quadratic(x),
+        }
+    }
+}
+
+/// GELU with an absolute error of at most 4.4e-5, for values that are quantized next: a step of their codes is some
+/// hundred times larger.
+///
+/// ```text
+/// a = min(|x|, last)          i = low 4 bits of fma(a, per_unit, 2^23)
+/// h = fma(fma(c2[i], a, c1[i]), a, c0[i])
+/// y = fma(-a, h, max(x, 0))
+/// ```
+/// A NaN stays a NaN; the limits at the infinities are 0 and infinity; a zero keeps its sign.
+#[inline(always)]
+pub fn gelu_quadratic(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let a = if magnitude < QUADRATIC_LAST { magnitude } else { QUADRATIC_LAST };
+    let column = (a.mul_add(QUADRATIC_PER_UNIT, ROUNDER).to_bits() & 15) as usize;
+    let [c0, c1, c2] = QUADRATIC.0.map(|row| row[column]);
+    let h = c2.mul_add(a, c1).mul_add(a, c0);
     let positive = if 0.0 > x { 0.0 } else { x };
     (-a).mul_add(h, positive)
 }

@@ -2,7 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT};
+use crate::reference::math::{
+    EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER, TAIL,
+    TAIL_LAST, TAIL_PER_UNIT,
+};
 
 /// [`crate::reference::gelu`] of each lane.
 #[inline]
@@ -12,15 +15,34 @@ pub(crate) fn gelu(x: __m256) -> __m256 {
     _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
 }
 
+/// [`crate::reference::gelu_quadratic`] of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn gelu_quadratic(x: __m256) -> __m256 {
+    let a = magnitude(x, QUADRATIC_LAST);
+    let column = _mm256_fmadd_ps(a, _mm256_set1_ps(QUADRATIC_PER_UNIT), _mm256_set1_ps(ROUNDER));
+    let column = _mm256_castps_si256(column);
+    let [c0, c1, c2] = &QUADRATIC.0;
+    let h = _mm256_fmadd_ps(power(c2, column), a, power(c1, column));
+    let h = _mm256_fmadd_ps(h, a, power(c0, column));
+    _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
+}
+
+/// `min(|x|, last)` of each lane; `last` for a NaN.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn magnitude(x: __m256, last: f32) -> __m256 {
+    // `min` returns its second operand if the first is a NaN.
+    _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x), _mm256_set1_ps(last))
+}
+
 /// [`crate::reference::math::tail`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn tail(x: __m256) -> (__m256, __m256) {
     let rounder = _mm256_set1_ps(ROUNDER);
     let per_unit = _mm256_set1_ps(TAIL_PER_UNIT);
-    let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-    // `min` returns its second operand if the first is a NaN.
-    let a = _mm256_min_ps(magnitude, _mm256_set1_ps(TAIL_LAST));
+    let a = magnitude(x, TAIL_LAST);
     let column = _mm256_fmadd_ps(a, per_unit, rounder);
     let u = _mm256_fmsub_ps(a, per_unit, _mm256_sub_ps(column, rounder));
     let column = _mm256_castps_si256(column);

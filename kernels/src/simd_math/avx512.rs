@@ -2,13 +2,30 @@
 
 use std::arch::x86_64::*;
 
-use crate::reference::math::{EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT};
+use crate::reference::math::{
+    EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER, TAIL,
+    TAIL_LAST, TAIL_PER_UNIT,
+};
 
 /// [`crate::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn gelu(x: __m512) -> __m512 {
     let (a, h) = tail(x);
+    _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
+}
+
+/// [`crate::reference::gelu_quadratic`] of each lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(crate) fn gelu_quadratic(x: __m512) -> __m512 {
+    // As in `tail`.
+    let a = _mm512_range_ps::<0b1010>(x, _mm512_set1_ps(QUADRATIC_LAST));
+    let column = _mm512_fmadd_ps(a, _mm512_set1_ps(QUADRATIC_PER_UNIT), _mm512_set1_ps(ROUNDER));
+    let column = _mm512_castps_si512(column);
+    let [c0, c1, c2] = &QUADRATIC.0;
+    let h = _mm512_fmadd_ps(power(c2, column), a, power(c1, column));
+    let h = _mm512_fmadd_ps(h, a, power(c0, column));
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::linear::{
     DeviceLinearSpec, DeviceWeight, Gpu, Instruction, LinearKind, LinearStore, Tile,
 };
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+use swinq_kernels::{ColumnQuantizers, Gelu};
 
 use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};
@@ -58,7 +58,10 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
         Role::Residual(stream) | Role::CorrectedResidual(stream) | Role::Heads(stream) => stream,
         _ => gelu.unwrap_or(StreamType::F16),
     };
-    let (output, gelu) = (output.then(quantizer), gelu.is_some());
+    // What is quantized next gets the quadratics.
+    let floats = matches!(role, Role::Half | Role::Float);
+    let (output, gelu) =
+        (output.then(quantizer), gelu.map(|_| if floats { Gelu::Erf } else { Gelu::Quadratic }));
     LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
 }
 
@@ -83,6 +86,10 @@ fn kinds() -> Vec<LinearKind> {
         }
     }
     kinds.push(kind(true, false, Some(StreamType::F16), Role::FineCodes));
+    // Files of older versions have codes of the GELU by the error function.
+    let mut older = kind(true, false, Some(StreamType::F32), Role::Codes);
+    older.gelu = Some(Gelu::Erf);
+    kinds.push(older);
     // Numbers of columns that are not multiples of 8.
     let ragged = [Role::Codes, Role::Float, Role::Residual(StreamType::F16)];
     for role in ragged {

@@ -1,6 +1,5 @@
 //! Programs of all ops except linear layers.
 
-use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
@@ -15,6 +14,7 @@ use swinq_kernels::cuda::training::{
     AttentionProgram, FakeProgram, NormProgram, column_sums_program, gather_program, pointwise_program,
     table_program,
 };
+use swinq_kernels::{Gelu, Quantizer};
 
 use crate::{Arch, Scope};
 
@@ -43,16 +43,18 @@ fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
     }
-    let program = |(stream, form, sizes)| {
-        MlpConfig::new(sizes, form, stream, arch.shared).expect("the sizes are supported").program()
+    let of = |gelu, (stream, form, sizes)| {
+        MlpConfig::new(sizes, form, gelu, stream, arch.shared).expect("the sizes are supported").program()
     };
+    let program = |sizes| of(Gelu::Quadratic, sizes);
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
     let of_stream = |stream| {
         let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
         let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
         first.into_iter().chain(second).map(program)
     };
-    STREAMS.into_iter().flat_map(of_stream).collect()
+    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)));
+    STREAMS.into_iter().flat_map(of_stream).chain([older]).collect()
 }
 
 /// The attention halves of blocks that fit `arch`: those of the first stages of the official models, and

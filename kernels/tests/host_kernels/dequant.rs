@@ -1,9 +1,9 @@
 //! `dequant.cu`: the epilogue of a linear layer whose GEMM cuBLASLt computes.
 
-use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::LinearStore;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
+use swinq_kernels::{ColumnQuantizers, Gelu};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
@@ -39,7 +39,7 @@ fn check(kind: Kind, codes: bool) {
 #[test]
 fn sums_of_integers() {
     check(Kind::new(true, LinearStore::Codes(Vec::new())), false);
-    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu().output(0.25), false);
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(Gelu::Erf).output(0.25), false);
     check(Kind::residual(true, StreamType::F32, true), false);
     check(Kind::residual(true, StreamType::F16, false).output(0.5), false);
 }
@@ -47,8 +47,8 @@ fn sums_of_integers() {
 #[test]
 fn zero_points() {
     let any = || ColumnQuantizers::symmetric(0, &[step(1.0)]);
-    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(), false);
-    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu().output(0.25), false);
+    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic), false);
+    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(Gelu::Erf).output(0.25), false);
     check(Kind::residual(true, StreamType::F32, true).corrected(), false);
     check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), false);
 }
@@ -56,14 +56,14 @@ fn zero_points() {
 #[test]
 fn codes_of_the_output_site() {
     check(Kind::new(true, LinearStore::Codes(Vec::new())).output(0.25), true);
-    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.25))).gelu().output(0.25), true);
+    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.25))).gelu(Gelu::Quadratic).output(0.25), true);
     check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
 }
 
 /// With an f16 stream, GELU uses the exponential unit.
 #[test]
 fn the_fast_gelu() {
-    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
+    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu(Gelu::Quadratic) };
     check(half(Kind::plain(false, DeviceStore::Float)), false);
     check(half(Kind::plain(true, DeviceStore::Half)), false);
     check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))).output(0.25), true);
@@ -71,6 +71,6 @@ fn the_fast_gelu() {
 
 #[test]
 fn sums_of_floats() {
-    check(Kind::plain(false, DeviceStore::Half).gelu(), false);
+    check(Kind::plain(false, DeviceStore::Half).gelu(Gelu::Erf), false);
     check(Kind::residual(false, StreamType::F16, true).output(0.5), false);
 }

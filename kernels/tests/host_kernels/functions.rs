@@ -124,11 +124,14 @@ fn four_codes_are_packed_and_saturated() {
 fn gelu_and_the_exponential_are_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
     let x = values();
-    let launch = launch(&program("functions", 64), 2, x.len(), &bytes(&x), &vec![0; 8 * x.len()]);
+    let launch = launch(&program("functions", 64), 2, x.len(), &bytes(&x), &vec![0; 12 * x.len()]);
     let got = floats(&launch.run(compiler)[1]);
-    let (gelu, exp): (Vec<f32>, Vec<f32>) = got.as_chunks::<2>().0.iter().map(|&[g, e]| (g, e)).unzip();
+    let column = |i: usize| got.iter().copied().skip(i).step_by(3).collect::<Vec<f32>>();
+    let [gelu, quadratic, exp] = [0, 1, 2].map(column);
     let want: Vec<f32> = x.iter().map(|&x| reference::gelu(x)).collect();
     assert_same(&gelu, &want, "GELU");
+    let want: Vec<f32> = x.iter().map(|&x| reference::gelu_quadratic(x)).collect();
+    assert_same(&quadratic, &want, "quadratic GELU");
     // A NaN becomes the floor, as in the reference's comparison `below > FLOOR`.
     let want = x.iter().map(|&x| reference::exp((-x.abs()).max(-60.0)));
     assert_same(&exp, &want.collect::<Vec<f32>>(), "exponential");

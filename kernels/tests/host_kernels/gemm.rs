@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use swinq_kernels::ColumnQuantizers;
 use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
 use swinq_kernels::cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_kernels::{ColumnQuantizers, Gelu};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;
@@ -75,20 +75,23 @@ fn codes_by_a_step_for_each_column() {
 
 #[test]
 fn codes_after_gelu() {
-    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(), LARGE);
-    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(), MIDDLE);
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(Gelu::Quadratic), LARGE);
+    check(Kind::plain(true, DeviceStore::Codes(step(0.25))).output(0.25).gelu(Gelu::Erf), MIDDLE);
 }
 
 /// Codes with a scale and a zero point for each column, and sums of an input with zero points.
 #[test]
 fn zero_points() {
     let any = || ColumnQuantizers::symmetric(0, &[step(1.0)]);
-    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(), MIDDLE);
+    check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic), MIDDLE);
     check(Kind::new(true, LinearStore::ChannelCodes(any())).output(0.25), SMALL);
-    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(), SMALL);
+    check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(Gelu::Quadratic), SMALL);
     check(Kind::new(false, LinearStore::ChannelCodes(any())), LARGE);
     check(
-        Kind { stream: StreamType::F16, ..Kind::new(true, LinearStore::ChannelCodes(any())).gelu() },
+        Kind {
+            stream: StreamType::F16,
+            ..Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic)
+        },
         SMALL,
     );
     check(Kind::residual(true, StreamType::F32, true).corrected(), MIDDLE);
@@ -98,7 +101,7 @@ fn zero_points() {
 /// With an f16 stream, GELU uses the exponential unit.
 #[test]
 fn after_the_fast_gelu() {
-    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu() };
+    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu(Gelu::Quadratic) };
     check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))), LARGE);
     check(half(Kind::new(true, LinearStore::Codes(Vec::new()))).output(0.25), MIDDLE);
     check(half(Kind::plain(false, DeviceStore::Half)), SMALL);
@@ -108,13 +111,13 @@ fn after_the_fast_gelu() {
 #[test]
 fn floats_of_integers() {
     check(Kind::plain(true, DeviceStore::Float), SMALL);
-    check(Kind::plain(true, DeviceStore::FakeFloat(step(0.5))).output(0.25).gelu(), SMALL);
+    check(Kind::plain(true, DeviceStore::FakeFloat(step(0.5))).output(0.25).gelu(Gelu::Quadratic), SMALL);
 }
 
 #[test]
 fn halves_of_integers() {
     check(Kind::plain(true, DeviceStore::Half), LARGE);
-    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.5))).gelu(), MIDDLE);
+    check(Kind::plain(true, DeviceStore::FakeHalf(step(0.5))).gelu(Gelu::Quadratic), MIDDLE);
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn residuals_of_integers() {
 
 #[test]
 fn products_of_halves() {
-    check(Kind::plain(false, DeviceStore::Half).gelu(), MIDDLE);
+    check(Kind::plain(false, DeviceStore::Half).gelu(Gelu::Erf), MIDDLE);
     check(Kind::plain(false, DeviceStore::Float).output(0.5), SMALL);
     check(Kind::plain(false, DeviceStore::FakeHalf(step(0.5))), LARGE);
     check(Kind::new(false, LinearStore::Codes(Vec::new())), SMALL);

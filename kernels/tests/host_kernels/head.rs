@@ -114,7 +114,7 @@ fn the_product_in_f32_gives_the_reference() {
             let want = (0..m * n).map(|i| {
                 let mut sum = [f32::NAN];
                 reference::accumulate_f32(&x[i / n * k..][..k], &w[i % n * k..][..k], &mut sum);
-                reference::epilogue_f32(sum[0], bias[i % n], output, false)
+                reference::epilogue_f32(sum[0], bias[i % n], output, None)
             });
             assert_same(
                 &floats(&got[3]),

@@ -5,7 +5,7 @@ use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{ColumnQuantizers, PAD, Quantizer, RowMap, reference};
+use swinq_kernels::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, reference};
 
 use crate::launch::{Launch, bytes, floats};
 use crate::rows::{half_floats, to_halves};
@@ -29,7 +29,7 @@ pub fn gelu(x: f32) -> f64 {
 pub struct Kind {
     pub integer: bool,
     pub output: Option<Quantizer>,
-    pub gelu: bool,
+    pub gelu: Option<Gelu>,
     /// How results are stored. For `Codes`, the case provides the reciprocals.
     pub store: LinearStore,
     pub stream: StreamType,
@@ -44,7 +44,7 @@ impl Kind {
         Kind {
             integer,
             output: None,
-            gelu: false,
+            gelu: None,
             store,
             stream: StreamType::F32,
             mapped: false,
@@ -68,8 +68,8 @@ impl Kind {
         Kind { corrected: true, ..self }
     }
 
-    pub fn gelu(self) -> Kind {
-        Kind { gelu: true, ..self }
+    pub fn gelu(self, gelu: Gelu) -> Kind {
+        Kind { gelu: Some(gelu), ..self }
     }
 
     /// The crate's type for this variant, for `n` columns.
@@ -125,7 +125,7 @@ impl Kind {
 
     /// Whether GELU is the fast version, which only approximates the reference.
     fn is_near(&self) -> bool {
-        self.gelu && self.stream == StreamType::F16
+        self.gelu.is_some() && self.stream == StreamType::F16
     }
 
     /// Whether results have a scale and a zero point for each column, which the case provides.
@@ -391,7 +391,7 @@ impl Case {
     /// packed halves, plus the rounding of the store.
     fn check_near(&self, kind: &Kind, got: &[u8], what: &str) {
         let (stride, size) = (self.stride(kind), kind.element_bytes());
-        let before_gelu = self.values(&Kind { gelu: false, ..kind.clone() });
+        let before_gelu = self.values(&Kind { gelu: None, ..kind.clone() });
         let stored: Vec<f32> = match size {
             1 => got.iter().map(|b| f32::from(b.cast_signed())).collect(),
             2 => half_floats(got),

@@ -130,12 +130,12 @@ impl Case {
                 self.multiplier[column],
                 self.bias[column],
                 self.output,
-                false,
+                None,
             );
         }
         let mut sum = [f32::NAN];
         reference::accumulate_f32(patch, weight, &mut sum);
-        reference::epilogue_f32(sum[0], self.bias[column], self.output, false)
+        reference::epilogue_f32(sum[0], self.bias[column], self.output, None)
     }
 
     /// The stream computed by the reference.

@@ -39,7 +39,7 @@ impl Layer {
     fn apply(&self, x: &[i8]) -> Vec<f32> {
         let column = |(c, weight): (usize, &[i8])| {
             let sum = reference::accumulate_i8(x, weight);
-            reference::epilogue_i8(sum, self.multiplier[c], self.bias[c], None, false)
+            reference::epilogue_i8(sum, self.multiplier[c], self.bias[c], None, None)
         };
         self.codes.chunks_exact(x.len()).enumerate().map(column).collect()
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use swinq_kernels::Gelu;
 
 use super::file::{
     Document, FORMAT_VERSION, FileInfo, METADATA_KEY, NUMBERS_VERSION, SiteEntry, factor_name, scale_name,
@@ -43,11 +44,16 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileI
     check_names(path, &document.architecture, &specs, &channels, &file)?;
     let params = read_params(&document.architecture, &specs, &file)?;
     let sites = read_sites(&document.architecture, specs, &channels, &document.sites, &file)?;
+    let hidden = |(site, state): (&Site, &SiteState)| {
+        matches!(site, Site::Input(Linear::Fc2(_))) && state.spec.enabled
+    };
+    let gelu = if numbers < 4 && sites.iter().any(hidden) { Gelu::Erf } else { Gelu::Quadratic };
     let model = QuantizedModel {
         config: document.architecture,
         transform: document.transform,
         labels: document.labels,
         recipe: document.recipe,
+        gelu,
         sites,
         params,
         provenance: document.provenance,

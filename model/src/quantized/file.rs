@@ -21,8 +21,9 @@ use crate::site::Site;
 /// Version of the format that this crate writes. It also reads version 1, which has no hash.
 pub const FORMAT_VERSION: u64 = 2;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
-/// with their own scales and zero points, version 3 has Swin V2.
-pub const NUMBERS_VERSION: u64 = 3;
+/// with their own scales and zero points, version 3 has Swin V2. Version 4 has quadratic GELU for values that are
+/// quantized next; files of older versions keep the GELU by the error function.
+pub const NUMBERS_VERSION: u64 = 4;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 

@@ -26,7 +26,7 @@ use crate::position::AttentionParameters;
 use crate::recipe::{Recipe, SiteSpec};
 use crate::site::{BlockId, Linear, Site, all_linears, all_sites};
 use crate::tensor::{HostTensor, StateDict};
-use swinq_kernels::ColumnQuantizers;
+use swinq_kernels::{ColumnQuantizers, Gelu};
 
 /// A trained float Swin in Microsoft's naming, checked against its configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +78,8 @@ pub struct QuantizedModel {
     pub labels: Option<Vec<String>>,
     /// The recipe, as given.
     pub recipe: Recipe,
+    /// The GELU of `mlp.fc1` where its result is quantized next, at `mlp.fc2.input`. Elsewhere it is [`Gelu::Erf`].
+    pub gelu: Gelu,
     /// Every site of the model.
     pub sites: BTreeMap<Site, SiteState>,
     /// Every parameter, in Microsoft's naming.
@@ -100,6 +102,7 @@ impl QuantizedModel {
             transform: model.transform.clone(),
             labels: model.labels.clone(),
             recipe,
+            gelu: Gelu::Quadratic,
             sites: table.into_iter().map(|(site, spec)| (site, SiteState::new(spec, None))).collect(),
             params: model.tensors.iter().map(|(n, t)| (n.clone(), Param::Float(t.clone()))).collect(),
             provenance: Provenance {
@@ -210,9 +213,22 @@ impl QuantizedModel {
         self.site(Site::Input(linear)).spec.enabled && self.site(Site::Weight(linear)).spec.enabled
     }
 
-    /// The oldest version of the number contract (`docs/inference.md`) by which the model can run: 3 for a Swin V2, 2
-    /// for channels with their own scales and zero points, else 1.
+    /// The GELU of the MLP of `block`.
+    ///
+    /// # Panics
+    /// If the model does not have the block.
+    pub fn gelu_of(&self, block: BlockId) -> Gelu {
+        if self.site(Site::Input(Linear::Fc2(block))).spec.enabled { self.gelu } else { Gelu::Erf }
+    }
+
+    /// The oldest version of the number contract (`docs/inference.md`) by which the model can run: 4 if an MLP has
+    /// [`Gelu::Quadratic`], 3 for a Swin V2, 2 for channels with their own scales and zero points, else 1.
     pub fn numbers(&self) -> u64 {
+        let quadratic =
+            |linear| matches!(linear, Linear::Fc1(block) if self.gelu_of(block) == Gelu::Quadratic);
+        if all_linears(&self.config).into_iter().any(quadratic) {
+            return 4;
+        }
         match self.config.version {
             SwinVersion::V2 => 3,
             SwinVersion::V1 if self.sites.values().any(|state| state.channels.is_some()) => 2,

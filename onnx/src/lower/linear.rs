@@ -29,7 +29,7 @@ impl Lowering<'_> {
         if is_stream || bias.iter().any(|bias| *bias != 0.0) {
             y = self.add_row(&layer, &y, &bias);
         }
-        Ok(if op.gelu { self.gelu(&layer, y) } else { y })
+        Ok(if op.gelu.is_some() { self.gelu(&layer, y) } else { y })
     }
 
     /// `y` plus a row. The constant is `[1, 1, columns]`: ONNX Runtime makes a float Gemm of a MatMul and an Add of

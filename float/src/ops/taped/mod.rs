@@ -152,7 +152,7 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     // Each operand is converted once, for all products that use it.
     let (rows, matrix) = (operand(x, half)?, operand(&matrix, half)?);
     let out = if implementation == Implementation::Host && half.is_none() {
-        PackedLinear::new(&tape.workers()?, &matrix, bias, None, false)?.run(x)?
+        PackedLinear::new(&tape.workers()?, &matrix, bias, None, None)?.run(x)?
     } else {
         let product = multiply(&rows, &matrix.t()?)?;
         match bias {

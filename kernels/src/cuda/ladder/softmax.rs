@@ -63,7 +63,8 @@ impl SoftmaxRung {
             SoftmaxRung::Online => Some(program("softmax_online")),
             SoftmaxRung::Rows if staged(columns) => {
                 let program = program("softmax_staged").define("COLUMNS", i64::from(int(columns)));
-                Some(program.define("LANES", 1))
+                // Without a number of blocks the compiler spills a register on sm_75.
+                Some(program.define("MIN_BLOCKS", 8))
             }
             SoftmaxRung::Rows => in_registers("softmax_rows"),
             SoftmaxRung::Codes => in_registers("softmax_codes"),

@@ -1,13 +1,13 @@
 //! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
 //! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
-use super::linear::HALF_GELU_RECIPS;
+use super::linear::{HALF_GELU_RECIPS, gelu_define};
 use super::norm::rows_of_tokens;
 use super::{Int8Linear, StreamType, expect, expect_word, int};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::{Quantizer, RowMap};
+use crate::{Gelu, Quantizer, RowMap};
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -81,8 +81,10 @@ pub struct MlpSpec<'a> {
     pub of: MlpNorm<'a>,
     /// Added to the variance.
     pub epsilon: f32,
-    /// From the channels to the hidden columns; GELU follows.
+    /// From the channels to the hidden columns.
     pub fc1: Int8Linear<'a>,
+    /// The GELU that follows `fc1`. With an f16 stream both forms are the same approximation.
+    pub gelu: Gelu,
     /// From the hidden columns to the channels.
     pub fc2: Int8Linear<'a>,
     /// Element type of the residual stream.
@@ -95,6 +97,8 @@ pub struct MlpConfig {
     columns: usize,
     hidden: usize,
     form: MlpForm,
+    /// [`Gelu::Erf`] with an f16 stream.
+    gelu: Gelu,
     stream: StreamType,
     /// Chunks of weights that stay in shared memory; if they are not all, the others pass through a ring.
     stay: usize,
@@ -106,11 +110,13 @@ impl MlpConfig {
     pub fn new(
         (columns, hidden): (usize, usize),
         form: MlpForm,
+        gelu: Gelu,
         stream: StreamType,
         shared: u32,
     ) -> Option<MlpConfig> {
         let known = matches!(columns, 64 | 96 | 128 | 192) && hidden > 0 && hidden.is_multiple_of(CHUNK);
-        let mut config = MlpConfig { columns, hidden, form, stream, stay: 0 };
+        let gelu = if stream == StreamType::F32 { gelu } else { Gelu::Erf };
+        let mut config = MlpConfig { columns, hidden, form, gelu, stream, stay: 0 };
         let slots = (shared as usize).checked_sub(config.other_bytes())? / config.chunk_bytes();
         config.stay = if slots >= config.chunks() { config.chunks() } else { slots.checked_sub(STAGES)? };
         known.then_some(config)
@@ -148,6 +154,7 @@ impl MlpConfig {
     pub fn program(&self) -> Program {
         Program::new("mlp_sm90.cu", "mlp_sm90")
             .define("FORM", self.form as i64)
+            .define("GELU", gelu_define(Some(self.gelu)))
             .define("COLUMNS", self.columns as i64)
             .define("HIDDEN", self.hidden as i64)
             .define("STAY", self.stay as i64)
@@ -254,8 +261,13 @@ impl DeviceMlp {
     pub fn config(device: &Device, spec: &MlpSpec<'_>) -> Option<MlpConfig> {
         let (columns, hidden) = (spec.norm.0.len(), spec.fc1.multiplier.len());
         let scales = spec.stream == StreamType::F32 || HALF_GELU_RECIPS.contains(&spec.fc2.input.recip());
-        let config =
-            MlpConfig::new((columns, hidden), spec.of.form(), spec.stream, device.shared_per_block());
+        let config = MlpConfig::new(
+            (columns, hidden),
+            spec.of.form(),
+            spec.gelu,
+            spec.stream,
+            device.shared_per_block(),
+        );
         config.filter(|_| scales && device.arch().major == 9)
     }
 
@@ -361,7 +373,8 @@ mod tests {
 
     #[test]
     fn chunks_hold_every_weight_once_at_the_place_where_the_kernel_reads_it() {
-        let config = MlpConfig::new((64, 128), MlpForm::PreNorm, StreamType::F16, 227 << 10).unwrap();
+        let config =
+            MlpConfig::new((64, 128), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, 227 << 10).unwrap();
         let (columns, hidden) = (64, 128);
         let code = |i: usize, j: usize| (i * 31 + j * 7) as i8;
         let fc1: Vec<i8> = (0..hidden * columns).map(|i| code(i / columns, i % columns)).collect();
@@ -388,7 +401,8 @@ mod tests {
     fn weights_stay_if_they_fit_and_pass_through_a_ring_if_not() {
         let stay = |columns, stream| {
             let config =
-                MlpConfig::new((columns, 4 * columns), MlpForm::PostNorm, stream, 227 << 10).unwrap();
+                MlpConfig::new((columns, 4 * columns), MlpForm::PostNorm, Gelu::Quadratic, stream, 227 << 10)
+                    .unwrap();
             assert!(config.launch(401_408, 132).shared <= 227 << 10, "{config:?}");
             (config.stay, config.stages())
         };
@@ -401,7 +415,7 @@ mod tests {
         for (columns, hidden, shared) in [(384, 1536, 227 << 10), (96, 100, 227 << 10), (192, 768, 99 << 10)]
         {
             assert_eq!(
-                MlpConfig::new((columns, hidden), MlpForm::PreNorm, StreamType::F16, shared),
+                MlpConfig::new((columns, hidden), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, shared),
                 None,
                 "{columns} x {hidden}"
             );
@@ -410,7 +424,8 @@ mod tests {
 
     #[test]
     fn few_rows_are_spread_over_blocks() {
-        let config = MlpConfig::new((96, 384), MlpForm::PreNorm, StreamType::F16, 227 << 10).unwrap();
+        let config =
+            MlpConfig::new((96, 384), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, 227 << 10).unwrap();
         for (m, blocks) in [(1, 1), (64, 1), (65, 2), (3136, 49), (401_408, 132)] {
             assert_eq!(config.launch(m, 132).grid, [blocks, 1, 1], "{m} rows");
         }

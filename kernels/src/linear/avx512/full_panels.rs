@@ -6,12 +6,12 @@ use std::arch::x86_64::*;
 
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
-use super::super::finish::Accumulator;
+use super::super::finish::{Accumulator, Activation, Erf, Identity, Quadratic};
 use super::super::spec::Store;
 use super::{COLUMNS, Tile};
 use crate::lanes::Avx512;
 use crate::pool::Parts;
-use crate::simd_math::avx512::gelu;
+use crate::reference::Gelu;
 use crate::types::ColumnQuantizers;
 
 /// Stores `panel` if one of these epilogues applies; otherwise stores nothing and returns `false`.
@@ -29,14 +29,17 @@ pub(super) fn finish<A: Accumulator>(
         return false;
     }
     match (dest, &epilogue.store, epilogue.gelu) {
-        (Dest::Codes(out), Store::Codes(to), false) if epilogue.skips_range_checks => {
-            codes::<A, false>(epilogue, to, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(to), None) if epilogue.skips_range_checks => {
+            codes::<A, Identity>(epilogue, to, first, tile, starts, out);
         }
-        (Dest::Codes(out), Store::Codes(to), true) if epilogue.skips_range_checks => {
-            codes::<A, true>(epilogue, to, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(to), Some(Gelu::Erf)) if epilogue.skips_range_checks => {
+            codes::<A, Erf>(epilogue, to, first, tile, starts, out);
         }
-        (Dest::F32(out), Store::F32, false) => f32(epilogue, first, tile, starts, out),
-        (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, false) => {
+        (Dest::Codes(out), Store::Codes(to), Some(Gelu::Quadratic)) if epilogue.skips_range_checks => {
+            codes::<A, Quadratic>(epilogue, to, first, tile, starts, out);
+        }
+        (Dest::F32(out), Store::F32, None) => f32(epilogue, first, tile, starts, out),
+        (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, None) => {
             residual(epilogue, first, tile, starts, stream);
         }
         _ => return false,
@@ -77,17 +80,19 @@ impl Columns {
     /// and zero points.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn pair<A: Accumulator, const GELU: bool>(
+    fn pair<A: Accumulator, F: Activation>(
         &self,
         rows: [&[A; COLUMNS]; 2],
         recip: [__m512; 2],
         zero_point: [__m512; 2],
     ) -> __m512i {
         // A closure would not be inlined into `map`, which lacks the target features.
+        // SAFETY: this function has the features.
+        let lanes = unsafe { Avx512::assume() };
         let mut words = [_mm512_setzero_si512(); 2];
         for (words, row) in words.iter_mut().zip(rows) {
             let [low, high] = self.values(row);
-            let [low, high] = if GELU { [gelu(low), gelu(high)] } else { [low, high] };
+            let [low, high] = [F::of(lanes, low), F::of(lanes, high)];
             let low = _mm512_fmadd_ps(low, recip[0], zero_point[0]);
             let high = _mm512_fmadd_ps(high, recip[1], zero_point[1]);
             *words = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
@@ -103,7 +108,7 @@ impl Columns {
 
 /// The values of the columns from `first` on.
 #[inline(always)]
-pub(super) fn panel_values(values: &[f32], first: usize) -> &[f32; COLUMNS] {
+fn panel_values(values: &[f32], first: usize) -> &[f32; COLUMNS] {
     values.get(first..).and_then(<[f32]>::first_chunk).expect("padded to full panels")
 }
 
@@ -162,7 +167,7 @@ fn residual<A: Accumulator>(
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn codes<A: Accumulator, const GELU: bool>(
+fn codes<A: Accumulator, F: Activation>(
     epilogue: &Epilogue,
     to: &ColumnQuantizers,
     first: usize,
@@ -176,7 +181,7 @@ fn codes<A: Accumulator, const GELU: bool>(
     for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
         // With an odd number of rows, the last row is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
-        store(columns.pair::<A, GELU>(rows, recip, zero_point), starts, first, out);
+        store(columns.pair::<A, F>(rows, recip, zero_point), starts, first, out);
     }
 }
 

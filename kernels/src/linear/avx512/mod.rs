@@ -3,7 +3,6 @@
 
 mod full_panels;
 mod prefetch;
-pub(super) mod quick;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -21,7 +20,6 @@ use crate::lanes::Avx512;
 use crate::probe;
 
 use prefetch::Prefetch;
-use quick::Late;
 
 /// The most rows of a tile.
 const ROWS: usize = 14;
@@ -37,7 +35,6 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
     unsigned_input: true,
-    prepare_gelu: Some(prepare_gelu),
     block: block_i8,
     fused_block_rows: 14 * ROWS,
     min_rows_per_thread: 3 * ROWS,
@@ -51,13 +48,6 @@ pub(super) static F32_KERNEL: F32Kernel = F32Kernel {
     block: block_f32,
     peak: Some(probe::F32_AVX512),
 };
-
-/// Lets the epilogue compute codes of GELU by cubics where these are provably exact.
-fn prepare_gelu(epilogue: &mut Epilogue, initial: &mut [i32], reach: &dyn Fn(usize) -> i64) {
-    let Some(plan) = quick::Plan::new(epilogue, reach) else { return };
-    initial.iter_mut().zip(plan.offset()).for_each(|(initial, offset)| *initial += offset);
-    epilogue.quick = Some(Box::new(plan));
-}
 
 /// The accumulators of a tile, `[ROWS][COLUMNS]`, between multiplication and epilogue.
 #[repr(C, align(64))]
@@ -74,26 +64,11 @@ fn block_i8(
 ) {
     let layout = KERNEL.layout;
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let multiply = |at: &At<'_>, prefetch: &Prefetch<'_, i8>, tile: &mut Tile<i32>| {
-        let initial = initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels");
-        let weights = Panel { weight: block.panel(at.panel), prefetch };
-        rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, initial, tile);
-    };
-    if let (Some(plan), Dest::Codes(out)) = (&epilogue.quick, dest) {
-        let mut late = Late::new(plan, epilogue, out);
-        each_tile(block, layout, dest, &starts, |at, prefetch| {
-            multiply(at, prefetch, late.tile());
-            if late.suits(at.panel) {
-                late.finish(at.starts, at.panel);
-            } else {
-                finish(epilogue, late.tile(), at, dest);
-            }
-        });
-        return late.settle();
-    }
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
     each_tile(block, layout, dest, &starts, |at, prefetch| {
-        multiply(at, prefetch, &mut tile);
+        let initial = initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels");
+        let weights = Panel { weight: block.panel(at.panel), prefetch };
+        rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, initial, &mut tile);
         finish(epilogue, &tile, at, dest);
     });
 }

@@ -6,7 +6,7 @@ use super::tile::{Instruction, Tile};
 use crate::cuda::Program;
 use crate::cuda::ops::attention::HEAD_DIM;
 use crate::cuda::ops::{self, DeviceStore, StreamType};
-use crate::{ColumnQuantizers, Quantizer};
+use crate::{ColumnQuantizers, Gelu, Quantizer};
 
 /// The weight of a linear layer.
 #[derive(Clone, Copy)]
@@ -75,8 +75,8 @@ pub struct DeviceLinearSpec<'a> {
     pub bias: Option<&'a [f32]>,
     /// The `.output` site.
     pub output: Option<Quantizer>,
-    /// Whether GELU follows the bias.
-    pub gelu: bool,
+    /// The GELU that follows the bias, if any. With an f16 stream all forms are the same approximation.
+    pub gelu: Option<Gelu>,
     /// How the results are stored.
     pub store: LinearStore,
     /// Element type of the residual stream.
@@ -90,8 +90,8 @@ pub struct LinearKind {
     pub integer: bool,
     /// Whether there is an `.output` site.
     pub output: bool,
-    /// Whether GELU is applied.
-    pub gelu: bool,
+    /// The GELU that is applied, if any; [`Gelu::Erf`] with an f16 stream.
+    pub gelu: Option<Gelu>,
     /// Whether values are quantized and dequantized before the store.
     pub fake: bool,
     /// Whether GELU and its codes are computed in packed halves.
@@ -117,14 +117,30 @@ pub(in crate::cuda::ops) const HALF_GELU_RECIPS: std::ops::RangeInclusive<f32> =
 /// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an
 /// `.output` site that store codes in full groups of eight columns.
 fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
-    let layer =
-        spec.gelu && spec.output.is_none() && spec.stream == StreamType::F16 && spec.n.is_multiple_of(8);
+    let layer = spec.gelu.is_some()
+        && spec.output.is_none()
+        && spec.stream == StreamType::F16
+        && spec.n.is_multiple_of(8);
     let in_range = match &spec.store {
         LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
         LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
         _ => false,
     };
     layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
+}
+
+/// The GELU of kernels for `stream`: with an f16 stream, all forms are the same approximation.
+fn gelu_for(gelu: Option<Gelu>, stream: StreamType) -> Option<Gelu> {
+    gelu.map(|gelu| if stream == StreamType::F32 { gelu } else { Gelu::Erf })
+}
+
+/// The GELU_ constant of the kernels; 0 for none.
+pub(in crate::cuda::ops) fn gelu_define(gelu: Option<Gelu>) -> i64 {
+    match gelu {
+        None => 0,
+        Some(Gelu::Erf) => 1,
+        Some(Gelu::Quadratic) => 2,
+    }
 }
 
 impl LinearKind {
@@ -147,7 +163,7 @@ impl LinearKind {
             corrected,
             integer: matches!(spec.weight, DeviceWeight::Codes { .. }),
             output: spec.output.is_some(),
-            gelu: spec.gelu,
+            gelu: gelu_for(spec.gelu, spec.stream),
             fake,
             half_gelu: half_gelu(spec),
             heads: matches!(spec.store, LinearStore::Heads { .. }),
@@ -172,7 +188,8 @@ impl LinearKind {
     /// The same kind for another type of the residual stream.
     #[must_use]
     pub fn with_stream(self, stream: StreamType) -> LinearKind {
-        LinearKind { stream, half_gelu: self.half_gelu && stream == StreamType::F16, ..self }
+        let half_gelu = self.half_gelu && stream == StreamType::F16;
+        LinearKind { stream, half_gelu, gelu: gelu_for(self.gelu, stream), ..self }
     }
 
     /// Adds the defines of the epilogue to `program`.
@@ -180,7 +197,7 @@ impl LinearKind {
         program
             .define("INTEGER", self.integer.into())
             .define("OUTPUT", self.output.into())
-            .define("GELU", self.gelu.into())
+            .define("GELU", gelu_define(self.gelu))
             .define("HALF_GELU", self.half_gelu.into())
             .define("FAKE", self.fake.into())
             .define("CHANNELS", self.channels.into())
@@ -243,7 +260,7 @@ impl fmt::Display for LinearKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (integer, stream) = (self.integer, self.stream);
         f.write_str(if integer { "int8" } else { "f16" })?;
-        for (on, name) in [(self.output, " output"), (self.gelu, " gelu"), (self.fake, " fake")] {
+        for (on, name) in [(self.output, " output"), (self.gelu.is_some(), " gelu"), (self.fake, " fake")] {
             f.write_str(if on { name } else { "" })?;
         }
         let store = match self.store {
