@@ -126,18 +126,18 @@ INLINE f32 gelu(f32 x, const f32* tail) {
     return fma_f32(-a, h, positive);
 }
 
-// GELU for values that are quantized next (`reference::gelu_quadratic`). Its coefficients are in shared memory,
-// `[16][4]`; see `load_quadratic`.
+// GELU for values that are quantized next (`reference::gelu_quadratic`). Its coefficients are in shared memory, `[32][3]`, so
+// that lanes with different intervals read different banks; see `load_quadratic`.
 INLINE f32 gelu_quadratic(f32 x, const f32* quadratic) {
     f32 a = min_f32(abs_f32(x), from_bits(QUADRATIC_LAST_BITS));
     f32 sum = fma_f32(a, from_bits(QUADRATIC_PER_UNIT_BITS), 8388608.0f);
-    f32x4 c = reinterpret_cast<const f32x4*>(quadratic)[bits(sum) & 15];
-    f32 h = fma_f32(fma_f32(c.z, a, c.y), a, c.x);
+    const f32* c = quadratic + 3 * (bits(sum) & 31);
+    f32 h = fma_f32(fma_f32(c[2], a, c[1]), a, c[0]);
     f32 positive = 0.0f > x ? 0.0f : x;
     return fma_f32(-a, h, positive);
 }
 
-// Number of floats in shared memory that `gelu` needs; `gelu_quadratic` needs fewer.
+// Number of floats in shared memory that `gelu` needs, and `gelu_quadratic`.
 constexpr u32 TAIL_FLOATS = 96;
 
 // Fills `tail` with the constants of the contract; a `block_sync` must follow.
@@ -150,14 +150,14 @@ INLINE void load_tail(f32* tail, u32 threads) {
 
 // Fills `quadratic` with the constants of the contract; a `block_sync` must follow.
 INLINE void load_quadratic(f32* quadratic, u32 threads) {
-    for (u32 i = thread_index(); i < 64; i += threads) {
-        u32 power = i % 4, column = i / 4;
-        quadratic[i] = power < 3 ? from_bits(QUADRATIC_BITS[16 * power + column]) : 0.0f;
+    for (u32 i = thread_index(); i < TAIL_FLOATS; i += threads) {
+        u32 power = i % 3, column = i / 3;
+        quadratic[i] = from_bits(QUADRATIC_BITS[32 * power + column]);
     }
 }
 
 // The GELU of a program with an f32 stream: GELU is GELU_ERF or GELU_QUADRATIC. `table` is in shared memory, TAIL_FLOATS
-// values at a multiple of 16 bytes.
+// values at a multiple of 8 bytes.
 #define GELU_ERF 1
 #define GELU_QUADRATIC 2
 #if GELU == GELU_QUADRATIC

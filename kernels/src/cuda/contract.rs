@@ -45,7 +45,7 @@ mod tests {
         for line in ["CONSTANT u32 TAIL_BITS[96] = {", "CONSTANT u32 EXP_BITS[7] = {"] {
             assert!(header.contains(line), "{header}");
         }
-        assert_eq!(header.matches("0x").count(), 96 + 48 + 7 + 8);
+        assert_eq!(header.matches("0x").count(), 96 + 96 + 7 + 8);
         assert!(header.contains("    0x3f000000u,"), "the first coefficient is 0.5:\n{header}");
         assert!(header.contains("#define FLOOR_BITS 0xc2700000u\n"), "the floor is -60:\n{header}");
     }

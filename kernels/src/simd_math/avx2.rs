@@ -23,8 +23,8 @@ pub(crate) fn gelu_quadratic(x: __m256) -> __m256 {
     let column = _mm256_fmadd_ps(a, _mm256_set1_ps(QUADRATIC_PER_UNIT), _mm256_set1_ps(ROUNDER));
     let column = _mm256_castps_si256(column);
     let [c0, c1, c2] = &QUADRATIC.0;
-    let h = _mm256_fmadd_ps(power(c2, column), a, power(c1, column));
-    let h = _mm256_fmadd_ps(h, a, power(c0, column));
+    let h = _mm256_fmadd_ps(power_of_32(c2, column), a, power_of_32(c1, column));
+    let h = _mm256_fmadd_ps(h, a, power_of_32(c0, column));
     _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
 }
 
@@ -63,6 +63,16 @@ fn power(row: &[f32; 16], column: __m256i) -> __m256 {
     let (low, high) = (_mm256_permutevar8x32_ps(low, column), _mm256_permutevar8x32_ps(high, column));
     // Bit 3 of the interval, moved to the sign.
     _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(column)))
+}
+
+/// As [`power`], of 32 intervals in the low 5 bits of `column`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn power_of_32(row: &[f32; 32], column: __m256i) -> __m256 {
+    let (rows, _) = row.as_chunks::<16>();
+    let (low, high) = (power(&rows[0], column), power(&rows[1], column));
+    // Bit 4 of the interval, moved to the sign.
+    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<27>(column)))
 }
 
 /// [`crate::reference::exp`] of each lane.

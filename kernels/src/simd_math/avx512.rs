@@ -24,8 +24,8 @@ pub(crate) fn gelu_quadratic(x: __m512) -> __m512 {
     let column = _mm512_fmadd_ps(a, _mm512_set1_ps(QUADRATIC_PER_UNIT), _mm512_set1_ps(ROUNDER));
     let column = _mm512_castps_si512(column);
     let [c0, c1, c2] = &QUADRATIC.0;
-    let h = _mm512_fmadd_ps(power(c2, column), a, power(c1, column));
-    let h = _mm512_fmadd_ps(h, a, power(c0, column));
+    let h = _mm512_fmadd_ps(power_of_32(c2, column), a, power_of_32(c1, column));
+    let h = _mm512_fmadd_ps(h, a, power_of_32(c0, column));
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
 }
 
@@ -57,6 +57,15 @@ fn power(row: &[f32; 16], column: __m512i) -> __m512 {
     // SAFETY: the reference is to 16 f32.
     let row = unsafe { _mm512_loadu_ps(row.as_ptr()) };
     _mm512_permutexvar_ps(column, row)
+}
+
+/// As [`power`], of 32 intervals.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn power_of_32(row: &[f32; 32], column: __m512i) -> __m512 {
+    // SAFETY: the reference is to 32 f32.
+    let [low, high] = unsafe { [_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row[16..].as_ptr())] };
+    _mm512_permutex2var_ps(low, column, high)
 }
 
 /// [`crate::reference::exp`] of each lane.

@@ -102,15 +102,15 @@ fn gelu_errs_no_more_than_twice_a_naive_one_anywhere() {
     }
 }
 
-/// The bound that docs/inference.md states. Halves of codes are some hundred times larger.
+/// The bound that docs/inference.md states. A step of the codes is some thousand times larger.
 #[test]
 fn quadratic_gelu_errs_by_less_than_its_bound_anywhere() {
     let truth = |x: f32| 0.5 * f64::from(x) * libm::erfc(-f64::from(x) * std::f64::consts::FRAC_1_SQRT_2);
     let error = |x: &f32| (f64::from(reference::gelu_quadratic(*x)) - truth(*x)).abs();
     let worst = grid(-8.0, 8.0, 2_000_003).iter().map(error).fold(0.0, f64::max);
-    assert!((4e-5..4.4e-5).contains(&worst), "{worst:e}");
+    assert!((6e-6..6.4e-6).contains(&worst), "{worst:e}");
     // Exact from the last interval on.
-    for x in [4.3f32, 5.0, 1e6, f32::MAX] {
+    for x in [4.7f32, 5.0, 1e6, f32::MAX] {
         assert_eq!((reference::gelu_quadratic(x), reference::gelu_quadratic(-x)), (x, 0.0));
     }
 }
