@@ -84,7 +84,7 @@ fn model(file: &SafeTensors, ratio: f64) -> FloatModel {
     tensors.get_mut("patch_embed.proj.weight").unwrap().data = rows;
     tensors.get_mut("patch_embed.proj.bias").unwrap().data = means;
     let transform = Transform::microsoft(config.image_size, false);
-    FloatModel { config, transform, labels: None, tensors, source: Source::default() }
+    FloatModel { config, transform, labels: None, labels_from: None, tensors, source: Source::default() }
 }
 
 /// Images of noise.

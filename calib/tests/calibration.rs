@@ -44,7 +44,7 @@ fn model() -> FloatModel {
         tensors.insert(name, HostTensor::new(shape, data));
     }
     let transform = Transform::microsoft(16, false);
-    FloatModel { config, transform, labels: None, tensors, source: Source::default() }
+    FloatModel { config, transform, labels: None, labels_from: None, tensors, source: Source::default() }
 }
 
 /// Random images in batches of 3, the last shorter.

@@ -1,4 +1,5 @@
-//! The YAML files that ship with swinq, embedded in the program so that their names work without the repository.
+//! The YAML files and class names that ship with swinq, embedded in the program so that their names work without the
+//! repository.
 //!
 //! Each table lists the names of one folder beside their text. The crates that read the text own its format:
 //! `swinq-model` reads [`SWIN`], [`SWINV2`] and [`QUANT`], `swinq-qat` reads [`QAT`].
@@ -53,6 +54,10 @@ pub const QUANT: &[Named] = embedded!["quant": "default", "mode1", "mode2"];
 
 /// Training jobs: `configs/qat/*.yaml`.
 pub const QAT: &[Named] = embedded!["qat": "default", "mode1_kl", "w4", "finetune"];
+
+/// The names of ImageNet-1k's classes (ILSVRC 2012), one per line in the order of the classes: the first word of WordNet for
+/// each. Where two classes share it they are told apart: `crane (bird)`, `crane (machine)`, `maillot`, `tank suit`.
+pub const IMAGENET_1K: &str = include_str!("../labels/imagenet1k.txt");
 
 /// The text of the entry called `name`.
 pub fn find(table: &[Named], name: &str) -> Option<&'static str> {

@@ -1,10 +1,10 @@
 //! Every YAML file of the folders is embedded under its own name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use swinq_configs::{Named, QAT, QUANT, SWIN, SWINV2, find};
+use swinq_configs::{IMAGENET_1K, Named, QAT, QUANT, SWIN, SWINV2, find};
 
 /// Name and text of every YAML file in a folder of this crate.
 fn files(folder: &str) -> BTreeMap<String, String> {
@@ -35,4 +35,22 @@ fn every_file_is_embedded() {
 fn an_entry_is_found_by_its_whole_name() {
     assert_eq!(find(QUANT, "mode1"), Some(files("quant")["mode1"].as_str()));
     assert_eq!(find(QUANT, "mode"), None);
+}
+
+#[test]
+fn imagenet_has_1000_names() {
+    let names: Vec<&str> = IMAGENET_1K.lines().collect();
+    let known = [
+        (0, "tench"),
+        (134, "crane (bird)"),
+        (281, "tabby"),
+        (517, "crane (machine)"),
+        (999, "toilet tissue"),
+    ];
+    for (class, name) in known {
+        assert_eq!(names[class], name);
+    }
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 1000, "a name occurs twice");
+    assert_eq!((names.len(), IMAGENET_1K.contains('\r')), (1000, false));
+    assert!(names.iter().all(|name| !name.is_empty() && name.trim() == *name));
 }

@@ -36,6 +36,7 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
         config: loaded.config.clone(),
         transform: loaded.transform.clone(),
         labels: None,
+        labels_from: None,
         tensors,
         source,
     }
@@ -45,6 +46,7 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
 pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<String>>, seed: u64) {
     model.config.num_classes = classes;
     model.labels = labels;
+    model.labels_from = None;
     for (name, shape) in parameters(&model.config).into_iter().filter(|(name, _)| name.starts_with("head.")) {
         model.tensors.insert(name.clone(), initial(&name, &shape, seed));
     }

@@ -55,6 +55,8 @@ struct Float {
     transform: Transform,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     labels: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    labels_from: Option<String>,
     source: Source,
 }
 
@@ -175,6 +177,7 @@ fn store_float(model: &FloatModel, tensors: &mut PartTensors) -> Float {
         config: model.config.clone(),
         transform: model.transform.clone(),
         labels: model.labels.clone(),
+        labels_from: model.labels_from.clone(),
         source: model.source.clone(),
     }
 }
@@ -182,7 +185,7 @@ fn store_float(model: &FloatModel, tensors: &mut PartTensors) -> Float {
 /// The float model of the first part.
 fn stored_float(file: &PartFile, run: &Run, float: Option<&Float>) -> Result<FloatModel, Error> {
     let refuse = |problem: &str| ModelError::file(file.path(), format!("{problem}; run this shard again"));
-    let Float { config, transform, labels, source } =
+    let Float { config, transform, labels, labels_from, source } =
         float.ok_or_else(|| refuse("lacks the float model, which the first shard has"))?;
     config.validate()?;
     let tensors: StoredTensors = file.tensors();
@@ -197,9 +200,14 @@ fn stored_float(file: &PartFile, run: &Run, float: Option<&Float>) -> Result<Flo
         }
         stored.insert(name, HostTensor { shape, data });
     }
-    let (config, transform) = (config.clone(), transform.clone());
-    let model =
-        FloatModel { config, transform, labels: labels.clone(), tensors: stored, source: source.clone() };
+    let model = FloatModel {
+        config: config.clone(),
+        transform: transform.clone(),
+        labels: labels.clone(),
+        labels_from: labels_from.clone(),
+        tensors: stored,
+        source: source.clone(),
+    };
     if QuantizedModel::from_float(&model)?.fingerprint()? != run.model {
         return Err(refuse("has another float model than the shards were calibrated on").into());
     }

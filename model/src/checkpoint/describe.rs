@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::dialect::Dialect;
 use super::safetensors::stated_document;
-use super::{Description, LoadOptions, is_quantized_file};
+use super::{Description, Labels, LoadOptions, is_quantized_file};
 use crate::arch::{SwinConfig, SwinVersion};
 use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
@@ -93,7 +93,7 @@ impl Bare<'_> {
                 return Err(ModelError::file(self.path, problem));
             }
             match (&first.labels, other.labels) {
-                (Some(own), Some(others)) if *own != others => {
+                (Some(own), Some(others)) if own.names != others.names => {
                     remark = "; other checkpoints that were made from it have other class names";
                 }
                 (None, others) => first.labels = others,
@@ -127,7 +127,10 @@ impl Bare<'_> {
                 continue;
             }
             // A damaged file describes nothing.
-            if let Ok(QuantizedModel { config, transform, labels, .. }) = QuantizedModel::load(path) {
+            if let Ok(QuantizedModel { config, transform, labels, provenance, .. }) =
+                QuantizedModel::load(path)
+            {
+                let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
                 found.push((Description { config, transform, labels }, path.clone()));
                 known.push(stated);
             }

@@ -79,8 +79,9 @@ pub(super) fn read(
         }
     };
     if let Some(cfg) = &options.cfg {
-        let labels = if is_hf { hf::labels(json)? } else { timm::labels(json)? };
-        let labels = labels.filter(|labels| labels.len() == cfg.config.num_classes);
+        let classes = cfg.config.num_classes;
+        let labels = if is_hf { hf::labels(json)? } else { timm::labels(json, classes)? };
+        let labels = labels.filter(|labels| labels.names.len() == classes);
         return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
     }
     match is_hf {

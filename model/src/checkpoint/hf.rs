@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Description;
 use super::dialect::{Dialect, mask};
 use super::json::Json;
+use super::{Description, Labels};
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
 use crate::config::without_zeros;
@@ -92,7 +92,7 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
 }
 
 /// Class names by index from `id2label`; `None` if they are absent or transformers' placeholders `LABEL_0`, ….
-pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
+pub(super) fn labels(json: &Json) -> Result<Option<Labels>, ModelError> {
     let Some(table) = json.object("id2label")? else { return Ok(None) };
     let mut labels = Vec::new();
     for index in 0..table.names().count() {
@@ -100,7 +100,7 @@ pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
         labels.push(label.ok_or_else(|| json.error("id2label", format!("has no name for class {index}")))?);
     }
     let generic = labels.iter().enumerate().all(|(index, label)| *label == format!("LABEL_{index}"));
-    Ok((!generic).then_some(labels))
+    Ok((!generic).then(|| Labels::own(labels)))
 }
 
 /// The transform of transformers' image processor for Swin if no field is set.

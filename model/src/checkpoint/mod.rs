@@ -65,7 +65,23 @@ pub struct LoadOptions {
 struct Description {
     config: SwinConfig,
     transform: Transform,
-    labels: Option<Vec<String>>,
+    labels: Option<Labels>,
+}
+
+/// The class names of a model.
+#[derive(Clone, Debug, PartialEq)]
+struct Labels {
+    /// By class index.
+    names: Vec<String>,
+    /// Where they come from, in words, if the files of the model do not hold them.
+    from: Option<String>,
+}
+
+impl Labels {
+    /// Names that the files of the model hold.
+    fn own(names: Vec<String>) -> Labels {
+        Labels { names, from: None }
+    }
 }
 
 /// Loads a float Swin.
@@ -171,7 +187,8 @@ impl Stored<'_> {
         check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
         let source = Source { file: shown(path), sha256: sha256.clone(), dialect: dialect.to_string() };
         let Description { transform, labels, .. } = description;
-        Ok((FloatModel { config, transform, labels, tensors, source }, note))
+        let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
+        Ok((FloatModel { config, transform, labels, labels_from, tensors, source }, note))
     }
 }
 

@@ -26,6 +26,7 @@ pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
         config: loaded.config.clone(),
         transform: loaded.transform.clone(),
         labels: None,
+        labels_from: None,
         tensors,
         source: Source {
             file: format!("random weights, seed {seed}, {}", loaded.config.name),

@@ -1,7 +1,9 @@
 //! Model directories of timm: `config.json` with `architecture`, `pretrained_cfg` and `model_args`.
 
-use super::Description;
+use swinq_configs::IMAGENET_1K;
+
 use super::json::Json;
+use super::{Description, Labels};
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
 use crate::config::without_zeros;
@@ -11,6 +13,8 @@ use crate::error::ModelError;
 /// input size.
 const TRAINING_ONLY: [&str; 6] =
     ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "strict_img_size", "weight_init"];
+/// Number of classes of ImageNet-1k.
+const IMAGENET_CLASSES: usize = 1000;
 /// Arguments that [`config`] reads.
 const READ: [&str; 13] = [
     "img_size",
@@ -34,9 +38,9 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
     let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
     let config = config(json, &cfg)?;
     let transform = transform(&cfg, config.image_size)?;
-    let labels = labels(json)?;
-    if let Some(labels) = labels.as_ref().filter(|labels| labels.len() != config.num_classes) {
-        let problem = format!("{} names for {} classes", labels.len(), config.num_classes);
+    let labels = labels(json, config.num_classes)?;
+    if let Some(labels) = labels.as_ref().filter(|labels| labels.names.len() != config.num_classes) {
+        let problem = format!("{} names for {} classes", labels.names.len(), config.num_classes);
         return Err(json.error("label_names", problem));
     }
     Ok(Description { config, transform, labels })
@@ -120,12 +124,26 @@ fn input_side(cfg: &Json) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// Class names by index.
-pub(super) fn labels(json: &Json) -> Result<Option<Vec<String>>, ModelError> {
-    match json.texts("label_names")? {
-        Some(labels) => Ok(Some(labels)),
-        None => json.object("pretrained_cfg")?.map_or(Ok(None), |cfg| cfg.texts("label_names")),
+/// Class names by index: `label_names`, or else those of ImageNet-1k for a model of `classes` classes that was trained on
+/// it last. The files that timm publishes for ImageNet have no `label_names`.
+pub(super) fn labels(json: &Json, classes: usize) -> Result<Option<Labels>, ModelError> {
+    let cfg = json.object("pretrained_cfg")?;
+    let names = match json.texts("label_names")? {
+        None => cfg.as_ref().map_or(Ok(None), |cfg| cfg.texts("label_names"))?,
+        names => names,
+    };
+    if let Some(names) = names {
+        return Ok(Some(Labels::own(names)));
     }
+    let tag = cfg.map_or(Ok(None), |cfg| cfg.text("tag"))?;
+    let architecture = json.text("architecture")?.unwrap_or_default();
+    let tag = tag.as_deref().or(architecture.split_once('.').map(|(_, tag)| tag)).unwrap_or_default();
+    // A tag names data sets in the order of training, such as `ms_in22k_ft_in1k`.
+    let imagenet = classes == IMAGENET_CLASSES && tag.rsplit('_').next() == Some("in1k");
+    Ok(imagenet.then(|| Labels {
+        names: IMAGENET_1K.lines().map(str::to_owned).collect(),
+        from: Some(format!("ImageNet-1k, by timm's tag {tag}")),
+    }))
 }
 
 /// timm's evaluation transform: the shorter side is resized to `floor(size / crop_pct)` and the center is cropped. With

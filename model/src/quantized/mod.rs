@@ -37,6 +37,8 @@ pub struct FloatModel {
     pub transform: Transform,
     /// Class names by class index, if known.
     pub labels: Option<Vec<String>>,
+    /// Where the class names come from, in words, if the float checkpoint does not hold them.
+    pub labels_from: Option<String>,
     /// Every parameter ([`crate::params::parameters`]).
     pub tensors: StateDict,
     /// Where the model came from.
@@ -108,6 +110,7 @@ impl QuantizedModel {
             provenance: Provenance {
                 tool_version: env!("CARGO_PKG_VERSION").to_owned(),
                 source: model.source.clone(),
+                labels_from: model.labels_from.clone(),
                 ..Provenance::default()
             },
         })
@@ -120,7 +123,8 @@ impl QuantizedModel {
         }
         let QuantizedModel { config, transform, labels, params, provenance, .. } = self;
         let tensors = params.into_iter().map(|(name, param)| (name, param.to_float())).collect();
-        Some(FloatModel { config, transform, labels, tensors, source: provenance.source })
+        let Provenance { source, labels_from, .. } = provenance;
+        Some(FloatModel { config, transform, labels, labels_from, tensors, source })
     }
 
     /// The state of `site`.
