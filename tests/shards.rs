@@ -168,7 +168,7 @@ fn the_program_writes_parts_and_merges_them() {
         );
         ranges
     };
-    let names = files(folder.path()).into_iter().filter(|name| name.ends_with(".json"));
+    let names = common::files(folder.path()).into_iter().filter(|name| name.ends_with(".json"));
     let names: Vec<String> = names.collect();
     assert_eq!(ranges(&names[0]), ranges(&names[1]), "{names:?}");
 
@@ -179,11 +179,16 @@ fn the_program_writes_parts_and_merges_them() {
         eval(&models, &["--shard", shard, "-o", part.to_str().unwrap()]).success();
     }
     let (json, expected, html) = (path("merged.json"), path("expected.json"), path("report.html"));
-    let table = stdout(&merge(&[&second, &first], &json, &["--report", html.to_str().unwrap()]).success());
+    let [csv, expected_csv] = ["merged.csv", "expected.csv"].map(path);
+    let files = ["--report", html.to_str().unwrap(), "--predictions", csv.to_str().unwrap()];
+    let table = stdout(&merge(&[&second, &first], &json, &files).success());
     for word in ["merged 2 shards of 60 images", "Acc@1", "int8"] {
         assert!(table.contains(word), "`{word}` is not in: {table}");
     }
-    eval(&models, &["--no-latency", "--json", expected.to_str().unwrap()]).success();
+    let files = ["--json", expected.to_str().unwrap(), "--predictions", expected_csv.to_str().unwrap()];
+    eval(&models, &[&["--no-latency"], &files[..]].concat()).success();
+    let [text, expected_text] = [&csv, &expected_csv].map(|path| std::fs::read_to_string(path).unwrap());
+    assert_eq!((text.lines().count(), text), (61, expected_text));
     let read = |path: &Path| figures(&swinq::eval::read_results(path).unwrap());
     assert_eq!(read(&json), read(&expected));
     assert!(std::fs::read_to_string(html).unwrap().contains("latency was not measured"));

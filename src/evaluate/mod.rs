@@ -2,7 +2,7 @@
 
 mod candidate;
 mod latency;
-mod predictions;
+pub(crate) mod predictions;
 mod report;
 #[cfg(feature = "float")]
 pub(crate) mod site_noise;

@@ -21,7 +21,7 @@ pub struct Predicted {
 }
 
 impl Predicted {
-    pub(super) fn of(collected: &Collected) -> Predicted {
+    pub(crate) fn of(collected: &Collected) -> Predicted {
         let classes = collected.logits.rows().map(|row| argmax(row) as u32).collect();
         Predicted { ids: collected.ids.clone(), labels: collected.labels.clone(), classes }
     }
@@ -40,12 +40,23 @@ pub fn write_predictions(path: &Path, candidates: &[Candidate], images: &Images)
         let problem = "the models were not evaluated on the same images";
         return Err(Error::argument("candidates", problem));
     }
-    let labels = candidates.iter().map(|candidate| field(&candidate.result.label()));
+    let labels: Vec<String> = candidates.iter().map(|candidate| candidate.result.label()).collect();
+    write_csv(path, &labels, &predicted, &|id| images.name_of(id))
+}
+
+/// Writes the CSV file of models with these labels, of which there is at least one, and which have run on the same images.
+pub(crate) fn write_csv(
+    path: &Path,
+    labels: &[String],
+    predicted: &[&Predicted],
+    name_of: &dyn Fn(usize) -> String,
+) -> Result<(), Error> {
+    let labels = labels.iter().map(|label| field(label));
     let header: Vec<String> = ["file".to_owned(), "label".to_owned()].into_iter().chain(labels).collect();
     write_atomic(path, |out| {
         write!(out, "{}\r\n", header.join(","))?;
         for (i, &id) in predicted[0].ids.iter().enumerate() {
-            write!(out, "{},", field(&images.name_of(id)))?;
+            write!(out, "{},", field(&name_of(id)))?;
             predicted[0].labels.get(i).map_or(Ok(()), |label| write!(out, "{label}"))?;
             predicted.iter().try_for_each(|p| write!(out, ",{}", p.classes[i]))?;
             out.write_all(b"\r\n")?;

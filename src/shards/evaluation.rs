@@ -1,14 +1,16 @@
 //! Evaluation in shards.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use swinq_eval::{Accuracy, Collected, DataInfo, Environment, ModelResult, Precision, Results};
 use swinq_model::part::{PartFile, PartKind, PartSet, Shard};
 
 use super::{ImageSet, Part, check_names, version};
+use crate::evaluate::predictions::write_csv;
 use crate::evaluate::{check_classes, data_info, environment, numbered};
-use crate::{Candidate, Error, EvaluateOptions, Images, Observer};
+use crate::{Candidate, Error, EvaluateOptions, Images, Observer, Predicted};
 
 /// What all parts of an evaluation have in common.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,6 +67,25 @@ pub struct MergedEvaluation {
     pub skipped: Vec<String>,
     /// Number of classes of the models.
     pub classes: usize,
+    predicted: Vec<Predicted>,
+    names: BTreeMap<usize, String>,
+}
+
+impl MergedEvaluation {
+    /// Writes the file that [`write_predictions`](crate::write_predictions) writes.
+    ///
+    /// # Errors
+    /// An error if `path` cannot be written.
+    pub fn write_predictions(&self, path: &Path) -> Result<(), Error> {
+        let labels: Vec<String> = self.results.models.iter().map(ModelResult::label).collect();
+        let predicted: Vec<&Predicted> = self.predicted.iter().collect();
+        write_csv(path, &labels, &predicted, &|id| name_in(&self.names, id))
+    }
+}
+
+/// The name of image `id`.
+fn name_in(names: &BTreeMap<usize, String>, id: usize) -> String {
+    names.get(&id).cloned().unwrap_or_default()
 }
 
 /// Does what [`evaluate`](crate::evaluate()) does with the images of one shard of `images`, without figures and without
@@ -200,7 +221,7 @@ impl Merging {
         for (model, collected) in models.iter_mut().zip(&self.collected) {
             accuracies.extend(model.set_own_figures(collected)?);
         }
-        let name_of = |id: usize| self.names.get(&id).cloned().unwrap_or_default();
+        let name_of = |id| name_in(&self.names, id);
         let (baseline, others) = self.collected.split_first().expect("an evaluation has a model");
         for (model, collected) in models[1..].iter_mut().zip(others) {
             model.set_figures_against(baseline, collected, &name_of)?;
@@ -212,7 +233,9 @@ impl Merging {
         results.notes.push(remark(count, &self.machines));
         results.commands = self.commands;
         results.check()?;
-        Ok(MergedEvaluation { results, accuracies, skipped: self.skipped, classes: run.classes })
+        let predicted = self.collected.iter().map(Predicted::of).collect();
+        let Merging { skipped, names, .. } = self;
+        Ok(MergedEvaluation { results, accuracies, skipped, classes: run.classes, predicted, names })
     }
 }
 

@@ -192,6 +192,19 @@ fn the_inputs_are_kept() {
     assert_eq!(std::fs::read(&float).unwrap(), before);
 }
 
+/// A job with the name that the training gives to the job of all keys is not replaced.
+#[test]
+fn a_job_in_the_output_folder_is_kept() {
+    let folder = Folder::new(&format!("# mine\n{}steps: 1\n", data()));
+    std::fs::create_dir(folder.out()).unwrap();
+    let job = folder.out().join("job.yaml");
+    std::fs::copy(folder.path("job.yaml"), &job).unwrap();
+    let mut command = swinq(["qat"]);
+    refused(command.arg(&job).assert(), 1, &["job.yaml", "would replace this job", "rename"]);
+    assert!(std::fs::read_to_string(&job).unwrap().contains("# mine"));
+    assert_eq!(files(&folder.out()), ["job.yaml"]);
+}
+
 /// A small file system that only this process's children see. No checkpoint fits into it.
 #[cfg(target_os = "linux")]
 #[test]

@@ -79,6 +79,28 @@ fn outputs_that_would_replace_an_input() {
     let mut command = swinq(["eval"]);
     command.arg(&good).arg("--data-path").arg(sample_data()).arg("--json").arg(&good);
     refused(command.assert(), 1, &["replace the input"]);
+    let names = folder.write("names.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n");
+    let data = sample_data();
+    let float = |first: &[&str], options: &[&str], output: &Path| {
+        let mut command = swinq(first);
+        command.arg(&model).arg("--cfg").arg(&cfg).arg("--labels").arg(&names).args(options).arg(output);
+        command.assert()
+    };
+    let measured = ["--data-path", data.to_str().unwrap(), "--report"];
+    for input in [&cfg, &names] {
+        refused(float(&["bench"], &["--json"], input), 1, &["replace the input"]);
+        refused(float(&["eval"], &measured, input), 1, &["replace the input"]);
+        refused(float(&["export"], &["--onnx"], input), 1, &["replace the input"]);
+        let predict = [image.to_str().unwrap(), "--logits"];
+        refused(float(&["predict"], &predict, input), 1, &["replace the input"]);
+    }
+    let run = folder.path("run");
+    std::fs::create_dir(&run).unwrap();
+    let job = folder.write("run/job.yaml", "mine");
+    let training = [measured[0], measured[1], "--training", run.to_str().unwrap(), "--report"];
+    refused(float(&["eval"], &training, &job), 1, &["replace the input"]);
+    assert_eq!(std::fs::read_to_string(&names).unwrap().lines().count(), 10);
+    assert_eq!(std::fs::read_to_string(&job).unwrap(), "mine");
     let both = folder.path("both");
     let mut command = swinq(["eval"]);
     command

@@ -146,6 +146,9 @@ pub struct MergeArgs {
     /// Also write the report as Markdown.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Also write the class that each model predicts for each image as CSV.
+    #[arg(long, value_name = "FILE.csv")]
+    pub predictions: Option<PathBuf>,
 }
 
 /// Arguments of `compare`.

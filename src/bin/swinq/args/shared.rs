@@ -56,6 +56,11 @@ impl FloatArgs {
         FloatArgs { described_by: models.to_vec(), ..self.clone() }
     }
 
+    /// The files that these arguments name. `--cfg` may also be the name of a shipped configuration, which is no file.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.cfg.as_ref().map(Path::new).into_iter().chain(self.labels.as_deref())
+    }
+
     /// Refuses arguments for reading a float checkpoint if no model is one: a quantized checkpoint contains
     /// its own configuration.
     pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {

@@ -16,7 +16,7 @@ use crate::{backend_arg, interrupt, model_arg, profile};
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let json = JsonArg::new(args.json.as_deref());
-    check_outputs(json.file(), args.models.iter().map(PathBuf::as_path))?;
+    check_outputs(json.file(), args.models.iter().map(PathBuf::as_path).chain(args.float.files()))?;
     let largest = args.batch_size.iter().copied().max().unwrap_or(1);
     let engines = backend_arg::engines(&args.backend, args.threads, largest)?;
     info!("{}", engines[0].describe()?);

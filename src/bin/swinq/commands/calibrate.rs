@@ -24,11 +24,11 @@ const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|short
 pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     let (data, ranges) = (args.data_path.as_deref(), args.ft_amax.as_deref());
     check_inputs([("--data-path", data), ("--ft-amax", ranges)])?;
-    let cfg = args.float.cfg.as_ref().map(Path::new);
-    let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref(), cfg];
     let ranges_path = RangeFile::beside(&args.output);
+    let inputs = [args.model.as_deref(), args.data_path.as_deref(), args.ft_amax.as_deref()];
+    let inputs = inputs.into_iter().flatten().chain(args.float.files());
     let outputs = [&args.output, &ranges_path].into_iter().take(if args.shard.is_some() { 1 } else { 2 });
-    check_outputs(outputs, inputs.into_iter().flatten().chain([Path::new(&args.recipe)]))?;
+    check_outputs(outputs, inputs.chain([Path::new(&args.recipe)]))?;
     match args.shard {
         Some(_) => check_part(&args.output)?,
         None => check_checkpoint(&args.output)?,

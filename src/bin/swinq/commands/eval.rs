@@ -21,6 +21,12 @@ use crate::{backend_arg, float_device, images_arg, interrupt, model_arg, names, 
 /// Seconds of latency measurement for each model and batch size.
 const LATENCY_SECONDS: f64 = 2.0;
 
+/// The files in `folder`, which a training wrote; none if it cannot be read, which is an error later.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
+}
+
 /// Runs the command; `words` is the command line, for the report.
 pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     check_inputs([
@@ -35,11 +41,11 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
         markdown: args.markdown.clone(),
         json: json.file().cloned(),
     };
-    let cfg = args.float.cfg.as_ref().map(PathBuf::from);
-    let others = [&args.sensitivity, &args.tuning, &cfg].into_iter().flatten();
+    let training = args.training.as_deref().map(files_in).unwrap_or_default();
+    let others = [&args.sensitivity, &args.tuning].into_iter().flatten().chain(&training);
     let inputs = args.models.iter().chain([&args.data.data_path]).chain(others);
     let outputs = files.paths().chain(&args.predictions).chain(&args.output);
-    check_outputs(outputs, inputs.map(PathBuf::as_path))?;
+    check_outputs(outputs, inputs.map(PathBuf::as_path).chain(args.float.files()))?;
     if let (Some(shard), Some(output)) = (args.shard, &args.output) {
         check_part(output)?;
         return one_shard(args, shard, output, shell::join(words));

@@ -1,7 +1,5 @@
 //! `swinq export`.
 
-use std::path::Path;
-
 use swinq::export_onnx;
 
 use crate::args::{ExportArgs, Usage};
@@ -13,8 +11,7 @@ use crate::paths::check_outputs;
 pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     let options = args.options();
     options.check().map_err(|error| Usage(error.to_string()))?;
-    let cfg = args.float.cfg.as_ref().map(Path::new);
-    check_outputs([&args.onnx], [args.model.as_path()].into_iter().chain(cfg))?;
+    check_outputs([&args.onnx], [args.model.as_path()].into_iter().chain(args.float.files()))?;
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
     let file = export_onnx(&model, &options)?;

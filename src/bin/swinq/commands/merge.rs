@@ -23,8 +23,9 @@ pub fn run(args: &MergeArgs, words: &[String]) -> anyhow::Result<()> {
 }
 
 fn calibration(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Result<()> {
-    if args.report.is_some() || args.markdown.is_some() {
-        let text = "--report and --markdown show an evaluation, and these are parts of a calibration";
+    if args.report.is_some() || args.markdown.is_some() || args.predictions.is_some() {
+        let text =
+            "--report, --markdown and --predictions show an evaluation, and these are parts of a calibration";
         return Err(Usage(text.to_owned()).into());
     }
     check_checkpoint(&args.output)?;
@@ -55,8 +56,11 @@ fn evaluation(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Res
         markdown: args.markdown.clone(),
         json: Some(args.output.clone()),
     };
-    check_outputs(files.paths(), inputs(args))?;
+    check_outputs(files.paths().chain(&args.predictions), inputs(args))?;
     let merged = swinq::merge_evaluation(parts)?;
+    if let Some(path) = &args.predictions {
+        merged.write_predictions(path)?;
+    }
     let mut results = merged.results;
     info!("merged {} of {}", counted(parts.count(), "shard"), counted(images(&results), "image"));
     left_out(&merged.skipped);
@@ -66,7 +70,7 @@ fn evaluation(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Res
     say!("\n{}", eval::table(&results));
     results.commands.push(command);
     swinq::write_report(&results, ReportExtras::default(), None, &files)?;
-    for path in files.paths() {
+    for path in files.paths().chain(&args.predictions) {
         info!("wrote {}", path.display());
     }
     Ok(())

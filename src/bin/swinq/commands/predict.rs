@@ -20,7 +20,8 @@ const BATCH: usize = 8;
 /// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the end.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let paths = paths(&args.images)?;
-    check_outputs(&args.logits, paths.iter().chain([&args.model]).map(PathBuf::as_path))?;
+    let inputs = paths.iter().chain([&args.model]).map(PathBuf::as_path);
+    check_outputs(&args.logits, inputs.chain(args.float.files()))?;
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
     check_commas(&paths)?;

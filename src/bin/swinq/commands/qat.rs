@@ -4,7 +4,7 @@ mod hooks;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use comfy_table::{Table, presets};
 use swinq::qat::job::{Device, Job};
 use swinq::qat::{Begin, Outcome};
@@ -23,6 +23,9 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     use_threads(job.threads)?;
     let mut training = Training::open(job)?;
     check_files(&training)?;
+    if !args.resume && !args.restart {
+        check_job(&args.job, &training)?;
+    }
     for warning in &training.inputs.warnings {
         caution!("{warning}");
     }
@@ -76,6 +79,19 @@ fn check_files(training: &Training) -> anyhow::Result<()> {
     let models = [&job.model, &job.float, &job.teacher, &job.data.val_path].into_iter().flatten();
     let inputs = models.chain([&job.data.path]).map(PathBuf::as_path);
     check_outputs(&training.outputs(), inputs.chain(job.cfg.as_ref().map(Path::new)))
+}
+
+/// Refuses a job in its own output folder, where the training would replace it with the job of all keys.
+fn check_job(given: &str, training: &Training) -> anyhow::Result<()> {
+    let [.., written] = training.outputs();
+    let same = matches!((Path::new(given).canonicalize(), written.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if same && std::fs::read_to_string(&written)? != training.job.to_string() {
+        bail!(
+            "{given}: the training would replace this job with one that states every key; rename it, or choose another \
+             output folder"
+        );
+    }
+    Ok(())
 }
 
 /// Prints the accuracy of the models before, during and after the training.

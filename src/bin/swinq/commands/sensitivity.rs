@@ -15,14 +15,11 @@ use crate::{images_arg, model_arg, tables};
 /// Runs the command.
 pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     check_inputs([("--data-path", Some(args.subject.data.data_path.as_path()))])?;
-    let cfg = args.subject.float.cfg.as_ref().map(Path::new);
-    let inputs = [Some(args.subject.model.as_path()), Some(args.subject.data.data_path.as_path()), cfg];
+    let inputs = [args.subject.model.as_path(), args.subject.data.data_path.as_path()];
+    let inputs = inputs.into_iter().chain(args.subject.float.files());
     let cache = beside(&args.output, ".cache");
     let outputs: [&PathBuf; 2] = [&args.output, &cache];
-    check_outputs(
-        outputs,
-        inputs.into_iter().flatten().chain([Path::new(&args.subject.calibration.recipe)]),
-    )?;
+    check_outputs(outputs, inputs.chain([Path::new(&args.subject.calibration.recipe)]))?;
     let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = images_arg::open(data, args.subject.split, "--split", Some(args.images), calibration.seed)?;

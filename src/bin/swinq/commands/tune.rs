@@ -35,12 +35,12 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let table = args.latencies.clone().unwrap_or_else(|| beside(&args.output, ".latencies.json"));
     let [yaml, json] = [".yaml", ".json"].map(|suffix| beside(&args.output, suffix));
     check_inputs([("--data-path", Some(args.subject.data.data_path.as_path()))])?;
-    let cfg = args.subject.float.cfg.as_ref().map(Path::new);
-    let inputs = [Some(args.subject.model.as_path()), Some(args.subject.data.data_path.as_path()), cfg];
+    let inputs = [args.subject.model.as_path(), args.subject.data.data_path.as_path()];
+    let inputs = inputs.into_iter().chain(args.subject.float.files());
     let outputs = [&args.output, &cache, &table, &yaml, &json];
     check_outputs(
         outputs.into_iter().chain(&args.report),
-        inputs.into_iter().flatten().chain([Path::new(&args.subject.calibration.recipe)]),
+        inputs.chain([Path::new(&args.subject.calibration.recipe)]),
     )?;
     check_checkpoint(&args.output)?;
     let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
