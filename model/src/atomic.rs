@@ -23,7 +23,8 @@ const MOST_LINKS: usize = 40;
 /// Symbolic links are followed. A file that exists keeps its permissions; a new one has those of the umask.
 ///
 /// # Errors
-/// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe or a socket.
+/// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe, a socket, or a file that
+/// this process has open (`/dev/stdout`, `/dev/fd/N`).
 pub fn write_atomic(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
@@ -59,6 +60,11 @@ pub fn check_writable(path: &Path) -> Result<(), ModelError> {
 fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
     let mut target = path.to_owned();
     for _ in 0..MOST_LINKS {
+        if is_descriptor(&target) {
+            let problem = "is a file that the program has open, which would be replaced; name a file to write, or `-` for \
+                           standard output where the option takes it";
+            return Err(ModelError::file(path, problem));
+        }
         match target.symlink_metadata() {
             Ok(found) if found.is_symlink() => {
                 let link = target.read_link().map_err(|e| ModelError::io(path, e))?;
@@ -77,6 +83,13 @@ fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
         }
     }
     Err(ModelError::file(path, "leads through too many symbolic links"))
+}
+
+/// Whether `path` is an entry of `/proc/N/fd`, where `/dev/stdout` and `/dev/fd` lead. Such an entry is a link to what the
+/// descriptor has open, which may be a regular file that others write too, such as a log.
+fn is_descriptor(path: &Path) -> bool {
+    let folder = folder_of(path).canonicalize();
+    folder.is_ok_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd"))
 }
 
 fn folder_of(path: &Path) -> &Path {

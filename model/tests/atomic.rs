@@ -35,6 +35,30 @@ fn only_regular_files_are_replaced() {
     assert!(save(&folder.path().join("no/file"), b"x").unwrap_err().contains("does not exist"));
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_the_process_has_open_are_not_replaced() {
+    use std::os::fd::AsRawFd;
+    let folder = tempfile::tempdir().unwrap();
+    let [log, link] = ["log.txt", "link"].map(|name| folder.path().join(name));
+    write(&log, "earlier lines").unwrap();
+    let open = File::options().append(true).open(&log).unwrap();
+    let (_reader, writer) = std::io::pipe().unwrap();
+    for number in [open.as_raw_fd(), writer.as_raw_fd()] {
+        let paths = [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}")];
+        let thread = format!("/proc/thread-self/fd/{number}");
+        symlink(&paths[0], &link).unwrap();
+        for path in [Path::new(&paths[0]), Path::new(&paths[1]), Path::new(&thread), &link] {
+            let message = save(path, b"x").unwrap_err();
+            assert!(message.contains("has open") && message.contains(path.to_str().unwrap()), "{message}");
+            assert!(check_writable(path).is_err());
+        }
+        std::fs::remove_file(&link).unwrap();
+    }
+    assert_eq!(read(&log).unwrap(), b"earlier lines");
+    assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn symbolic_links_are_followed() {
     let folder = tempfile::tempdir().unwrap();
