@@ -69,6 +69,15 @@ pub fn check() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
+/// Refuses to go on if the user has asked the work to stop: called before results are written by commands whose work has no
+/// progress callback.
+///
+/// # Errors
+/// [`swinq::Error::Interrupted`].
+pub fn check_before_writing() -> Result<(), swinq::Error> {
+    if requested() { Err(swinq::Error::Interrupted) } else { Ok(()) }
+}
+
 /// The exit code of a process that a signal has asked to stop, as shells give it: 130 after Ctrl-C, 143 after SIGTERM.
 pub fn exit_code() -> Option<u8> {
     let signal = SIGNAL.load(Ordering::SeqCst);

@@ -3,9 +3,9 @@
 use swinq::export_onnx;
 
 use crate::args::{ExportArgs, Usage};
-use crate::model_arg;
 use crate::out::{info, note};
 use crate::paths::check_outputs;
+use crate::{interrupt, model_arg};
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
@@ -15,6 +15,7 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
     let file = export_onnx(&model, &options)?;
+    interrupt::check_before_writing()?;
     file.write(&args.onnx)?;
     for remark in &file.remarks {
         note!("{remark}");

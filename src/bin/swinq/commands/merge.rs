@@ -40,6 +40,7 @@ fn calibration(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Re
     found(&merged.calibrated);
     let commands: Vec<String> = merged.command.into_iter().chain([command]).collect();
     let ranges = merged.calibrated.range_file(Some(commands.join(" && ")));
+    interrupt::check_before_writing()?;
     save(&merged.calibrated.model, ranges, &args.output)
 }
 
@@ -58,6 +59,7 @@ fn evaluation(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Res
     };
     check_outputs(files.paths().chain(&args.predictions), inputs(args))?;
     let merged = swinq::merge_evaluation(parts)?;
+    interrupt::check_before_writing()?;
     if let Some(path) = &args.predictions {
         merged.write_predictions(path)?;
     }
