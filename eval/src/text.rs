@@ -189,7 +189,6 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
         column("INT8 MACs", |_, model| model.int8_share.map(|share| format!("{:.1} %", 100.0 * share))),
         column("parameters", |_, model| model.size_bytes.map(mebibytes)),
         column("file", |_, model| model.file_bytes.map(mebibytes)),
-        column("peak memory", |_, model| model.peak_memory_bytes.map(mebibytes)),
     ]);
     columns
 }

@@ -43,7 +43,6 @@ fn the_keys_are_as_documented() {
         "sqnr_db",
         "latency_ms",
         "throughput_ips",
-        "peak_memory_bytes",
         "size_bytes",
         "sites",
     ];

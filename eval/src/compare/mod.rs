@@ -168,14 +168,6 @@ fn measured(a: &ModelResult, b: &ModelResult) -> Vec<Measured> {
         let name = format!("images/s @ {batch}");
         found.push(Measured { name, spread: Spread::new(ips, other), show: |ips| format!("{ips:.1}") });
     }
-    if let (Some(first), Some(second)) = (a.peak_memory_bytes, b.peak_memory_bytes) {
-        let spread = Spread::new(first as f64, second as f64);
-        found.push(Measured {
-            name: "peak memory".to_owned(),
-            spread,
-            show: |bytes| mebibytes(bytes as u64),
-        });
-    }
     found
 }
 

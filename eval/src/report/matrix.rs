@@ -125,7 +125,6 @@ impl Table<'_> {
                 Some(Cell { value: mebibytes(bytes), note })
             }),
             self.row("file", |m| plain(mebibytes(m.file_bytes?))),
-            self.row("peak memory", |m| plain(mebibytes(m.peak_memory_bytes?))),
         ];
         rows.into_iter().flatten().collect()
     }

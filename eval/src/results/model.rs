@@ -173,10 +173,6 @@ pub struct ModelResult {
     /// Images per second of a stream of batches from host memory, by batch size, on all GPUs of the model.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stream_ips: BTreeMap<usize, f64>,
-    /// Peak memory that the model alone took, in bytes. `eval` and `bench` hold several models in one process and leave
-    /// it out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peak_memory_bytes: Option<u64>,
     /// Bytes of its parameters and scales: 1 for an INT8 code, 4 for a float.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
@@ -228,7 +224,6 @@ impl ModelResult {
             compute_ms: BTreeMap::new(),
             throughput_ips: BTreeMap::new(),
             stream_ips: BTreeMap::new(),
-            peak_memory_bytes: None,
             size_bytes: None,
             file_bytes: None,
             int8_share: None,

@@ -29,7 +29,6 @@ fn model(name: &str, precision: Precision, top1: usize, ms_per_image: f64) -> Mo
     for batch in [1, 8, 32] {
         model.set_latency(batch, &latency(ms_per_image * batch as f64 * (1.0 + 0.4 / batch as f64)));
     }
-    model.peak_memory_bytes = Some(512 << 20);
     model.file_bytes = Some(30 << 20);
     model.size_bytes = Some(if precision == Precision::Int8 { 29 << 20 } else { 113 << 20 });
     model
