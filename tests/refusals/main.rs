@@ -6,6 +6,8 @@ mod common;
 
 mod checkpoints;
 mod classes;
+#[cfg(target_os = "linux")]
+mod disk;
 mod inputs;
 mod outputs;
 mod usage;

@@ -53,6 +53,48 @@ fn an_interrupt_leaves_no_file() {
     folder.holds_only(&[]);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_terminated_evaluation_exits_with_143() {
+    let folder = Folder::new();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+    child.arg("eval").arg(sample_model()).arg("--cfg").arg(sample_cfg());
+    child.arg("--data-path").arg(sample_data()).args(["--latency", "1,2,4,8,16,32,64", "--json"]);
+    child.arg(folder.path("r.json")).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let child = child.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(143), "{message}");
+    assert!(message.contains("send SIGTERM again") && message.contains("interrupted"), "{message}");
+    folder.holds_only(&[]);
+}
+
+/// Standard output may be a file that others write to: it is never replaced.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_output_is_not_an_output_file() {
+    let folder = Folder::new();
+    let log = folder.write("log.txt", "earlier lines\n");
+    let image = common::root().join("tests/data/airplane.jpg");
+    for path in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
+        let appended: std::process::Stdio = std::fs::File::options().append(true).open(&log).unwrap().into();
+        for stdout in [appended, std::process::Stdio::piped()] {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+            command.arg("predict").arg(sample_model()).arg(&image).arg("--cfg").arg(sample_cfg());
+            command.args(["--logits", path]).stdout(stdout).stderr(std::process::Stdio::piped());
+            let output = command.output().unwrap();
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{message}");
+            assert!(message.contains(path) && message.contains("has open"), "{message}");
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "earlier lines\n");
+    folder.holds_only(&["log.txt"]);
+}
+
 #[test]
 fn outputs_that_would_replace_an_input() {
     let folder = Folder::new();
