@@ -191,6 +191,14 @@ impl FakeQuant {
         let quantized = self.quantizers.contains_key(&Site::Input(Linear::Fc2(block)));
         Some(if quantized { self.gelu } else { Gelu::Erf })
     }
+
+    /// The rest of `layer` after its output site, in candle's operations.
+    fn finish(&self, layer: &LinearWeights, y: Tensor) -> candle_core::Result<Tensor> {
+        match self.gelu(layer.linear) {
+            Some(Gelu::Quadratic) => composed::gelu_quadratic(&layer.add_bias(y)?),
+            _ => layer.finish(y),
+        }
+    }
 }
 
 fn quantizer(model: &QuantizedModel, site: Site) -> Result<Quantizer, FloatError> {
@@ -246,14 +254,14 @@ impl Sites for FakeQuant {
             (Some(QuantizedLinear::Host(quantized)), _) => {
                 quantized.run(x, layer, output, self.gelu(layer.linear))
             }
-            (Some(QuantizedLinear::Composed(quantized)), _) => Ok(layer.finish(quantized.run(x)?)?),
+            (Some(QuantizedLinear::Composed(quantized)), _) => Ok(self.finish(layer, quantized.run(x)?)?),
             (None, Arithmetic::Host(workers)) => {
                 let gelu = self.gelu(layer.linear);
                 Ok(PackedLinear::new(workers, float, layer.bias.as_ref(), output, gelu)?.run(x)?)
             }
             (None, Arithmetic::Composed) => {
                 let y = layer.before_bias(x, float)?;
-                Ok(layer.finish(composed::fake_if(&y, output)?)?)
+                Ok(self.finish(layer, composed::fake_if(&y, output)?)?)
             }
         }
     }

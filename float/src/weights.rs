@@ -109,11 +109,16 @@ impl LinearWeights {
     /// # Errors
     /// Candle's errors.
     pub fn finish(&self, y: Tensor) -> candle_core::Result<Tensor> {
-        let y = match self.trained_bias()? {
-            Some(bias) => self.ops.add_bias(&y, &bias)?,
-            None => y,
-        };
+        let y = self.add_bias(y)?;
         if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
+    }
+
+    /// Adds the bias to `y` `[rows, out]`.
+    pub(super) fn add_bias(&self, y: Tensor) -> candle_core::Result<Tensor> {
+        match self.trained_bias()? {
+            Some(bias) => self.ops.add_bias(&y, &bias),
+            None => Ok(y),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
+use swinq_kernels::reference::{QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
 use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
@@ -62,6 +63,15 @@ fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tenso
         sum = (sum + part?.to_dtype(DType::F64)?)?;
     }
     sum.to_dtype(DType::F32)
+}
+
+/// [`reference::gelu_quadratic`](swinq_kernels::reference::gelu_quadratic), but products are rounded before they are added.
+pub(super) fn gelu_quadratic(x: &Tensor) -> Result<Tensor> {
+    let a = x.abs()?.clamp(0f32, QUADRATIC_LAST)?;
+    let intervals = round(&times(&a, QUADRATIC_PER_UNIT)?)?.to_dtype(DType::U32)?.flatten_all()?;
+    let power = |row: usize| vector(&QUADRATIC.0[row], x)?.index_select(&intervals, 0)?.reshape(x.shape());
+    let h = ((((power(2)? * &a)? + power(1)?)? * &a)? + power(0)?)?;
+    x.relu()? - a * h
 }
 
 /// A linear layer on codes, up to its output site.

@@ -131,7 +131,7 @@ pub(crate) struct Tail(pub(crate) [[f32; 16]; 6]);
 /// Coefficients of `h` for [`gelu_quadratic`], one row per power of `a`, one column per interval. Column `i` has the
 /// least maximal error of `a * h(a)` for `a * QUADRATIC_PER_UNIT` in [i - 1/2, i + 1/2]; the last column is the zero
 /// beyond the range.
-pub(crate) static QUADRATIC: Quadratic = Quadratic([
+pub static QUADRATIC: Quadratic = Quadratic([
     [
         0.50000554,
         0.50022376,
@@ -238,13 +238,13 @@ pub(crate) static QUADRATIC: Quadratic = Quadratic([
 
 /// The type of [`QUADRATIC`]: each row is two cache lines.
 #[repr(C, align(64))]
-pub(crate) struct Quadratic(pub(crate) [[f32; 32]; 3]);
+pub struct Quadratic(pub [[f32; 32]; 3]);
 
 /// Intervals of [`QUADRATIC`] per unit of `a`.
-pub(crate) const QUADRATIC_PER_UNIT: f32 = 6.5;
+pub const QUADRATIC_PER_UNIT: f32 = 6.5;
 
 /// `a` at the last column, to which larger values are clamped.
-pub(crate) const QUADRATIC_LAST: f32 = 4.769_231;
+pub const QUADRATIC_LAST: f32 = 4.769_231;
 
 /// Intervals of [`TAIL`] per unit of `a`.
 pub(crate) const TAIL_PER_UNIT: f32 = 2.589_285_6;

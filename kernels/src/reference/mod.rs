@@ -15,7 +15,10 @@ pub use attention::{
 };
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows, moments};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
-pub use math::{Gelu, exp, gelu, gelu_derivative, gelu_quadratic};
+pub use math::{
+    Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, gelu, gelu_derivative,
+    gelu_quadratic,
+};
 pub(crate) use normalize::inverse_of_length;
 pub use normalize::{SHORTEST, inverse_length, normalize};
 
