@@ -65,21 +65,27 @@ fn cases() -> Vec<Case> {
         Case::new(2, 24, 3, &[false, false]),
         Case::new(1, 33, 2, &[true]),
         Case::new(5, 48, 300, &[true; 5]),
+        Case::new(3, 64, 8, &[false, true, false]),
+        Case::new(2, 16, 17, &[true, true]),
         Case::new(1, 8, 0, &[]),
     ];
-    let x = &mut cases[0].x;
-    x[..32].fill(0.0);
-    x[32..64].fill(1e-20);
-    x[64..96].fill(f32::NAN);
-    x[96] = f32::INFINITY;
+    // Vectors that are zero, too short or too long for a reciprocal, or no numbers, in some of 49 rows.
+    for (row, x) in cases[0].x.chunks_exact_mut(3 * 3 * 32).enumerate().filter(|(row, _)| row % 3 == 0) {
+        let at = row % 5 * 32;
+        x[at..at + 32].fill([0.0, 1e-20, f32::NAN, 1e30][row % 4]);
+        x[at + 32] = f32::INFINITY;
+    }
     cases
 }
 
 #[test]
 fn operands_are_the_references() {
-    let sites = [1.0 / 127.0, 1.0 / 127.0, 0.02].map(step);
+    // Steps of the second kind are so small that codes are clamped.
+    let kinds = [[1.0 / 127.0, 1.0 / 127.0, 0.02], [0.002, 0.004, 0.001]];
     for_each_cpu(|cpu| {
-        for case in cases() {
+        for (case, sites) in
+            kinds.iter().flat_map(|sites| cases().into_iter().map(|case| (case, sites.map(step))))
+        {
             let what = format!("{cpu:?} {} heads of {}, {} rows", case.heads, case.d, case.rows);
             let float = NormalizeHeads::new(cpu, &case.spec(None));
             let codes = NormalizeHeads::new(cpu, &case.spec(Some(sites)));

@@ -181,6 +181,28 @@ unsafe fn write_woven_codes(at: *mut u8, scaled: [__m256; 2]) {
     unsafe { _mm_storeu_si128(at.cast(), _mm_xor_si128(_mm256_castsi256_si128(bytes), _mm_set1_epi8(-128))) };
 }
 
+/// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
+/// smallest i32; instructions that pack saturate everything below -128.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn codes(scaled: __m256) -> __m256i {
+    let numbers = _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_ORD_Q>(scaled, scaled));
+    _mm256_cvtps_epi32(_mm256_min_ps(numbers, _mm256_set1_ps(127.0)))
+}
+
+/// # Safety
+/// Sixteen bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_codes2(at: *mut u8, [a, b]: [__m256; 2]) {
+    // Each half holds four codes of `a`, then four of `b`.
+    let words = _mm256_packs_epi32(codes(a), codes(b));
+    let bytes = _mm256_packs_epi16(words, words);
+    let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+    // SAFETY: the caller's promise.
+    unsafe { _mm_storeu_si128(at.cast(), _mm_xor_si128(_mm256_castsi256_si128(bytes), _mm_set1_epi8(-128))) };
+}
+
 /// The bodies of methods that are one expression of instructions.
 macro_rules! instructions {
     ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
@@ -210,6 +232,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn mul(self, a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
         fn div(self, a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
         fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
+        fn sqrt(self, x: __m256) -> __m256 { _mm256_sqrt_ps(x) }
         fn max(self, a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
         fn fold(self, x: [__m256; 2]) -> f32 { fold!(_mm256_add_ps(x[0], x[1]), halves, _mm_add_ps) }
         fn highest(self, x: __m256) -> f32 { fold!(x, halves, _mm_max_ps) }
@@ -309,6 +332,12 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     unsafe fn write_codes(self, at: *mut u8, scaled: __m256) {
         // SAFETY: the caller's promise.
         unsafe { self.narrow(at, self.add_i(self.round(self.clamp(scaled)), self.splat_i(128))) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes2(self, at: *mut u8, scaled: [__m256; 2]) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe { write_codes2(at, scaled) }
     }
 
     #[inline(always)]

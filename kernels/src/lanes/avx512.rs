@@ -94,6 +94,19 @@ fn moments(x: &[f32]) -> [f64; 2] {
     [fold_f64(sums), fold_f64(squares)]
 }
 
+/// [`fold`] of the first register of each, in a lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn folds(x: [[__m512; 2]; 16]) -> __m512 {
+    let eights = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+    let fours = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+    // Each 128-bit lane is one register's.
+    let four = |i: usize| fours(eights(x[i][0], x[i + 4][0]), eights(x[i + 8][0], x[i + 12][0]));
+    let twos = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
+    let ones = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+    ones(twos(four(0), four(1)), twos(four(2), four(3)))
+}
+
 /// Lane `i` is the fold of register `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -135,16 +148,34 @@ fn norms(rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
     norms
 }
 
+/// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
+/// smallest i32; instructions that narrow saturate everything below -128.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn codes(scaled: __m512) -> __m512i {
+    let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
+    _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(scaled, _mm512_set1_ps(127.0)))
+}
+
+/// # Safety
+/// 32 bytes at `at` are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_codes2(at: *mut u8, [a, b]: [__m512; 2]) {
+    let words = _mm512_packs_epi32(codes(a), codes(b));
+    // Each 128-bit lane holds four codes of `a`, then four of `b`.
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    let bytes = _mm512_cvtsepi16_epi8(_mm512_permutexvar_epi64(order, words));
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
+}
+
 /// # Safety
 /// 64 bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_codes4(at: *mut u8, scaled: [__m512; 4]) {
-    let [a, b, c, d] = scaled.map(|x| {
-        let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);
-        // Values far below the range convert to the smallest i32; packing saturates everything below -128.
-        _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(x, _mm512_set1_ps(127.0)))
-    });
+unsafe fn write_codes4(at: *mut u8, [a, b, c, d]: [__m512; 4]) {
+    let [a, b, c, d] = [codes(a), codes(b), codes(c), codes(d)];
     let bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
@@ -284,6 +315,7 @@ impl Lanes for Avx512 {
         fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn sqrt(self, x: __m512) -> __m512 { _mm512_sqrt_ps(x) }
         fn max(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn fold(self, x: [__m512; 2]) -> f32 { fold(x[0]) }
         fn highest(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
@@ -322,6 +354,14 @@ impl Lanes for Avx512 {
                 _mm512_or_si512(_mm512_slli_epi32::<16>(bytes[2]), _mm512_slli_epi32::<24>(bytes[3])),
             )
         }
+    }
+
+    #[inline(always)]
+    fn folds(self, x: [[__m512; 2]; 16]) -> [f32; 16] {
+        let mut out = [0.0; 16];
+        // SAFETY: an `Avx512` proves the instructions; sixteen f32.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), folds(x)) };
+        out
     }
 
     #[inline(always)]
@@ -376,13 +416,15 @@ impl Lanes for Avx512 {
     unsafe fn write_codes(self, at: *mut u8, scaled: __m512) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
         unsafe {
-            let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(scaled, scaled);
-            // Values far below the range convert to the smallest i32; narrowing saturates everything below
-            // -128.
-            let code = _mm512_maskz_cvtps_epi32(number, _mm512_min_ps(scaled, _mm512_set1_ps(127.0)));
-            let bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(code), _mm_set1_epi8(-128));
+            let bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(codes(scaled)), _mm_set1_epi8(-128));
             _mm_storeu_si128(at.cast(), bytes);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes2(self, at: *mut u8, scaled: [__m512; 2]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { write_codes2(at, scaled) }
     }
 
     #[inline(always)]

@@ -146,6 +146,11 @@ pub(crate) trait Lanes: Copy {
         unsafe { self.write_codes(bytes.as_mut_ptr(), scaled) };
         out.copy_from_slice(&bytes[..out.len()]);
     }
+    /// `write_codes` of two registers, one after the other.
+    ///
+    /// # Safety
+    /// `2 N` bytes at `at` are writable.
+    unsafe fn write_codes2(self, at: *mut u8, scaled: [Self::F; 2]);
     /// `write_codes` of four registers, one after the other.
     ///
     /// # Safety
@@ -164,11 +169,21 @@ pub(crate) trait Lanes: Copy {
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn sqrt(self, x: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// [`fold`](crate::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
     /// if it has sixteen.
     fn fold(self, x: [Self::F; 2]) -> f32;
+    /// [`Lanes::fold`] of each.
+    #[inline(always)]
+    fn folds(self, x: [[Self::F; 2]; 16]) -> [f32; 16] {
+        let mut folds = [0.0; 16];
+        for (fold, x) in folds.iter_mut().zip(x) {
+            *fold = self.fold(x);
+        }
+        folds
+    }
     /// The largest lane; there must be no NaN.
     fn highest(self, x: Self::F) -> f32;
     /// [`exp`](crate::reference::exp) of each lane.

@@ -19,7 +19,6 @@ pub use math::{
     Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, gelu, gelu_derivative,
     gelu_quadratic,
 };
-pub(crate) use normalize::inverse_of_length;
 pub use normalize::{SHORTEST, inverse_length, normalize};
 
 /// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,

@@ -21,12 +21,7 @@ pub fn inverse_length(x: &[f32]) -> f32 {
             *sum = x.mul_add(x, *sum);
         }
     }
-    inverse_of_length(fold(sums).sqrt())
-}
-
-/// The reciprocal of `length`, or of [`SHORTEST`] if it is less.
-#[inline]
-pub(crate) fn inverse_of_length(length: f32) -> f32 {
+    let length = fold(sums).sqrt();
     1.0 / if length < SHORTEST { SHORTEST } else { length }
 }
 
