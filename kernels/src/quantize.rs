@@ -152,10 +152,19 @@ impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Ker
     }
 }
 
+/// Stores a row.
 #[inline(always)]
-fn store_row<L: Lanes, C: Cast>(lanes: L, x: &[f32], out: &mut [C::To], cast: C) {
+pub(crate) fn store_row<L: Lanes, C: Cast>(lanes: L, x: &[f32], out: &mut [C::To], cast: C) {
+    let fours = x.len() - x.len() % (4 * L::N);
+    for at in (0..fours).step_by(4 * L::N) {
+        let mut four = [lanes.splat(0.0); 4];
+        for (i, four) in four.iter_mut().enumerate() {
+            *four = lanes.load(&x[at + i * L::N..]);
+        }
+        cast.store4(lanes, &mut out[at..at + 4 * L::N], four);
+    }
     let full = x.len() - x.len() % L::N;
-    for at in (0..full).step_by(L::N) {
+    for at in (fours..full).step_by(L::N) {
         cast.store(lanes, &mut out[at..at + L::N], lanes.load(&x[at..]));
     }
     if full < x.len() {

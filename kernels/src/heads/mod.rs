@@ -70,10 +70,11 @@ impl Sizes {
         (part * self.heads + head) * self.d
     }
 
-    /// The first column of the low codes of `part` of the head at `position` among those with two codes.
+    /// The first column of the low codes of `part` of the head at `position` among those with two codes, counted from
+    /// the first low code.
     #[inline(always)]
     fn low_column(self, part: usize, position: usize) -> usize {
-        self.wide() + (part * self.two_codes + position) * self.d
+        (part * self.two_codes + position) * self.d
     }
 }
 
@@ -207,7 +208,7 @@ impl Kernel for Rows<'_> {
                         for (i, scaled) in x.iter().map(|x| x * factor * sites[part].recip()).enumerate() {
                             out[column + i] = code(scaled).cast_unsigned() ^ 0x80;
                             if let Some(low) = low {
-                                let low = sizes.low_column(part, low) + i;
+                                let low = sizes.wide() + sizes.low_column(part, low) + i;
                                 out[low] = low_code(scaled).cast_unsigned() ^ 0x80;
                             }
                         }

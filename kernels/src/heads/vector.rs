@@ -2,7 +2,9 @@
 
 use super::{Out, Rows, Sizes, VALUES};
 use crate::lanes::Lanes;
+use crate::quantize::store_row;
 use crate::reference::SHORTEST;
+use crate::rows::ToCodes;
 use crate::types::{Quantizer, code_stride};
 
 /// Rows that are processed together. Their queries and keys of one head are as many vectors as
@@ -32,13 +34,13 @@ pub(super) fn rows<L: Lanes>(lanes: L, Rows { op, x, out }: Rows<'_>, sizes: Siz
 #[inline(always)]
 fn floats<L: Lanes>(lanes: L, sizes: Sizes, x: &[f32], out: &mut [f32]) {
     let (wide, values) = (sizes.wide(), sizes.column(VALUES, 0));
+    let count = x.len() / wide;
     for head in 0..sizes.heads {
-        let factors = factors(lanes, sizes, head, x);
+        let factors = factors(lanes, sizes, head, count, x);
         for (part, factors) in factors.chunks_exact(TOGETHER).enumerate() {
-            let rows = x.chunks_exact(wide).zip(out.chunks_exact_mut(wide));
-            for ((x, out), &factor) in rows.zip(factors) {
-                let (column, factor) = (sizes.column(part, head), lanes.splat(factor));
-                let (x, out) = (&x[column..][..sizes.d], &mut out[column..][..sizes.d]);
+            for (row, &factor) in factors[..count].iter().enumerate() {
+                let (at, factor) = (row * wide + sizes.column(part, head), lanes.splat(factor));
+                let (x, out) = (&x[at..][..sizes.d], &mut out[at..][..sizes.d]);
                 for (x, out) in x.chunks(L::N).zip(out.chunks_mut(L::N)) {
                     lanes.store(out, lanes.mul(load(lanes, x), factor));
                 }
@@ -60,37 +62,40 @@ fn codes<L: Lanes>(
     (out, stride): (&mut [u8], usize),
 ) {
     let (wide, values) = (sizes.wide(), sizes.column(VALUES, 0));
+    let count = x.len() / wide;
     for (head, &low) in low.iter().enumerate() {
-        let factors = factors(lanes, sizes, head, x);
+        let factors = factors(lanes, sizes, head, count, x);
         for (part, factors) in factors.chunks_exact(TOGETHER).enumerate() {
             let (column, recip) = (sizes.column(part, head), lanes.splat(sites[part].recip()));
-            let rows = x.chunks_exact(wide).zip(out.chunks_exact_mut(stride));
-            for ((x, out), &factor) in rows.zip(factors) {
-                let (x, factors) = (&x[column..][..sizes.d], [lanes.splat(factor), recip]);
-                store::<L, false>(lanes, x, factors, &mut out[column..][..sizes.d]);
-                if let Some(position) = low {
-                    let low = sizes.low_column(part, position);
-                    store::<L, true>(lanes, x, factors, &mut out[low..][..sizes.d]);
-                }
+            for (row, &factor) in factors[..count].iter().enumerate() {
+                let (x, out) = (&x[row * wide..][..wide], &mut out[row * stride..][..stride]);
+                let (codes, low_codes) = out.split_at_mut(wide);
+                let low = low.map(|position| &mut low_codes[sizes.low_column(part, position)..][..sizes.d]);
+                let (x, out) = (&x[column..][..sizes.d], &mut codes[column..][..sizes.d]);
+                store(lanes, x, [lanes.splat(factor), recip], out, low);
             }
         }
     }
-    let factors = [lanes.splat(1.0), lanes.splat(sites[VALUES].recip())];
     for (x, out) in x.chunks_exact(wide).zip(out.chunks_exact_mut(stride)) {
-        store::<L, false>(lanes, &x[values..], factors, &mut out[values..wide]);
+        store_row(lanes, &x[values..], &mut out[values..wide], ToCodes(sites[VALUES]));
     }
 }
 
-/// [`inverse_length`](crate::reference::inverse_length) of the queries of `head` in each row of `x`, then of its keys.
-/// The last row stands in for rows after it.
+/// [`inverse_length`](crate::reference::inverse_length) of the queries of `head` in each of the `count` rows of `x`, then
+/// of its keys. The last row stands in for rows after it.
 #[inline(always)]
-fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, x: &[f32]) -> [f32; 2 * TOGETHER] {
-    let last = x.len() / sizes.wide() - 1;
-    let mut sums = [[lanes.splat(0.0); 2]; 2 * TOGETHER];
-    for (i, sums) in sums.iter_mut().enumerate() {
-        let (part, row) = (i / TOGETHER, i % TOGETHER);
-        let at = row.min(last) * sizes.wide() + sizes.column(part, head);
-        *sums = squares(lanes, &x[at..][..sizes.d]);
+fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32]) -> [f32; 2 * TOGETHER] {
+    let (wide, d, last) = (sizes.wide(), sizes.d, count - 1);
+    let mut sums = [lanes.splat(0.0); 2 * TOGETHER];
+    for (part, sums) in sums.chunks_exact_mut(TOGETHER).enumerate() {
+        let x = &x[sizes.column(part, head)..];
+        assert!(x.len() >= last * wide + d);
+        for (row, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a vector of a row up to `last`, in bounds by the assertion. Without checks the loop is unrolled,
+            // and the sums stay in registers.
+            let x = unsafe { x.get_unchecked(row.min(last) * wide..).get_unchecked(..d) };
+            *sum = squares(lanes, x);
+        }
     }
     let mut factors = lanes.folds(sums);
     let (shortest, one) = (lanes.splat(SHORTEST), lanes.splat(1.0));
@@ -102,9 +107,10 @@ fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, x: &[f32]) -> [f32; 2 
     factors
 }
 
-/// Sixteen sums of squares of `x`, which are folded next.
+/// The sixteen sums of squares of `x` of which [`inverse_length`](crate::reference::inverse_length) takes the fold; of
+/// fewer lanes, the two halves are added.
 #[inline(always)]
-fn squares<L: Lanes>(lanes: L, x: &[f32]) -> [L::F; 2] {
+fn squares<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     let mut sums = [lanes.splat(0.0); 2];
     let mut blocks = x.chunks_exact(16);
     for block in &mut blocks {
@@ -117,30 +123,39 @@ fn squares<L: Lanes>(lanes: L, x: &[f32]) -> [L::F; 2] {
         let x = lanes.load_part(x);
         *sum = lanes.fma(x, x, *sum);
     }
-    sums
+    if L::N == 16 { sums[0] } else { lanes.add(sums[0], sums[1]) }
 }
 
-/// Stores the codes, or the low codes, of `x` times both `factors`.
+/// Stores the codes, and the low codes if there are any, of `x` times both factors.
 #[inline(always)]
-fn store<L: Lanes, const LOW: bool>(lanes: L, x: &[f32], factors: [L::F; 2], out: &mut [u8]) {
-    let (pairs, rest) = x.split_at(x.len() - x.len() % (2 * L::N));
-    let (out, rest_out) = out.split_at_mut(pairs.len());
-    for (x, out) in pairs.chunks_exact(2 * L::N).zip(out.chunks_exact_mut(2 * L::N)) {
-        let (low, high) = (lanes.load(x), lanes.load(&x[L::N..]));
-        let scaled = [scaled::<L, LOW>(lanes, low, factors), scaled::<L, LOW>(lanes, high, factors)];
-        // SAFETY: `chunks_exact_mut` gives 2 N bytes.
-        unsafe { lanes.write_codes2(out.as_mut_ptr(), scaled) };
+fn store<L: Lanes>(
+    lanes: L,
+    x: &[f32],
+    [factor, recip]: [L::F; 2],
+    out: &mut [u8],
+    mut low: Option<&mut [u8]>,
+) {
+    let pairs = x.len() - x.len() % (2 * L::N);
+    for at in (0..pairs).step_by(2 * L::N) {
+        let span = at..at + 2 * L::N;
+        let [a, b] = [lanes.load(&x[at..]), lanes.load(&x[at + L::N..])];
+        let [a, b] = [lanes.mul(lanes.mul(a, factor), recip), lanes.mul(lanes.mul(b, factor), recip)];
+        // SAFETY: the slice has `2 N` bytes.
+        unsafe { lanes.write_codes2(out[span.clone()].as_mut_ptr(), [a, b]) };
+        if let Some(low) = &mut low {
+            let scaled = [low_scaled(lanes, a), low_scaled(lanes, b)];
+            // SAFETY: the slice has `2 N` bytes.
+            unsafe { lanes.write_codes2(low[span].as_mut_ptr(), scaled) };
+        }
     }
-    for (x, out) in rest.chunks(L::N).zip(rest_out.chunks_mut(L::N)) {
-        lanes.store_codes(out, scaled::<L, LOW>(lanes, load(lanes, x), factors));
+    for at in (pairs..x.len()).step_by(L::N) {
+        let span = at..x.len().min(at + L::N);
+        let scaled = lanes.mul(lanes.mul(load(lanes, &x[span.clone()]), factor), recip);
+        lanes.store_codes(&mut out[span.clone()], scaled);
+        if let Some(low) = &mut low {
+            lanes.store_codes(&mut low[span], low_scaled(lanes, scaled));
+        }
     }
-}
-
-/// What is rounded to the code, or the low code, of `x` times both factors.
-#[inline(always)]
-fn scaled<L: Lanes, const LOW: bool>(lanes: L, x: L::F, [factor, recip]: [L::F; 2]) -> L::F {
-    let scaled = lanes.mul(lanes.mul(x, factor), recip);
-    if LOW { low_scaled(lanes, scaled) } else { scaled }
 }
 
 /// At most a register of values.

@@ -50,6 +50,18 @@ macro_rules! fold {
     }};
 }
 
+/// Lane `i` is the fold of register `i`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn folds(x: &[__m256; 8]) -> __m256 {
+    let fours =
+        |a, b| _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+    let twos = |a, b| _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xee>(a, b));
+    let ones = |a, b| _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
+    let four = |i: usize| fours(x[i], x[i + 4]);
+    ones(twos(four(0), four(1)), twos(four(2), four(3)))
+}
+
 #[inline]
 #[target_feature(enable = "avx2")]
 fn halves(x: __m256) -> [__m128; 2] {
@@ -275,6 +287,16 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
                 _mm256_or_si256(_mm256_slli_epi32::<16>(bytes[2]), _mm256_slli_epi32::<24>(bytes[3])),
             )
         }
+    }
+
+    #[inline(always)]
+    fn folds(self, x: [__m256; 16]) -> [f32; 16] {
+        let mut out = [0.0; 16];
+        for (x, out) in x.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+            // SAFETY: an `Avx2` proves the instructions; eight f32.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), folds(x)) };
+        }
+        out
     }
 
     #[inline(always)]

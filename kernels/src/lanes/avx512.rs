@@ -94,14 +94,14 @@ fn moments(x: &[f32]) -> [f64; 2] {
     [fold_f64(sums), fold_f64(squares)]
 }
 
-/// [`fold`] of the first register of each, in a lane.
+/// Lane `i` is the fold of register `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn folds(x: [[__m512; 2]; 16]) -> __m512 {
+fn folds(x: [__m512; 16]) -> __m512 {
     let eights = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
     let fours = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
     // Each 128-bit lane is one register's.
-    let four = |i: usize| fours(eights(x[i][0], x[i + 4][0]), eights(x[i + 8][0], x[i + 12][0]));
+    let four = |i: usize| fours(eights(x[i], x[i + 4]), eights(x[i + 8], x[i + 12]));
     let twos = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
     let ones = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
     ones(twos(four(0), four(1)), twos(four(2), four(3)))
@@ -357,7 +357,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn folds(self, x: [[__m512; 2]; 16]) -> [f32; 16] {
+    fn folds(self, x: [__m512; 16]) -> [f32; 16] {
         let mut out = [0.0; 16];
         // SAFETY: an `Avx512` proves the instructions; sixteen f32.
         unsafe { _mm512_storeu_ps(out.as_mut_ptr(), folds(x)) };

@@ -157,9 +157,11 @@ pub(crate) trait Lanes: Copy {
     /// `4 N` bytes at `at` are writable.
     #[inline(always)]
     unsafe fn write_codes4(self, at: *mut u8, scaled: [Self::F; 4]) {
-        for (i, x) in scaled.into_iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { self.write_codes(at.add(i * Self::N), x) };
+        let [a, b, c, d] = scaled;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.write_codes2(at, [a, b]);
+            self.write_codes2(at.add(2 * Self::N), [c, d]);
         }
     }
 
@@ -175,15 +177,8 @@ pub(crate) trait Lanes: Copy {
     /// [`fold`](crate::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
     /// if it has sixteen.
     fn fold(self, x: [Self::F; 2]) -> f32;
-    /// [`Lanes::fold`] of each.
-    #[inline(always)]
-    fn folds(self, x: [[Self::F; 2]; 16]) -> [f32; 16] {
-        let mut folds = [0.0; 16];
-        for (fold, x) in folds.iter_mut().zip(x) {
-            *fold = self.fold(x);
-        }
-        folds
-    }
+    /// The fold of each register: the upper half of its lanes is added to the lower, down to one.
+    fn folds(self, x: [Self::F; 16]) -> [f32; 16];
     /// The largest lane; there must be no NaN.
     fn highest(self, x: Self::F) -> f32;
     /// [`exp`](crate::reference::exp) of each lane.
