@@ -249,11 +249,12 @@ impl DeviceAttention {
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let AttentionConfig { tokens, heads, .. } = self.config;
-        let (total, channels) = (images * self.windows, heads * HEAD_DIM);
+        let channels = heads * HEAD_DIM;
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
-        expect("attention: q, k and v", qkv, total * tokens * columns * element);
-        expect("attention: the output", out, total * tokens * channels * self.store.element_bytes());
+        expect("attention: q, k and v", qkv, &[images, self.windows, tokens, columns, element]);
+        let stored = self.store.element_bytes();
+        expect("attention: the output", out, &[images, self.windows, tokens, channels, stored]);
         [qkv, out, &self.bias]
             .into_iter()
             .chain(&self.logit_scales)
@@ -262,6 +263,7 @@ impl DeviceAttention {
         self.regions
             .iter()
             .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
+        let total = images * self.windows;
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
         let params = AttentionParams {

@@ -187,7 +187,7 @@ impl DeviceWindowBlock {
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let channels = self.config.heads * HEAD_DIM;
-        expect("window block: the stream", stream, images * self.map.tokens * channels * 2);
+        expect("window block: the stream", stream, &[images, self.map.tokens, channels, 2]);
         expect_word("window block: the overflow flag", overflow);
         [stream, overflow, &self.map.slice, &self.constants].into_iter().for_each(|s| on.hold(s));
         self.regions
