@@ -102,7 +102,7 @@ impl Case {
 
     /// The same in the form of Swin V2; every second head has two codes if `two_codes`.
     fn cosine(self, two_codes: bool) -> Case {
-        let of_head = |head: usize| two_codes && head % 2 == 0;
+        let of_head = |head: usize| two_codes && head.is_multiple_of(2);
         let scales = (0..self.heads).map(|head| if of_head(head) { 40.0 } else { 9.0 }).collect();
         let low = (0..self.heads).filter(|_| two_codes).map(of_head).collect();
         Case { form: WindowForm::PostNorm { two_codes }, scales, two_codes: low, ..self }
