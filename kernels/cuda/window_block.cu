@@ -146,6 +146,10 @@ INLINE void project(const Params& p, const Constants& constants, const Place& at
 
 #endif
 
+// Heads whose code is written out, which saves registers: the first heads have few results to keep, and the last ones
+// no longer need the rows.
+constexpr int HEADS_AT_ONCE = COSINE && HEADS <= 3 ? HEADS : 1;
+
 KERNEL(window_block)(const Params p) {
     u8* shared = shared_memory();
     static_assert(sizeof(Constants) % 16 == 0 && sizeof(Exchange) % 16 == 0, "copied in pieces of 16 bytes");
@@ -167,7 +171,7 @@ KERNEL(window_block)(const Params p) {
         Place at = place_of(p, window, lane, tile);
         Rows x, y = {};
         input_codes(p, constants, at, x);
-#pragma unroll 1
+#pragma unroll HEADS_AT_ONCE
         for (int head = 0; head < HEADS; head++) {
             Exchange& exchange = exchanges[head % BUFFERS];
             // With one buffer, other warps may read the keys and values of the previous head until here. With
@@ -184,6 +188,7 @@ KERNEL(window_block)(const Params p) {
 #pragma unroll
             for (int i = 0; i < 4 * HEADS; i++) y[i / 4][i % 4] = i / 4 == head ? out[i % 4] : y[i / 4][i % 4];
         }
-        project(p, constants, at, y);
+        // Their places are read again, because registers are scarce until here.
+        project(p, constants, place_of(p, window, lane, tile), y);
     }
 }

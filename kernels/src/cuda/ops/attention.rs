@@ -12,8 +12,6 @@ pub const HEAD_DIM: usize = 32;
 /// Number of tokens that a block processes at a time.
 const TOKENS: usize = 64;
 const THREADS: u32 = 128;
-/// Number of blocks of the kernels for windows of up to 64 tokens that a multiprocessor runs at the same time.
-const RESIDENT_BLOCKS: usize = 6;
 /// Windows of up to this many f16 tokens are compiled for [`SMALL_BLOCKS`].
 const SMALL_TOKENS: usize = 40;
 /// Number of blocks of small f16 windows that the compiler leaves registers for.
@@ -148,12 +146,22 @@ impl AttentionConfig {
         }
     }
 
+    /// Number of blocks for each multiprocessor, for windows of up to 64 tokens: as many as it runs at the same time.
+    /// With two codes twice as many, because blocks of heads with one code end earlier.
+    fn blocks(&self) -> usize {
+        match (self.elements, self.two_codes, self.tokens) {
+            (AttentionElements::Codes, true, _) => 2 * 4,
+            (AttentionElements::Codes, false, 57..) => 5,
+            (AttentionElements::Codes, false, _) if self.head_scales => 5,
+            _ => 6,
+        }
+    }
+
     /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
-    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are only as many
-    /// blocks as run at the same time.
+    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are few blocks.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
         let (each, grid) = if self.whole() {
-            let blocks = multiprocessors * RESIDENT_BLOCKS;
+            let blocks = multiprocessors * self.blocks();
             let each = (total * self.heads).div_ceil(blocks);
             (each, [(total.div_ceil(each) * self.heads) as u32, 1, 1])
         } else {

@@ -99,6 +99,7 @@ impl WindowBlockConfig {
         let most = match (form, heads, tokens) {
             (WindowForm::PreNorm, ..=4, ..=56) => 5,
             (WindowForm::PreNorm, ..=4, _) | (WindowForm::PreNorm, _, ..=56) => 4,
+            (WindowForm::PostNorm { .. }, ..=3, 57..) => 5,
             (WindowForm::PostNorm { .. }, ..=3, _) => 4,
             _ => 3,
         };
