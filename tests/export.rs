@@ -45,6 +45,17 @@ fn metadata(model: &ModelProto, key: &str) -> String {
     entry.unwrap_or_else(|| panic!("no {key}")).value().to_owned()
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminated_export_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let onnx = folder.path().join("m.onnx");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+    command.args(["export", "--cfg"]).arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(&onnx);
+    common::terminated_before_it_writes(&mut command, &onnx);
+    assert_eq!(files(folder.path()), Vec::<String>::new());
+}
+
 #[test]
 fn export_refuses_what_it_cannot_write() {
     let folder = tempfile::tempdir().unwrap();

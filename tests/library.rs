@@ -287,6 +287,44 @@ fn evaluation_compares_with_the_first_and_measures_latency() {
     assert!(results.notes[0].contains("no labels: accuracy is not measured"), "{:?}", results.notes);
 }
 
+/// Two engines of one model have the same noise at its sites, which is measured once.
+#[test]
+fn the_noise_of_a_model_is_measured_once() {
+    #[derive(Default)]
+    struct Starts(Vec<String>);
+    impl swinq::Observer for Starts {
+        fn images(&mut self, _: usize, _: usize) -> ControlFlow<()> {
+            go()
+        }
+        fn site(&mut self, model: &swinq::eval::ModelResult, done: usize, _: usize) -> ControlFlow<()> {
+            if done == 0 {
+                self.0.push(model.name.clone());
+            }
+            go()
+        }
+    }
+    let int8 = model();
+    let recipe = swinq::model::Recipe::shipped("mode1").unwrap().with_ptq(swinq::model::Ptq::Basic);
+    let other = CalibrateOptions { recipe, ..CalibrateOptions::default() };
+    let other = calibrate(float(), &other, &images(16), &mut |_| go()).unwrap().model;
+    let candidate = |name: &str, model: &Model, threads: usize| {
+        let candidate = Candidate::engine(name, model, &EngineOptions::cpu(threads)).unwrap();
+        candidate.with_sites_of(model)
+    };
+    let mut candidates =
+        [candidate("one", &int8, 1), candidate("two", &int8, 2), candidate("another", &other, 1)];
+    let options = EvaluateOptions { site_noise: true, ..EvaluateOptions::default() };
+    let mut starts = Starts::default();
+    let results = evaluate(&mut candidates, &images(16), &options, &mut starts).unwrap();
+    assert_eq!(starts.0, ["one", "another"]);
+    let noise = |model: usize| -> Vec<Option<f64>> {
+        results.models[model].sites.iter().map(|site| site.sqnr_db).collect()
+    };
+    assert!(noise(0).iter().flatten().count() > 20, "{:?}", noise(0));
+    assert_eq!(noise(0), noise(1));
+    assert_ne!(noise(0), noise(2));
+}
+
 #[test]
 fn a_saved_model_is_the_same_model() {
     let folder = tempfile::tempdir().unwrap();

@@ -200,6 +200,30 @@ fn ranges_of_faster_transformer_are_imported_and_recorded() {
 }
 
 #[test]
+fn compare_fails_with_a_code_of_its_own_beyond_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [before, after] = ["before.json", "after.json"].map(|name| folder.path().join(name));
+    eval(&["--no-sites", "--json", before.to_str().unwrap()]).success();
+    let mut results: Value = serde_json::from_slice(&std::fs::read(&before).unwrap()).unwrap();
+    let top1 = results["models"][0]["top1_correct"].as_u64().unwrap();
+    // 3 of 30 images are 10 points.
+    results["models"][0]["top1_correct"] = (top1 - 3).into();
+    std::fs::write(&after, results.to_string()).unwrap();
+    let compare = |first: &std::path::Path, second: &std::path::Path, limit: &[&str]| {
+        swinq(["compare"]).args([first, second]).args(limit).assert()
+    };
+    common::refused(
+        compare(&before, &after, &["--max-drop", "9.9"]),
+        4,
+        &["top-1 drops by 10.000 points; the limit is 9.9"],
+    );
+    compare(&before, &after, &["--max-drop", "10.1"]).success();
+    compare(&after, &before, &["--max-drop", "0"]).success();
+    common::refused(compare(&before, &after, &["--max-slowdown", "1"]), 1, &["no batch size in common"]);
+    common::refused(compare(&before, &after, &["--max-drop=-1"]), 2, &["--max-drop"]);
+}
+
+#[test]
 fn sites_can_be_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let [int8, json] = ["q", "r.json"].map(|name| folder.path().join(name));

@@ -55,6 +55,20 @@ fn a_bad_image_does_not_stop_the_others() {
     assert_eq!(names(&predict(&[&absent], "").code(1)), Vec::<String>::new());
 }
 
+/// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
+/// other, and every one is decoded.
+#[test]
+fn a_small_memory_for_decoding_is_enough() {
+    let files =
+        ["airplane.jpg", "airplane.png", "airplane.webp"].map(|name| root().join("tests/data").join(name));
+    let paths: Vec<&Path> = files.iter().map(AsRef::as_ref).collect();
+    let all = stdout(&predict(&paths, "").success());
+    for memory in ["12K", "1"] {
+        let arguments = [&paths[..], &[Path::new("--decode-memory"), Path::new(memory)]].concat();
+        assert_eq!(stdout(&predict(&arguments, "").success()), all, "--decode-memory {memory}");
+    }
+}
+
 #[test]
 fn lists_have_any_extension_and_class_names() {
     let folder = tempfile::tempdir().unwrap();

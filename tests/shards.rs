@@ -193,8 +193,16 @@ fn the_program_writes_parts_and_merges_them() {
     assert_eq!(read(&json), read(&expected));
     assert!(std::fs::read_to_string(html).unwrap().contains("latency was not measured"));
 
-    // Refusals that name the fault.
     let out = path("out.safetensors");
+    #[cfg(target_os = "linux")]
+    {
+        let results = path("terminated.json");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+        command.arg("merge").args([&first, &second]).arg("-o").arg(&results);
+        common::terminated_before_it_writes(&mut command, &results);
+    }
+
+    // Refusals that name the fault.
     refused(merge(&[&one, &three], &out, &[]), 1, &["shard 2/3 is missing"]);
     refused(merge(&[&one, &first], &out, &[]), 1, &["e1.part", "a part of an evaluation"]);
     refused(merge(&[&merged], &out, &[]), 1, &["a checkpoint that swinq wrote, not a part"]);

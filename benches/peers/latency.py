@@ -2,7 +2,7 @@
 
     python benches/peers/latency.py SWINQ [--model swin_tiny_patch4_window7_224] [--batches 1,8] [--cache DIR] [--json OUT]
 
-SWINQ is the release binary. Every engine gets the same random weights (in timm's layout), quantized by the engine's own
+SWINQ is the release binary, --model a name of timm (a Swin V1, or a V2 with one window size). Every engine gets the same random weights (in timm's layout), quantized by the engine's own
 tool and calibrated on the same images; the models are kept in --cache. In each round every engine warms up and then runs
 for --seconds. Prints the median and the minimum of the rounds' medians and their ratios to the fastest peer. The minimum
 is of the round that other processes disturbed least. --json writes these figures with versions and the machine.
@@ -83,7 +83,7 @@ def swinq_ms(args, models, batch):
     """swinq's medians in milliseconds, in the order of `OURS`, from a run of `swinq bench` (which also warms up)."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "bench.json"
-        command = [args.swinq, "bench", str(models.swinq_int8()), str(models.weights()), "--cfg", args.model]
+        command = [args.swinq, "bench", str(models.swinq_int8()), str(models.weights()), "--cfg", models.config]
         command += ["--batch-size", str(batch), "--seconds", str(args.seconds), "--threads", str(args.threads)]
         command += ["--backend", "cpu", "--json", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

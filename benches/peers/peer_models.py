@@ -38,6 +38,8 @@ class Models:
 
     def __init__(self, name, cache, swinq):
         self.name, self.swinq = name, swinq
+        # timm leaves the patch size out of the names of Swin V2.
+        self.config = name.replace("_window", "_patch4_window") if name.startswith("swinv2") else name
         self.folder = cache / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.size = timm.get_pretrained_cfg(name).input_size[-1]
@@ -71,7 +73,7 @@ class Models:
 
     def swinq_int8(self):
         def make(path):
-            command = [self.swinq, "calibrate", str(self.weights()), "--cfg", self.name, "--data-path", str(self.images())]
+            command = [self.swinq, "calibrate", str(self.weights()), "--cfg", self.config, "--data-path", str(self.images())]
             command += ["--batches", "1", "--batch-size", str(IMAGES), "-o", str(path)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -228,6 +228,9 @@ def other_formats(rng):
     yield "kind_rows.tiff", saved(photo, "TIFF", tiffinfo={278: 5})
     yield "kind_rgb.ppm", saved(rgb, "PPM")
     yield "kind_grey.pgm", saved(grey, "PPM").replace(b"P5\n", b"P5 # a comment\n")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Orientation: to be turned by a quarter.
+    yield "kind_turned.jpg", saved(photo, "JPEG", quality=85, exif=exif)
 
 
 def lossy_webp(photos):

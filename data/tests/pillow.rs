@@ -61,6 +61,21 @@ fn pixels_equal_pillows() {
     }
 }
 
+/// The orientation that EXIF states is not applied, as torchvision's `ImageFolder` does not apply it. The file states a
+/// quarter turn of an image that is wider than high; its pixels are among those of [`pixels_equal_pillows`].
+#[test]
+fn exif_orientation_is_ignored() {
+    let path = folders()[0].join("kind_turned.jpg");
+    let bytes = fs::read(&path).unwrap();
+    // Tag 0x0112, one value of 16 bits: 6.
+    let entry = [1, 18, 0, 3, 0, 0, 0, 1, 0, 6];
+    assert!(bytes.windows(6).any(|window| window == b"Exif\0\0"));
+    assert!(bytes.windows(entry.len()).any(|window| window == entry), "no orientation");
+    let image = decode(&path);
+    assert_eq!((image.width, image.height), (53, 47));
+    assert!(table(&folders()[0], "pixels.tsv").iter().any(|row| row[0] == "kind_turned.jpg"));
+}
+
 #[test]
 fn network_inputs_equal_pillows() {
     for folder in folders() {

@@ -9,6 +9,8 @@ use swinq_eval::{
     Disagreement, Environment, Interval, ModelResult, Precision, ReportExtras, Results, Thumbnail, html,
     markdown,
 };
+use swinq_model::Rule;
+use swinq_model::quantized::FileRecord;
 
 const VOID: [&str; 3] = ["meta", "br", "img"];
 
@@ -149,6 +151,29 @@ fn a_report_shows_the_required_figures() {
         assert!(page.contains(text), "{text}");
     }
     assert_eq!(page, html(&results, &extras), "the same results give the same bytes");
+}
+
+/// A recipe to which rules were added, and ranges that were imported instead of calibrated.
+#[test]
+fn a_changed_recipe_and_imported_ranges_are_named() {
+    let (mut results, extras) = full();
+    let [_, imported, changed] = results.models.as_mut_slice() else { panic!("three models") };
+    let ranges = FileRecord { file: "calib.pth".to_owned(), sha256: "ef".repeat(32) };
+    let origin = imported.origin.as_mut().unwrap();
+    (origin.calibration, origin.imported_ranges) = (None, Some(ranges));
+    changed.recipe = Some("mode1, changed".to_owned());
+    let rule = Rule { pattern: "head.**".to_owned(), enable: Some(false), ..Rule::default() };
+    changed.origin.as_mut().unwrap().rules.push(rule);
+    for text in [html(&results, &extras), markdown(&results, &extras)] {
+        for words in [
+            "none; ranges imported from calib.pth (SHA-256 efef",
+            "mode1, changed",
+            "--recipe mode1-changed.yaml",
+            "head.**",
+        ] {
+            assert!(text.contains(words), "`{words}` is not in: {text}");
+        }
+    }
 }
 
 const HOSTILE: &str = "</title></svg></pre><script>alert('x')</script>|\"&`\u{7}\n# x";

@@ -6,6 +6,7 @@
 // own); for codes also TWO_CODES (1: queries and keys of some heads have low codes).
 #pragma once
 
+#include "cosine.cuh"
 #include "softmax.cuh"
 
 #define STORE_CODES 0
@@ -79,9 +80,6 @@ INLINE f32 logit_scale_of(const Params& p, u32 head) {
     return p.logit_scale;
 #endif
 }
-
-// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and low codes.
-INLINE f32 with_low_codes(s32 hh, s32 hl_and_lh) { return fma_f32(to_f32(hl_and_lh), 1.0f / 256.0f, to_f32(hh)); }
 
 // Number of tokens that a block of four warps processes at once: a window, or a tile of one.
 constexpr u32 TOKENS = 64;

@@ -6,16 +6,15 @@
 // keys does not change the result. The probabilities therefore stay in the registers that hold them, and the
 // values are transposed to match this order.
 //
-// Heads with one code per value have zeros as low codes, so that every head of a launch runs the same code.
-//
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
-// With six blocks, more windows are in flight on a multiprocessor; elsewhere the limit on registers would
-// spill. For sm_100 and later the compiler would spill a register without a number of blocks.
+// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. For
+// sm_100 and later the compiler would spill a register without a number of blocks. `AttentionConfig::launch` counts on
+// these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS (TWO_CODES ? 3 : 4)
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && KEY_TILES <= 7 && !EXACT && !PROBS_S8 && !HEAD_SCALES && !TWO_CODES
-#define MIN_BLOCKS 6
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !EXACT && !PROBS_S8 && !TWO_CODES
+#define MIN_BLOCKS (KEY_TILES <= 7 && !HEAD_SCALES ? 6 : 5)
 #endif
 #include "attention.cuh"
 
@@ -53,40 +52,46 @@ INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 wind
     copy_commit();
 }
 
-// Computes the logits of the warp's 16 queries, in the layout of `Logits`.
+// Computes the logits of the warp's 16 queries, in the layout of `Logits`. LOW: the head has low codes.
+template <bool LOW>
 INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32 lane, u32 warp) {
-    u32 q[4];
+    u32 q[4], q_low[4];
     load_matrix_x4(q, raw + (16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
-#if TWO_CODES
-    u32 q_low[4];
-    load_matrix_x4(q_low, raw + (3 * TOKENS + 16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
-#endif
+    if (LOW) load_matrix_x4(q_low, raw + (3 * TOKENS + 16 * warp + lane % 16) * RAW_ROW + lane / 16 * 16);
     const u8* keys = raw + TOKENS * RAW_ROW + (lane % 8 + lane / 16 * 8) * RAW_ROW + lane / 8 % 2 * 16;
 #pragma unroll
     for (int pair = 0; pair < (KEY_TILES + 1) / 2; pair++) {
-        u32 k[4];
+        u32 k[4], k_low[4];
         load_matrix_x4(k, keys + 16 * pair * RAW_ROW);
-#if TWO_CODES
-        u32 k_low[4];
-        load_matrix_x4(k_low, keys + (3 * TOKENS + 16 * pair) * RAW_ROW);
-#endif
+        if (LOW) load_matrix_x4(k_low, keys + (3 * TOKENS + 16 * pair) * RAW_ROW);
 #pragma unroll
         for (int t = 2 * pair; t < 2 * pair + 2 && t < KEY_TILES; t++) {
             s32 sums[4] = {};
             const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
             mma_s8(sums, q, b);
-#if TWO_CODES
             s32 low[4] = {};
-            const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
-            mma_s8(low, q, b_low);
-            mma_s8(low, q_low, b);
+            if (LOW) {
+                const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
+                mma_s8(low, q, b_low);
+                mma_s8(low, q_low, b);
+            }
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(with_low_codes(sums[i], low[i]), scale, bias[t][i]);
-#else
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[t][i] = fma_f32(to_f32(sums[i]), scale, bias[t][i]);
-#endif
+            for (int i = 0; i < 4; i++) {
+                x[t][i] = fma_f32(LOW ? with_low_codes(sums[i], low[i]) : to_f32(sums[i]), scale, bias[t][i]);
+            }
         }
+    }
+}
+
+// The same with the mask of the window.
+template <bool LOW>
+INLINE void masked_logits(const Params& p, const u8* raw, u32 window, u32 head, const Bias& bias, Logits& x, u32 lane, u32 warp) {
+    u32 of_image = window % p.windows;
+    if (p.regions != nullptr && p.masked[of_image]) {
+        mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+        logits_of<LOW>(raw, logit_scale_of(p, head), x, x, lane, warp);
+    } else {
+        logits_of<LOW>(raw, logit_scale_of(p, head), bias, x, lane, warp);
     }
 }
 
@@ -184,12 +189,10 @@ KERNEL(attention_i8)(const Params p) {
         if (window + 1 < last) copy_window(p, copies, raw + (window + 1 - first) % 2 * RAW, window + 1);
         transpose_values<RAW_ROW>(now + 2 * TOKENS * RAW_ROW, transposed);
         Logits x;
-        u32 of_image = window % p.windows;
-        if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
-            logits_of(now, logit_scale_of(p, head), x, x, lane, warp);
+        if (TWO_CODES && has_operand(p, 3, head)) {
+            masked_logits<TWO_CODES>(p, now, window, head, bias, x, lane, warp);
         } else {
-            logits_of(now, logit_scale_of(p, head), bias, x, lane, warp);
+            masked_logits<false>(p, now, window, head, bias, x, lane, warp);
         }
         ProbabilityCodes words;
         const f32 factor[2] = {probabilities(p, x, 0, words, lane), probabilities(p, x, 1, words, lane)};

@@ -13,7 +13,7 @@
 // CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls `finish8` as a whole).
 #pragma once
 
-#include "prelude.cuh"
+#include "cosine.cuh"
 
 #define STORE_CODES 0
 #define STORE_HALF 1
@@ -237,31 +237,8 @@ INLINE f32 inverse_length(const f32 (&x)[8]) {
     f32 length = sqrt_f32((sum[0] + sum[2]) + (sum[1] + sum[3]));
     return div_f32(1.0f, length < 1e-12f ? 1e-12f : length);
 #else
-    f32 sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum = fma_f32(x[i], x[i], sum);
-    sum = sum + shuffle_xor(sum, 1);
-    return rsqrt_approx(max_f32(sum + shuffle_xor(sum, 2), 1e-24f));
+    return inverse_length_fast(x);
 #endif
-}
-
-// The codes of eight values that are multiplied by the reciprocal of their scale, in the low bytes of `rounded`.
-INLINE u32x2 codes_and_rounded(const f32 (&y)[8], f32 (&rounded)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) rounded[i] = max_f32(min_f32(y[i], 127.0f), -128.0f) + ROUNDER;
-    return u32x2{low_bytes(bits(rounded[0]), bits(rounded[1]), bits(rounded[2]), bits(rounded[3])),
-                 low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
-}
-
-// The low codes of eight values: `low_part` without conversion instructions, whose throughput is low.
-INLINE u32x2 low_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        f32 rest = y[i] - (rounded[i] - ROUNDER);
-        rounded[i] = fma_f32(max_f32(min_f32(rest, 127.0f / 256.0f), -127.0f / 256.0f), 256.0f, ROUNDER);
-    }
-    return u32x2{low_bytes(bits(rounded[0]), bits(rounded[1]), bits(rounded[2]), bits(rounded[3])),
-                 low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
 }
 
 // The number of set bits of `mask` below bit `index`.

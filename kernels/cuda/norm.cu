@@ -10,9 +10,9 @@
 // Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_STREAM, ADD_CODES); for `norm_half` also LANES (lanes per row, a
 // power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 
-// For sm_100 and later the compiler would spill a register without a number of blocks.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define MIN_BLOCKS 4
+// For sm_100 and later the compiler would spill registers of rows in few chunks without a number of blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !(defined(CHUNKS) && CHUNKS > 4)
+#define MIN_BLOCKS (ADD ? 3 : 4)
 #endif
 #include "moments.cuh"
 #include "rows.cuh"
@@ -43,17 +43,17 @@ INLINE void add_values(const Params& p, u32 token, s32 at, const f32 (&y)[4]) {
         codes_s8x4(x.x * p.recip, x.y * p.recip, x.z * p.recip, x.w * p.recip);
 #endif
 }
-INLINE void add_values(const Params& p, u32 token, s32 at, const f32 (&y)[8]) {
-    u16* to = static_cast<u16*>(p.out) + static_cast<u64>(token) * p.columns + at;
+// The same for eight columns, whose values are `old`, at `to`; `codes` is the place of their codes.
+INLINE void add_values(const Params& p, u16* to, s8* codes, const u32x4& old, const f32 (&y)[8]) {
     f32 x[8];
-    load8(x, to);
+    unpack8(x, old);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = half_to_f32(f32_to_half(x[i] + y[i]));
     store8(to, x);
 #if ADD == ADD_CODES
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = x[i] * p.recip;
-    store8(codes_of(p, token) + at, x);
+    store8(codes, x);
 #endif
 }
 
@@ -140,6 +140,10 @@ INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 colu
 constexpr bool HOLD = CHUNKS <= 16;
 // A row in registers needs loops without indices. Rows that are read again are too long for it.
 constexpr int UNROLL = HOLD ? CHUNKS : 2;
+#if ADD != ADD_NONE
+// Whether the lanes read the token of the stream before the sums of the branch, so that they wait for memory once.
+constexpr bool HOLD_TOKEN = CHUNKS <= 4;
+#endif
 
 // LANES lanes share a row. Everything that no earlier launch writes is read before the wait: the map, and gamma
 // and beta, which are copied to shared memory.
@@ -162,6 +166,9 @@ KERNEL(norm_half)(const Params p) {
 #if ADD != ADD_NONE
     u32 target = from[0];
     from[0] = row;
+    bool adds = real && target != PAD;
+    u16* token = static_cast<u16*>(p.out) + static_cast<u64>(target) * p.columns;
+    s8* codes = ADD == ADD_CODES && adds ? codes_of(p, target) : nullptr;
 #endif
     wait_for_previous();
     launch_dependents();
@@ -175,6 +182,17 @@ KERNEL(norm_half)(const Params p) {
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) held[HOLD ? chunk : 0] = read(chunk);
     }
+#if ADD != ADD_NONE
+    auto read_token = [&](int chunk) {
+        s32 at = 8 * (lane + LANES * chunk);
+        return adds && at < p.columns ? *reinterpret_cast<const u32x4*>(token + at) : u32x4{0, 0, 0, 0};
+    };
+    u32x4 old[HOLD_TOKEN ? CHUNKS : 1];
+    if (HOLD_TOKEN) {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) old[HOLD_TOKEN ? chunk : 0] = read_token(chunk);
+    }
+#endif
     auto values = [&](f32(&x)[8], int chunk) { unpack8(x, HOLD ? held[HOLD ? chunk : 0] : read(chunk)); };
     f32 sum = 0.0f;
 #pragma unroll UNROLL
@@ -204,7 +222,7 @@ KERNEL(norm_half)(const Params p) {
     // finite.
     if (lane == 0 && !finite(variance)) raise_flag(p.overflow);
 #if ADD != ADD_NONE
-    if (target == PAD) return;
+    if (!adds) return;
 #endif
     bool padding = PIECES == 1 && from[0] == PAD;
 #pragma unroll UNROLL
@@ -221,7 +239,7 @@ KERNEL(norm_half)(const Params p) {
             y[i] = padding ? 0.0f : normalised;
         }
 #if ADD != ADD_NONE
-        add_values(p, target, at, y);
+        add_values(p, token + at, codes + at, HOLD_TOKEN ? old[HOLD_TOKEN ? chunk : 0] : read_token(chunk), y);
 #else
         store_values(p, static_cast<u64>(row) * p.stride + at, y);
 #endif

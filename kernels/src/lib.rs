@@ -29,6 +29,7 @@ pub mod reference;
 mod rows;
 pub mod rows_f32;
 mod simd_math;
+mod sizes;
 pub mod types;
 
 pub use attention::{AttentionIn, AttentionSpec, WindowAttention};

@@ -1,7 +1,8 @@
 //! Cuts images into patches: the input rows of the patch embedding's linear.
 
 use crate::pool::{Parts, Pool};
-use crate::rows::{check_len, units_per_task};
+use crate::rows::units_per_task;
+use crate::sizes::{check_len, elements};
 use crate::types::{RowOut, RowStore, code_stride};
 
 /// Converts u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`. Columns are in
@@ -26,9 +27,11 @@ impl Patches {
     /// `lookup[channel][byte]` is the normalised value of a pixel.
     ///
     /// # Panics
-    /// If `patch` is 0 or does not divide `size`.
+    /// If `patch` is 0 or does not divide `size`, or if an image would be larger than a slice can be.
     pub fn new(size: usize, patch: usize, lookup: &[[f32; 256]; 3], store: RowStore) -> Patches {
         assert!(patch > 0 && size.is_multiple_of(patch), "Patches: {patch} does not divide the size {size}");
+        elements("Patches", "image", &[size, size, 3]);
+        elements("Patches", "patch", &[patch, patch, 3]);
         let tables = match store {
             RowStore::F32 => Tables::F32(Box::new(*lookup)),
             RowStore::Fake(q) => Tables::F32(Box::new(lookup.map(|table| table.map(|x| q.fake(x))))),
@@ -72,8 +75,7 @@ impl Patches {
         out: &mut [T],
     ) {
         let grid = self.size / self.patch;
-        let rows = images * grid * grid;
-        assert_eq!(out.len(), rows * stride, "Patches: output is not [{rows}, {stride}]");
+        check_len("Patches", "output", out.len(), &[images, grid, grid, stride]);
         let bands = images * grid;
         let band_bytes = self.patch * self.size * 3;
         let each = units_per_task(bands, pool.threads(), 1);
@@ -112,9 +114,9 @@ pub fn add_table(pool: &mut Pool, x: &mut [f32], table: &[f32]) {
     if x.is_empty() {
         return;
     }
-    let images = x.len().checked_div(table.len()).unwrap_or(0);
-    assert_eq!(x.len(), images * table.len(), "add_table: {} does not divide {}", table.len(), x.len());
     let len = table.len();
+    assert!(x.len().is_multiple_of(len), "add_table: {len} does not divide {}", x.len());
+    let images = x.len() / len;
     let each = units_per_task(len, pool.threads(), 1024);
     let tasks = len.div_ceil(each);
     let parts = Parts::new(x);

@@ -6,7 +6,8 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
-use crate::rows::{Cast, MapRows, RowSink, Segment, ToCodes, ToF32, ToFake, check_len, units_per_task};
+use crate::rows::{Cast, MapRows, RowSink, Segment, ToCodes, ToF32, ToFake, units_per_task};
+use crate::sizes::{check_len, elements};
 use crate::types::{RowMap, RowOut, RowStore};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
@@ -26,7 +27,7 @@ impl QuantizeRows {
     /// The op over rows of `columns` values.
     ///
     /// # Panics
-    /// If `columns` is 0.
+    /// If `columns` is 0 or more than a slice can hold.
     pub fn new(cpu: Cpu, columns: usize, store: RowStore) -> QuantizeRows {
         QuantizeRows::merging(cpu, columns, 1, store)
     }
@@ -35,9 +36,10 @@ impl QuantizeRows {
     /// four, the gathering of Swin's patch merging.
     ///
     /// # Panics
-    /// If `columns` or `side_by_side` is 0.
+    /// If `columns` or `side_by_side` is 0, or if their product is more than a slice can hold.
     pub fn merging(cpu: Cpu, columns: usize, side_by_side: usize, store: RowStore) -> QuantizeRows {
         assert!(columns > 0 && side_by_side > 0, "QuantizeRows: no columns");
+        elements("QuantizeRows", "row", &[side_by_side, columns]);
         QuantizeRows { cpu, columns, side_by_side, store }
     }
 
@@ -49,7 +51,7 @@ impl QuantizeRows {
     /// If a length or the variant of `out` does not match, or if `side_by_side` does not divide the rows of the map.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         check_len("QuantizeRows", "input", x.len(), &[images, map.tokens(), self.columns]);
-        let rows = images * map.rows().len();
+        let rows = elements("QuantizeRows", "rows", &[images, map.rows().len()]);
         let sink = self.sink(rows, out);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / self.columns + 1);
         let source = |row: usize| &x[row * self.columns..][..self.columns];

@@ -2,6 +2,7 @@
 
 use crate::lanes::Lanes;
 use crate::pool::Parts;
+use crate::sizes::check_len;
 use crate::types::{PAD, Quantizer, RowMap, RowOut, RowStore, code_stride};
 
 /// The output of an op, checked against the op's shape; tasks write disjoint segments of it.
@@ -16,7 +17,7 @@ enum Out<'a> {
 }
 
 impl<'a> RowSink<'a> {
-    /// The sink of `op`, which writes `[rows, columns]`.
+    /// The sink of `op`, which writes `[rows, columns]`; `columns` is at most `isize::MAX`.
     ///
     /// # Panics
     /// Unless `out` is the variant that `store` writes and holds exactly that many rows.
@@ -29,16 +30,15 @@ impl<'a> RowSink<'a> {
     ) -> RowSink<'a> {
         let out = match (store, out) {
             (RowStore::F32, RowOut::F32(out)) => {
-                assert_eq!(out.len(), rows * columns, "{op}: output is not f32 [{rows}, {columns}]");
+                check_len(op, "output", out.len(), &[rows, columns]);
                 Out::F32(Parts::new(out), None)
             }
             (RowStore::Fake(quantizer), RowOut::F32(out)) => {
-                assert_eq!(out.len(), rows * columns, "{op}: output is not f32 [{rows}, {columns}]");
+                check_len(op, "output", out.len(), &[rows, columns]);
                 Out::F32(Parts::new(out), Some(quantizer))
             }
             (RowStore::Codes(quantizer), RowOut::Codes(out)) => {
-                let stride = code_stride(columns);
-                assert_eq!(out.len(), rows * stride, "{op}: output is not codes [{rows}, {stride}]");
+                check_len(op, "output of codes", out.len(), &[rows, code_stride(columns)]);
                 Out::Codes(Parts::new(out), quantizer)
             }
             (store, out) => {
@@ -250,15 +250,6 @@ impl MapRows<'_> {
             token => Some(image * self.map.tokens() + token as usize),
         }
     }
-}
-
-/// Checks the length of an op's slice against its shape.
-///
-/// # Panics
-/// Unless `len` is the product of `shape`.
-pub(crate) fn check_len(op: &str, what: &str, len: usize, shape: &[usize]) {
-    let want = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
-    assert!(want == Some(len), "{op}: {what} of {len} elements is not {shape:?}");
 }
 
 /// Units of work per task, out of `units` equal units: at least `least`, and few enough that each thread gets

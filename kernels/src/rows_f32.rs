@@ -9,6 +9,7 @@ use crate::layer_norm::{Affine, normalise};
 use crate::pool::Parts;
 use crate::reference;
 use crate::rows::Segment;
+use crate::sizes::check_len;
 
 /// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
 ///
@@ -58,8 +59,7 @@ pub fn gelu_gradient(cpu: Cpu, x: &[f32], gradient: &mut [f32]) {
 /// # Panics
 /// Unless `x` holds `totals.len() * columns` values.
 pub fn exp_minus_max(cpu: Cpu, columns: usize, x: &mut [f32], totals: &mut [f32]) {
-    let rows = totals.len();
-    assert_eq!(x.len(), rows * columns, "exp_minus_max: input is not [{rows}, {columns}]");
+    check_len("exp_minus_max", "input", x.len(), &[totals.len(), columns]);
     dispatch(cpu, ExpMinusMax { columns, x, totals });
 }
 
@@ -69,8 +69,7 @@ pub fn exp_minus_max(cpu: Cpu, columns: usize, x: &mut [f32], totals: &mut [f32]
 /// # Panics
 /// Unless `x` and `codes` hold `sums.len() * columns` values.
 pub fn softmax_codes_u8(cpu: Cpu, columns: usize, x: &[f32], codes: &mut [u8], sums: &mut [u32]) {
-    let rows = sums.len();
-    assert_eq!(x.len(), rows * columns, "softmax_codes_u8: input is not [{rows}, {columns}]");
+    check_len("softmax_codes_u8", "input", x.len(), &[sums.len(), columns]);
     assert_eq!(codes.len(), x.len(), "softmax_codes_u8: the output is not as long as the input");
     dispatch(cpu, CodesU8 { columns, x, codes, sums });
 }

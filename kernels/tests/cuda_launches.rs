@@ -7,7 +7,7 @@ use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::norm::NormConfig;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::rows::RowsConfig;
-use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
+use swinq_kernels::cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_kernels::cuda::{Arch, LaunchConfig};
 
 /// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
@@ -155,9 +155,11 @@ fn attentions_cover_every_window_and_query_of_every_head() {
 
 #[test]
 fn window_blocks_have_no_more_blocks_than_windows_or_multiprocessors() {
-    for (heads, tokens) in [(1, 49), (2, 64), (3, 49), (4, 49), (6, 49), (6, 64)] {
+    let forms = [WindowForm::PreNorm, WindowForm::PostNorm { two_codes: true }];
+    let sizes = [(1, 49), (2, 64), (3, 49), (4, 49), (6, 49), (6, 64)];
+    for (form, (heads, tokens)) in forms.into_iter().flat_map(|form| sizes.map(|size| (form, size))) {
         for (name, shared) in SHARED {
-            let Some(config) = WindowBlockConfig::new(heads, tokens, shared) else {
+            let Some(config) = WindowBlockConfig::new(form, heads, tokens, shared) else {
                 assert!(heads > 1 || name == "sm_75", "{heads} heads on {name}");
                 continue;
             };

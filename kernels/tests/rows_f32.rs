@@ -127,7 +127,7 @@ fn softmax_is_the_references() {
 }
 
 #[test]
-#[should_panic(expected = "exp_minus_max: input is not [2, 3]")]
+#[should_panic(expected = "exp_minus_max: input of 7 elements is not [2, 3]")]
 fn an_input_of_another_size_is_refused() {
     let cpu = swinq_kernels::Cpu::available()[0];
     rows_f32::exp_minus_max(cpu, 3, &mut [0.0; 7], &mut [0.0; 2]);

@@ -110,6 +110,33 @@ pub fn refused(assert: Assert, code: i32, words: &[&str]) {
     }
 }
 
+/// Runs `command` and sends SIGTERM as soon as it handles signals. Asserts that a run that the signal reached before it
+/// wrote `output` ends with exit code 143 and leaves no file. A run that is faster than the signal does not count.
+#[cfg(target_os = "linux")]
+#[track_caller]
+pub fn terminated_before_it_writes(command: &mut std::process::Command, output: &Path) {
+    use std::process::Stdio;
+    const SIGTERM: u32 = 15;
+    let handles_signals = |id: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask >> (SIGTERM - 1) & 1 == 1)
+    };
+    for _ in 0..40 {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while !handles_signals(child.id()) && child.try_wait().unwrap().is_none() {}
+        let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+        let code = child.wait().unwrap().code();
+        if code == Some(143) && !output.exists() {
+            return;
+        }
+        assert!(code == Some(143) || code == Some(0), "{code:?}, kill: {kill:?}");
+        std::fs::remove_file(output).unwrap();
+    }
+    panic!("every run wrote {} before the signal, or after it", output.display());
+}
+
 /// Names of the files in `folder`.
 pub fn files(folder: &Path) -> Vec<String> {
     let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();

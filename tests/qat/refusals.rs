@@ -171,7 +171,20 @@ fn outputs_that_cannot_be() {
     std::fs::write(&other, "a checkpoint").unwrap();
     refused(folder.run(&[]), 1, &["checkpoints", "--resume", "another output"]);
     assert_eq!(files(&folder.out()), ["checkpoints", "run.lock"]);
+    // Nor is it replaced by a run that was to continue from it. The warning is on standard error.
+    let resumed = folder.run(&["--resume"]);
+    let said = crate::common::stdout(&resumed);
+    refused(resumed, 1, &["step-000000003.safetensors: is damaged", "no intact checkpoint", "--restart"]);
+    assert!(!said.contains("damaged"), "{said}");
+    assert_eq!(files(&folder.out()), ["checkpoints", "run.lock"]);
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "a checkpoint");
+}
+
+/// A job's number of threads, which the pool would not start.
+#[test]
+fn too_many_threads() {
+    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    folder.refuses("threads", "20000", 1, &["threads", "20000", "at most 1024"]);
 }
 
 /// A training does not replace its own inputs: here the float checkpoint is a file, and a folder, where the output goes.

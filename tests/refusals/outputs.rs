@@ -72,6 +72,37 @@ fn a_terminated_evaluation_exits_with_143() {
     folder.holds_only(&[]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn terminated_measurements_write_nothing() {
+    let image = common::root().join("tests/data/airplane.jpg");
+    let data = sample_data();
+    let data = data.to_str().unwrap();
+    let images = vec![image.to_str().unwrap(); 200];
+    let commands: [(&str, &[&str], &str); 3] = [
+        ("bench", &["--batch-size", "1,2,4"], "--json"),
+        ("sensitivity", &["--data-path", data], "-o"),
+        ("predict", &images, "--logits"),
+    ];
+    for (command, words, output) in commands {
+        let folder = Folder::new();
+        let path = folder.path("out");
+        let mut swinq = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+        swinq
+            .arg(command)
+            .arg(sample_model())
+            .args(words)
+            .arg("--cfg")
+            .arg(sample_cfg())
+            .arg(output)
+            .arg(&path);
+        common::terminated_before_it_writes(&mut swinq, &path);
+        // Finished measurements, from which `sensitivity` continues.
+        let left = common::files(folder.0.path());
+        assert!(left.iter().all(|name| name == "out.cache"), "{left:?}");
+    }
+}
+
 /// Standard output may be a file that others write to: it is never replaced.
 #[cfg(target_os = "linux")]
 #[test]

@@ -157,6 +157,32 @@ mod tests {
         assert_eq!(order.into_inner().unwrap(), [95, 10]);
     }
 
+    /// Every decoder asks for at least the pixels that it returns, for every kind of file.
+    #[test]
+    fn permits_cover_the_pixels() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let mut formats: Vec<String> = Vec::new();
+        let mut images = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "tsv") {
+                continue;
+            }
+            let bytes = std::fs::read(&path).unwrap();
+            let held = crate::decode::decode_held(&bytes).unwrap();
+            let (width, height) = (held.image.width as u64, held.image.height as u64);
+            let asked = held.permit.bytes;
+            let file = path.display();
+            assert!(asked >= 3 * width * height, "{file}: {asked} bytes for {width} x {height} pixels");
+            formats.push(format!("{:?}", crate::decode::sniff(&bytes).unwrap()));
+            images += 1;
+        }
+        formats.sort();
+        formats.dedup();
+        assert_eq!(formats, ["Bmp", "Jpeg", "Netpbm", "Png", "Tiff", "WebP"]);
+        assert!(images > 70, "{images} images");
+    }
+
     #[test]
     fn linux_states_its_memory() {
         if cfg!(target_os = "linux") {

@@ -24,8 +24,9 @@ struct Mlp<'a> {
 }
 
 impl<'a> Mlp<'a> {
-    /// The MLP that `steps` begins with, if it does.
-    fn of(steps: &'a [Step<'a>]) -> Option<Mlp<'a>> {
+    /// The MLP that `steps` begins with, if it does. With `next_codes` it stores the codes of the new stream that the step
+    /// after it computes.
+    fn of(steps: &'a [Step<'a>], next_codes: bool) -> Option<Mlp<'a>> {
         let [first, second, third, after @ ..] = steps else { return None };
         let (Op::Linear(fc1), Op::Linear(fc2)) = (&second.op, &third.op) else { return None };
         let codes = [first, second].iter().all(|step| matches!(step.store, Store::Codes(_)));
@@ -43,7 +44,8 @@ impl<'a> Mlp<'a> {
             Op::Quantize(Order::Tokens) if matches!(third.store, Store::F32) => {
                 let [fourth, after @ ..] = after else { return None };
                 let Op::Norm(norm, Order::Tokens) = &fourth.op else { return None };
-                let next = after.first().and_then(|next| stored_codes(next, fourth.output));
+                let next =
+                    after.first().filter(|_| next_codes).and_then(|next| stored_codes(next, fourth.output));
                 let of = MlpNorm::Branch { codes: next.map(|(_, quantizer, map)| (quantizer, map)) };
                 let (codes, count) = (next.map(|(tensor, ..)| tensor), 4 + usize::from(next.is_some()));
                 let whole = fourth.input == third.output && adds(fourth, first.input);
@@ -71,13 +73,14 @@ pub(super) struct LoweredMlp {
 }
 
 /// The launch of the MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel
-/// for it.
+/// for it. With `next_codes` it also computes the step after the MLP, if that step computes codes of the new stream.
 pub(super) fn lower_mlp(
     device: &Device,
     steps: &[Step<'_>],
     stream: StreamType,
+    next_codes: bool,
 ) -> Result<Option<LoweredMlp>, CudaError> {
-    let Some(mlp) = Mlp::of(steps) else { return Ok(None) };
+    let Some(mlp) = Mlp::of(steps, next_codes) else { return Ok(None) };
     let (gamma, beta) = (mlp.norm.gamma.read(), mlp.norm.beta.read());
     let biases = [mlp.fc1, mlp.fc2].map(|linear| linear.bias.map(|bias| bias.read()));
     let spec = MlpSpec {

@@ -1,5 +1,5 @@
 //! The attention half of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
-//! residual addition.
+//! residual addition, in the order of Swin V1 or V2.
 
 use std::sync::Arc;
 
@@ -12,9 +12,11 @@ use swinq_plan::{Attention, Linear, Norm, Op, Order, Step, Store};
 use super::int8::{int8_linear, is_plain};
 use super::step::{DeviceOp, DeviceStep};
 
-/// The four steps of a plan that the launch computes, all with INT8 products.
+/// The steps of a plan that the launch computes, all with INT8 products.
 pub(super) struct WindowBlock<'a> {
-    steps: [&'a Step<'a>; 4],
+    steps: &'a [Step<'a>],
+    /// Whether the norm follows the projection (Swin V2).
+    post_norm: bool,
     norm: &'a Norm<'a>,
     map: &'a Arc<RowMap>,
     qkv: &'a Linear<'a>,
@@ -25,16 +27,74 @@ pub(super) struct WindowBlock<'a> {
 impl<'a> WindowBlock<'a> {
     /// The attention half at the beginning of `steps`, if there is one and the kernel computes its stores.
     pub(super) fn find(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
-        let [first, second, third, fourth, ..] = steps else { return None };
-        let (Op::Norm(norm, Order::Windows { map, .. }), Op::Linear(qkv)) = (&first.op, &second.op) else {
+        let block = match &steps.first()?.op {
+            Op::Norm(..) => WindowBlock::pre_norm(steps),
+            Op::Quantize(_) => WindowBlock::post_norm(steps),
+            _ => None,
+        }?;
+        let added = block.steps.last()?;
+        let adds = matches!(added.store, Store::Residual { branch: None, shortcut: None });
+        let chain = added.output == steps[0].input
+            && block.steps.windows(2).all(|pair| pair[0].output == pair[1].input);
+        (adds && chain && is_plain(block.qkv) && is_plain(block.proj)).then_some(block)
+    }
+
+    /// LayerNorm, QKV, attention, projection.
+    fn pre_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
+        let [norm, qkv, attend, add, ..] = steps else { return None };
+        let (Op::Norm(norm_op, Order::Windows { map, .. }), Op::Linear(qkv_op)) = (&norm.op, &qkv.op) else {
             return None;
         };
-        let (Op::Attention(attention), Op::Linear(proj)) = (&third.op, &fourth.op) else { return None };
-        let codes = [first, second, third].iter().all(|step| matches!(step.store, Store::Codes(_)));
-        let adds = matches!(fourth.store, Store::Residual { branch: None, shortcut: None });
-        let plain = [qkv, proj].iter().all(|linear| is_plain(linear));
-        let steps = [first, second, third, fourth];
-        (codes && adds && plain).then_some(WindowBlock { steps, norm, map, qkv, attention, proj })
+        let (Op::Attention(attention), Op::Linear(proj)) = (&attend.op, &add.op) else { return None };
+        let codes = [norm, qkv, attend].iter().all(|step| matches!(step.store, Store::Codes(_)));
+        let steps = &steps[..4];
+        codes.then_some(WindowBlock {
+            steps,
+            post_norm: false,
+            norm: norm_op,
+            map,
+            qkv: qkv_op,
+            attention,
+            proj,
+        })
+    }
+
+    /// Codes of the stream, QKV, normalisation of queries and keys, attention, projection, LayerNorm.
+    fn post_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
+        let [codes, qkv, heads, attend, project, add, ..] = steps else { return None };
+        let (Op::Quantize(Order::Windows { map, .. }), Op::Linear(qkv_op)) = (&codes.op, &qkv.op) else {
+            return None;
+        };
+        let (Op::NormalizeHeads(_), Op::Attention(attention)) = (&heads.op, &attend.op) else { return None };
+        let (Op::Linear(proj), Op::Norm(norm, Order::Windows { map: back, .. })) = (&project.op, &add.op)
+        else {
+            return None;
+        };
+        let coded = [codes, heads, attend].iter().all(|step| matches!(step.store, Store::Codes(_)));
+        let float = [qkv, project].iter().all(|step| matches!(step.store, Store::F32));
+        let steps = &steps[..6];
+        let same = Arc::ptr_eq(map, back) || map == back;
+        (coded && float && same).then_some(WindowBlock {
+            steps,
+            post_norm: true,
+            norm,
+            map,
+            qkv: qkv_op,
+            attention,
+            proj,
+        })
+    }
+
+    /// Number of steps that the launch computes.
+    pub(super) fn count(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether the kernel computes this attention on `device`.
+    pub(super) fn fits(&self, device: &Device) -> bool {
+        let bias = self.attention.bias.expand();
+        DeviceWindowBlock::config(device, self.post_norm, &self.attention.spec(&bias, RowStore::F32))
+            .is_some()
     }
 
     /// The order of the rows.
@@ -42,40 +102,38 @@ impl<'a> WindowBlock<'a> {
         self.map
     }
 
-    /// Prepares the launch for tokens in the order of `map`; `None` if the kernel does not compute this
-    /// attention on `device`. `rows` is the number of tokens of an image.
+    /// Prepares the launch for tokens in the order of `map`, which [fits](Self::fits) `device`. `rows` is the number of
+    /// tokens of an image.
     pub(super) fn lower(
         &self,
         device: &Device,
         map: DeviceMap,
         rows: usize,
-    ) -> Result<Option<DeviceStep>, CudaError> {
+    ) -> Result<DeviceStep, CudaError> {
         let bias = self.attention.bias.expand();
-        let attention = self.attention.spec(&bias, RowStore::F32);
-        if DeviceWindowBlock::config(device, &attention).is_none() {
-            return Ok(None);
-        }
         let (gamma, beta) = (self.norm.gamma.read(), self.norm.beta.read());
         let biases = [self.qkv, self.proj].map(|linear| linear.bias.map(|bias| bias.read()));
         let spec = WindowBlockSpec {
+            post_norm: self.post_norm,
             norm: (&gamma, &beta),
             epsilon: self.norm.eps,
             qkv: int8_linear(self.qkv, biases[0].as_deref()),
-            attention,
+            attention: self.attention.spec(&bias, RowStore::F32),
             proj: int8_linear(self.proj, biases[1].as_deref()),
         };
         let op = DeviceWindowBlock::new(device, &spec, map)?;
-        let [norm, _, attend, add] = self.steps;
-        Ok(Some(DeviceStep {
-            name: attend.name.clone(),
+        let stream = self.steps[0].input;
+        let attend = self.steps.iter().find(|step| matches!(step.op, Op::Attention(_)));
+        Ok(DeviceStep {
+            name: attend.expect("attention is one of the steps").name.clone(),
             images: op.least_windows().div_ceil(self.attention.windows)..usize::MAX,
             op: DeviceOp::WindowBlock(op),
-            input: norm.input,
-            output: add.output,
+            input: stream,
+            output: stream,
             codes: None,
             rows,
             macs: self.steps.iter().map(|step| step.macs).sum(),
             weight_bytes: (spec.qkv.codes.len() + spec.proj.codes.len() + 2 * bias.len()) as u64,
-        }))
+        })
     }
 }

@@ -29,6 +29,7 @@ use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
 use crate::reference::{AttentionQuant, HeadScores, Probs};
 use crate::rows::{RowSink, units_per_task};
+use crate::sizes::{check_len, elements};
 use crate::types::{RowOut, RowStore, code_stride};
 use operands::Part;
 use scores::Finish;
@@ -136,15 +137,19 @@ impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, or the length of `scales`, `two_codes`, `bias` or `regions` does not match its shape.
+    /// If a size is 0, an operand would be longer than a slice can be, or the length of `scales`, `two_codes`, `bias`
+    /// or `regions` does not match its shape.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
+        let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
+        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
+        let scales = spec.scales.len();
+        assert!(scales == spec.heads, "WindowAttention: {scales} scales for {} heads", spec.heads);
+        // The most columns: queries, keys and values, and low codes of all queries and keys.
+        elements("WindowAttention", "image", &[spec.windows, spec.tokens, 5, spec.heads, spec.head_dim]);
         let scores: Vec<HeadScores> = spec.head_scores().collect();
         let low = positions(spec.two_codes, spec.heads);
         let two_codes = low.iter().flatten().count();
         let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, two_codes };
-        assert_eq!(spec.scales.len(), spec.heads, "WindowAttention: there is not one scale for each head");
-        let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
-        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
         let tables =
             Tables::new(shape, spec.windows, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
         let finish = Finish::of_heads(&spec);
@@ -161,10 +166,10 @@ impl WindowAttention {
     /// k, v is off.
     pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
         let Shape { heads, d, n, .. } = self.shape;
-        let rows = images * self.windows * n;
+        let rows = elements("WindowAttention", "rows", &[images, self.windows, n]);
         self.check(rows, input);
         let sink = RowSink::new("WindowAttention", self.store, out, rows, heads * d);
-        let units = images * self.windows * heads;
+        let units = elements("WindowAttention", "windows and heads", &[images, self.windows, heads]);
         let each = units_per_task(units, pool.threads(), 1);
         pool.run(units.div_ceil(each), &|task, scratch| {
             let units = task * each..units.min((task + 1) * each);
@@ -186,7 +191,7 @@ impl WindowAttention {
         scratch: &mut AlignedBuf,
     ) {
         let Shape { heads, d, n, .. } = self.shape;
-        let rows = windows.len() * n;
+        let rows = elements("WindowAttention", "rows", &[windows.len(), n]);
         self.check(rows, input);
         let sink = &RowSink::new("WindowAttention", self.store, out, rows, heads * d);
         let units = 0..windows.len() * heads;
@@ -202,11 +207,11 @@ impl WindowAttention {
         let wide = 3 * self.shape.heads * self.shape.d;
         match input {
             AttentionIn::F32(x) => {
-                assert_eq!(x.len(), rows * wide, "WindowAttention: input is not f32 [{rows}, {wide}]");
+                check_len("WindowAttention", "input", x.len(), &[rows, wide]);
             }
             AttentionIn::Codes(x) => {
                 let stride = code_stride(self.shape.columns());
-                assert_eq!(x.len(), rows * stride, "WindowAttention: input is not codes [{rows}, {stride}]");
+                check_len("WindowAttention", "input of codes", x.len(), &[rows, stride]);
                 let AttentionQuant { q, k, v, .. } = self.quant;
                 assert!(
                     q.is_some() && k.is_some() && v.is_some(),

@@ -1,7 +1,7 @@
 //! Bias and mask in the layout that the kernels read.
 
 use super::Shape;
-use crate::rows::check_len;
+use crate::sizes::{check_len, elements};
 
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
@@ -29,6 +29,7 @@ impl Tables {
         check_len("WindowAttention", "bias", bias.len(), &[heads, n, n]);
         let padded = n.next_multiple_of(KEY_BLOCK);
         let column: Vec<f32> = bias.chunks_exact(n).map(|row| row[n - 1]).collect();
+        elements("WindowAttention", "padded bias", &[heads, n, padded]);
         let last = pad_rows(&column, n, padded, 0.0);
         let bias = pad_rows(bias, n, padded, f32::NEG_INFINITY);
         let mut tables = Tables { n, padded, bias, last, masks: Vec::new(), mask_of: vec![None; windows] };

@@ -4,6 +4,7 @@ use super::tables::KEY_BLOCK;
 use super::{Shape, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::reference::AttentionQuant;
+use crate::sizes::elements;
 
 /// Queries that are processed together.
 pub(super) const ROWS: usize = 6;
@@ -30,6 +31,8 @@ impl Layout {
     pub(super) fn new(shape: Shape, quant: &AttentionQuant) -> Layout {
         let Shape { d, n, .. } = shape;
         let (d_padded, n_padded) = (d.next_multiple_of(KEY_BLOCK), n.next_multiple_of(KEY_BLOCK));
+        // More bytes than any of the paths uses: this one, `int8_u8` (for 64 queries at once) and `scalar`.
+        elements("WindowAttention", "working memory", &[n_padded, n_padded + d_padded, 128]);
         let keys = if integer_scores(quant) { n_padded * d.div_ceil(4) } else { n_padded * d };
         let values = if integer_values(quant) { n.div_ceil(4) * d_padded } else { 0 };
         let low = usize::from(shape.two_codes > 0 && integer_scores(quant));

@@ -16,6 +16,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "attention_f16.cu",
     "attention_i8.cu",
     "attention_tiled.cu",
+    "cosine.cuh",
     "dequant.cu",
     "device.cuh",
     "epilogue.cuh",
@@ -50,7 +51,9 @@ pub const SOURCES: &[(&str, &str)] = table![
     "train_rows.cu",
     "train_table.cu",
     "wgmma.cuh",
+    "window.cuh",
     "window_block.cu",
+    "window_heads.cuh",
 ];
 
 /// The text of a file.

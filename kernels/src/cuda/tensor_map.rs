@@ -9,6 +9,7 @@ use cudarc::driver::sys::{
 
 use super::error::check;
 use super::{CudaError, DeviceSlice, library};
+use crate::sizes::elements;
 
 /// Bytes of a row of a box, which is the width of the 128-byte swizzle.
 const BOX_BYTES: u32 = 128;
@@ -42,7 +43,8 @@ impl TensorMap {
         TensorMap::supported()?;
         assert!((1..=MOST_ROWS).contains(&box_rows), "tensor map: a box of {box_rows} rows");
         assert!(bytes <= stride && stride.is_multiple_of(16), "tensor map: rows {stride} bytes apart");
-        assert!(rows * stride <= matrix.bytes(), "tensor map: {rows} rows are not in the buffer");
+        let needed = elements("tensor map", "the memory", &[rows, stride]);
+        assert!(needed <= matrix.bytes(), "tensor map: {rows} rows are not in the buffer");
         assert!(matrix.ptr().is_multiple_of(16), "tensor map: the address is not aligned");
         let (sizes, strides) = ([bytes as u64, rows as u64], [stride as u64]);
         let (each, steps) = ([BOX_BYTES, box_rows], [1, 1]);

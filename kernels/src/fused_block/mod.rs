@@ -18,6 +18,7 @@ pub use op::BlockOp;
 use op::{Intermediate, OpInput, TaskRows};
 
 use crate::pool::{Parts, Pool, Scratch};
+use crate::sizes::{check_len, elements};
 use crate::types::RowMap;
 
 /// Several ops that run as one over a residual stream.
@@ -41,8 +42,8 @@ impl FusedBlock {
     ///
     /// # Panics
     /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if the
-    /// windows of an attention do not cover the rows of `map`, or if two attentions have windows of different
-    /// sizes.
+    /// windows of an attention do not cover the rows of `map`, if two attentions have windows of different
+    /// sizes, or if `task_rows` rows of a result are more than a slice can hold.
     pub fn new(ops: Vec<BlockOp>, map: Arc<RowMap>, columns: usize, task_rows: usize) -> FusedBlock {
         let (mut unit_rows, mut result) = (1, None);
         let mut checked = Vec::with_capacity(ops.len());
@@ -57,7 +58,11 @@ impl FusedBlock {
             checked.push((op, result));
         }
         assert!(result.is_none(), "FusedBlock: nothing reads the result of the last op");
-        FusedBlock { ops: checked, map, columns, unit_rows, max_units: (task_rows / unit_rows).max(1) }
+        let max_units = (task_rows / unit_rows).max(1);
+        for result in checked.iter().filter_map(|(_, result)| *result) {
+            result.check_rows(max_units * unit_rows);
+        }
+        FusedBlock { ops: checked, map, columns, unit_rows, max_units }
     }
 
     /// Number of rows that must stay in one task: the rows of a window, or 1 without attention.
@@ -66,8 +71,11 @@ impl FusedBlock {
     }
 
     /// Units of [`unit_rows`](FusedBlock::unit_rows) rows in `images` images.
+    ///
+    /// # Panics
+    /// If they have more rows than a slice can hold.
     pub fn units(&self, images: usize) -> usize {
-        images * self.map.rows().len() / self.unit_rows
+        elements("FusedBlock", "rows", &[images, self.map.rows().len()]) / self.unit_rows
     }
 
     /// Runs the ops over `stream`, f32 `[images * map.tokens(), columns]`.
@@ -94,15 +102,10 @@ impl FusedBlock {
     }
 
     fn run_tasks(&self, pool: &mut Pool, images: usize, stream: &mut [f32], nanos: Option<&[AtomicU64]>) {
-        let tokens = images * self.map.tokens();
-        assert_eq!(
-            stream.len(),
-            tokens * self.columns,
-            "FusedBlock: stream is not [{tokens}, {}]",
-            self.columns
-        );
+        check_len("FusedBlock", "stream", stream.len(), &[images, self.map.tokens(), self.columns]);
         let units = self.units(images);
         let tasks = units.div_ceil(self.max_units).next_multiple_of(pool.threads()).min(units);
+        elements("FusedBlock", "units and tasks", &[units, tasks]);
         let (stream, map) = (Parts::new(stream), &*self.map);
         pool.run(tasks, &|task, scratch| {
             let rows = units * task / tasks * self.unit_rows..units * (task + 1) / tasks * self.unit_rows;

@@ -10,6 +10,7 @@ use crate::layer_norm::{LayerNorm, ResidualNorm};
 use crate::linear::{Dest, LinearF32, LinearI8, Store};
 use crate::pool::Parts;
 use crate::quantize::QuantizeRows;
+use crate::sizes::elements;
 use crate::types::{RowMap, RowOut, RowStore, code_stride};
 
 /// An op of a [`FusedBlock`](super::FusedBlock).
@@ -39,6 +40,16 @@ pub(super) struct Intermediate {
 }
 
 impl Intermediate {
+    /// Checks that two results of `rows` rows fit in memory, so that [`Intermediate::bytes`] of no more rows cannot
+    /// overflow.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub(super) fn check_rows(self, rows: usize) {
+        let row = code_stride(self.columns);
+        elements("FusedBlock", "results between ops", &[2, rows, row, size_of::<f32>()]);
+    }
+
     /// Bytes of `rows` rows.
     pub(super) fn bytes(self, rows: usize) -> usize {
         rows * if self.codes { code_stride(self.columns) } else { 4 * self.columns }

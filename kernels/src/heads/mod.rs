@@ -7,7 +7,8 @@ use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
 use crate::reference::{code, inverse_length, low_code};
-use crate::rows::{check_len, units_per_task};
+use crate::rows::units_per_task;
+use crate::sizes::{check_len, elements};
 use crate::types::{Quantizer, RowOut, code_stride};
 pub(crate) use vector::low_scaled;
 
@@ -98,10 +99,12 @@ impl NormalizeHeads {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, or `two_codes` has elements, but not one for each head.
+    /// If a size is 0, a row would be longer than a slice can be, or `two_codes` has elements, but not one for each head.
     pub fn new(cpu: Cpu, spec: &HeadsSpec<'_>) -> NormalizeHeads {
         let (heads, d) = (spec.heads, spec.head_dim);
         assert!(heads > 0 && d > 0, "NormalizeHeads: {heads} heads of {d} channels");
+        // The most columns: queries, keys and values, and low codes of all queries and keys.
+        elements("NormalizeHeads", "row", &[5, heads, d]);
         let low = positions(spec.two_codes, heads);
         let sizes = Sizes { heads, d, two_codes: low.iter().flatten().count() };
         NormalizeHeads { cpu, sizes, low, codes: spec.codes }

@@ -8,6 +8,7 @@ use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
 use crate::rows::{MapRows, RowSink, Segment, units_per_task};
+use crate::sizes::{check_len, elements};
 use crate::types::{PAD, RowMap, RowOut, RowStore};
 
 /// Rows that are copied and then normalised together.
@@ -26,6 +27,7 @@ impl Owned {
         assert!(!gamma.is_empty(), "{op}: no channels");
         assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
         assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
+        elements(op, "working memory", &[TOGETHER + 1, gamma.len(), size_of::<f32>()]);
         Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps }
     }
 
@@ -69,9 +71,8 @@ impl LayerNorm {
     /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         let (c, n) = (self.affine.channels(), map.rows().len());
-        let tokens = images * map.tokens();
-        assert_eq!(x.len(), tokens * c, "LayerNorm: input is not [{tokens}, {c}]");
-        let rows = images * n;
+        check_len("LayerNorm", "input", x.len(), &[images, map.tokens(), c]);
+        let rows = elements("LayerNorm", "rows", &[images, n]);
         let sink = RowSink::new("LayerNorm", self.store, out, rows, c);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / c + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
@@ -202,13 +203,8 @@ impl MergeNorm {
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
         let (wide, n) = (self.affine.channels(), self.sources.len());
         let c = wide / 4;
-        assert_eq!(
-            x.len(),
-            images * self.tokens * c,
-            "MergeNorm: input is not [{}, {c}]",
-            images * self.tokens
-        );
-        let rows = images * n;
+        check_len("MergeNorm", "input", x.len(), &[images, self.tokens, c]);
+        let rows = elements("MergeNorm", "rows", &[images, n]);
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / wide + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
@@ -252,7 +248,8 @@ impl PooledNorm {
     /// The op over images of `tokens` rows of `gamma.len()` channels.
     ///
     /// # Panics
-    /// If there are no channels or tokens, `beta` has another length, or `eps` is negative or not finite.
+    /// If there are no channels or tokens or too many of them, `beta` has another length, or `eps` is negative or not
+    /// finite.
     pub fn new(
         cpu: Cpu,
         gamma: &[f32],
@@ -262,7 +259,10 @@ impl PooledNorm {
         tokens: usize,
     ) -> PooledNorm {
         assert!(tokens > 0, "PooledNorm: no tokens");
-        PooledNorm { affine: Owned::new("PooledNorm", cpu, gamma, beta, eps), store, tokens }
+        let affine = Owned::new("PooledNorm", cpu, gamma, beta, eps);
+        let memory = [tokens.saturating_add(2), gamma.len(), size_of::<f32>()];
+        elements("PooledNorm", "working memory", &memory);
+        PooledNorm { affine, store, tokens }
     }
 
     /// Reads `x`, f32 `[images * tokens, c]`; writes `[images, c]`.
@@ -271,7 +271,7 @@ impl PooledNorm {
     /// If a length or the variant of `out` does not match.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
         let (c, tokens) = (self.affine.channels(), self.tokens);
-        assert_eq!(x.len(), images * tokens * c, "PooledNorm: input is not [{}, {c}]", images * tokens);
+        check_len("PooledNorm", "input", x.len(), &[images, tokens, c]);
         let sink = RowSink::new("PooledNorm", self.store, out, images, c);
         pool.run(images, &|image, scratch| {
             scratch.op.reserve((tokens + 2) * c * size_of::<f32>());

@@ -7,7 +7,8 @@ use super::{MIN_VALUES, StreamRow};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
-use crate::rows::{MapRows, check_len, units_per_task};
+use crate::rows::{MapRows, units_per_task};
+use crate::sizes::check_len;
 use crate::types::{Quantizer, RowMap};
 
 /// LayerNorm that adds its result to the residual stream:

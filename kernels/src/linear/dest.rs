@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::spec::{LinearOut, Store};
 use super::split::MAX_ROWS;
 use crate::pool::Parts;
+use crate::sizes::check_len;
 use crate::types::{PAD, RowMap, code_stride};
 
 /// The start of a row that is dropped.
@@ -32,33 +33,19 @@ impl<'a> Dest<'a> {
     pub(super) fn new(out: LinearOut<'a>, store: &Store, rows: usize, n: usize) -> Dest<'a> {
         match (out, store) {
             (LinearOut::F32(out), Store::F32 | Store::Fake(_)) => {
-                assert_eq!(out.len(), rows * n, "output: want f32 [{rows}, {n}], have {} values", out.len());
+                check_len("linear", "output", out.len(), &[rows, n]);
                 Dest::F32(Parts::new(out))
             }
             (LinearOut::Codes(out), Store::Codes(_)) => {
-                let stride = code_stride(n);
-                assert_eq!(
-                    out.len(),
-                    rows * stride,
-                    "output: want u8 [{rows}, {stride}], have {} bytes",
-                    out.len()
-                );
+                check_len("linear", "output of codes", out.len(), &[rows, code_stride(n)]);
                 Dest::Codes(Parts::new(out))
             }
             (LinearOut::Residual { stream, map }, Store::Residual { .. }) => {
                 let (period, tokens) = (map.rows().len(), map.tokens());
+                let multiple = rows.is_multiple_of(period);
+                assert!(multiple, "{rows} rows are not a multiple of the {period} rows of the map");
                 let images = rows.checked_div(period).unwrap_or(0);
-                assert_eq!(
-                    rows,
-                    images * period,
-                    "{rows} rows are not a multiple of the {period} rows of the map"
-                );
-                assert_eq!(
-                    stream.len(),
-                    images * tokens * n,
-                    "residual stream: want f32 [{images} * {tokens}, {n}], have {} values",
-                    stream.len()
-                );
+                check_len("linear", "residual stream", stream.len(), &[images, tokens, n]);
                 Dest::Residual(Parts::new(stream), Scatter { map, first: 0 })
             }
             (out, store) => panic!("a linear that stores {store:?} cannot write {out:?}"),

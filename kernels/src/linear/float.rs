@@ -10,7 +10,7 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
-use crate::rows::check_len;
+use crate::sizes::check_len;
 
 /// A linear in f32.
 pub struct LinearF32 {
@@ -30,9 +30,9 @@ impl LinearF32 {
         let (n, k) = (spec.n, spec.k);
         check_len("LinearF32", "weight", weight.len(), &[n, k]);
         let kernel = f32_kernel(cpu.isa());
-        let padded = kernel.layout.panels(n) * kernel.layout.columns;
-        let epilogue = Epilogue::new(&spec, &vec![1.0; n], padded, f64::INFINITY);
-        LinearF32 { kernel, k, weight: kernel.layout.pack_f32(n, k, weight), epilogue }
+        let packed = kernel.layout.pack_f32(n, k, weight);
+        let epilogue = Epilogue::new(&spec, &vec![1.0; n], kernel.layout.padded(n), f64::INFINITY);
+        LinearF32 { kernel, k, weight: packed, epilogue }
     }
 
     /// Runs the linear on `rows` rows `[rows, k]` and stores the result in `out`.

@@ -10,7 +10,7 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
-use crate::rows::check_len;
+use crate::sizes::check_len;
 use crate::types::code_stride;
 
 /// The largest k of an INT8 product: 255 * 128 * k fits an i32.
@@ -58,13 +58,13 @@ impl LinearI8 {
         check_len("LinearI8", "weight", codes.len(), &[n, k]);
         assert!(k <= MAX_INT8_K, "k = {k}: INT8 products take at most {MAX_INT8_K} inputs");
         let kernel = cpu.kernel();
-        let padded = kernel.layout.panels(n) * kernel.layout.columns;
+        let (packed, padded) = (kernel.layout.pack_i8(n, k, codes), kernel.layout.padded(n));
         // The largest magnitude of a code minus its zero point.
         let largest = if zero_points.is_empty() { 128 } else { 255 };
         let epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * largest as f64 * k as f64);
         let added = if kernel.unsigned_input { 128 } else { 0 };
         let initial = compensation(k, codes, padded, added, zero_points);
-        LinearI8 { cpu, k, weight: kernel.layout.pack_i8(n, k, codes), initial, epilogue }
+        LinearI8 { cpu, k, weight: packed, initial, epilogue }
     }
 
     /// Runs the linear on `rows` rows of codes (`u8 = code + 128`, `[rows, code_stride(k)]`) and stores the

@@ -1,6 +1,7 @@
 //! Packs weights in the order in which kernels read them.
 
 use crate::buffer::AlignedBuf;
+use crate::sizes::elements;
 
 /// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups
 /// of `group`.
@@ -20,6 +21,12 @@ pub(super) struct Layout {
 impl Layout {
     pub(super) fn panels(self, n: usize) -> usize {
         n.div_ceil(self.columns)
+    }
+
+    /// Columns, including the padding of the last panel. [`Layout::pack_i8`] or [`Layout::pack_f32`] of a weight with
+    /// `n` columns checked that this does not overflow.
+    pub(super) fn padded(self, n: usize) -> usize {
+        self.panels(n) * self.columns
     }
 
     /// Groups of inputs of a column, including the groups of the padding.
@@ -45,16 +52,25 @@ impl Layout {
         }
     }
 
+    /// Bytes of the packed weight `[n, k]`, of elements of `size` bytes.
+    ///
+    /// # Panics
+    /// If there are too many, even if n or k is 0.
+    fn bytes(self, n: usize, k: usize, size: usize) -> usize {
+        let panel = [self.columns, self.groups(k), self.group];
+        elements("linear", "packed weight", &[self.panels(n), panel[0], panel[1], panel[2], size])
+    }
+
     /// Packs INT8 weights.
     pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> AlignedBuf {
-        let mut packed = AlignedBuf::new(self.panels(n) * self.panel_len(k));
+        let mut packed = AlignedBuf::new(self.bytes(n, k, 1));
         self.pack(n, k, weight, packed.as_u8_mut(), |w| w as u8);
         packed
     }
 
     /// Packs f32 weights.
     pub(super) fn pack_f32(self, n: usize, k: usize, weight: &[f32]) -> AlignedBuf {
-        let mut packed = AlignedBuf::new(4 * self.panels(n) * self.panel_len(k));
+        let mut packed = AlignedBuf::new(self.bytes(n, k, size_of::<f32>()));
         self.pack(n, k, weight, packed.as_f32_mut(), |w| w);
         packed
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::sizes::elements;
+
 /// Tasks per thread; more than one, so that other threads can take over the tasks of a slow thread.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -39,6 +41,7 @@ impl Split {
         let row_parts = tiles.div_ceil(chunk);
         if row_parts >= threads {
             let row_parts = row_parts.max(wanted).next_multiple_of(threads).min(tiles);
+            elements("linear", "row tiles and their parts", &[tiles, row_parts]);
             return Split { rows, tile, panels, row_parts, panel_parts: 1.min(panels) };
         }
         let row_parts = if rows >= threads * ROWS_PER_THREAD { threads } else { row_parts };

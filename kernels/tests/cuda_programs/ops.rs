@@ -8,7 +8,7 @@ use swinq_kernels::cuda::ops::mlp::{MlpConfig, MlpForm};
 use swinq_kernels::cuda::ops::norm::{NormConfig, NormResult};
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::rows::RowsConfig;
-use swinq_kernels::cuda::ops::window_block::WindowBlockConfig;
+use swinq_kernels::cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::cuda::training::{
     AttentionProgram, FakeProgram, NormProgram, column_sums_program, gather_program, pointwise_program,
@@ -61,8 +61,13 @@ fn mlps(arch: &Arch) -> Vec<Program> {
 /// those that use the most registers.
 pub fn window_blocks(arch: &Arch) -> Vec<Program> {
     let sizes = [(2, 49), (3, 49), (4, 49), (6, 49), (4, 64), (5, 64), (6, 64)];
-    let config = |(heads, tokens)| WindowBlockConfig::new(heads, tokens, arch.shared);
-    let kept = sizes.into_iter().filter(|_| arch.name != "sm_75").filter_map(config);
+    let first = sizes.map(|size| (WindowForm::PreNorm, size));
+    let second = [(3, 49), (6, 49), (3, 64), (4, 64), (6, 64)]
+        .into_iter()
+        .flat_map(|size| [false, true].map(|two_codes| (WindowForm::PostNorm { two_codes }, size)));
+    let config = |(form, (heads, tokens))| WindowBlockConfig::new(form, heads, tokens, arch.shared);
+    let all = first.into_iter().chain(second);
+    let kept = all.filter(|_| arch.name != "sm_75").filter_map(config);
     kept.map(|config| config.program()).collect()
 }
 

@@ -3,7 +3,10 @@
 use swinq_kernels::attention::AttentionSpec;
 use swinq_kernels::cuda::ops::Int8Linear;
 use swinq_kernels::cuda::ops::attention::HEAD_DIM;
-use swinq_kernels::cuda::ops::window_block::{WindowBlockConfig, WindowBlockSpec, constants, scales};
+use swinq_kernels::cuda::ops::window_block::{
+    WindowBlockConfig, WindowBlockSpec, WindowForm, constants, scales, two_codes,
+};
+use swinq_kernels::reference::HeadScores;
 use swinq_kernels::{AttentionQuant, PAD, Probs, Quantizer, RowStore, reference};
 
 use crate::compiler::Compiler;
@@ -47,7 +50,12 @@ impl Layer {
 
 /// Windows of several images, with padding, and the parameters of a block.
 struct Case {
+    form: WindowForm,
     heads: usize,
+    /// The factor of `QK^T` of each head.
+    scales: Vec<f32>,
+    /// Whether each head has two codes for each query and key; empty if none has.
+    two_codes: Vec<bool>,
     /// Number of tokens of a window, of windows of an image, and of images.
     n: usize,
     windows: usize,
@@ -73,7 +81,10 @@ impl Case {
         let values: Vec<f32> =
             (0..images * map.tokens() * channels).map(|_| rng.float() * 3.0 + 5.0).collect();
         Case {
+            form: WindowForm::PreNorm,
             heads,
+            scales: vec![SCALE; heads],
+            two_codes: Vec::new(),
             n,
             windows,
             images,
@@ -89,31 +100,44 @@ impl Case {
         }
     }
 
+    /// The same in the form of Swin V2; every second head has two codes if `two_codes`.
+    fn cosine(self, two_codes: bool) -> Case {
+        let of_head = |head: usize| two_codes && head.is_multiple_of(2);
+        let scales = (0..self.heads).map(|head| if of_head(head) { 40.0 } else { 9.0 }).collect();
+        let low = (0..self.heads).filter(|_| two_codes).map(of_head).collect();
+        Case { form: WindowForm::PostNorm { two_codes }, scales, two_codes: low, ..self }
+    }
+
+    fn post_norm(&self) -> bool {
+        self.form != WindowForm::PreNorm
+    }
+
     fn spec(&self) -> WindowBlockSpec<'_> {
         WindowBlockSpec {
+            post_norm: self.post_norm(),
             norm: (&self.norm.0, &self.norm.1),
             epsilon: EPSILON,
-            qkv: self.qkv.int8(inputs()[0]),
+            qkv: self.qkv.int8(self.input()),
             attention: AttentionSpec {
                 heads: self.heads,
                 head_dim: HEAD_DIM,
                 tokens: self.n,
                 windows: self.windows,
-                scales: &[SCALE; 8][..self.heads],
-                two_codes: &[],
+                scales: &self.scales,
+                two_codes: &self.two_codes,
                 mask: -100.0,
                 bias: &self.bias,
                 regions: self.regions.as_deref(),
-                quant: quant(),
+                quant: self.quant(),
                 store: RowStore::F32,
             },
-            proj: self.proj.int8(inputs()[1]),
+            proj: self.proj.int8(projection_input()),
         }
     }
 
     /// Runs the kernel on a device with one multiprocessor: the groups of a block loop over the windows.
     fn run(&self, compiler: &Compiler, stream: &[u16]) -> (Vec<f32>, u32) {
-        let config = WindowBlockConfig::new(self.heads, self.n, SHARED).unwrap();
+        let config = WindowBlockConfig::new(self.form, self.heads, self.n, SHARED).unwrap();
         let (spec, total) = (self.spec(), self.images * self.windows);
         let several = |window: &[u8]| u8::from(window.iter().any(|r| *r != window[0]));
         let padded = |window: &[u8]| [window, &vec![0; 64 - self.n]].concat();
@@ -127,10 +151,9 @@ impl Case {
             .optional(regions.as_deref())
             .optional(masked.as_deref())
             .activation(&[0_u32]);
-        let [logit, value] = scales(&spec);
-        let launch =
-            launch.int(total).int(self.windows).int(self.tokens).float(EPSILON).float(logit).float(value);
-        let out = launch.run(compiler);
+        let launch = launch.int(total).int(self.windows).int(self.tokens).float(EPSILON);
+        let launch = scales(&spec).into_iter().fold(launch, Launch::float);
+        let out = launch.int(two_codes(&spec.attention) as usize).run(compiler);
         (half_floats(&out[0]), words(&out[out.len() - 1])[0])
     }
 
@@ -143,28 +166,39 @@ impl Case {
             let map = &self.map[of_image * self.n..][..self.n];
             let row = |&token: &u32| match token {
                 PAD => self.qkv.apply(&vec![0; channels]),
-                token => self.qkv.apply(&self.normalised(image * self.tokens + token as usize)),
+                token => self.qkv.apply(&self.input_codes(image * self.tokens + token as usize)),
             };
             let qkv: Vec<Vec<f32>> = map.iter().map(row).collect();
             let heads: Vec<Vec<f32>> =
                 (0..self.heads).map(|head| self.attend(&qkv, of_image, head)).collect();
             for (i, &token) in map.iter().enumerate().filter(|(_, token)| **token != PAD) {
                 let rows = heads.iter().flat_map(|head| &head[i * HEAD_DIM..][..HEAD_DIM]);
-                let codes: Vec<i8> = rows.map(|&y| inputs()[1].code(y)).collect();
+                let codes: Vec<i8> = rows.map(|&y| projection_input().code(y)).collect();
                 let at = (image * self.tokens + token as usize) * channels;
-                branch[at..][..channels].copy_from_slice(&self.proj.apply(&codes));
+                branch[at..][..channels].copy_from_slice(&self.projected(&codes));
             }
         }
         branch
     }
 
-    /// The codes of a token after the norm.
-    fn normalised(&self, token: usize) -> Vec<i8> {
+    /// The codes of a token, in Swin V1 after the norm.
+    fn input_codes(&self, token: usize) -> Vec<i8> {
         let channels = self.heads * HEAD_DIM;
-        let mut y = vec![0.0; channels];
         let x = &self.stream[token * channels..][..channels];
+        let y = if self.post_norm() { x.to_vec() } else { self.normalised(x) };
+        y.into_iter().map(|y| self.input().code(y)).collect()
+    }
+
+    fn normalised(&self, x: &[f32]) -> Vec<f32> {
+        let mut y = vec![0.0; x.len()];
         reference::layer_norm_row(x, &self.norm.0, &self.norm.1, EPSILON, &mut y);
-        y.into_iter().map(|y| inputs()[0].code(y)).collect()
+        y
+    }
+
+    /// The projection of a row of codes, in Swin V2 before the norm.
+    fn projected(&self, codes: &[i8]) -> Vec<f32> {
+        let y = self.proj.apply(codes);
+        if self.post_norm() { self.normalised(&y) } else { y }
     }
 
     /// Attention of a head of a window.
@@ -174,6 +208,12 @@ impl Case {
             let row = |row: &Vec<f32>| row[part * channels + head * HEAD_DIM..][..HEAD_DIM].to_vec();
             qkv.iter().flat_map(row).collect()
         };
+        let (mut q, mut k) = (part(0), part(1));
+        if self.post_norm() {
+            [&mut q, &mut k]
+                .into_iter()
+                .for_each(|x| x.chunks_exact_mut(HEAD_DIM).for_each(reference::normalize));
+        }
         let mut bias = self.bias[head * n * n..][..n * n].to_vec();
         if let Some(regions) = &self.regions {
             let regions = &regions[of_image * n..][..n];
@@ -182,20 +222,28 @@ impl Case {
             }
         }
         let mut out = vec![0.0; n * HEAD_DIM];
-        let operands = (&part(0)[..], &part(1)[..], &part(2)[..]);
-        reference::attention_window(n, HEAD_DIM, operands, SCALE, &bias, &quant(), &mut out);
+        let two_codes = self.two_codes.get(head).copied().unwrap_or(false);
+        let scores = HeadScores { scale: self.scales[head], two_codes };
+        let operands = (&q[..], &k[..], &part(2)[..]);
+        reference::attention_window(n, HEAD_DIM, operands, scores, &bias, &self.quant(), &mut out);
         out
+    }
+
+    /// The quantizer of the input of QKV. Some values saturate.
+    fn input(&self) -> Quantizer {
+        step(if self.post_norm() { 0.055 } else { 0.012 })
+    }
+
+    fn quant(&self) -> AttentionQuant {
+        let of_vectors = if self.post_norm() { [1.0 / 127.0; 2] } else { [0.02, 0.021] };
+        let [q, k, v] = [of_vectors[0], of_vectors[1], 0.019].map(|scale| Some(step(scale)));
+        AttentionQuant { q, k, v, scores: None, probs: Probs::U8 }
     }
 }
 
-/// The quantizers of the inputs of QKV and of the projection. Some values saturate.
-fn inputs() -> [Quantizer; 2] {
-    [step(0.012), step(0.008)]
-}
-
-fn quant() -> AttentionQuant {
-    let [q, k, v] = [0.02, 0.021, 0.019].map(|scale| Some(step(scale)));
-    AttentionQuant { q, k, v, scores: None, probs: Probs::U8 }
+/// The quantizer of the input of the projection.
+fn projection_input() -> Quantizer {
+    step(0.008)
 }
 
 /// A code of the result of a head may be off by one, because exponentials and statistics of rows are not
@@ -203,8 +251,14 @@ fn quant() -> AttentionQuant {
 #[test]
 fn the_branch_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    for case in [Case::new(2, 49, 5, 2, true), Case::new(1, 64, 2, 1, true)] {
-        let what = format!("{} heads, {} tokens", case.heads, case.n);
+    let cases = [
+        Case::new(2, 49, 5, 2, true),
+        Case::new(1, 64, 2, 1, true),
+        Case::new(2, 64, 3, 1, true).cosine(false),
+        Case::new(3, 49, 3, 1, true).cosine(true),
+    ];
+    for case in cases {
+        let what = format!("{:?}, {} heads, {} tokens", case.form, case.heads, case.n);
         let (got, overflow) = case.run(compiler, &to_halves(&case.stream));
         assert_eq!(overflow, 0, "{what}");
         let branch = case.branch();
@@ -225,18 +279,27 @@ fn the_branch_is_near_the_reference() {
 #[test]
 fn a_value_that_is_not_finite_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
-    let case = Case::new(1, 64, 1, 1, false);
-    let mut stream = to_halves(&case.stream);
-    stream[case.map[40] as usize * HEAD_DIM + 31] = 0x7c00;
-    assert_eq!(case.run(compiler, &stream).1, 1);
+    for case in [Case::new(1, 64, 1, 1, false), Case::new(1, 64, 1, 1, false).cosine(false)] {
+        let mut stream = to_halves(&case.stream);
+        stream[case.map[40] as usize * HEAD_DIM + 31] = 0x7c00;
+        assert_eq!(case.run(compiler, &stream).1, 1, "{:?}", case.form);
+    }
+}
+
+#[test]
+fn a_branch_that_overflows_halves_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut case = Case::new(1, 64, 1, 1, false).cosine(false);
+    case.proj.bias[5] = 1e5;
+    assert_eq!(case.run(compiler, &to_halves(&case.stream)).1, 1);
 }
 
 #[test]
 fn blocks_of_wide_streams_have_fewer_groups_or_none() {
-    let groups = |heads| WindowBlockConfig::new(heads, 49, SHARED).map(|config| config.groups);
-    assert_eq!([3, 4, 6, 7].map(groups), [Some(5), Some(5), Some(4), None]);
-    assert!(
-        WindowBlockConfig::new(3, 48, SHARED).is_none() && WindowBlockConfig::new(3, 65, SHARED).is_none()
-    );
-    assert!(WindowBlockConfig::new(3, 49, 48 << 10).is_none(), "a small multiprocessor");
+    let new = |form, heads, tokens, shared| WindowBlockConfig::new(form, heads, tokens, shared);
+    let groups = |form| [3, 4, 6, 7].map(|heads| new(form, heads, 49, SHARED).map(|config| config.groups));
+    assert_eq!(groups(WindowForm::PreNorm), [Some(5), Some(5), Some(4), None]);
+    assert_eq!(groups(WindowForm::PostNorm { two_codes: true }), [Some(4), Some(3), Some(3), None]);
+    assert!([48, 65].iter().all(|&tokens| new(WindowForm::PreNorm, 3, tokens, SHARED).is_none()));
+    assert!(new(WindowForm::PreNorm, 3, 49, 48 << 10).is_none(), "a small multiprocessor");
 }

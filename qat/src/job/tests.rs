@@ -188,6 +188,7 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
         ("drop_path", "1", "below 1"),
         ("precision", "bf16", "device: cuda"),
         ("opts", "{A: 1}", "cfg"),
+        ("threads", "20000", "at most 1024"),
     ] {
         let message = message("", &[(key, value)]);
         assert!(message.contains(key) && message.contains(remedy), "{message}");

@@ -36,8 +36,8 @@ impl Lowering<'_> {
         if !self.fuse {
             return Ok(None);
         }
-        if let Some(block) = self.window_block(steps)? {
-            return Ok(Some((vec![block], 4)));
+        if let Some((block, count)) = self.window_block(steps)? {
+            return Ok(Some((vec![block], count)));
         }
         if let Some((mlp, count)) = self.mlp(steps)? {
             return Ok(Some((vec![mlp], count)));
@@ -70,21 +70,28 @@ impl Lowering<'_> {
         Ok(count)
     }
 
-    /// The launch for the attention half at the beginning of `steps`, if one kernel computes it. Smaller
-    /// batches than those of the result run the steps one by one. The kernel rounds as an f16 stream permits.
-    fn window_block(&mut self, steps: &[Step<'_>]) -> Result<Option<DeviceStep>, CudaError> {
-        if self.stream != StreamType::F16 {
-            return Ok(None);
-        }
-        let Some(block) = WindowBlock::find(steps) else { return Ok(None) };
+    /// The attention half at the beginning of `steps`, if one kernel computes it. The kernel rounds as an f16 stream
+    /// permits.
+    fn attention_half<'b>(&self, steps: &'b [Step<'b>]) -> Option<WindowBlock<'b>> {
+        let block = WindowBlock::find(steps).filter(|_| self.fuse && self.stream == StreamType::F16)?;
+        block.fits(self.device).then_some(block)
+    }
+
+    /// The launch for the attention half at the beginning of `steps`, if one kernel computes it, and the number of steps
+    /// that it computes. Smaller batches than those of the result run the steps one by one.
+    fn window_block(&mut self, steps: &[Step<'_>]) -> Result<Option<(DeviceStep, usize)>, CudaError> {
+        let Some(block) = self.attention_half(steps) else { return Ok(None) };
         let map = self.device_map(block.map())?;
-        block.lower(self.device, map, self.plan.tensor(steps[0].input).rows)
+        let launch = block.lower(self.device, map, self.plan.tensor(steps[0].input).rows)?;
+        Ok(Some((launch, block.count())))
     }
 
     /// The launch of the MLP that `steps` begins with, if it does and there is a kernel for it, and the number of steps that
     /// it computes. It runs for batches that are large enough.
     fn mlp(&self, steps: &[Step<'_>]) -> Result<Option<(DeviceStep, usize)>, CudaError> {
-        let Some(mlp) = lower_mlp(self.device, steps, self.stream)? else { return Ok(None) };
+        // A fused attention half quantizes the stream itself.
+        let next_codes = self.attention_half(steps.get(4..).unwrap_or_default()).is_none();
+        let Some(mlp) = lower_mlp(self.device, steps, self.stream, next_codes)? else { return Ok(None) };
         let stream = steps[0].input;
         let rows = self.plan.tensor(stream).rows;
         let step = DeviceStep {
@@ -116,7 +123,8 @@ impl Lowering<'_> {
             return Err(add_in_float());
         }
         let map = self.map_of(order)?;
-        let next = after.first().and_then(|next| stored_codes(next, step.output));
+        let fused = self.attention_half(after).is_some();
+        let next = after.first().filter(|_| !fused).and_then(|next| stored_codes(next, step.output));
         let codes = next.map(|(_, quantizer, map)| (quantizer, map));
         let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
         let op = DeviceNorm::residual(self.device, (&gamma, &beta), norm.eps, self.stream, map, codes)?;

@@ -8,6 +8,7 @@ use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgoConfigAttributes_t as Attrib
 use super::problem::{ALIGN, Kind, Operands, Problem, Proposal};
 use super::{FloatKind, Lt, Output};
 use crate::cuda::{CudaError, DeviceSlice, Stream};
+use crate::sizes::elements;
 
 /// Number of algorithms to request.
 const MOST: usize = 8;
@@ -73,16 +74,18 @@ impl LtPlan {
     ) -> Result<(), CudaError> {
         let Problem { m, n, k, kind, .. } = *self.problem;
         let (element, result) = kind.element_bytes();
-        let on_device = |name, slice: &DeviceSlice, len: usize| operand(lt, name, slice, len);
-        on_device("A", a, m * k * element)?;
-        on_device("W", w, n * k * element)?;
-        on_device("D", d, m * n * result)?;
+        let on_device = |name, slice: &DeviceSlice, sizes: &[usize]| {
+            operand(lt, name, slice, elements("cuBLASLt", name, sizes))
+        };
+        on_device("A", a, &[m, k, element])?;
+        on_device("W", w, &[n, k, element])?;
+        on_device("D", d, &[m, n, result])?;
         if alpha.is_some() != (kind == Kind::Int(Output::S8)) {
             return Err(CudaError::Unsupported(
                 "factors per column belong to products with INT8 results".into(),
             ));
         }
-        alpha.map_or(Ok(()), |alpha| on_device("alpha", alpha, n * 4))?;
+        alpha.map_or(Ok(()), |alpha| on_device("alpha", alpha, &[n, 4]))?;
         if !lt.device.context().same(stream.context()) {
             return Err(CudaError::Unsupported("a product on a stream of another GPU".into()));
         }

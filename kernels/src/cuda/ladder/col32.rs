@@ -66,8 +66,8 @@ impl Col32 {
         if let Some(what) = refusal(device.arch()) {
             return Err(CudaError::Unsupported(what));
         }
-        expect("ladder: a", a, m * k);
-        expect("ladder: w", w, n * k);
+        expect("ladder: a", a, &[m, k]);
+        expect("ladder: w", w, &[n, k]);
         [m, n, k].into_iter().for_each(|size| _ = int(size));
         let (order, whole) = weight_order(device.arch());
         let (columns_a, columns_d) = (k.next_multiple_of(32), n.next_multiple_of(32));
@@ -131,7 +131,7 @@ impl Col32 {
     /// # Panics
     /// If `out` is too short.
     pub fn sums(&self, on: &Stream, out: &DeviceSlice) -> Result<(), CudaError> {
-        expect("ladder: the sums", out, self.shape.0 * self.shape.1 * 4);
+        expect("ladder: the sums", out, &[self.shape.0, self.shape.1, 4]);
         let [_, _, d, plain] = &self.layouts;
         self.transform(on, (&self.sums, d), (out, plain))?;
         on.synchronize()

@@ -143,11 +143,11 @@ impl Elementwise {
         [x, y, out]: [&DeviceSlice; 3],
     ) -> Result<(), CudaError> {
         let (operand, result) = self.op.element_bytes();
-        expect("ladder: x", x, count * operand);
+        expect("ladder: x", x, &[count, operand]);
         if self.op.is_binary() {
-            expect("ladder: y", y, count * operand);
+            expect("ladder: y", y, &[count, operand]);
         }
-        expect("ladder: the output", out, count * result);
+        expect("ladder: the output", out, &[count, result]);
         [x, y, out].into_iter().for_each(|slice| on.hold(slice));
         let params = ElementwiseParams { x: x.ptr(), y: y.ptr(), out: out.ptr(), count: count as u64, scale };
         // SAFETY: `ElementwiseParams` is the kernels' parameter. The lengths were checked above, the kernels

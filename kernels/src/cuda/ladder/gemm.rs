@@ -122,9 +122,9 @@ impl FloatGemm {
         w: &DeviceSlice,
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        expect("ladder: a", a, m * k * 4);
-        expect("ladder: w", w, n * k * 4);
-        expect("ladder: the output", out, m * n * 4);
+        expect("ladder: a", a, &[m, k, 4]);
+        expect("ladder: w", w, &[n, k, 4]);
+        expect("ladder: the output", out, &[m, n, 4]);
         [a, w, out].into_iter().for_each(|slice| on.hold(slice));
         let params = GemmParams { a: a.ptr(), w: w.ptr(), out: out.ptr(), m: int(m), n: int(n), k: int(k) };
         // SAFETY: `GemmParams` is the kernels' parameter. The lengths were checked above, the kernels read

@@ -161,10 +161,10 @@ impl Softmax {
         sums: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let columns = self.columns;
-        expect("ladder: x", x, rows * columns * 4);
-        expect("ladder: the output", out, rows * columns * self.rung.element_bytes());
+        expect("ladder: x", x, &[rows, columns, 4]);
+        expect("ladder: the output", out, &[rows, columns, self.rung.element_bytes()]);
         if self.rung == SoftmaxRung::Codes {
-            expect("ladder: the sums", sums, rows * 4);
+            expect("ladder: the sums", sums, &[rows, 4]);
         }
         [x, out, sums].into_iter().for_each(|slice| on.hold(slice));
         let config = self.rung.launch(rows, columns);

@@ -12,8 +12,6 @@ pub const HEAD_DIM: usize = 32;
 /// Number of tokens that a block processes at a time.
 const TOKENS: usize = 64;
 const THREADS: u32 = 128;
-/// Number of blocks of the kernels for windows of up to 64 tokens that a multiprocessor runs at the same time.
-const RESIDENT_BLOCKS: usize = 6;
 /// Windows of up to this many f16 tokens are compiled for [`SMALL_BLOCKS`].
 const SMALL_TOKENS: usize = 40;
 /// Number of blocks of small f16 windows that the compiler leaves registers for.
@@ -148,12 +146,22 @@ impl AttentionConfig {
         }
     }
 
+    /// Number of blocks for each multiprocessor, for windows of up to 64 tokens: as many as it runs at the same time.
+    /// With two codes twice as many, because blocks of heads with one code end earlier.
+    fn blocks(&self) -> usize {
+        match (self.elements, self.two_codes, self.tokens) {
+            (AttentionElements::Codes, true, _) => 2 * 4,
+            (AttentionElements::Codes, false, 57..) => 5,
+            (AttentionElements::Codes, false, _) if self.head_scales => 5,
+            _ => 6,
+        }
+    }
+
     /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
-    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are only as many
-    /// blocks as run at the same time.
+    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are few blocks.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
         let (each, grid) = if self.whole() {
-            let blocks = multiprocessors * RESIDENT_BLOCKS;
+            let blocks = multiprocessors * self.blocks();
             let each = (total * self.heads).div_ceil(blocks);
             (each, [(total.div_ceil(each) * self.heads) as u32, 1, 1])
         } else {
@@ -249,11 +257,12 @@ impl DeviceAttention {
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let AttentionConfig { tokens, heads, .. } = self.config;
-        let (total, channels) = (images * self.windows, heads * HEAD_DIM);
+        let channels = heads * HEAD_DIM;
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
-        expect("attention: q, k and v", qkv, total * tokens * columns * element);
-        expect("attention: the output", out, total * tokens * channels * self.store.element_bytes());
+        expect("attention: q, k and v", qkv, &[images, self.windows, tokens, columns, element]);
+        let stored = self.store.element_bytes();
+        expect("attention: the output", out, &[images, self.windows, tokens, channels, stored]);
         [qkv, out, &self.bias]
             .into_iter()
             .chain(&self.logit_scales)
@@ -262,6 +271,7 @@ impl DeviceAttention {
         self.regions
             .iter()
             .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
+        let total = images * self.windows;
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
         let params = AttentionParams {

@@ -153,8 +153,8 @@ impl DevicePool {
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let stride = row_stride(self.columns, self.store.element_bytes());
-        expect("pool: the stream", stream, images * tokens * self.columns * self.stream.bytes());
-        expect("pool: the output", out, images * stride * self.store.element_bytes());
+        expect("pool: the stream", stream, &[images, tokens, self.columns, self.stream.bytes()]);
+        expect("pool: the output", out, &[images, stride, self.store.element_bytes()]);
         expect_word("pool: the overflow flag", overflow);
         [stream, out, overflow, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
         let (recip, scale) = self.store.recip_and_scale();
@@ -245,8 +245,8 @@ impl DeviceLinearF32 {
     /// # Panics
     /// If a slice is too short.
     pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
-        expect("linear_f32: the input", x, 4 * m * self.k);
-        expect("linear_f32: the output", out, 4 * m * self.n);
+        expect("linear_f32: the input", x, &[m, self.k, 4]);
+        expect("linear_f32: the output", out, &[m, self.n, 4]);
         [x, out, &self.weight, &self.bias].into_iter().for_each(|s| on.hold(s));
         let params = LinearParams {
             x: x.ptr(),

@@ -111,8 +111,8 @@ impl DeviceHeads {
     ) -> Result<(), CudaError> {
         let store = if self.config.codes { 1 } else { DeviceStore::Half.element_bytes() };
         let stride = row_stride(self.columns, store);
-        expect("heads: q, k and v", qkv, rows * 3 * self.heads * HEAD_DIM * self.config.input.bytes());
-        expect("heads: the output", out, rows * stride * store);
+        expect("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, self.config.input.bytes()]);
+        expect("heads: the output", out, &[rows, stride, store]);
         expect_word("heads: the overflow flag", overflow);
         // The kernel counts threads in 32 bits.
         int(rows * 3 * self.heads * LANES);

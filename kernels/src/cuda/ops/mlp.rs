@@ -328,7 +328,7 @@ impl DeviceMlp {
         codes: Option<&DeviceSlice>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        expect("MLP: the stream", stream, m * self.config.columns * self.config.stream.bytes());
+        expect("MLP: the stream", stream, &[m, self.config.columns, self.config.stream.bytes()]);
         expect_word("MLP: the overflow flag", overflow);
         assert_eq!(codes.is_some(), self.stores_codes(), "MLP: codes");
         assert!(
@@ -336,7 +336,7 @@ impl DeviceMlp {
             "MLP: {m} rows are not whole images of {} tokens",
             self.tokens
         );
-        codes.iter().for_each(|codes| expect("MLP: the codes", codes, m * self.config.columns));
+        codes.iter().for_each(|codes| expect("MLP: the codes", codes, &[m, self.config.columns]));
         codes.into_iter().chain(&self.code_rows).for_each(|slice| on.hold(slice));
         [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
         let params = MlpParams {

@@ -16,6 +16,7 @@ pub mod rows;
 pub mod window_block;
 
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
+use crate::sizes::elements;
 use crate::{Quantizer, RowMap};
 
 /// An INT8 linear layer of a fused launch: without an `.output` site and without zero points.
@@ -133,11 +134,13 @@ impl DeviceMap {
     }
 }
 
-/// Checks that `slice` holds `bytes` bytes and is aligned for 16-byte accesses.
+/// Checks that `slice` holds as many bytes as the product of `sizes`, of which the last is often the bytes of an element,
+/// and is aligned for 16-byte accesses.
 ///
 /// # Panics
-/// If it does not or is not; the message begins with `what`.
-pub(super) fn expect(what: &str, slice: &DeviceSlice, bytes: usize) {
+/// If it does not or is not, or if the product overflows; the message begins with `what`.
+pub(super) fn expect(what: &str, slice: &DeviceSlice, sizes: &[usize]) {
+    let bytes = elements(what, "the memory", sizes);
     assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }

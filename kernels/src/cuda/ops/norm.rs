@@ -217,8 +217,8 @@ impl DeviceNorm {
         let columns = self.config.columns;
         let stride = row_stride(columns, store.element_bytes());
         let piece = columns / self.config.pieces;
-        expect("norm: the stream", stream, images * tokens * piece * self.config.stream.bytes());
-        expect("norm: the output", out, images * rows * stride * store.element_bytes());
+        expect("norm: the stream", stream, &[images, tokens, piece, self.config.stream.bytes()]);
+        expect("norm: the output", out, &[images, rows, stride, store.element_bytes()]);
         let params = self.params((images, rows, tokens), stream, out, overflow);
         // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and
         // token that the kernel accesses is within the lengths checked above; the slices are held.
@@ -249,11 +249,11 @@ impl DeviceNorm {
         let (rows, expected) = self.sources.rows_and_tokens(tokens);
         assert_eq!(tokens, expected, "norm: tokens of an image");
         let (columns, bytes) = (self.config.columns, self.config.stream.bytes());
-        expect("norm: the branch", branch, images * rows * columns * bytes);
-        expect("norm: the stream", stream, images * tokens * columns * bytes);
+        expect("norm: the branch", branch, &[images, rows, columns, bytes]);
+        expect("norm: the stream", stream, &[images, tokens, columns, bytes]);
         let mut params = self.params((images, rows, tokens), branch, stream, overflow);
         if let Some(codes) = codes {
-            expect("norm: the codes", codes, images * tokens * row_stride(columns, 1));
+            expect("norm: the codes", codes, &[images, tokens, row_stride(columns, 1)]);
             on.hold(codes);
             params.codes = codes.ptr();
             params.code_rows = self.code_rows.as_ref().map_or(0, DeviceSlice::ptr);

@@ -226,10 +226,11 @@ impl DevicePatchEmbed {
         pixels: &DeviceSlice,
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let tokens = images * (self.size / self.config.patch).pow(2);
-        expect("patch embedding: the images", pixels, images * self.size * self.size * 3);
-        let bytes = tokens * self.config.columns * self.config.stream.bytes();
-        expect("patch embedding: the stream", out, bytes);
+        let grid = self.size / self.config.patch;
+        expect("patch embedding: the images", pixels, &[images, self.size, self.size, 3]);
+        let row = self.config.columns;
+        expect("patch embedding: the stream", out, &[images, grid, grid, row, self.config.stream.bytes()]);
+        let tokens = images * grid * grid;
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
         let optional = [self.scale.as_ref(), gamma, beta, self.position.as_ref()];
         [pixels, out, &self.lookup, &self.weight, &self.bias]

@@ -229,8 +229,8 @@ impl DeviceRows {
         assert_eq!(tokens, expected, "rows: tokens of an image");
         let RowsConfig { columns, pieces, stream: element } = self.config;
         let bytes = self.store.element_bytes();
-        expect("rows: the stream", stream, images * tokens * columns / pieces * element.bytes());
-        expect("rows: the output", out, images * rows * row_stride(columns, bytes) * bytes);
+        expect("rows: the stream", stream, &[images, tokens, columns / pieces, element.bytes()]);
+        expect("rows: the output", out, &[images, rows, row_stride(columns, bytes), bytes]);
         expect_word("rows: the overflow flag", overflow);
         // The kernel counts threads in 32 bits.
         int(images * rows * columns / 8);

@@ -5,7 +5,6 @@ mod hooks;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use comfy_table::{Table, presets};
 use swinq::qat::job::{Device, Job};
 use swinq::qat::{Begin, Outcome};
 use swinq::train::Compared;
@@ -14,7 +13,7 @@ use swinq::{FloatDevice, Training};
 use crate::args::{self, QatArgs};
 use crate::out::{caution, info, say};
 use crate::paths::check_outputs;
-use crate::{float_device, interrupt};
+use crate::{float_device, interrupt, tables};
 use hooks::TrainHooks;
 
 /// Runs the command.
@@ -96,10 +95,9 @@ fn check_job(given: &str, training: &Training) -> anyhow::Result<()> {
 
 /// Prints the accuracy of the models before, during and after the training.
 fn compared(rows: &[Compared]) {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    let mut table = tables::markdown(["", "top-1 %", "top-5 %", "as teacher %", "file"]);
+    tables::align_numbers(&mut table, 3);
     let images = rows.first().map_or(0, |row| row.validation.images);
-    table.set_header(["", "top-1 %", "top-5 %", "as teacher %", "file"]);
     let percent = |value: Option<f64>| value.map_or(String::new(), |value| format!("{:.2}", 100.0 * value));
     for Compared { kind, file, note, validation } in rows {
         let file = file.display();

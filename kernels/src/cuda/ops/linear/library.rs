@@ -135,7 +135,7 @@ impl LibraryLinear {
         scratch: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
-        expect("linear: the scratch", scratch, self.scratch_bytes(linear));
+        expect("linear: the scratch", scratch, &[self.m, linear.n, if self.codes { 1 } else { 4 }]);
         linear.expect_target(self.m, &target);
         let alpha = self.codes.then_some(&linear.epilogue.scale);
         self.plan.run(&self.lt, on, a, &self.weight, alpha, scratch)?;

@@ -140,15 +140,16 @@ impl DeviceLinear {
 
     /// Checks the destination of `m` rows.
     fn expect_target(&self, m: usize, target: &Target<'_>) {
-        let rows = match target.map {
-            None => m,
+        let (images, rows) = match target.map {
+            None => (1, m),
             Some(map) => {
                 assert!(self.kind.is_residual(), "linear: only a residual store takes a map");
                 assert!(m.is_multiple_of(map.rows), "linear: {m} rows are not whole images of {}", map.rows);
-                m / map.rows * map.tokens
+                (m / map.rows, map.tokens)
             }
         };
-        expect("linear: the output", target.slice, rows * self.out_stride() * self.kind.element_bytes());
+        let sizes = [images, rows, self.out_stride(), self.kind.element_bytes()];
+        expect("linear: the output", target.slice, &sizes);
     }
 }
 
@@ -183,8 +184,9 @@ impl OwnLinear {
         target: Target<'_>,
     ) -> Result<(), CudaError> {
         let element = if linear.kind.integer { 1 } else { 2 };
-        let row_bytes = row_stride(linear.k, element) * element;
-        expect("linear: the input", a, m * row_bytes);
+        let stride = row_stride(linear.k, element);
+        expect("linear: the input", a, &[m, stride, element]);
+        let row_bytes = stride * element;
         linear.expect_target(m, &target);
         [a, target.slice, &linear.weight].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
