@@ -2,7 +2,7 @@
 
     NAME/model.safetensors        the weights, for `swinq` and PyTorch
     NAME/images/*.png             the images for calibration
-    NAME/swinq.int8               by `swinq calibrate`, recipe `default`
+    NAME/swinq.safetensors        by `swinq calibrate`, recipe `default`
     NAME/f32.BATCH.onnx           by PyTorch's exporter, static shapes
     NAME/ort_int8.BATCH.onnx      by ONNX Runtime: static, QDQ, u8 activations, s8 weights per channel
     NAME/nncf_int8.BATCH.xml      by NNCF: PERFORMANCE preset, model type TRANSFORMER
@@ -77,7 +77,7 @@ class Models:
             command += ["--batches", "1", "--batch-size", str(IMAGES), "-o", str(path)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
-        return make_once(self.folder / "swinq.int8", make)
+        return make_once(self.folder / "swinq.safetensors", make)
 
     def onnx(self, batch):
         def make(path):

@@ -41,7 +41,7 @@ fn steps(
         let image = decode_image(&bytes)?;
         lap(1, start);
         let start = Instant::now();
-        augment.draw((image.width, image.height), &[id as u64]).apply(&image, transform);
+        augment.draw((image.width, image.height), transform.size, &[id as u64]).apply(&image, transform);
         lap(2, start);
     }
     Ok(seconds.map(|seconds| seconds / ids.len() as f64 * 1e6))

@@ -215,7 +215,7 @@ impl Source for Shuffled {
         let position = batch.index * self.batch_size() + slot;
         let (image, _permit) = self.cache.image(id)?;
         let key = [SAMPLE_KEY, self.options.seed, batch.epoch, position as u64];
-        let variation = self.options.augment.draw((image.width, image.height), &key);
+        let variation = self.options.augment.draw((image.width, image.height), self.transform.size, &key);
         Ok(variation.apply(&image, &self.transform))
     }
 }

@@ -14,6 +14,7 @@ pub mod init;
 pub mod job;
 pub mod log;
 pub mod loss;
+pub mod mixing;
 mod progress;
 mod record;
 pub mod run;

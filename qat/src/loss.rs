@@ -3,7 +3,8 @@
 //! `labels * CE + kl * KL`, both averaged over the images of an iteration:
 //!
 //! ```text
-//! CE = -sum t log p          t = (1 - smoothing) onehot(label) + smoothing / classes
+//! CE = -sum t log p          t = (1 - smoothing) onehot(label) + smoothing / classes; of a mixed image the mean
+//!                            of two labels, weighted by their shares
 //! KL = T^2 sum q log(q / p)  p, q: softmax of the student's and the teacher's logits divided by T
 //! ```
 //!
@@ -11,6 +12,7 @@
 //! Network", 2015. There are few logits, so the loss is computed on the host in f64, whatever the device.
 
 use crate::job::LossKeys;
+use crate::mixing::Partners;
 
 /// The loss, its parts before their weights, and the student's accuracy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,8 +52,43 @@ impl LossParts {
 pub struct Targets<'a> {
     /// The class of each image; may be empty if the labels have no weight in the loss.
     pub labels: &'a [u32],
+    /// The other labels of the images, if they are mixed.
+    pub partners: Option<&'a Partners>,
     /// The teacher's logits `[images, classes]`, if the divergence has a weight in the loss.
     pub teacher: Option<&'a [f32]>,
+}
+
+/// The classes of an image.
+#[derive(Clone, Copy)]
+struct Label {
+    own: usize,
+    /// The class of the image that is mixed into it.
+    partner: usize,
+    /// The share of `own`; the rest is that of `partner`.
+    share: f64,
+}
+
+impl Label {
+    /// The class with the larger share.
+    fn main(self) -> usize {
+        if self.share >= 0.5 { self.own } else { self.partner }
+    }
+
+    /// The share of `class`.
+    fn share_of(self, class: usize) -> f64 {
+        let part = |is: bool, share: f64| if is { share } else { 0.0 };
+        part(class == self.own, self.share) + part(class == self.partner, 1.0 - self.share)
+    }
+}
+
+impl Targets<'_> {
+    fn label(&self, image: usize) -> Option<Label> {
+        let own = *self.labels.get(image)? as usize;
+        Some(match self.partners {
+            Some(partners) => Label { own, partner: partners.labels[image] as usize, share: partners.share },
+            None => Label { own, partner: own, share: 1.0 },
+        })
+    }
 }
 
 /// The loss of `logits` `[images, classes]` and its gradient. Both are multiplied by `share`, the batch's
@@ -71,10 +108,10 @@ pub fn loss(
         logits.chunks_exact(classes).zip(gradient.chunks_exact_mut(classes)).enumerate()
     {
         let mut sums = vec![0.0; classes];
-        if let Some(&label) = targets.labels.get(i) {
-            parts.correct += usize::from(is_largest(logits, label as usize));
+        if let Some(label) = targets.label(i) {
+            parts.correct += usize::from(is_largest(logits, label.main()));
             if keys.labels > 0.0 {
-                parts.labels += factor * cross_entropy(logits, label as usize, keys, &mut sums);
+                parts.labels += factor * cross_entropy(logits, label, keys, &mut sums);
             }
         }
         if let Some(teacher) = targets.teacher.filter(|_| keys.kl > 0.0) {
@@ -102,12 +139,12 @@ fn log_softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     scaled.into_iter().map(|x| x - log).collect()
 }
 
-fn cross_entropy(logits: &[f32], label: usize, keys: &LossKeys, gradient: &mut [f64]) -> f64 {
+fn cross_entropy(logits: &[f32], label: Label, keys: &LossKeys, gradient: &mut [f64]) -> f64 {
     let log = log_softmax(logits, 1.0);
     let spread = keys.smoothing / logits.len() as f64;
     let mut sum = 0.0;
     for (class, (gradient, log)) in gradient.iter_mut().zip(log).enumerate() {
-        let target = spread + if class == label { 1.0 - keys.smoothing } else { 0.0 };
+        let target = spread + (1.0 - keys.smoothing) * label.share_of(class);
         sum -= target * log;
         *gradient += keys.labels * (libm::exp(log) - target);
     }
@@ -144,7 +181,7 @@ mod tests {
     }
 
     fn total(logits: &[f32]) -> f64 {
-        let targets = Targets { labels: &[2, 0], teacher: Some(&TEACHER) };
+        let targets = Targets { labels: &[2, 0], partners: None, teacher: Some(&TEACHER) };
         loss(&keys(), logits, 3, &targets, 0.5).0.total
     }
 
@@ -152,7 +189,7 @@ mod tests {
     /// `kl_div(log_softmax(x / 3), softmax(t / 3), "batchmean") * 9`.
     #[test]
     fn equals_pytorch() {
-        let targets = Targets { labels: &[2, 0], teacher: Some(&TEACHER) };
+        let targets = Targets { labels: &[2, 0], partners: None, teacher: Some(&TEACHER) };
         let (parts, gradient) = loss(&keys(), &LOGITS, 3, &targets, 0.5);
         let (ce, kl) = (TORCH.0, TORCH.1);
         assert!((parts.labels - 0.5 * ce).abs() < 1e-9, "{parts:?}");
@@ -163,9 +200,27 @@ mod tests {
         }
     }
 
+    /// The cross-entropy is linear in its target.
+    #[test]
+    fn the_loss_of_mixed_labels_is_the_mean_of_both() {
+        let keys = LossKeys { kl: 0.0, ..keys() };
+        let of = |labels: &[u32], partners: Option<&Partners>| {
+            loss(&keys, &LOGITS, 3, &Targets { labels, partners, teacher: None }, 1.0)
+        };
+        let partners = Partners { labels: vec![0, 2], share: 0.3 };
+        let (mixed, own, other) = (of(&[2, 0], Some(&partners)), of(&[2, 0], None), of(&[0, 2], None));
+        assert!((mixed.0.labels - (0.3 * own.0.labels + 0.7 * other.0.labels)).abs() < 1e-12);
+        for i in 0..LOGITS.len() {
+            let mean = 0.3 * own.1[i] + 0.7 * other.1[i];
+            assert!((mixed.1[i] - mean).abs() < 1e-7, "{:?}", mixed.1);
+        }
+        // The largest logits are those of class 0 in both images; the larger shares are those of the partners.
+        assert_eq!((mixed.0.correct, own.0.correct, other.0.correct), (other.0.correct, 1, 1));
+    }
+
     #[test]
     fn the_gradient_is_that_of_finite_differences() {
-        let targets = Targets { labels: &[2, 0], teacher: Some(&TEACHER) };
+        let targets = Targets { labels: &[2, 0], partners: None, teacher: Some(&TEACHER) };
         let (_, gradient) = loss(&keys(), &LOGITS, 3, &targets, 0.5);
         for i in 0..LOGITS.len() {
             let at = |step: f32| {
@@ -181,7 +236,7 @@ mod tests {
     #[test]
     fn a_student_like_its_teacher_has_no_divergence() {
         let keys = LossKeys { labels: 0.0, ..keys() };
-        let targets = Targets { labels: &[], teacher: Some(&LOGITS) };
+        let targets = Targets { labels: &[], partners: None, teacher: Some(&LOGITS) };
         let (parts, gradient) = loss(&keys, &LOGITS, 3, &targets, 1.0);
         assert!(parts.total.abs() < 1e-12 && gradient.iter().all(|g| g.abs() < 1e-9));
     }

@@ -13,6 +13,7 @@ use crate::drop_path::DropPath;
 use crate::error::QatError;
 use crate::job::{LossKeys, Scales};
 use crate::loss::{LossParts, Targets, loss};
+use crate::mixing::Partners;
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
@@ -208,13 +209,13 @@ impl Student {
         &mut self,
         keys: &LossKeys,
         logits: &Tensor,
-        batch: &Batch,
+        (batch, partners): (&Batch, Option<&Partners>),
         teacher_output: Option<&TeacherOutput>,
         (share, loss_scale): (f64, f64),
     ) -> Result<(LossParts, Gradients), QatError> {
         let host = |logits: &Tensor| logits.flatten_all()?.to_vec1::<f32>();
         let teacher = teacher_output.map(|teacher_output| host(&teacher_output.logits)).transpose()?;
-        let targets = Targets { labels: &batch.labels, teacher: teacher.as_deref() };
+        let targets = Targets { labels: &batch.labels, partners, teacher: teacher.as_deref() };
         let (mut parts, mut gradient) = loss(keys, &host(logits)?, self.config.num_classes, &targets, share);
         gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
         let mut seeds = vec![(logits.id(), Tensor::from_vec(gradient, logits.shape(), logits.device())?)];

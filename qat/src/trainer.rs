@@ -13,6 +13,7 @@ use crate::error::QatError;
 use crate::export;
 use crate::job::{Job, Precision};
 use crate::loss::LossParts;
+use crate::mixing::{Mixing, Partners};
 use crate::progress::Progress;
 use crate::scales::{LIMIT, sites_with_scales};
 use crate::schedule::{Group, Schedule};
@@ -58,6 +59,7 @@ pub struct Trainer {
     optimizer: AdamW,
     average: Option<BTreeMap<String, Tensor>>,
     drop_path: Option<DropPath>,
+    mixing: Option<Mixing>,
     schedule: Schedule,
     progress: Progress,
 }
@@ -92,6 +94,7 @@ impl Trainer {
             optimizer: AdamW::new(&job.optimizer, student.parameters())?,
             average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
+            mixing: Mixing::new(&job.mixing, job.seed),
             schedule,
             progress: Progress::new(job.precision),
             student,
@@ -141,11 +144,11 @@ impl Trainer {
         let mut parts = LossParts::default();
         for part in 0..accumulate {
             let number = self.progress.iteration * accumulate + part;
-            let batch = next_batch(source, number)?;
+            let (batch, partners) = self.next_batch(source, number)?;
             if batch.is_empty() {
                 continue; // All of its images were skipped as corrupt.
             }
-            let (loss, gradients) = self.batch(&batch, number)?;
+            let (loss, gradients) = self.batch((&batch, partners.as_ref()), number)?;
             parts.add(&loss);
             self.collect(&gradients, &mut sums)?;
         }
@@ -153,14 +156,23 @@ impl Trainer {
     }
 
     /// Forward and backward pass of one batch.
-    fn batch(&mut self, batch: &Batch, number: u64) -> Result<(LossParts, Gradients), QatError> {
+    fn batch(
+        &mut self,
+        (batch, partners): (&Batch, Option<&Partners>),
+        number: u64,
+    ) -> Result<(LossParts, Gradients), QatError> {
         let teacher_output = self.teacher.as_ref().map(|teacher| teacher.forward(batch)).transpose()?;
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
         let logits = self.student.forward(batch, drop_path.clone(), features)?;
         let factors = (1.0 / self.job.accumulate as f64, self.progress.loss_scale);
-        let (loss, gradients) =
-            self.student.backward(&self.job.loss, &logits, batch, teacher_output.as_ref(), factors)?;
+        let (loss, gradients) = self.student.backward(
+            &self.job.loss,
+            &logits,
+            (batch, partners),
+            teacher_output.as_ref(),
+            factors,
+        )?;
         if !loss.total.is_finite() {
             let found = self.student.first_not_finite(batch, drop_path)?;
             let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
@@ -171,6 +183,19 @@ impl Trainer {
             return Err(self.diverged(format!("the loss explodes: {:.4} after {usual:.4}", loss.total)));
         }
         Ok((loss, gradients))
+    }
+
+    /// Batch `number` of the run, mixed if the job asks for it.
+    fn next_batch(
+        &self,
+        source: &mut dyn BatchSource,
+        number: u64,
+    ) -> Result<(Batch, Option<Partners>), QatError> {
+        let batches = source.batches().max(1) as u64;
+        let mut batch =
+            source.batch(number / batches, (number % batches) as usize).map_err(QatError::Data)?;
+        let partners = self.mixing.as_ref().and_then(|mixing| mixing.mix(&mut batch, number));
+        Ok((batch, partners))
     }
 
     fn collect(&self, gradients: &Gradients, sums: &mut BTreeMap<String, Tensor>) -> Result<(), QatError> {
@@ -241,7 +266,7 @@ impl Trainer {
         source: &mut dyn BatchSource,
     ) -> Result<QatError, QatError> {
         let number = self.progress.iteration * self.job.accumulate as u64;
-        let batch = next_batch(source, number)?;
+        let (batch, _) = self.next_batch(source, number)?;
         let forward = match batch.is_empty() {
             true => None,
             false => self.student.first_not_finite(&batch, None)?,
@@ -287,12 +312,6 @@ impl Trainer {
     pub fn float(&self) -> Result<FloatModel, QatError> {
         export::float(&self.start, self.values())
     }
-}
-
-/// Batch `number` of the run.
-fn next_batch(source: &mut dyn BatchSource, number: u64) -> Result<Batch, QatError> {
-    let batches = source.batches().max(1) as u64;
-    source.batch(number / batches, (number % batches) as usize).map_err(QatError::Data)
 }
 
 fn copies(tensors: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Tensor>, QatError> {

@@ -1,4 +1,4 @@
-//! Random augmentation of training images: crop, horizontal flip, colour jitter.
+//! Random augmentation of training images: crop, horizontal flip, colour jitter, random erasing.
 //!
 //! [`Augment`] holds the settings, [`Augment::draw`] draws the [`Variation`] of one sample, and
 //! [`Variation::apply`] turns the decoded image into the network's input. The drawn numbers depend only on the
@@ -7,6 +7,7 @@
 
 mod color;
 mod crop;
+mod erase;
 mod settings;
 
 use swinq_model::{Draws, Transform};
@@ -17,6 +18,7 @@ use crate::resize::resize_window;
 
 pub use color::Adjustment;
 pub use crop::CropBox;
+pub use erase::Erased;
 pub use settings::{Augment, CropKind};
 
 /// The variation drawn for one sample.
@@ -28,15 +30,17 @@ pub struct Variation {
     pub flip: bool,
     /// Colour adjustments, in the order in which they are applied.
     pub adjustments: Vec<Adjustment>,
+    /// The part of the network's input that is replaced by noise.
+    pub erased: Option<Erased>,
 }
 
 impl Augment {
-    /// Draws the variation of an image of `width x height` pixels. It depends only on the settings, the size and
-    /// `key`.
+    /// Draws the variation of an image of `width x height` pixels, whose part becomes the network's input of `size x size`.
+    /// It depends only on the settings, these sizes and `key`.
     ///
     /// # Panics
     /// If a side is zero, or if settings that [`Augment::validate`] refuses make a range empty.
-    pub fn draw(&self, (width, height): (usize, usize), key: &[u64]) -> Variation {
+    pub fn draw(&self, (width, height): (usize, usize), size: usize, key: &[u64]) -> Variation {
         assert!(width > 0 && height > 0, "sizes must not be zero");
         let mut draws = Draws::keyed(key);
         let crop = match self.crop {
@@ -47,7 +51,10 @@ impl Augment {
             CropKind::Padded => Some(crop::padded(&mut draws, (width, height), self.padding)),
         };
         let flip = draws.unit() < self.flip;
-        Variation { crop, flip, adjustments: self.adjustments(&mut draws) }
+        let adjustments = self.adjustments(&mut draws);
+        let erases = self.erasing > 0.0 && draws.unit() < self.erasing;
+        let erased = if erases { Erased::draw(&mut draws, size) } else { None };
+        Variation { crop, flip, adjustments, erased }
     }
 
     /// The enabled adjustments, in random order.
@@ -66,7 +73,7 @@ impl Augment {
 
 impl Variation {
     /// Applies the variation to `image`: the crop and its resize with the transform's filter ([`preprocess`]
-    /// without a crop), then the flip, then the colour adjustments.
+    /// without a crop), then the flip, then the colour adjustments, then the erasing.
     ///
     /// Returns the network's input before normalisation, `u8` `[size, size, 3]`.
     ///
@@ -85,6 +92,9 @@ impl Variation {
         }
         for adjustment in &self.adjustments {
             adjustment.apply(&mut pixels);
+        }
+        if let Some(erased) = &self.erased {
+            erased.apply(&mut pixels, transform);
         }
         pixels
     }

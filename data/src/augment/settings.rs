@@ -47,6 +47,17 @@ pub struct Augment {
     /// Strength `x`, in 0..=0.5, of the hue rotation, whose fraction of a full turn is uniform in `-x..x`; 0
     /// disables it.
     pub hue: f64,
+    /// Probability, in 0..=1, that a rectangle is replaced by noise (Zhong et al., "Random Erasing Data Augmentation",
+    /// 2020).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub erasing: f64,
+}
+
+/// Whether a setting is off. Settings that are off and are younger than the first trainings are left out of the settings
+/// that a training records, so that older trainings can be resumed.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
 }
 
 impl Default for Augment {
@@ -61,6 +72,7 @@ impl Default for Augment {
             contrast: 0.0,
             saturation: 0.0,
             hue: 0.0,
+            erasing: 0.0,
         }
     }
 }
@@ -86,7 +98,8 @@ impl Augment {
         check_limit("brightness", self.brightness, f64::MAX)?;
         check_limit("contrast", self.contrast, f64::MAX)?;
         check_limit("saturation", self.saturation, f64::MAX)?;
-        check_limit("hue", self.hue, 0.5)
+        check_limit("hue", self.hue, 0.5)?;
+        check_limit("erasing", self.erasing, 1.0)
     }
 }
 
@@ -144,6 +157,7 @@ mod tests {
             (r#"{"contrast": -1}"#, "contrast"),
             (r#"{"saturation": -1}"#, "saturation"),
             (r#"{"hue": 0.6}"#, "hue"),
+            (r#"{"erasing": 2}"#, "erasing"),
             (r#"{"hues": 0.1}"#, "hues"),
         ] {
             let message = parse(text).unwrap_err();

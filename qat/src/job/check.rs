@@ -20,7 +20,9 @@ impl Job {
     pub(super) fn check(&self, origin: &str) -> Result<(), JobError> {
         self.check_files(origin)?;
         self.check_length(origin)?;
-        let checks = self.sizes().into_iter().chain(self.training_numbers()).chain(self.loss_numbers());
+        let numbers =
+            self.training_numbers().into_iter().chain(self.loss_numbers()).chain(self.mixing_numbers());
+        let checks = self.sizes().into_iter().chain(numbers);
         for (key, value, allowed, remedy) in checks {
             if !allowed {
                 return Err(JobError::key(origin, key, format!("is {value}; give {remedy}")));
@@ -160,6 +162,17 @@ impl Job {
                 l.temperature > 0.0 && l.temperature <= 100.0,
                 "above 0, at most 100",
             ),
+        ]
+    }
+
+    fn mixing_numbers(&self) -> Vec<Check> {
+        let m = &self.mixing;
+        let (alpha, unit) = (|x: f64| (0.0..=2.0).contains(&x), |x: f64| (0.0..=1.0).contains(&x));
+        vec![
+            number("mixing.mixup", m.mixup, alpha(m.mixup), "from 0 (off) to 2, such as 0.8"),
+            number("mixing.cutmix", m.cutmix, alpha(m.cutmix), "from 0 (off) to 2, such as 1"),
+            number("mixing.probability", m.probability, unit(m.probability), "0 to 1"),
+            number("mixing.switch", m.switch, unit(m.switch), "0 to 1"),
         ]
     }
 

@@ -36,7 +36,9 @@ pub use course::{Course, Length};
 pub use error::JobError;
 pub use identity::Identity;
 pub use quantization::{QuantizationKeys, ScaleRule};
-pub use sections::{CheckpointKeys, DataKeys, LogKeys, LossKeys, OptimizerKeys, ScheduleKeys, ValidateKeys};
+pub use sections::{
+    CheckpointKeys, DataKeys, LogKeys, LossKeys, MixingKeys, OptimizerKeys, ScheduleKeys, ValidateKeys,
+};
 pub use values::{ActivationScales, Device, Precision, Scales, ScheduleKind, Split, WeightScales};
 
 use tree::Tree;
@@ -99,6 +101,9 @@ pub struct Job {
     pub quantization: QuantizationKeys,
     /// Augmentation of the training images; the type passed to [`Job::augmentation`] defines its keys.
     pub augment: Value,
+    /// Mixup and CutMix.
+    #[serde(skip_serializing_if = "MixingKeys::is_off")]
+    pub mixing: MixingKeys,
     /// Highest rate of DropPath, from 0 to below 1. `None` means `MODEL.DROP_PATH_RATE` of `cfg`, or 0
     /// without a `cfg`. Default: 0.
     pub drop_path: Option<f64>,
@@ -139,6 +144,7 @@ impl Default for Job {
             loss: LossKeys::default(),
             quantization: QuantizationKeys::default(),
             augment: Value::Object(serde_json::Map::new()),
+            mixing: MixingKeys::default(),
             drop_path: Some(0.0),
             validate: ValidateKeys::default(),
             checkpoint: CheckpointKeys::default(),
@@ -267,6 +273,7 @@ fn schema() -> Value {
         },
         epochs: Some(1.0),
         steps: Some(1),
+        mixing: MixingKeys { mixup: 1.0, ..MixingKeys::default() },
         drop_path: Some(0.0),
         validate: ValidateKeys { limit: Some(1), ..ValidateKeys::default() },
         ..Job::default()

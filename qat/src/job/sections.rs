@@ -136,6 +136,33 @@ impl LossKeys {
     }
 }
 
+/// `mixing`: how pairs of images of a batch are mixed. Off by default; then it is left out of what is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MixingKeys {
+    /// Mixup: both parameters of the Beta distribution of an image's share, 0 (off) to 2. Default 0.
+    pub mixup: f64,
+    /// CutMix: the same for the share of the image's area. Default 0.
+    pub cutmix: f64,
+    /// Fraction of the batches that are mixed, 0 to 1. Default 1.
+    pub probability: f64,
+    /// If both are on, the fraction of the mixed batches that CutMix mixes, 0 to 1. Default 0.5.
+    pub switch: f64,
+}
+
+impl Default for MixingKeys {
+    fn default() -> MixingKeys {
+        MixingKeys { mixup: 0.0, cutmix: 0.0, probability: 1.0, switch: 0.5 }
+    }
+}
+
+impl MixingKeys {
+    /// Whether no batch is mixed.
+    pub fn is_off(&self) -> bool {
+        self.mixup == 0.0 && self.cutmix == 0.0
+    }
+}
+
 /// `validate`: how often and on which images the model is validated. A quantized training validates on the
 /// INT8 engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

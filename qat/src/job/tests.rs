@@ -179,6 +179,10 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
         ("schedule.min_lr", "1e-3", "optimizer.lr"),
         ("loss.temperature", "0", "above 0"),
         ("loss.smoothing", "1", "below 1"),
+        ("mixing.mixup", "3", "0 (off) to 2"),
+        ("mixing.cutmix", "-1", "0 (off) to 2"),
+        ("mixing.probability", "1.5", "0 to 1"),
+        ("mixing.switch", "-0.5", "0 to 1"),
         ("batch_size", "0", "1 to 65536"),
         ("epochs", "0", "above 0"),
         ("steps", "0", "1 to"),
@@ -273,6 +277,9 @@ fn an_identity_holds_only_what_has_an_effect_on_the_result() {
     ] {
         assert!(message.contains(words), "{message}");
     }
+    // A training that began before `mixing` existed can be resumed.
+    assert_eq!(identity(&[("mixing.cutmix", "0"), ("mixing.switch", "0.1")]), started);
+    assert_ne!(identity(&[("mixing.cutmix", "1")]), started);
     assert_eq!(identity(&[("device", "cuda:1")]), identity(&[("device", "cuda")]));
     assert_ne!(identity(&[("device", "cuda")]), started);
     // A checkpoint stores it as JSON.

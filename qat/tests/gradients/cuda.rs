@@ -37,7 +37,7 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
         Teacher::new(&case.teacher, true, device, None).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
-        student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
+        student.backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0)).unwrap();
     let host =
         |parameter: &Tensor| values(&gradients.get(parameter).unwrap().to_device(&Device::Cpu).unwrap());
     let all = student.parameters().iter().map(|(name, p)| (name.clone(), host(p))).collect();
@@ -194,7 +194,9 @@ fn times(
         student.set_passes(passes);
         median(device, || {
             let logits = student.forward(&case.batch, None, true).unwrap();
-            student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
+            student
+                .backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0))
+                .unwrap();
         })
     });
     [plain, composed, fused]

@@ -118,7 +118,7 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
         Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
-        student.backward(&keys(), &logits, &case.batch, Some(&teacher_output), (1.0, 1.0)).unwrap();
+        student.backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0)).unwrap();
     let reference = Reference::new(case, student.parameters());
     let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
     assert!((parts.total / loss - 1.0).abs() < tolerance, "{what}: {} instead of {loss}", parts.total);
