@@ -90,7 +90,8 @@ impl EngineOptions {
     pub fn describe(&self) -> Result<String, Error> {
         if self.backend != BackendChoice::Cuda {
             let cpu = self.cpu_options()?.cpu;
-            return Ok(format!("kernels {cpu}, {} threads", self.thread_count()));
+            let threads = self.thread_count();
+            return Ok(format!("kernels {cpu}, {threads} thread{}", if threads == 1 { "" } else { "s" }));
         }
         let device = Device::open(self.cuda.device).map_err(RuntimeError::from)?;
         Ok(format!("{} ({}), {} multiprocessors", device.name(), device.arch(), device.multiprocessors()))

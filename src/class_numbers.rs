@@ -25,6 +25,13 @@ pub fn numbered_for(
     {
         return Ok(remark.map(|remark| (numbered, format!("{data}: {remark}"))));
     }
+    let numbered_names = dataset.class_names().filter(|_| !dataset.numbered_by_name());
+    let named = match (numbered_names, labels) {
+        (Some(names), Some(labels)) => {
+            numbered(names, labels).map_err(|problem| format!("{data}: {problem}"))?
+        }
+        _ => None,
+    };
     if classes > config.num_classes {
         return Err(format!(
             "{data}, but {} has {}; is it the data the model was trained on? (a float checkpoint's class count comes \
@@ -42,7 +49,34 @@ pub fn numbered_for(
             config.name, config.num_classes
         ));
     }
-    Ok(in_sorted_order(dataset).map(|remark| (dataset.clone(), format!("{data}: {remark}"))))
+    let remark = named.or_else(|| in_sorted_order(dataset));
+    Ok(remark.map(|remark| (dataset.clone(), format!("{data}: {remark}"))))
+}
+
+/// The remark on `names` of classes that the data set numbers itself, if the model has none of them. `None` for WordNet's
+/// identifiers and for names that the model has.
+///
+/// # Errors
+/// The model gives one of the names to another class.
+fn numbered(names: &[String], labels: &[String]) -> Result<Option<String>, String> {
+    let number = |name: &String| labels.iter().position(|label| label == name);
+    for (class, name) in names.iter().enumerate() {
+        // Two classes of a model may have the same name.
+        if let Some(own) = number(name).filter(|_| labels.get(class) != Some(name)) {
+            return Err(format!(
+                "class {class} is {name}, which is class {own} of the model; number the images in the model's order, or \
+                 give the model's right names with --labels"
+            ));
+        }
+    }
+    let foreign = names.iter().all(|name| number(name).is_none() && !is_wordnet(name));
+    let first = names.first().zip(labels.first()).filter(|_| foreign);
+    Ok(first.map(|(data, model)| {
+        format!(
+            "the model has none of these class names: class 0 is {data} here and {model} in the model; is it the data the \
+             model was trained on?"
+        )
+    }))
 }
 
 /// The remark on class names that a model without these names cannot confirm. `None` for other numbers and for WordNet's
@@ -52,8 +86,8 @@ fn in_sorted_order(dataset: &Dataset) -> Option<String> {
     let first = names.iter().find(|name| !is_wordnet(name))?;
     let number = names.iter().position(|name| name == first)?;
     Some(format!(
-        "the model has none of these class names, which are numbered in sorted order: {first} is class {number}. If the \
-         model has another order, give its names with --labels"
+        "no model given has these class names, which are therefore numbered in sorted order: {first} is class {number}. If \
+         the models have another order, give their names with --labels"
     ))
 }
 
@@ -91,9 +125,9 @@ fn remark(names: &[String], labels: &[String]) -> Option<String> {
     } else {
         String::new()
     };
+    let number = labels.iter().position(|label| label == name)?;
     Some(format!(
-        "classes are matched with the model's by name{part}: class {class} is {}, not {name} as in sorted order",
-        labels[class]
+        "classes are matched with the model's by name{part}: {name} is class {number}, not {class} as in sorted order"
     ))
 }
 
@@ -122,7 +156,21 @@ mod tests {
         assert_eq!(remark(&model, &model), None);
         assert_eq!(remark(&names("ant bee"), &model), None);
         let other = remark(&names("ant cat"), &model).unwrap();
-        assert!(other.contains("2 of the model's 4: class 1 is bee, not cat"), "{other}");
+        assert!(other.contains("2 of the model's 4: cat is class 2, not 1 as"), "{other}");
+    }
+
+    #[test]
+    fn numbered_names_must_have_the_models_numbers() {
+        let model = names("ant bee cat dog");
+        assert_eq!(numbered(&model, &model), Ok(None));
+        // A part of the names, with others that the model lacks.
+        assert_eq!(numbered(&names("ant bee cow"), &model), Ok(None));
+        let swapped = numbered(&names("ant cat bee dog"), &model).unwrap_err();
+        assert!(swapped.contains("class 1 is cat, which is class 2 of the model"), "{swapped}");
+        let foreign = numbered(&names("tench church"), &model).unwrap().unwrap();
+        assert!(foreign.contains("class 0 is tench here and ant in the model"), "{foreign}");
+        assert_eq!(numbered(&names("n01440764 n02102040"), &model), Ok(None));
+        assert_eq!(numbered(&names("ant bee bee"), &names("ant bee bee")), Ok(None));
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl OpenOptions {
             Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
             // The preprocessing does not come from the model's own directory.
             None if self.cfg.is_some() || !warnings.is_empty() => {
-                warnings.extend(other_preprocessing(path, &model))
+                warnings.extend(other_preprocessing(path, &model).or_else(|| replaced_preprocessing(path)));
             }
             None => {}
         }
@@ -183,6 +183,17 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
             model.source.dialect
         )
     })
+}
+
+/// A warning if the model at `path` is a directory that describes its own preprocessing, which the configuration's replaces.
+fn replaced_preprocessing(path: &Path) -> Option<String> {
+    let name =
+        ["preprocessor_config.json", "config.json"].into_iter().find(|name| path.join(name).is_file())?;
+    Some(format!(
+        "{}: the configuration given replaces the preprocessing that {name} describes; leave --cfg away to use the \
+         directory's own, or state --transform",
+        path.display()
+    ))
 }
 
 impl Model {

@@ -219,7 +219,7 @@ fn compare_fails_with_a_code_of_its_own_beyond_a_limit() {
     );
     compare(&before, &after, &["--max-drop", "10.1"]).success();
     compare(&after, &before, &["--max-drop", "0"]).success();
-    common::refused(compare(&before, &after, &["--max-slowdown", "1"]), 1, &["no batch size in common"]);
+    common::refused(compare(&before, &after, &["--max-slowdown", "1"]), 1, &["a run has no latency"]);
     common::refused(compare(&before, &after, &["--max-drop=-1"]), 2, &["--max-drop"]);
 }
 

@@ -43,7 +43,7 @@ fn a_bad_image_does_not_stop_the_others() {
     assert_eq!(names(&run), ["airplane.jpg", "airplane.png", "airplane.webp"]);
     let errors = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
     for word in
-        ["absent.jpg", "notes.md: not an image: neither", "b cut.jpg", "3 images cannot be classified"]
+        ["absent.jpg", "notes.md: not an image: neither", "b cut.jpg", "3 inputs cannot be classified"]
     {
         assert!(errors.contains(word), "`{word}` is not in: {errors}");
     }

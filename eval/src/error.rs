@@ -107,7 +107,7 @@ pub enum EvalError {
         other: f32,
     },
     /// A measured step failed.
-    #[error("measured step {step}: {source}")]
+    #[error("measuring, step {step}: {source}")]
     Step {
         /// Index of the step among those measured.
         step: usize,

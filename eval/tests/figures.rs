@@ -293,7 +293,7 @@ fn measuring_uses_the_real_clock_and_reports_failing_steps() {
     let mut steps: Vec<Step<'_>> = vec![Box::new(|| Ok(())), Box::new(|| Err("no such device".into()))];
     let error = measure_interleaved(&mut steps, &options).unwrap_err();
     assert!(matches!(error, EvalError::Step { step: 1, .. }));
-    assert_eq!(error.to_string(), "measured step 1: no such device");
+    assert_eq!(error.to_string(), "measuring, step 1: no such device");
     let endless = LatencyOptions { min_ms: f64::INFINITY, ..options };
     assert!(matches!(measure_interleaved(&mut steps, &endless), Err(EvalError::Samples { .. })));
     for samples in [vec![], vec![1.0, f64::NAN], vec![-1.0], vec![0.0, 0.0]] {

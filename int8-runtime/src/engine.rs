@@ -201,7 +201,7 @@ impl Engine {
     }
 
     /// The time of each launch in a forward of the first (at most `max_batch`) images of `pixels`: on a CPU
-    /// the mean of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    /// the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, or the GPU fails.

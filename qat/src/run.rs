@@ -307,7 +307,10 @@ impl Run<'_> {
             logit_mse: found.logit_mse,
             seconds: clock.elapsed().as_secs_f64(),
         };
-        self.log.write(&Record::Validation(record))?;
+        // A finished run that is resumed is validated again, but its record is there.
+        if self.progress().validated != Some(iteration) {
+            self.log.write(&Record::Validation(record))?;
+        }
         self.hooks.say(&describe(iteration, &found));
         self.keep_best(model, &found)?;
         let (progress, _) = self.trainer.state();

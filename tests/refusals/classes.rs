@@ -43,7 +43,7 @@ fn class_folders_are_matched_with_the_models_names() {
     let mut reversed = NAMES;
     reversed.reverse();
     let other = stderr(&eval(&folder, &reversed, "data").success());
-    assert!(other.contains("matched with the model's by name: class 0 is truck, not airplane"), "{other}");
+    assert!(other.contains("matched with the model's by name: airplane is class 9, not 0"), "{other}");
     assert_eq!((label_of(&folder, "airplane/"), label_of(&folder, "ship/")), ("9".into(), "1".into()));
 }
 
@@ -67,7 +67,7 @@ fn numbers_that_the_model_cannot_confirm_are_remarked() {
     let output = folder.path("q.safetensors");
     let more = ["--split", "val", "--ptq", "basic", "--batches", "1", "-o", output.to_str().unwrap()];
     let text = remark(&NAMES, "calibrate", &more);
-    assert!(text.contains("in sorted order: class 0 is airplane"), "{text}");
+    assert!(text.contains("in sorted order, class 0 is airplane"), "{text}");
 }
 
 #[test]
@@ -81,6 +81,27 @@ fn a_part_of_the_models_classes_keeps_its_numbers() {
     folder.write("list.txt", "a.jpg\tship\n");
     eval(&folder, &NAMES, "list.txt").success();
     assert_eq!(label_of(&folder, "a.jpg"), "8");
+}
+
+#[test]
+fn numbers_of_a_data_set_that_contradict_the_models_names_are_refused() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("zip")).unwrap();
+    for file in ["val.zip", "val_map.txt", "classes.txt"] {
+        std::fs::copy(common::root().join("samples/cifar10").join(file), folder.path("zip").join(file))
+            .unwrap();
+    }
+    let mut swapped = NAMES;
+    swapped.swap(3, 5);
+    refused(
+        eval(&folder, &swapped, "zip"),
+        1,
+        &["class 3 is cat, which is class 5 of the model", "--labels"],
+    );
+    let foreign: Vec<String> = (0..10).map(|i| format!("name{i}")).collect();
+    let foreign: Vec<&str> = foreign.iter().map(String::as_str).collect();
+    let text = stderr(&eval(&folder, &foreign, "zip").success());
+    assert!(text.contains("class 0 is airplane here and name0 in the model"), "{text}");
 }
 
 #[test]

@@ -92,7 +92,11 @@ fn slowdowns(a: &Results, b: &Results) -> Result<Vec<(String, f64)>, EvalError> 
             }
         }
         if found.len() == before {
-            return Err(EvalError::limit(format!("{}: the runs have no batch size in common", a.label())));
+            let problem = match a.latency_ms.is_empty() || b.latency_ms.is_empty() {
+                true => "a run has no latency; eval without --no-latency measures it",
+                false => "the runs have no batch size in common",
+            };
+            return Err(EvalError::limit(format!("{}: {problem}", a.label())));
         }
     }
     Ok(found)

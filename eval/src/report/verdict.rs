@@ -116,10 +116,15 @@ fn display(model: &ModelResult) -> String {
     format!("{} {name}", model.precision.to_string().to_uppercase())
 }
 
-/// `3.3x faster`, from the medians at the reference batch.
+/// `3.3x faster`, from the medians at the reference batch, if the times of the two models are apart.
 fn speed(results: &Results, base: &ModelResult, own: &ModelResult) -> Option<String> {
     let batch = results.reference_batch()?;
-    let (base, own) = (base.latency_ms.get(&batch)?.median, own.latency_ms.get(&batch)?.median);
+    let (base, own) = (base.latency_ms.get(&batch)?, own.latency_ms.get(&batch)?);
+    let apart = own.p90 < base.min || base.p90 < own.min;
+    if !apart && load_warning(results).is_some() {
+        return Some("speed not concluded, because latency was disturbed".to_owned());
+    }
+    let (base, own) = (base.median, own.median);
     if own <= 0.0 || base <= 0.0 {
         return None;
     }

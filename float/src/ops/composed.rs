@@ -118,10 +118,8 @@ pub(crate) fn round_ties_even(x: &Tensor) -> Result<Tensor> {
     (x + ROUNDER)? - ROUNDER
 }
 
-/// Softmax over the last dimension.
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
-    let exponentials = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
-    exponentials.broadcast_div(&exponentials.sum_keepdim(D::Minus1)?)
+    candle_nn::ops::softmax(x, D::Minus1)
 }
 
 pub(super) fn attend(logits: &Tensor, v: &Tensor) -> Result<Tensor> {

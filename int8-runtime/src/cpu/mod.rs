@@ -7,6 +7,12 @@ mod launch;
 mod lower;
 mod options;
 mod place;
+/// The median of at least one time.
+fn median(times: &mut [Duration]) -> Duration {
+    let middle = times.len() / 2;
+    *times.select_nth_unstable(middle).1
+}
+
 #[cfg(test)]
 mod tests;
 mod variants;
@@ -59,7 +65,7 @@ impl Packed {
         Arena::new(Layout::of_plan(&self.plan, tensor_bytes, |tensor| most[tensor.0]), images)
     }
 
-    /// The mean time of each launch in `runs` forwards (at least one) of `images` images.
+    /// The median time of each launch in `runs` forwards (at least one) of `images` images.
     fn profile(
         &self,
         pool: &mut Pool,
@@ -68,11 +74,13 @@ impl Packed {
         pixels: &[u8],
         runs: u32,
     ) -> Vec<LaunchProfile> {
-        let mut times = vec![Duration::ZERO; self.launches.len()];
+        let mut all = vec![Vec::with_capacity(runs as usize); self.launches.len()];
         for _ in 0..runs {
+            let mut times = vec![Duration::ZERO; self.launches.len()];
             self.run_timed(pool, arena, images, pixels, &mut times);
+            all.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
         }
-        let mut profiles = Vec::with_capacity(times.len());
+        let mut profiles = Vec::with_capacity(all.len());
         for segment in &self.segments {
             let fused = segment.fused(images, pool.threads()).is_some();
             for index in segment.launches.clone() {
@@ -80,7 +88,7 @@ impl Packed {
                 profiles.push(LaunchProfile {
                     name: launch.name.clone(),
                     detail: if fused { FUSED.to_owned() } else { String::new() },
-                    time: times[index] / runs,
+                    time: median(&mut all[index]),
                     macs: launch.macs * images as u64,
                     bytes: launch.bytes(images, pixels.len()),
                 });
@@ -149,7 +157,7 @@ impl Runner {
         logits.copy_from_slice(output.f32(images, arena.buffer(output)));
     }
 
-    /// The mean time of each launch in `runs` forwards (at least one) of `images` images.
+    /// The median time of each launch in `runs` forwards (at least one) of `images` images.
     pub(crate) fn profile(&mut self, images: usize, pixels: &[u8], runs: u32) -> Vec<LaunchProfile> {
         self.packed.profile(&mut self.pool, &mut self.arena, images, pixels, runs)
     }

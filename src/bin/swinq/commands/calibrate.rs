@@ -202,7 +202,9 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
         info!("shard      {shard} of these images");
     }
     if let Some(first) = first_name(model, images) {
-        info!("classes    the data set's names in sorted order: class 0 is {first} (else pass --labels)");
+        info!(
+            "classes    named by the data set in sorted order, class 0 is {first}; --labels gives other names"
+        );
     }
     if args.device != FloatDevice::Cpu {
         info!("device     {}", args.device);

@@ -182,11 +182,11 @@ impl Observer for Printer {
     }
 
     fn timing(&mut self, batch_size: usize, estimate: Duration) {
-        note!("latency at batch {batch_size}: takes about {:.0} s", estimate.as_secs_f64());
+        note!("latency at batch {batch_size}: measuring takes about {:.0} s", estimate.as_secs_f64());
     }
 
     fn timed(&mut self, batch_size: usize, elapsed: Duration, _: &[(&ModelResult, &Latency)]) {
-        note!("latency at batch {batch_size}: {:.1} s", elapsed.as_secs_f64());
+        note!("latency at batch {batch_size}: measured in {:.1} s", elapsed.as_secs_f64());
     }
 
     fn stop(&self) -> bool {

@@ -41,8 +41,8 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     }
     match failed.len() {
         0 => Ok(()),
-        1 => bail!("1 image cannot be classified; the warning names it"),
-        count => bail!("{count} images cannot be classified; the warnings name them"),
+        1 => bail!("1 input cannot be classified; the warning names it"),
+        count => bail!("{count} inputs cannot be classified; the warnings name them"),
     }
 }
 
