@@ -8,12 +8,14 @@
 //
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
-// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. For
-// sm_100 and later the compiler would spill a register without a number of blocks. `AttentionConfig::launch` counts on
+// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With two
+// codes, and for sm_100 and later, the compiler would spill a register without a number of blocks. `AttentionConfig::launch` counts on
 // these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS (TWO_CODES ? 3 : 4)
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !EXACT && !PROBS_S8 && !TWO_CODES
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && TWO_CODES
+#define MIN_BLOCKS 4
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !EXACT && !PROBS_S8
 #define MIN_BLOCKS (KEY_TILES <= 7 && !HEAD_SCALES ? 6 : 5)
 #endif
 #include "attention.cuh"

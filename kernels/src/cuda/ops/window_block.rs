@@ -99,7 +99,8 @@ impl WindowBlockConfig {
         let most = match (form, heads, tokens) {
             (WindowForm::PreNorm, ..=4, ..=56) => 5,
             (WindowForm::PreNorm, ..=4, _) | (WindowForm::PreNorm, _, ..=56) => 4,
-            (WindowForm::PostNorm { .. }, ..=3, 57..) => 5,
+            // With one buffer the compiler would spill registers of five groups on some GPUs.
+            (WindowForm::PostNorm { .. }, ..=3, 57..) if exchanges >= 2 * 5 => 5,
             (WindowForm::PostNorm { .. }, ..=3, _) => 4,
             _ => 3,
         };
