@@ -8,9 +8,9 @@
 //
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
-// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With two
-// codes, and for sm_100 and later, the compiler would spill a register without a number of blocks. `AttentionConfig::launch` counts on
-// these numbers.
+// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With
+// two codes, and for sm_100 and later, the compiler would spill a register without a number of blocks.
+// `AttentionConfig::launch` counts on these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS (TWO_CODES ? 3 : 4)
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && TWO_CODES

@@ -10,9 +10,9 @@
 // A block keeps all weights and constants in shared memory, as the host has laid them out, and its groups
 // loop over windows.
 //
-// Defines: THREADS (128 for each group), BUFFERS (buffers of a group for keys and values: 1 or 2), HEADS (heads of 32 channels), TOKENS (tokens of a window), KEY_TILES
-// (tiles of 8 keys: TOKENS / 8, rounded up), COSINE (0 or 1), TWO_CODES (1, with COSINE: queries and keys of some heads have
-// two codes for each value).
+// Defines: THREADS (128 for each group), BUFFERS (buffers of a group for keys and values: 1 or 2), HEADS (heads of 32
+// channels), TOKENS (tokens of a window), KEY_TILES (tiles of 8 keys: TOKENS / 8, rounded up), COSINE (0 or 1), TWO_CODES
+// (1, with COSINE: queries and keys of some heads have two codes for each value).
 #include "window_heads.cuh"
 
 // Loads a warp's rows from the stream and quantizes them, in Swin V1 after LayerNorm. Padding becomes zeros.
