@@ -5,8 +5,8 @@ use swinq_model::Draws;
 use crate::decode::RgbImage;
 use crate::resize::{copy_window, place_on_black};
 
-/// Number of random crops tried before the central crop is used.
-const ATTEMPTS: usize = 10;
+/// Number of random rectangles that are tried.
+pub(super) const ATTEMPTS: usize = 10;
 
 /// A rectangle in pixels of a source image. It may reach beyond the image; pixels outside the image are black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +51,7 @@ pub(super) fn random_resized(
     ratio: [f64; 2],
 ) -> CropBox {
     for _ in 0..ATTEMPTS {
-        let area_fraction = draws.between(scale);
-        // libm's functions, because the system's give different results on different platforms.
-        let aspect = libm::exp(draws.between(ratio.map(libm::log)));
-        let (w, h) = sides((width, height), area_fraction, aspect);
+        let (w, h) = random_sides(draws, (width, height), scale, ratio);
         if (1..=width).contains(&w) && (1..=height).contains(&h) {
             let top = draws.below(height - h + 1) as isize;
             let left = draws.below(width - w + 1) as isize;
@@ -62,6 +59,20 @@ pub(super) fn random_resized(
         }
     }
     central((width, height), ratio)
+}
+
+/// Two sides of a rectangle: its fraction of the area of an image of `size` is uniform in `scale`, and the ratio of the first
+/// side to the second is log-uniform in `ratio`.
+pub(super) fn random_sides(
+    draws: &mut Draws,
+    size: (usize, usize),
+    scale: [f64; 2],
+    ratio: [f64; 2],
+) -> (usize, usize) {
+    let area_fraction = draws.between(scale);
+    // libm's functions, because the system's give different results on different platforms.
+    let aspect = libm::exp(draws.between(ratio.map(libm::log)));
+    sides(size, area_fraction, aspect)
 }
 
 /// Width and height, each rounded half to even, of the rectangle with `area_fraction` of the image's area and the

@@ -5,8 +5,8 @@ use std::f64::consts::TAU;
 
 use swinq_model::{Draws, Transform};
 
-/// Number of rectangles that are tried.
-const ATTEMPTS: usize = 10;
+use super::crop::{ATTEMPTS, random_sides};
+
 /// Least and greatest area, as a fraction of the image's.
 const AREA: [f64; 2] = [0.02, 1.0 / 3.0];
 /// Least and greatest height / width; it is log-uniform.
@@ -31,10 +31,7 @@ impl Erased {
     /// A random rectangle of an image of `size x size` pixels; `None` if no attempt fits.
     pub(super) fn draw(draws: &mut Draws, size: usize) -> Option<Erased> {
         for _ in 0..ATTEMPTS {
-            let area = draws.between(AREA) * (size * size) as f64;
-            let aspect = libm::exp(draws.between(ASPECT.map(libm::log)));
-            let height = (area * aspect).sqrt().round_ties_even() as usize;
-            let width = (area / aspect).sqrt().round_ties_even() as usize;
+            let (height, width) = random_sides(draws, (size, size), AREA, ASPECT);
             if (1..size).contains(&height) && (1..size).contains(&width) {
                 let top = draws.below(size - height + 1);
                 let left = draws.below(size - width + 1);

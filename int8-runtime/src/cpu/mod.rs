@@ -7,12 +7,6 @@ mod launch;
 mod lower;
 mod options;
 mod place;
-/// The median of at least one time.
-fn median(times: &mut [Duration]) -> Duration {
-    let middle = times.len() / 2;
-    *times.select_nth_unstable(middle).1
-}
-
 #[cfg(test)]
 mod tests;
 mod variants;
@@ -184,4 +178,10 @@ impl Runner {
         };
         self.packed.segments.iter().flat_map(lines).collect()
     }
+}
+
+/// The median of at least one time.
+fn median(times: &mut [Duration]) -> Duration {
+    let middle = times.len() / 2;
+    *times.select_nth_unstable(middle).1
 }
