@@ -33,4 +33,4 @@ pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use preprocess::preprocess;
 pub use swinq_jpeg::has_simd as jpeg_has_simd;
-pub use train::{TrainLoader, TrainOptions};
+pub use train::{Stride, TrainLoader, TrainOptions};

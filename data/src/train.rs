@@ -31,10 +31,40 @@ pub struct TrainOptions {
     pub require_labels: bool,
     /// Maximum bytes of decoded images cached in memory; 0 disables the cache. It affects the speed, never a batch.
     pub cache_bytes: u64,
+    /// The batches that will be requested. It affects the speed, never a batch.
+    pub stride: Stride,
+}
+
+/// The batches that one of several processes reads: `run` batches in a row out of every `of`, from batch `first` on. Batches
+/// are numbered across epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stride {
+    /// The first batch.
+    pub first: u64,
+    /// Batches in a row, at least 1.
+    pub run: u64,
+    /// Batches from the start of one run to that of the next, at least `run`.
+    pub of: u64,
+}
+
+impl Default for Stride {
+    /// Every batch.
+    fn default() -> Stride {
+        Stride { first: 0, run: 1, of: 1 }
+    }
+}
+
+impl Stride {
+    /// The batch to read after `batch`.
+    fn after(self, batch: u64) -> Option<u64> {
+        let of = self.of.max(1);
+        let position = (batch % of + of - self.first % of) % of;
+        batch.checked_add(if position + 1 < self.run { 1 } else { of - position })
+    }
 }
 
 impl Default for TrainOptions {
-    /// Seed 0, complete batches only, labels required, no cache.
+    /// Seed 0, complete batches only, labels required, no cache, every batch.
     fn default() -> TrainOptions {
         TrainOptions {
             loader: LoaderOptions::default(),
@@ -43,6 +73,7 @@ impl Default for TrainOptions {
             drop_last: true,
             require_labels: true,
             cache_bytes: 0,
+            stride: Stride::default(),
         }
     }
 }
@@ -201,10 +232,9 @@ impl Source for Shuffled {
     }
 
     fn following(&self, BatchId { epoch, index }: BatchId) -> Option<BatchId> {
-        if index + 1 < self.batches() {
-            return Some(BatchId { epoch, index: index + 1 });
-        }
-        epoch.checked_add(1).map(|epoch| BatchId { epoch, index: 0 })
+        let batches = self.batches().max(1) as u64;
+        let next = self.options.stride.after(epoch.checked_mul(batches)?.checked_add(index as u64)?)?;
+        Some(BatchId { epoch: next / batches, index: (next % batches) as usize })
     }
 
     fn label(&self, id: usize) -> Option<u32> {
@@ -246,6 +276,25 @@ mod tests {
         let all = shuffled(4, false);
         assert_eq!((all.batches(), all.epoch_images(), all.image_ids(batch(0, 2)).len()), (3, 10, 2));
         assert_eq!(shuffled(usize::MAX, false).epoch_images(), 10);
+    }
+
+    #[test]
+    fn a_process_prefetches_its_own_batches() {
+        let read = |stride: Stride, first| {
+            let batches = std::iter::successors(Some(first), |&batch| stride.after(batch));
+            batches.take(5).collect::<Vec<u64>>()
+        };
+        assert_eq!(read(Stride::default(), 3), [3, 4, 5, 6, 7]);
+        assert_eq!(read(Stride { first: 1, run: 1, of: 3 }, 4), [4, 7, 10, 13, 16]);
+        assert_eq!(read(Stride { first: 2, run: 2, of: 4 }, 2), [2, 3, 6, 7, 10]);
+        assert_eq!(read(Stride { first: 4, run: 2, of: 6 }, 5), [5, 10, 11, 16, 17]);
+        assert_eq!(Stride::default().after(u64::MAX), None);
+        // Ten images in batches of 4: two batches in an epoch.
+        let mut source = shuffled(4, true);
+        source.options.stride = Stride { first: 0, run: 1, of: 3 };
+        let batch = |epoch, index| BatchId { epoch, index };
+        assert_eq!(source.following(batch(0, 0)), Some(batch(1, 1)));
+        assert_eq!(source.following(batch(1, 1)), Some(batch(3, 0)));
     }
 
     #[test]

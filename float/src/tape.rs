@@ -25,6 +25,8 @@ struct Record {
     leaves: HashSet<TensorId>,
     /// Results of recorded operations.
     results: HashSet<TensorId>,
+    /// The parameters that recorded operations use.
+    used: HashSet<TensorId>,
     nodes: Vec<Node>,
     /// Type of the operands of linear layers, if not f32.
     operand_type: Option<DType>,
@@ -58,6 +60,8 @@ pub(super) enum Implementation {
 struct Node {
     output: TensorId,
     backward: Backward,
+    /// The parameters that no earlier operation uses. Their gradients are complete when this operation's backward pass is done.
+    first_uses: Vec<TensorId>,
 }
 
 impl fmt::Debug for Tape {
@@ -127,11 +131,14 @@ impl Tape {
         output: &Tensor,
         backward: impl FnOnce(Gradient, &mut Gradients) -> Result<()> + Send + 'static,
     ) {
-        let mut record = self.lock();
+        let mut guard = self.lock();
+        let record = &mut *guard;
         let tracked = |id| record.leaves.contains(&id) || record.results.contains(&id);
         if inputs.iter().any(|input| tracked(input.id())) {
             record.results.insert(output.id());
-            record.nodes.push(Node { output: output.id(), backward: Box::new(backward) });
+            let leaves = inputs.iter().map(|input| input.id()).filter(|id| record.leaves.contains(id));
+            let first_uses = leaves.filter(|id| record.used.insert(*id)).collect();
+            record.nodes.push(Node { output: output.id(), backward: Box::new(backward), first_uses });
         }
     }
 
@@ -149,6 +156,7 @@ impl Tape {
     pub fn clear(&self) {
         let mut record = self.lock();
         record.results.clear();
+        record.used.clear();
         record.nodes.clear();
     }
 
@@ -158,8 +166,22 @@ impl Tape {
     /// # Errors
     /// An error of a backward pass; the tape is empty after an error, too.
     pub fn backward(&self, seeds: impl IntoIterator<Item = (TensorId, Tensor)>) -> Result<Gradients> {
+        self.backward_with(seeds, |_, _| Ok(()))
+    }
+
+    /// [`Tape::backward`], which calls `complete` with each parameter that has a gradient and with this gradient, as soon as no
+    /// other operation adds to it.
+    ///
+    /// # Errors
+    /// The errors of [`Tape::backward`] and of `complete`.
+    pub fn backward_with(
+        &self,
+        seeds: impl IntoIterator<Item = (TensorId, Tensor)>,
+        mut complete: impl FnMut(TensorId, &Tensor) -> Result<()>,
+    ) -> Result<Gradients> {
         let (nodes, wanted, leaves) = {
             let mut record = self.lock();
+            record.used.clear();
             let results = std::mem::take(&mut record.results);
             let wanted = results.union(&record.leaves).copied().collect();
             (std::mem::take(&mut record.nodes), wanted, record.leaves.clone())
@@ -171,6 +193,11 @@ impl Tape {
         for node in nodes.into_iter().rev() {
             if let Some(gradient) = gradients.values.remove(&node.output) {
                 (node.backward)(gradient, &mut gradients)?;
+            }
+            for leaf in node.first_uses {
+                if let Some(gradient) = gradients.values.get(&leaf) {
+                    complete(leaf, &gradient.tensor)?;
+                }
             }
         }
         gradients.values.retain(|id, _| leaves.contains(id));

@@ -70,6 +70,9 @@ pub enum QatError {
         /// The remedy.
         remedy: String,
     },
+    /// Another process of the training failed, or cannot be reached.
+    #[error(transparent)]
+    Rank(#[from] crate::ranks::RankError),
     /// A file of the training cannot be read or written.
     #[error("{path}: {problem}")]
     File {

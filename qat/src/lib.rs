@@ -16,6 +16,7 @@ pub mod log;
 pub mod loss;
 pub mod mixing;
 mod progress;
+pub mod ranks;
 mod record;
 pub mod run;
 pub mod scales;

@@ -13,6 +13,7 @@
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;
+use crate::ranks::{RankError, World};
 
 /// The loss, its parts before their weights, and the student's accuracy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,6 +41,20 @@ impl LossParts {
         self.total += other.total;
         self.correct += other.correct;
         self.labelled += other.labelled;
+    }
+
+    /// Adds the parts of all processes of a training.
+    ///
+    /// # Errors
+    /// The errors of [`World::sum`].
+    pub fn add_up(&mut self, world: &mut World) -> Result<(), RankError> {
+        let LossParts { labels, kl, features, total, correct, labelled } = *self;
+        let mut sums = [labels, kl, features, total, correct as f64, labelled as f64];
+        world.sum(&mut sums)?;
+        let [labels, kl, features, total, correct, labelled] = sums;
+        *self =
+            LossParts { labels, kl, features, total, correct: correct as usize, labelled: labelled as usize };
+        Ok(())
     }
 
     /// Fraction of the images that are classified correctly, in 0..=1.

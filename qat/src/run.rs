@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use swinq_model::atomic::write_atomic;
 use swinq_model::batch::BoxError;
 use swinq_model::quantized::Chosen;
@@ -25,7 +27,7 @@ pub const BEST: &str = "best.safetensors";
 pub const JOB: &str = "job.yaml";
 
 /// The result of a validation.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     /// Number of images.
     pub images: u64,
@@ -90,7 +92,8 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `course`, or until the hooks stop it.
+/// Trains until the end of `course`, or until the hooks stop it, on this process or as one of several ([`Trainer::join`]). Of
+/// several, rank 0 alone reads and writes files and validates; the hooks of any rank may stop all of them.
 ///
 /// The model is validated before the first iteration, when the job asks for it, and at the end. The model with the
 /// highest accuracy so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint of its
@@ -109,24 +112,66 @@ pub fn run(
     begin: Begin,
 ) -> Result<Outcome, QatError> {
     let folder = checkpoints(&job.output);
-    std::fs::create_dir_all(&folder).map_err(|e| QatError::file(&folder, e.to_string()))?;
+    let outcome = start(job, identity, trainer, hooks, begin, &folder).and_then(|log| {
+        let saved = (trainer.iterations_done() > 0).then(|| trainer.iterations_done());
+        Run { job, identity, trainer, course, hooks, log, folder, saved }.whole(source)
+    });
+    if let Err(error) = &outcome {
+        trainer.world().end(&error.to_string());
+    }
+    outcome
+}
+
+/// Brings the training to its latest checkpoint, or to its start, on all processes. Returns the log, on rank 0.
+fn start(
+    job: &Job,
+    identity: &Identity,
+    trainer: &mut Trainer,
+    hooks: &mut dyn Hooks,
+    begin: Begin,
+    folder: &Path,
+) -> Result<Option<Log>, QatError> {
+    let mut world = std::mem::take(trainer.world());
+    let mut log = None;
+    let shared = world.share(|| -> Result<Vec<u8>, QatError> {
+        log = Some(begin_files(job, identity, trainer, hooks, begin, folder)?);
+        let (progress, state) = trainer.state();
+        snapshot::encode(identity, progress, &state)
+    });
+    let first = world.is_first();
+    trainer.join(world);
+    let shared = shared?;
+    if !first {
+        let (progress, mut state) = trainer.state();
+        *progress = snapshot::decode(&shared, &mut state)?;
+    }
+    Ok(log)
+}
+
+/// Prepares the output folder, and restores the latest checkpoint if the run resumes.
+fn begin_files(
+    job: &Job,
+    identity: &Identity,
+    trainer: &mut Trainer,
+    hooks: &mut dyn Hooks,
+    begin: Begin,
+    folder: &Path,
+) -> Result<Log, QatError> {
+    std::fs::create_dir_all(folder).map_err(|e| QatError::file(folder, e.to_string()))?;
     match begin {
-        Begin::New if snapshot::exists(&folder)? => {
+        Begin::New if snapshot::exists(folder)? => {
             let problem = "has the checkpoints of a training; continue it with --resume, remove them and start anew with \
                            --restart, or choose another output folder";
-            return Err(QatError::file(&folder, problem));
+            return Err(QatError::file(folder, problem));
         }
         Begin::New => {}
-        Begin::Resume => resume_latest(&folder, identity, trainer, hooks)?,
-        Begin::Restart => snapshot::remove(&folder)?,
+        Begin::Resume => resume_latest(folder, identity, trainer, hooks)?,
+        Begin::Restart => snapshot::remove(folder)?,
     }
     let path = job.output.join(JOB);
     write_atomic(&path, |out| out.write_all(job.to_string().as_bytes()))
         .map_err(|e| QatError::file(&path, e.to_string()))?;
-    let log = Log::resume(&job.output, job.log.tensorboard, trainer.iterations_done())?;
-    let mut run = Run { job, identity, trainer, course, hooks, log, folder, saved: None };
-    run.saved = (run.trainer.iterations_done() > 0).then(|| run.trainer.iterations_done());
-    run.whole(source)
+    Ok(Log::resume(&job.output, job.log.tensorboard, trainer.iterations_done())?)
 }
 
 fn resume_latest(
@@ -162,7 +207,8 @@ struct Run<'a> {
     trainer: &'a mut Trainer,
     course: &'a Course,
     hooks: &'a mut dyn Hooks,
-    log: Log,
+    /// The log, on rank 0.
+    log: Option<Log>,
     folder: PathBuf,
     /// The iteration of the latest checkpoint.
     saved: Option<u64>,
@@ -189,9 +235,7 @@ impl Run<'_> {
         // A run that was already complete when it was resumed is validated again.
         let before = self.progress().clone();
         let Some(validation) = self.validate(true)? else { return Ok(Outcome::Stopped(self.save()?)) };
-        if *self.progress() != before {
-            self.save()?;
-        }
+        self.on_first(|run| if *run.progress() == before { Ok(()) } else { run.save_here().map(drop) })?;
         Ok(Outcome::Finished(validation))
     }
 
@@ -205,8 +249,8 @@ impl Run<'_> {
             since.loss.add(&report.loss);
             let record = (done.is_multiple_of(self.job.log.every) || done == self.course.iterations())
                 .then(|| self.record(done, &report, &mut since, began));
-            if let Some(record) = &record {
-                self.log.write(&Record::Iteration(record.clone()))?;
+            if let (Some(record), Some(log)) = (&record, &mut self.log) {
+                log.write(&Record::Iteration(record.clone()))?;
             }
             self.hooks.progress(done, &report, record.as_ref());
             let end = done == self.course.iterations();
@@ -225,7 +269,7 @@ impl Run<'_> {
             }
             match validation.filter(|_| end) {
                 Some(validation) => return Ok(Outcome::Finished(validation)),
-                None if self.hooks.stop() => return Ok(Outcome::Stopped(self.save()?)),
+                None if self.must_stop()? => return Ok(Outcome::Stopped(self.save()?)),
                 None => {}
             }
         }
@@ -233,6 +277,24 @@ impl Run<'_> {
 
     fn progress(&self) -> &Progress {
         self.trainer.progress()
+    }
+
+    /// Whether the hooks of any process ask to stop.
+    fn must_stop(&mut self) -> Result<bool, QatError> {
+        let mut stops = [if self.hooks.stop() { 1.0 } else { 0.0 }];
+        self.trainer.world().sum(&mut stops)?;
+        Ok(stops[0] > 0.0)
+    }
+
+    /// Runs `work` on rank 0, whose result every rank returns.
+    fn on_first<T: Serialize + DeserializeOwned>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, QatError>,
+    ) -> Result<T, QatError> {
+        let mut world = std::mem::take(self.trainer.world());
+        let result = world.first(|| work(self));
+        self.trainer.join(world);
+        result
     }
 
     /// One iteration. If it diverges, the error names the checkpoint that remains.
@@ -282,21 +344,39 @@ impl Run<'_> {
     }
 
     fn save(&mut self) -> Result<PathBuf, QatError> {
-        let (progress, state) = self.trainer.state();
-        let path = snapshot::save(&self.folder, self.identity, progress, &state, self.job.checkpoint.keep)?;
-        self.saved = Some(progress.iteration);
+        let path = self.on_first(Run::save_here)?;
+        self.saved = Some(self.trainer.iterations_done());
         Ok(path)
+    }
+
+    /// [`Run::save`] on this process.
+    fn save_here(&mut self) -> Result<PathBuf, QatError> {
+        let (progress, state) = self.trainer.state();
+        snapshot::save(&self.folder, self.identity, progress, &state, self.job.checkpoint.keep)
     }
 
     /// Validates the model, records the result, and keeps the model if it is the best. `None` if the user has asked to
     /// stop.
     fn validate(&mut self, end: bool) -> Result<Option<Validation>, QatError> {
+        let iteration = self.trainer.iterations_done();
+        let found = self.on_first(|run| run.validate_here(iteration, end))?;
+        if let Some(found) = &found {
+            let (progress, _) = self.trainer.state();
+            progress.validated = Some(iteration);
+            if iteration == 0 {
+                progress.start_top1 = Some(found.compared_top1);
+            }
+        }
+        Ok(found)
+    }
+
+    /// [`Run::validate`] on this process.
+    fn validate_here(&mut self, iteration: u64, end: bool) -> Result<Option<Validation>, QatError> {
         let clock = Instant::now();
         let model = self.trainer.model()?;
         let Some(found) = self.hooks.validate(&model, end).map_err(QatError::Validation)? else {
             return Ok(None);
         };
-        let iteration = self.trainer.iterations_done();
         let record = ValidationRecord {
             iteration,
             epoch: self.course.epoch(iteration),
@@ -308,17 +388,13 @@ impl Run<'_> {
             seconds: clock.elapsed().as_secs_f64(),
         };
         // A finished run that is resumed is validated again, but its record is there.
-        if self.progress().validated != Some(iteration) {
-            self.log.write(&Record::Validation(record))?;
+        if let Some(log) = self.log.as_mut().filter(|_| self.trainer.progress().validated != Some(iteration))
+        {
+            log.write(&Record::Validation(record))?;
         }
         self.hooks.say(&describe(iteration, &found));
         self.keep_best(model, &found)?;
-        let (progress, _) = self.trainer.state();
-        progress.validated = Some(iteration);
-        if iteration == 0 {
-            progress.start_top1 = Some(found.compared_top1);
-        }
-        if let Some(start) = progress.start_top1.filter(|start| end && found.compared_top1 < *start) {
+        if let Some(start) = self.progress().start_top1.filter(|start| end && found.compared_top1 < *start) {
             self.hooks.warn(&below_start(start, &found));
         }
         Ok(Some(found))

@@ -70,6 +70,17 @@ pub fn save(
     keep: usize,
 ) -> Result<PathBuf, QatError> {
     let path = folder.join(format!("step-{:09}.safetensors", progress.iteration));
+    let bytes = encode(job, progress, state)?;
+    write_atomic(&path, |out| out.write_all(&bytes))?;
+    rotate(folder, &path, keep)?;
+    Ok(path)
+}
+
+/// The content of a checkpoint.
+///
+/// # Errors
+/// Errors of candle.
+pub fn encode(job: &Identity, progress: &Progress, state: &State<'_>) -> Result<Vec<u8>, QatError> {
     let tensors = state.tensors();
     let mut stored = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
@@ -79,20 +90,14 @@ pub fn save(
     let mut document =
         Document { version: VERSION, job: job.clone(), progress: progress.clone(), sha256: String::new() };
     document.sha256 = digest(&document, &stored);
-    let json = serde_json::to_string(&document).map_err(|e| QatError::file(&path, e.to_string()))?;
-    let views: Vec<(&str, TensorView<'_>)> = stored
-        .iter()
-        .map(|(name, shape, values)| {
-            let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values));
-            view.map(|view| (name.as_str(), view)).map_err(|e| QatError::file(&path, e.to_string()))
-        })
-        .collect::<Result<_, _>>()?;
+    let json = serde_json::to_string(&document).expect("a document is plain data");
+    let mut views = Vec::with_capacity(stored.len());
+    for (name, shape, values) in &stored {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values));
+        views.push((name.as_str(), view.expect("the values have the shape")));
+    }
     let metadata = std::collections::HashMap::from([(METADATA_KEY.to_owned(), json)]);
-    let bytes =
-        safetensors::serialize(views, Some(metadata)).map_err(|e| QatError::file(&path, e.to_string()))?;
-    write_atomic(&path, |out| out.write_all(&bytes))?;
-    rotate(folder, &path, keep)?;
-    Ok(path)
+    Ok(safetensors::serialize(views, Some(metadata)).expect("views of whole tensors can be stored"))
 }
 
 /// Removes all but the latest `keep` checkpoints up to `newest`, and the temporary files of killed processes.
@@ -179,9 +184,7 @@ pub fn resume(
         match read(&bytes) {
             Ok((document, tensors)) => {
                 job.check_resumes(&document.job)?;
-                restore(&path, state, tensors)?;
-                state.optimizer.updates = document.progress.updates;
-                return Ok(Some(document.progress));
+                return restore(&path, state, document, tensors).map(Some);
             }
             Err(problem) => {
                 warn(&format!("{}: {problem}; trying an earlier checkpoint", path.display()));
@@ -189,6 +192,16 @@ pub fn resume(
         }
     }
     Ok(None)
+}
+
+/// Restores the checkpoint that [`encode`] made on another process into `state`, and returns its progress.
+///
+/// # Errors
+/// The checkpoint is damaged or belongs to another network, or a device fails.
+pub fn decode(bytes: &[u8], state: &mut State<'_>) -> Result<Progress, QatError> {
+    let origin = Path::new("the state of rank 0");
+    let (document, tensors) = read(bytes).map_err(|problem| QatError::file(origin, problem))?;
+    restore(origin, state, document, tensors)
 }
 
 type Stored = Vec<(String, Vec<usize>, Vec<f32>)>;
@@ -225,7 +238,13 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatError> {
+/// Copies the tensors of a checkpoint into `state`, and returns its progress.
+fn restore(
+    path: &Path,
+    state: &mut State<'_>,
+    document: Document,
+    stored: Stored,
+) -> Result<Progress, QatError> {
     let targets = state.tensors();
     let names: Vec<&String> = stored.iter().map(|(name, ..)| name).collect();
     if !targets.keys().eq(names.iter().copied()) {
@@ -243,5 +262,6 @@ fn restore(path: &Path, state: &State<'_>, stored: Stored) -> Result<(), QatErro
             &Tensor::from_slice(values, shape.as_slice(), &Device::Cpu)?.to_device(target.device())?,
         )?;
     }
-    Ok(())
+    state.optimizer.updates = document.progress.updates;
+    Ok(document.progress)
 }

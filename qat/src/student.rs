@@ -1,8 +1,8 @@
 //! The network in training (the student) and its teacher.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, TensorId};
 use swinq_float::tape::{Gradients, Passes, Tape};
 use swinq_float::{Float, FloatError, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
@@ -119,7 +119,12 @@ pub struct Student {
     sites: TrainSites,
     /// Every parameter by name, in Microsoft's naming; ratios of learned scales are `scale.SITE`.
     parameters: BTreeMap<String, Tensor>,
+    /// The names of the parameters.
+    names: HashMap<TensorId, String>,
 }
+
+/// Receives the gradient of a parameter as soon as the backward pass has completed it.
+pub type Complete<'a> = dyn FnMut(&str, &Tensor) -> candle_core::Result<()> + 'a;
 
 impl Student {
     /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, the
@@ -150,6 +155,7 @@ impl Student {
             swin,
             sites: TrainSites::new(&tape, quantized.map(|(model, _)| model), scales),
             tape,
+            names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
     }
@@ -167,6 +173,11 @@ impl Student {
     /// The quantization scales.
     pub fn scales(&self) -> &ScaleTable {
         &self.sites.scales
+    }
+
+    /// The device that holds the parameters.
+    pub fn device(&self) -> &Device {
+        self.parameters.values().next().map_or(&Device::Cpu, Tensor::device)
     }
 
     /// The architecture.
@@ -209,9 +220,25 @@ impl Student {
         &mut self,
         keys: &LossKeys,
         logits: &Tensor,
+        targets: (&Batch, Option<&Partners>),
+        teacher_output: Option<&TeacherOutput>,
+        factors: (f64, f64),
+    ) -> Result<(LossParts, Gradients), QatError> {
+        self.backward_with(keys, logits, targets, teacher_output, factors, &mut |_, _| Ok(()))
+    }
+
+    /// [`Student::backward`], which calls `complete` with each gradient as soon as it is complete.
+    ///
+    /// # Errors
+    /// Errors of the backward passes and of `complete`.
+    pub fn backward_with(
+        &mut self,
+        keys: &LossKeys,
+        logits: &Tensor,
         (batch, partners): (&Batch, Option<&Partners>),
         teacher_output: Option<&TeacherOutput>,
         (share, loss_scale): (f64, f64),
+        complete: &mut Complete<'_>,
     ) -> Result<(LossParts, Gradients), QatError> {
         let host = |logits: &Tensor| logits.flatten_all()?.to_vec1::<f32>();
         let teacher = teacher_output.map(|teacher_output| host(&teacher_output.logits)).transpose()?;
@@ -228,7 +255,9 @@ impl Student {
             }
             parts.total += keys.features * parts.features;
         }
-        Ok((parts, self.tape.backward(seeds)?))
+        let gradients =
+            self.tape.backward_with(seeds, |id, gradient| complete(&self.names[&id], gradient))?;
+        Ok((parts, gradients))
     }
 
     /// A description of the first parameter that is not finite. The loss may not show it, because fake

@@ -15,10 +15,11 @@ use crate::job::{Job, Precision};
 use crate::loss::LossParts;
 use crate::mixing::{Mixing, Partners};
 use crate::progress::Progress;
+use crate::ranks::{Filler, Layout, World};
 use crate::scales::{LIMIT, sites_with_scales};
 use crate::schedule::{Group, Schedule};
 use crate::snapshot::State;
-use crate::student::{Student, Teacher, decays, is_scale};
+use crate::student::{Complete, Student, Teacher, decays, is_scale};
 
 /// The inputs of a training.
 pub struct Start<'a> {
@@ -62,7 +63,12 @@ pub struct Trainer {
     mixing: Option<Mixing>,
     schedule: Schedule,
     progress: Progress,
+    /// The processes that train together; this one alone by default.
+    world: World,
 }
+
+/// The gradients of an iteration by parameter, and its loss.
+type Local = (LossParts, BTreeMap<String, Tensor>);
 
 impl Trainer {
     /// A training before its first iteration.
@@ -98,7 +104,18 @@ impl Trainer {
             schedule,
             progress: Progress::new(job.precision),
             student,
+            world: World::default(),
         })
+    }
+
+    /// Makes this training one of those of `world`, which exchange their gradients in every iteration.
+    pub fn join(&mut self, world: World) {
+        self.world = world;
+    }
+
+    /// The processes that train together.
+    pub fn world(&mut self) -> &mut World {
+        &mut self.world
     }
 
     /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
@@ -139,20 +156,82 @@ impl Trainer {
             return Err(self.diverged(found));
         }
         self.student.update_scales().map_err(|error| self.diverged(error.to_string()))?;
-        let accumulate = self.job.accumulate as u64;
+        let (parts, gradients) = match self.world.size() {
+            1 => self.local_gradients(source, &mut |_, _| Ok(()))?,
+            _ => self.shared_gradients(source)?,
+        };
+        self.apply(parts, &gradients, source)
+    }
+
+    /// The number of this process's batch `part` of the iteration, in the whole run of all processes.
+    fn number(&self, part: usize) -> u64 {
+        let place = self.world.place();
+        (self.progress.iteration * place.size as u64 + place.rank as u64) * self.job.accumulate as u64
+            + part as u64
+    }
+
+    /// Loss and gradients of this process's batches. `complete` receives each gradient as soon as no later operation of the
+    /// last batch adds to it.
+    fn local_gradients(
+        &mut self,
+        source: &mut dyn BatchSource,
+        complete: &mut Complete<'_>,
+    ) -> Result<Local, QatError> {
         let mut sums: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut parts = LossParts::default();
-        for part in 0..accumulate {
-            let number = self.progress.iteration * accumulate + part;
+        for part in 0..self.job.accumulate {
+            let number = self.number(part);
             let (batch, partners) = self.next_batch(source, number)?;
             if batch.is_empty() {
                 continue; // All of its images were skipped as corrupt.
             }
-            let (loss, gradients) = self.batch((&batch, partners.as_ref()), number)?;
+            let last = part + 1 == self.job.accumulate;
+            let mut with_sums = |name: &str, gradient: &Tensor| match sums.get(name) {
+                _ if !last => Ok(()),
+                Some(sum) => complete(name, &(sum + gradient)?),
+                None => complete(name, gradient),
+            };
+            let (loss, gradients) = self.batch((&batch, partners.as_ref()), number, &mut with_sums)?;
             parts.add(&loss);
             self.collect(&gradients, &mut sums)?;
         }
-        self.apply(parts, &sums, source)
+        Ok((parts, sums))
+    }
+
+    /// Loss and gradients of all processes' batches. A thread adds the first buckets of gradients while the backward pass
+    /// computes the others.
+    fn shared_gradients(&mut self, source: &mut dyn BatchSource) -> Result<Local, QatError> {
+        let layout = Layout::new(self.student.parameters());
+        let mut world = std::mem::take(&mut self.world);
+        self.world = World::at(world.place().clone());
+        let (local, exchanged) = std::thread::scope(|scope| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let exchange = scope.spawn(|| world.sum_buckets(receiver, layout.len()));
+            let local = self.fill_buckets(source, Filler::new(&layout, sender));
+            (local, exchange.join().expect("the exchange does not panic"))
+        });
+        self.world = world;
+        let mut parts = local?;
+        let buckets = exchanged?;
+        parts.add_up(&mut self.world)?;
+        let device = self.student.device();
+        Ok((parts, layout.gradients(&buckets, device)?))
+    }
+
+    /// Puts the gradients of this process's batches into buckets, and returns the loss.
+    fn fill_buckets(
+        &mut self,
+        source: &mut dyn BatchSource,
+        mut filler: Filler<'_>,
+    ) -> Result<LossParts, QatError> {
+        let (parts, gradients) =
+            self.local_gradients(source, &mut |name, gradient| filler.put(name, gradient))?;
+        // What no operation of the last batch used; all of it, if that batch was left out.
+        for (name, gradient) in gradients {
+            filler.put_if_missing(&name, &gradient)?;
+        }
+        filler.finish();
+        Ok(parts)
     }
 
     /// Forward and backward pass of one batch.
@@ -160,18 +239,21 @@ impl Trainer {
         &mut self,
         (batch, partners): (&Batch, Option<&Partners>),
         number: u64,
+        complete: &mut Complete<'_>,
     ) -> Result<(LossParts, Gradients), QatError> {
         let teacher_output = self.teacher.as_ref().map(|teacher| teacher.forward(batch)).transpose()?;
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
         let logits = self.student.forward(batch, drop_path.clone(), features)?;
-        let factors = (1.0 / self.job.accumulate as f64, self.progress.loss_scale);
-        let (loss, gradients) = self.student.backward(
+        let batches = (self.job.accumulate * self.world.size()) as f64;
+        let factors = (1.0 / batches, self.progress.loss_scale);
+        let (loss, gradients) = self.student.backward_with(
             &self.job.loss,
             &logits,
             (batch, partners),
             teacher_output.as_ref(),
             factors,
+            complete,
         )?;
         if !loss.total.is_finite() {
             let found = self.student.first_not_finite(batch, drop_path)?;
@@ -179,7 +261,7 @@ impl Trainer {
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
         }
         // `loss` is the batch's share of the iteration's loss.
-        if let Some(usual) = self.progress.exploded_from(loss.total * self.job.accumulate as f64) {
+        if let Some(usual) = self.progress.exploded_from(loss.total * batches) {
             return Err(self.diverged(format!("the loss explodes: {:.4} after {usual:.4}", loss.total)));
         }
         Ok((loss, gradients))
@@ -265,8 +347,7 @@ impl Trainer {
         gradients: &BTreeMap<String, Tensor>,
         source: &mut dyn BatchSource,
     ) -> Result<QatError, QatError> {
-        let number = self.progress.iteration * self.job.accumulate as u64;
-        let (batch, _) = self.next_batch(source, number)?;
+        let (batch, _) = self.next_batch(source, self.number(0))?;
         let forward = match batch.is_empty() {
             true => None,
             false => self.student.first_not_finite(&batch, None)?,

@@ -7,10 +7,11 @@ mod validate;
 
 use std::path::PathBuf;
 
-use swinq_data::{Augment, LoaderOptions, TrainLoader, TrainOptions};
+use swinq_data::{Augment, LoaderOptions, Stride, TrainLoader, TrainOptions};
 use swinq_model::BatchSource;
 use swinq_qat::job::Identity;
 use swinq_qat::job::{Course, Device, Job};
+use swinq_qat::ranks::{Meeting, Place, World};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, Outcome, Start, Trainer};
 
@@ -29,7 +30,7 @@ const PREFETCH: usize = 4;
 /// A training run: the job with the models and images that it names.
 ///
 /// [`Training::open`] loads and checks the models and images, [`Training::trainer`] prepares the model, and
-/// [`Training::run`] trains it.
+/// [`Training::run`] trains it. [`Training::open_at`] and [`Training::meet`] do so as one of several processes.
 pub struct Training {
     /// The job, with every key set.
     pub job: Job,
@@ -52,13 +53,26 @@ impl Training {
     /// # Errors
     /// An error for a key with an impossible value, and for models or images that cannot be read or do not
     /// fit each other.
-    pub fn open(mut job: Job) -> Result<Training, Error> {
+    pub fn open(job: Job) -> Result<Training, Error> {
+        Training::open_at(job, &Place::default())
+    }
+
+    /// [`Training::open`] for the process at `place`, one of those that train together. The processes of a machine divide its
+    /// cores and its GPUs: with `threads: 0` each has its share of the cores, and with `device: cuda` the GPU that has the
+    /// number of the process on the machine.
+    ///
+    /// # Errors
+    /// The errors of [`Training::open`].
+    pub fn open_at(mut job: Job, place: &Place) -> Result<Training, Error> {
+        if let Device::Cuda(first) = job.device {
+            job.device = Device::Cuda(first + place.local_rank);
+        }
         let augment: Augment = job.augmentation()?;
         let inputs = Inputs::load(&job)?;
-        let source = loader(&job, &inputs, augment)?;
-        let course = job.course(source.images());
+        let source = loader(&job, &inputs, augment, place)?;
+        let course = job.course_on(place.size, source.images());
         let schedule = Schedule::of(&job, course.iterations())?;
-        let identity = inputs.identity(&job)?;
+        let identity = inputs.identity(&job)?.on(place.size);
         Ok(Training { job, inputs, course, schedule, source, identity, lock: None })
     }
 
@@ -82,6 +96,15 @@ impl Training {
         Ok(Trainer::new(&start, self.schedule)?)
     }
 
+    /// Waits until all processes of `meeting` are there with the same job, and connects them for [`Trainer::join`]. `give_up`
+    /// is asked for a reason not to wait any longer.
+    ///
+    /// # Errors
+    /// Processes that do not come in time, or that have another job.
+    pub fn meet(&self, meeting: Meeting, give_up: &dyn Fn() -> Option<String>) -> Result<World, Error> {
+        Ok(meeting.wait(&self.identity, give_up).map_err(swinq_qat::QatError::from)?)
+    }
+
     /// The validator of the model during training.
     ///
     /// # Errors
@@ -90,7 +113,8 @@ impl Training {
         Validator::new(&self.job, &self.inputs)
     }
 
-    /// Trains until the end or until `hooks` stop the run. The output folder is locked until this value is dropped.
+    /// Trains until the end or until `hooks` stop the run. The output folder is locked until this value is dropped. Of several
+    /// processes, rank 0 alone locks and writes it.
     ///
     /// # Errors
     /// [`Error::Busy`]; the errors of [`swinq_qat::run()`]; an error if the output folder cannot be made.
@@ -100,15 +124,22 @@ impl Training {
         hooks: &mut dyn Hooks,
         begin: Begin,
     ) -> Result<Outcome, Error> {
-        std::fs::create_dir_all(&self.job.output).map_err(Error::io(&self.job.output))?;
-        if self.lock.is_none() {
-            self.lock = Some(RunLock::take(&self.job.output)?);
+        if trainer.world().is_first() {
+            self.lock().inspect_err(|error| trainer.world().end(&error.to_string()))?;
         }
         let (job, course) = (&self.job, &self.course);
         Ok(swinq_qat::run(job, &self.identity, trainer, course, &mut self.source, hooks, begin)?)
     }
 
-    /// The error messages of the corrupt images that were left out so far.
+    fn lock(&mut self) -> Result<(), Error> {
+        std::fs::create_dir_all(&self.job.output).map_err(Error::io(&self.job.output))?;
+        if self.lock.is_none() {
+            self.lock = Some(RunLock::take(&self.job.output)?);
+        }
+        Ok(())
+    }
+
+    /// The error messages of the corrupt images that were left out so far, by this process.
     pub fn skipped(&self) -> &[String] {
         self.source.skipped()
     }
@@ -141,10 +172,20 @@ impl Training {
     }
 }
 
-fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> Result<TrainLoader, Error> {
+/// Number of threads of the process at `place`: those of the job or, with `threads: 0`, its share of the machine's cores. 0 means
+/// all of them.
+pub fn threads(job: &Job, place: &Place) -> usize {
+    if job.threads > 0 || place.local_size == 1 {
+        return job.threads;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / place.local_size).max(1)
+}
+
+fn loader(job: &Job, inputs: &Inputs, augment: Augment, place: &Place) -> Result<TrainLoader, Error> {
     let loader = LoaderOptions {
         batch_size: job.batch_size,
-        threads: check_threads(job.threads)?,
+        threads: check_threads(threads(job, place))?,
         prefetch: PREFETCH,
         skip_corrupt: job.data.skip_corrupt,
     };
@@ -154,10 +195,17 @@ fn loader(job: &Job, inputs: &Inputs, augment: Augment) -> Result<TrainLoader, E
         seed: job.seed,
         require_labels: job.loss.labels > 0.0,
         cache_bytes: (job.data.cache_mb as u64) << 20,
+        stride: stride(job, place),
         ..TrainOptions::default()
     };
     let images: &Images = &inputs.train;
     let dataset = images.dataset().expect("a job's images are a data set").clone();
     let transform = inputs.float.transform.clone();
     Ok(TrainLoader::new(dataset, images.ids(), transform, options)?)
+}
+
+/// The batches of the process at `place`.
+fn stride(job: &Job, place: &Place) -> Stride {
+    let run = job.accumulate as u64;
+    Stride { first: run * place.rank as u64, run, of: run * place.size as u64 }
 }

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod ranks;
 mod refusals;
 
 use std::io::{BufRead, BufReader};

@@ -9,8 +9,8 @@ pub enum Length {
     Iterations(u64),
 }
 
-/// A run over a known number of images. Every iteration uses `batch_size * accumulate` images, because
-/// batches cross the ends of epochs: iteration `i` starts with image `i * batch_size * accumulate` of the
+/// A run over a known number of images. Every iteration uses the same number of images, `batch_size * accumulate` on each
+/// process, because batches cross the ends of epochs: iteration `i` starts with image `i * images_per_iteration` of the
 /// concatenated epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Course {

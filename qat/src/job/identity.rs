@@ -50,6 +50,15 @@ impl Job {
 }
 
 impl Identity {
+    /// The identity of the job on several `processes`. On one process it is the job's.
+    #[must_use]
+    pub fn on(mut self, processes: usize) -> Identity {
+        if processes > 1 {
+            self.0.insert("processes".to_owned(), Value::from(processes));
+        }
+        self
+    }
+
     /// The value of `key`, if it is a text.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.0.get(key)?.as_str()

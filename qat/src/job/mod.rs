@@ -79,9 +79,9 @@ pub struct Job {
     pub epochs: Option<f64>,
     /// Length of the run in iterations, instead of `epochs`: 1 to 1000000000.
     pub steps: Option<u64>,
-    /// Images of one forward and backward pass, 1 to 65536. Default 64.
+    /// Images of one forward and backward pass, on each process; 1 to 65536. Default 64.
     pub batch_size: usize,
-    /// Batches per iteration, whose gradients are averaged; 1 to 65536. Default 1.
+    /// Batches per iteration on each process; the gradients of all are averaged. 1 to 65536. Default 1.
     pub accumulate: usize,
     /// Seed of the images' order, augmentation, DropPath and random weights. Default 0.
     pub seed: u64,
@@ -219,9 +219,15 @@ impl Job {
         }
     }
 
-    /// The course of the run over `images` training images.
+    /// The course of the run over `images` training images, on one process.
     pub fn course(&self, images: usize) -> Course {
-        Course::new(self.length(), images, self.batch_size * self.accumulate)
+        self.course_on(1, images)
+    }
+
+    /// The course of the run over `images` training images on several processes, each of which computes `accumulate` batches of
+    /// an iteration.
+    pub fn course_on(&self, processes: usize, images: usize) -> Course {
+        Course::new(self.length(), images, self.batch_size * self.accumulate * processes)
     }
 
     /// The teacher's checkpoint, if the loss needs a teacher.

@@ -117,8 +117,18 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
     let teacher_output =
         Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
-    let (parts, gradients) =
-        student.backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0)).unwrap();
+    let mut complete = BTreeMap::new();
+    let mut once = |name: &str, gradient: &Tensor| {
+        assert!(
+            complete.insert(name.to_owned(), gradient.id()).is_none(),
+            "{what}: {name} is complete twice"
+        );
+        Ok(())
+    };
+    let targets = (&case.batch, None);
+    let (parts, gradients) = student
+        .backward_with(&keys(), &logits, targets, Some(&teacher_output), (1.0, 1.0), &mut once)
+        .unwrap();
     let reference = Reference::new(case, student.parameters());
     let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
     assert!((parts.total / loss - 1.0).abs() < tolerance, "{what}: {} instead of {loss}", parts.total);
@@ -127,7 +137,13 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
         let want = values(&wanted[name]);
         assert!(want.iter().all(|w| w.is_finite()), "{what}: the gradient of {name} is not finite");
         assert!(want.iter().any(|w| *w != 0.0), "{what}: {name} has no gradient to compare");
-        let got = values(gradients.get(parameter).unwrap_or_else(|| panic!("{what}: no gradient of {name}")));
+        let gradient = gradients.get(parameter).unwrap_or_else(|| panic!("{what}: no gradient of {name}"));
+        assert_eq!(
+            complete.get(name),
+            Some(&gradient.id()),
+            "{what}: {name} was complete too early, or never"
+        );
+        let got = values(gradient);
         let error = distance(&got, &want);
         match is_scale(name) {
             true => scales.entry(kind(name)).or_default().push(error),

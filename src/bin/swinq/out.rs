@@ -17,7 +17,7 @@
 use std::fmt::{Arguments, Display};
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use anstyle::{AnsiColor, Style};
 use swinq::model::printable;
@@ -25,6 +25,7 @@ use swinq::model::printable;
 static FAILURE: OnceLock<std::io::Error> = OnceLock::new();
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Normal as u8);
 static RESERVED: AtomicBool = AtomicBool::new(false);
+static RANK: AtomicUsize = AtomicUsize::new(0);
 
 /// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,22 @@ pub fn set_level(level: Level) {
 /// Whether texts of `level` are printed.
 pub fn prints(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
+}
+
+/// Makes this process number `rank` of those that train together: its warnings and errors say so, and it prints nothing else,
+/// because the first process does.
+pub fn set_rank(rank: usize) {
+    set_level(Level::Quiet);
+    RANK.store(rank, Ordering::Relaxed);
+}
+
+/// `text`, for a process other than the first of those that train together with its rank.
+fn of_rank(text: String) -> String {
+    match RANK.load(Ordering::Relaxed) {
+        0 => text,
+        _ if text.starts_with("rank ") => text,
+        rank => format!("rank {rank}: {text}"),
+    }
 }
 
 /// Reserves standard output for JSON: text that would go there goes to standard error from now on.
@@ -74,18 +91,20 @@ pub fn raw(bytes: &[u8]) {
 
 /// Prints one line to standard error. A failure cannot be reported anywhere, so it is ignored.
 pub fn error_line(text: Arguments<'_>) {
-    after("", text);
+    if RANK.load(Ordering::Relaxed) == 0 {
+        after("", text);
+    }
 }
 
 /// Prints a line that begins with the coloured word `warning:`. A long text loses its middle.
 pub fn warning(text: Arguments<'_>) {
-    let text = shortened(text.to_string());
+    let text = of_rank(shortened(text.to_string()));
     after(&format!("{}: ", styled("warning", AnsiColor::Yellow)), format_args!("{text}"));
 }
 
 /// Prints a line that begins with the coloured word `error:`. A long text loses its middle.
 pub fn error(text: impl Display) {
-    let text = shortened(text.to_string());
+    let text = of_rank(shortened(text.to_string()));
     after(&format!("{}: ", styled("error", AnsiColor::Red)), format_args!("{text}"));
 }
 

@@ -17,7 +17,7 @@ pub use export::ExportArgs;
 pub use measure::{BenchArgs, CompareArgs, EvalArgs, MergeArgs, Simulate};
 pub use messages::{MessageArgs, color_of};
 pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
-pub use quantize::{CalibrateArgs, QatArgs};
+pub use quantize::{CalibrateArgs, Device, QatArgs};
 pub use search::{SensitivityArgs, TuneArgs};
 pub use shared::{Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, Residual, pairs};
 

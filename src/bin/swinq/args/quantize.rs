@@ -89,4 +89,44 @@ pub struct QatArgs {
     /// Check everything, print the effective job and schedule, and stop before the first iteration.
     #[arg(long)]
     pub dry_run: bool,
+    /// Train on several devices of this machine, with one process for each: numbers of GPUs (`0,1`), or `cpu` for each process
+    /// (`cpu,cpu`). Every process trains on `batch_size` images.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub devices: Vec<Device>,
+    /// With several processes: seconds without a sign of life after which a process is taken to hang.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
+}
+
+/// A device of `--devices`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Cores of the CPU.
+    Cpu,
+    /// The GPU with this number.
+    Gpu(usize),
+}
+
+impl Device {
+    /// The number of a GPU.
+    pub fn gpu(self) -> Option<usize> {
+        match self {
+            Device::Cpu => None,
+            Device::Gpu(number) => Some(number),
+        }
+    }
+}
+
+impl std::str::FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text {
+            "cpu" => Ok(Device::Cpu),
+            _ => text
+                .parse()
+                .map(Device::Gpu)
+                .map_err(|_| "a device is `cpu` or the number of a GPU".to_owned()),
+        }
+    }
 }

@@ -1,59 +1,134 @@
 //! `swinq qat`.
 
 mod hooks;
+mod launch;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use swinq::qat::job::{Device, Job};
-use swinq::qat::{Begin, Outcome};
+use swinq::qat::ranks::{Meeting, Place};
+use swinq::qat::{Begin, Outcome, QatError, Trainer};
 use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
-use crate::args::{self, QatArgs};
-use crate::out::{caution, info, say};
+use crate::args::{self, QatArgs, Usage};
+use crate::out::{caution, info, say, set_rank};
 use crate::paths::check_outputs;
 use crate::{float_device, interrupt, tables};
 use hooks::TrainHooks;
+use launch::Others;
 
-/// Runs the command.
+/// Runs the command: as the only process, as one of several that a launcher started, or as the first of several of which it
+/// starts the others.
 pub fn run(args: &QatArgs) -> anyhow::Result<()> {
-    let job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
-    use_threads(job.threads)?;
-    let mut training = Training::open(job)?;
-    check_files(&training)?;
-    if !args.resume && !args.restart {
-        check_job(&args.job, &training)?;
+    let place = place(args)?;
+    if !place.is_first() {
+        set_rank(place.rank);
     }
-    for warning in &training.inputs.warnings {
-        caution!("{warning}");
+    let mut job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
+    if let Some(device) = args.devices.first() {
+        job.device = launch::of_job(*device);
     }
-    describe(&training);
+    if args.dry_run {
+        return prepare(args, job, &place).map(drop);
+    }
+    let meeting = Meeting::new(place, Duration::from_secs(args.timeout)).map_err(QatError::from)?;
+    let others = Others::start(args, meeting.place())?;
+    match rank(args, job, meeting, &others) {
+        Ok(()) => others.wait(),
+        Err(error) => {
+            others.end();
+            Err(error)
+        }
+    }
+}
+
+/// The place of this process among those that `--devices` asks for, or among those that a launcher describes.
+fn place(args: &QatArgs) -> anyhow::Result<Place> {
+    launch::check(&args.devices)?;
+    let stated = Place::from_environment().map_err(QatError::from)?;
+    match (stated, args.devices.len()) {
+        (Some(place), 0) => Ok(place),
+        (Some(_), _) => {
+            let problem =
+                "--devices starts processes, but RANK or WORLD_SIZE says that a launcher has started them";
+            Err(Usage(problem.to_owned()).into())
+        }
+        (None, 0 | 1) => Ok(Place::default()),
+        (None, size) => Ok(Place { size, local_size: size, ..Place::default() }),
+    }
+}
+
+/// Trains as one of the processes of `meeting`. `others` are those that this process started.
+fn rank(args: &QatArgs, job: Job, meeting: Meeting, others: &Others) -> anyhow::Result<()> {
+    let (mut training, mut trainer) = prepare(args, job, meeting.place())?;
+    let give_up = || match interrupt::requested() {
+        true => Some("interrupted while the processes were waiting for each other".to_owned()),
+        false => others.ended(),
+    };
+    trainer.join(training.meet(meeting, &give_up)?);
+    train(args, &mut training, &mut trainer)
+}
+
+/// Loads everything that the process at `place` needs, checks it, and prints the effective job.
+fn prepare(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<(Training, Trainer)> {
+    use_threads(swinq::train::threads(&job, place))?;
+    let training = Training::open_at(job, place)?;
+    if place.is_first() {
+        check_files(&training)?;
+        if !args.resume && !args.restart {
+            check_job(&args.job, &training)?;
+        }
+        for warning in &training.inputs.warnings {
+            caution!("{warning}");
+        }
+    }
+    describe(&training, place);
     if let Device::Cuda(ordinal) = training.job.device {
         float_device::check(FloatDevice::Cuda(ordinal), "the job's device")?;
     }
-    let mut trainer = training.trainer()?;
-    if args.dry_run {
-        return Ok(());
-    }
+    let trainer = training.trainer()?;
+    Ok((training, trainer))
+}
+
+fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyhow::Result<()> {
     let mut hooks = TrainHooks::new(training.validator()?, &training.course);
     let begin = match (args.resume, args.restart) {
         (true, _) => Begin::Resume,
         (_, true) => Begin::Restart,
         _ => Begin::New,
     };
-    let outcome = training.run(&mut trainer, &mut hooks, begin);
+    let outcome = training.run(trainer, &mut hooks, begin);
     hooks.finish();
     for skipped in training.skipped() {
         caution!("left out {skipped}");
     }
-    match outcome? {
+    let outcome = outcome?;
+    if trainer.world().is_first() {
+        ended(training, trainer, &mut hooks, outcome)?;
+    }
+    if let Some(bytes) = swinq::eval::peak_memory_bytes() {
+        info!("peak memory {}", swinq::eval::mebibytes(bytes));
+    }
+    Ok(())
+}
+
+/// Writes the trained model and compares it with the others, or says how to continue.
+fn ended(
+    training: &Training,
+    trainer: &Trainer,
+    hooks: &mut TrainHooks,
+    outcome: Outcome,
+) -> anyhow::Result<()> {
+    match outcome {
         Outcome::Finished(last) => {
-            training.save(&trainer)?;
+            training.save(trainer)?;
             let [model, best, job] = training.outputs();
             info!("wrote {}, {} (the best validated) and {}", model.display(), best.display(), job.display());
             let stop = &interrupt::requested;
-            match training.compare(&mut hooks.validator, &trainer, &last, stop)? {
+            match training.compare(&mut hooks.validator, trainer, &last, stop)? {
                 Some(rows) => compared(&rows),
                 None => say!("stopped before the models were compared; the training is complete"),
             }
@@ -61,10 +136,10 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
         Outcome::Stopped(path) => {
             let [.., job] = training.outputs();
             say!("stopped; `swinq qat {} --resume` continues from {}", job.display(), path.display());
+            if !interrupt::requested() {
+                bail!("another process was asked to stop");
+            }
         }
-    }
-    if let Some(bytes) = swinq::eval::peak_memory_bytes() {
-        info!("peak memory {}", swinq::eval::mebibytes(bytes));
     }
     Ok(())
 }
@@ -117,7 +192,7 @@ fn use_threads(threads: usize) -> anyhow::Result<()> {
 }
 
 /// Prints the job with the effective value of every key.
-fn describe(training: &Training) {
+fn describe(training: &Training, place: &Place) {
     let Training { job, inputs, course, schedule, .. } = training;
     info!("{}", job.to_string().trim_end());
     info!("");
@@ -125,6 +200,9 @@ fn describe(training: &Training) {
     info!("transform   {}", inputs.float.transform);
     info!("images      {} of {}", inputs.train.len(), inputs.train.describe());
     info!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
+    if place.size > 1 {
+        info!("processes   {}, each with batches of {} images", place.size, job.batch_size);
+    }
     info!(
         "length      {} iterations of {} images, {:.2} epochs",
         course.iterations(),

@@ -1,0 +1,211 @@
+//! Data-parallel training on several processes (ranks), which exchange gradients over TCP.
+//!
+//! Every rank trains a copy of the model on batches of its own. The gradients of all ranks are added in the order of the
+//! ranks, by rank 0, and every rank applies the same update. So all copies keep the same bits. Rank 0 also validates, and writes every
+//! file. For a fixed number of ranks the result has the same bits in every run on the CPU.
+//!
+//! Each rank has one connection, to rank 0. Connections are neither authenticated nor encrypted, as in PyTorch.
+
+mod buckets;
+mod connect;
+mod error;
+mod link;
+mod place;
+
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use buckets::{Bucket, Filler, Layout};
+pub use connect::Meeting;
+pub use error::RankError;
+pub use place::{Place, TIMEOUT};
+
+use link::{Kind, Link};
+
+/// The processes that train together, as one of them sees them.
+#[derive(Debug, Default)]
+pub struct World {
+    place: Place,
+    timeout: Duration,
+    /// On rank 0, the connections to ranks 1, 2, and so on. On another rank, the connection to rank 0.
+    links: Vec<Link>,
+}
+
+impl World {
+    /// A world without connections, which cannot exchange anything.
+    pub(crate) fn at(place: Place) -> World {
+        World { place, ..World::default() }
+    }
+
+    /// The place of this process.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Whether this process is rank 0.
+    pub fn is_first(&self) -> bool {
+        self.place.is_first()
+    }
+
+    /// Replaces `values` with their sums over all ranks, added in the order of the ranks. Every rank must call this with the
+    /// same number of values.
+    ///
+    /// # Errors
+    /// A rank that is gone or silent, or that ended the training.
+    pub fn sum<T: Number>(&mut self, values: &mut [T]) -> Result<(), RankError> {
+        let mut bytes = vec![0; std::mem::size_of_val(values)];
+        if self.is_first() {
+            for link in &mut self.links {
+                link.receive_into(Kind::Numbers, &mut bytes)?;
+                T::read(&bytes, |value, number| *value = number.plus(*value), values);
+            }
+            T::write(values, &mut bytes);
+            return self.links.iter_mut().try_for_each(|link| link.send(Kind::Numbers, &bytes));
+        }
+        T::write(values, &mut bytes);
+        let link = &mut self.links[0];
+        link.send(Kind::Numbers, &bytes)?;
+        link.receive_into(Kind::Numbers, &mut bytes)?;
+        T::read(&bytes, |value, number| *value = number, values);
+        Ok(())
+    }
+
+    /// [`World::sum`] of each of the `count` buckets that come from `buckets`. Ends without a result if the sender is dropped
+    /// before it has sent them all.
+    ///
+    /// # Errors
+    /// The errors of [`World::sum`].
+    pub fn sum_buckets(&mut self, buckets: Receiver<Bucket>, count: usize) -> Result<Vec<Bucket>, RankError> {
+        let mut sums = Vec::with_capacity(count);
+        for mut bucket in buckets.into_iter().take(count) {
+            self.sum(&mut bucket)?;
+            sums.push(bucket);
+        }
+        Ok(sums)
+    }
+
+    /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 gives the others signs of life, so
+    /// that the work may take longer than the time limit. A failure on rank 0 is left to [`World::end`] to tell.
+    ///
+    /// # Errors
+    /// The error of `work` on rank 0; a rank that is gone or silent, or that ended the training.
+    pub fn first<T, E>(&mut self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<RankError>,
+    {
+        if !self.is_first() {
+            let link = &mut self.links[0];
+            let document = link.receive(Kind::Document)?;
+            return serde_json::from_slice(&document).map_err(|error| {
+                link.protocol(format!("sent a document that cannot be read ({error})")).into()
+            });
+        }
+        if self.links.is_empty() {
+            return work();
+        }
+        let result = self.while_alive(work)?;
+        let document = serde_json::to_vec(&result).expect("a result is plain data");
+        for link in &mut self.links {
+            link.send(Kind::Document, &document)?;
+        }
+        Ok(result)
+    }
+
+    /// The bytes that `make` returns on rank 0, on every rank.
+    ///
+    /// # Errors
+    /// The errors of [`World::first`].
+    pub fn share<E: From<RankError>>(
+        &mut self,
+        make: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
+        if !self.is_first() {
+            return Ok(self.links[0].receive(Kind::Document)?);
+        }
+        let bytes = self.while_alive(make)?;
+        for link in &mut self.links {
+            link.send(Kind::Document, &bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Runs `work` while a thread gives the other ranks signs of life, four in each time limit.
+    fn while_alive<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let (done, waiting) = std::sync::mpsc::channel::<()>();
+        let (links, pause) = (&mut self.links, self.timeout / 4);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // The channel is closed when the work is done.
+                while waiting.recv_timeout(pause) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    for link in links.iter_mut() {
+                        // The next exchange finds a rank that is gone.
+                        let _ = link.send(Kind::Alive, &[]);
+                    }
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
+    }
+
+    /// Tells the other ranks that the training ends for `reason`. They end with this message.
+    pub fn end(&mut self, reason: &str) {
+        let reason = match self.links.is_empty() {
+            true => return,
+            false if reason.starts_with("rank ") => reason.to_owned(),
+            false => format!("rank {}: {reason}", self.place.rank),
+        };
+        self.links.iter_mut().for_each(|link| link.end(&reason));
+    }
+}
+
+/// A number that ranks add.
+pub trait Number: Copy {
+    /// The sum of two numbers, `self` first.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+
+    /// Writes `values` as little-endian `bytes`.
+    fn write(values: &[Self], bytes: &mut [u8]);
+
+    /// Calls `apply` with each of `values` and the number that stands for it in `bytes`.
+    fn read(bytes: &[u8], apply: impl Fn(&mut Self, Self), values: &mut [Self]);
+}
+
+macro_rules! number {
+    ($type:ty) => {
+        impl Number for $type {
+            fn plus(self, other: $type) -> $type {
+                self + other
+            }
+
+            fn write(values: &[$type], bytes: &mut [u8]) {
+                let (words, _) = bytes.as_chunks_mut();
+                words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_le_bytes());
+            }
+
+            fn read(bytes: &[u8], apply: impl Fn(&mut $type, $type), values: &mut [$type]) {
+                let (words, _) = bytes.as_chunks();
+                words
+                    .iter()
+                    .zip(values)
+                    .for_each(|(word, value)| apply(value, <$type>::from_le_bytes(*word)));
+            }
+        }
+    };
+}
+number!(f32);
+number!(f64);
+
+#[cfg(test)]
+mod tests;
