@@ -33,10 +33,13 @@ pub fn numbered_for(
         _ => None,
     };
     if classes > config.num_classes {
+        let own = config.num_classes;
+        let example = dataset.beyond(own).map_or(String::new(), |image| format!(" ({image})"));
         return Err(format!(
-            "{data}, but {} has {}; is it the data the model was trained on? (a float checkpoint's class count comes \
-             from --cfg: --opts MODEL.NUM_CLASSES {classes})",
-            config.name, config.num_classes
+            "{data}, but {} has {own}, from 0 to {}{example}; is it the data the model was trained on? (a float \
+             checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes})",
+            config.name,
+            own.saturating_sub(1)
         ));
     }
     if dataset.numbered_by_name() && classes < config.num_classes {

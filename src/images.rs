@@ -95,23 +95,20 @@ impl Images {
     }
 
     /// The image files that `paths` name: files, and folders for the images directly in them, in sorted order. Returns the
-    /// images, or `None` if there is none, and an error for each path that is neither.
-    pub fn find(paths: &[impl AsRef<Path>]) -> (Option<Images>, Vec<Error>) {
+    /// images, or `None` if there is none, and each path that is neither with the reason.
+    ///
+    /// # Errors
+    /// Those of [`Images::from_files`].
+    pub fn find(paths: &[impl AsRef<Path>]) -> Result<(Option<Images>, Vec<(PathBuf, Error)>), Error> {
         let (mut files, mut errors) = (Vec::new(), Vec::new());
-        for path in paths {
-            match swinq_data::image_files(path.as_ref()) {
+        for path in paths.iter().map(AsRef::as_ref) {
+            match swinq_data::image_files(path) {
                 Ok(found) => files.extend(found),
-                Err(error) => errors.push(Error::Data(error)),
+                Err(error) => errors.push((path.to_owned(), Error::Data(error))),
             }
         }
-        match Images::from_files(&files) {
-            Ok(images) => (Some(images), errors),
-            Err(_) if files.is_empty() => (None, errors),
-            Err(error) => {
-                errors.push(error);
-                (None, errors)
-            }
-        }
+        let images = if files.is_empty() { None } else { Some(Images::from_files(&files)?) };
+        Ok((images, errors))
     }
 
     /// Decoded images. They are preprocessed at once with `transform`, which should be the model's

@@ -44,10 +44,11 @@ fn options_of_calibrate_take_effect() {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
     let text = inspect(&["--calibrator", "mse"]);
-    assert!(text.contains("recipe        default, changed\n"), "{text}");
+    assert!(text.contains("recipe        default (changed: calibrator mse)\n"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.input").contains("mse"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc1.weight").contains("max"), "{text}");
     let text = inspect(&["--disable", "**.fc2.*"]);
+    assert!(text.contains("recipe        default (changed: **.fc2.* disabled)\n"), "{text}");
     assert!(line(&text, "layers.0.blocks.0.mlp.fc2.input").contains("| float"), "{text}");
     // A rule without effect changes no recipe.
     assert!(inspect(&["--ptq", "refined"]).contains("recipe        default\n"));
@@ -264,6 +265,16 @@ fn class_names_come_from_the_data_or_from_a_file_and_are_not_invented() {
     let cfg = sample_cfg();
     let float = labels(&sample_model(), &["--cfg", cfg.to_str().unwrap()]);
     assert!(float.iter().all(serde_json::Value::is_null), "{float:?}");
+    // `inspect` says so, and where names come from that are the model's own.
+    let inspect = |words: &[&str]| stdout(&swinq(["inspect"]).args(words).assert().success());
+    let text = inspect(&[sample_model().to_str().unwrap(), "--cfg", cfg.to_str().unwrap()]);
+    assert!(text.contains("labels        none; classes have their numbers"), "{text}");
+    let hf = common::root().join("model/tests/checkpoints/hf");
+    let text = inspect(&[hf.to_str().unwrap()]);
+    assert!(
+        text.contains("labels        ant, bee, cat, dog, eel (from the float model's own files)"),
+        "{text}"
+    );
     // A file of names wins, and is stored.
     std::fs::write(&list, (0..10).map(|i| format!("name {i}\n")).collect::<String>()).unwrap();
     let list = list.to_str().unwrap();
@@ -319,6 +330,15 @@ fn an_accuracy_of_guessing_is_remarked() {
         stderr(&command.arg(sample_data()).arg(model).assert().success())
     };
     assert!(eval(&path).contains("no better than guessing among 10 classes (10.00 %)"), "{}", eval(&path));
+    // Beside a good model the labels are not to blame.
+    let mut command = swinq(["eval", "--no-latency", "--limit", "30", "--name", "A=good", "--data-path"]);
+    command.arg(sample_data()).arg("--cfg").arg(sample_cfg()).arg(sample_model()).arg(&path);
+    let warning = stderr(&command.assert().success());
+    assert!(warning.contains("but good (fp32, "), "{warning}");
+    assert!(
+        warning.contains("made from another model") && !warning.contains("order of classes"),
+        "{warning}"
+    );
     calibrate(&path, &["--batches", "1", "--ptq", "basic"]).success();
     assert!(!eval(&path).contains("guessing"));
 }

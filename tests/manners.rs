@@ -57,6 +57,72 @@ fn quiet_prints_results_only_and_verbose_prints_times() {
     common::refused(eval(&["-q", "-v"]), 2, &["--quiet", "--verbose"]);
 }
 
+/// Every command with `-q`: nothing on standard error, and on standard output neither what the command works on nor what
+/// it wrote. (`tests/tune.rs` has `tune`, which takes longer.) Each row has the words after the command; `F/` is a folder, and `SAMPLE` and `DATA` are the bundled model and
+/// images.
+const QUIET: [(&str, &str); 15] = [
+    ("calibrate", "SAMPLE DATA --batches 1 --ptq basic -o F/q"),
+    ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 1/2 -o F/1.part"),
+    ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 2/2 -o F/2.part"),
+    ("eval", "SAMPLE F/q DATA --limit 10 --no-latency --json F/r.json --report F/r.html"),
+    ("merge", "F/1.part F/2.part -o F/merged.json"),
+    ("qat", "F/job.yaml"),
+    ("bench", "F/q --seconds 0.01 --batch-size 1"),
+    ("sensitivity", "SAMPLE DATA --images 8 --calibration-images 8 --ptq basic -o F/s.json"),
+    ("predict", "F/q IMAGE"),
+    ("export", "F/q --onnx F/q.onnx"),
+    ("inspect", "F/q"),
+    ("compare", "F/r.json F/r.json"),
+    ("doctor", ""),
+    ("completions", "bash"),
+    ("man", "F/man"),
+];
+
+#[test]
+fn every_command_is_quiet() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = format!(
+        "float: {}\ncfg: {}\nmodel: {}\noutput: {}\nbatch_size: 2\nsteps: 1\nthreads: 2\ndata: {{path: {}, val_limit: 8}}\n",
+        sample_model().display(),
+        sample_cfg().display(),
+        folder.path().join("q").display(),
+        folder.path().join("run").display(),
+        sample_data().display()
+    );
+    std::fs::write(folder.path().join("job.yaml"), job).unwrap();
+    let word = |word: &str| match word {
+        "SAMPLE" => {
+            vec![sample_model().display().to_string(), "--cfg".into(), sample_cfg().display().to_string()]
+        }
+        "DATA" => vec!["--data-path".into(), sample_data().display().to_string()],
+        "IMAGE" => vec![common::root().join("tests/data/airplane.jpg").display().to_string()],
+        word => vec![word.replace("F/", &format!("{}/", folder.path().display()))],
+    };
+    for (command, words) in QUIET {
+        let run = swinq([command, "-q"]).args(words.split_whitespace().flat_map(word)).assert().success();
+        assert_eq!(stderr(&run), "", "{command} -q");
+        let printed = stdout(&run);
+        for start in ["wrote ", "images ", "recipe  ", "model  ", "calibration  ", "merged ", "$ ", "trial "]
+        {
+            assert!(!printed.lines().any(|line| line.starts_with(start)), "{command} -q: {printed}");
+        }
+    }
+    // The quickstart fails at its first command, before anything is printed but the error.
+    std::fs::create_dir_all(folder.path().join("start/int8.safetensors")).unwrap();
+    let run = swinq(["quickstart", "-q", "--out"]).arg(folder.path().join("start")).assert().failure();
+    assert_eq!(stdout(&run), "");
+    assert!(stderr(&run).starts_with("error: ") && stderr(&run).lines().count() == 1, "{}", stderr(&run));
+    // No command is missing here.
+    let help = stdout(&swinq(["--help"]).assert().success());
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let names = commands.lines().take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    for name in names.map(|line| line.split_whitespace().next().unwrap()) {
+        let known = QUIET.iter().any(|(command, _)| *command == name);
+        assert!(known || ["quickstart", "tune", "help"].contains(&name), "`{name}` is not in the list");
+    }
+}
+
 #[test]
 fn colours_are_chosen() {
     let error = |more: &[&str]| stderr(&swinq(["inspect", "absent.pth"]).args(more).assert().failure());

@@ -18,8 +18,20 @@ fn predict(arguments: &[&Path], input: &str) -> assert_cmd::assert::Assert {
 
 fn names(assert: &assert_cmd::assert::Assert) -> Vec<String> {
     let found: Value = serde_json::from_str(&stdout(assert)).unwrap();
-    let name = |entry: &Value| Path::new(entry["image"].as_str().unwrap()).file_name().unwrap().to_owned();
-    found.as_array().unwrap().iter().map(|entry| name(entry).to_string_lossy().into_owned()).collect()
+    let classified = found.as_array().unwrap().iter().filter(|entry| entry.get("topk").is_some());
+    classified.map(name_of).collect()
+}
+
+fn name_of(entry: &Value) -> String {
+    let path = Path::new(entry["image"].as_str().unwrap());
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+/// The images with errors and the errors.
+fn errors(assert: &assert_cmd::assert::Assert) -> Vec<(String, String)> {
+    let found: Value = serde_json::from_str(&stdout(assert)).unwrap();
+    let with_error = found.as_array().unwrap().iter().filter(|entry| entry.get("topk").is_none());
+    with_error.map(|entry| (name_of(entry), entry["error"].as_str().unwrap().to_owned())).collect()
 }
 
 #[test]
@@ -41,18 +53,24 @@ fn a_bad_image_does_not_stop_the_others() {
     let absent = folder.path().join("absent.jpg");
     let run = predict(&[&absent, &photos, &text], "").code(1);
     assert_eq!(names(&run), ["airplane.jpg", "airplane.png", "airplane.webp"]);
-    let errors = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+    let said = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
     for word in
         ["absent.jpg", "notes.md: not an image: neither", "b cut.jpg", "3 inputs cannot be classified"]
     {
-        assert!(errors.contains(word), "`{word}` is not in: {errors}");
+        assert!(said.contains(word), "`{word}` is not in: {said}");
     }
+    // The JSON has every input.
+    let failed = errors(&run);
+    let of_errors: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(of_errors, ["absent.jpg", "notes.md", "b cut.jpg"]);
+    assert!(failed.iter().all(|(name, error)| error.contains(name) && said.contains(error)), "{failed:?}");
 
     let [jpg, png] = ["airplane.jpg", "airplane.png"].map(|name| photos.join(name));
     let lines = format!("{}\r\n\n \t\n{}\n", png.display(), jpg.display());
     assert_eq!(names(&predict(&[Path::new("-")], &lines).success()), ["airplane.png", "airplane.jpg"]);
     refused(predict(&[Path::new("-")], "\n"), 1, &["standard input"]);
-    assert_eq!(names(&predict(&[&absent], "").code(1)), Vec::<String>::new());
+    let none = predict(&[&absent], "").code(1);
+    assert_eq!((names(&none), errors(&none).len()), (Vec::<String>::new(), 1));
 }
 
 /// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each

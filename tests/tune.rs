@@ -197,6 +197,18 @@ fn the_command_writes_its_files_and_says_what_is_out_of_reach() {
         command.arg("-o").arg(&output).args(more).assert()
     };
     let text = stdout(&run(&["--max-drop", "50"]).success());
+    for words in ["16 on which recipes are compared", "16 others on which the chosen recipe is verified"] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+    // Every file that is left is named.
+    let files = common::files(folder.path());
+    assert_eq!(files.len(), 5, "{files:?}");
+    for name in files {
+        let wrote = |line: &str| {
+            line.starts_with("wrote ") && line.split(" (").next().unwrap().ends_with(&format!("/{name}"))
+        };
+        assert!(text.lines().any(wrote), "{name}: {text}");
+    }
     // 16 images cannot prove anything, but a drop of more than 50 points.
     assert!(text.contains("a drop of at most 50 points holds"), "{text}");
     let results = read_tuning(&folder.path().join("tuned.safetensors.json")).unwrap();
@@ -207,7 +219,13 @@ fn the_command_writes_its_files_and_says_what_is_out_of_reach() {
     let yaml = std::fs::read_to_string(folder.path().join("tuned.safetensors.yaml")).unwrap();
     assert_eq!(Recipe::from_yaml("tuned", &yaml).unwrap(), model.as_quantized().recipe);
 
-    let text = stdout(&run(&["--max-drop", "5"]).success());
+    let quiet = run(&["--max-drop", "5", "-q"]).success();
+    let text = stdout(&quiet);
+    assert!(
+        common::stderr(&quiet).is_empty() && !text.contains("wrote "),
+        "{text}{}",
+        common::stderr(&quiet)
+    );
     assert!(text.contains("not concluded") && text.contains("images would decide"), "{text}");
     refused(run(&["--max-drop", "50", "--min-speedup", "1000"]), 3, &["1000x as fast as float"]);
     refused(run(&["--max-drop=-1"]), 2, &["max-drop"]);

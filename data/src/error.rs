@@ -127,8 +127,8 @@ pub enum DataError {
     },
     /// More images are corrupt than [`LoaderOptions::skip_corrupt`](crate::LoaderOptions) allows.
     #[error(
-        "{source}; {skipped} corrupt images were skipped before it (the limit): remove or repair the image, or allow \
-         more"
+        "{source}; {skipped} corrupt images were left out before it, which is the limit: remove or repair the image, or \
+         allow more"
     )]
     TooManyCorrupt {
         /// Number of corrupt images skipped before this one.

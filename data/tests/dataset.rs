@@ -97,13 +97,42 @@ fn lists_with_and_without_classes() {
     assert_eq!((dataset.num_classes(), &dataset.class_names().unwrap()[2][..]), (Some(3), "fox"));
     assert_eq!(dataset.decode(1).unwrap().width, 31);
     put(root.path(), "classes.txt", b"cat\n");
-    assert!(message(open(&root.path().join("list.txt"), Split::Val)).contains("labels go up to 1"));
+    let text = message(open(&root.path().join("list.txt"), Split::Val));
+    assert!(
+        text.contains("list.txt, line 1: images/c.png has class 1") && text.contains("has 1 names"),
+        "{text}"
+    );
     put(root.path(), "plain.txt", b"images/c.png\nimages/gone.png\n");
     let text = message(open(&root.path().join("plain.txt"), Split::Val));
     assert!(text.contains("1 of 2") && text.contains("images/gone.png"), "{text}");
-    put(root.path(), "commas.txt", b"images/c.png,1\n");
-    let text = message(open(&root.path().join("commas.txt"), Split::Val));
-    assert!(text.contains("commas.txt") && text.contains("path<TAB>class"), "{text}");
+}
+
+#[test]
+fn columns_that_no_tab_separates_are_explained() {
+    let root = folder(&["images/a b.png", "images/c.png"]);
+    let refusal = |list: &str| {
+        put(root.path(), "list.txt", list.as_bytes());
+        message(open(&root.path().join("list.txt"), Split::Val))
+    };
+    for (line, words) in [
+        ("images/c.png,1", "a comma behind the image `images/c.png`"),
+        ("images/c.png, 1", "a comma behind the image `images/c.png`"),
+        ("images/c.png;cat", "a semicolon behind the image `images/c.png`"),
+        ("images/c.png cat", "a blank behind the image `images/c.png`"),
+        ("images/a b.png big cat", "a blank behind the image `images/a b.png`"),
+        ("images/c.png cat 1", "a blank behind the image `images/c.png`"),
+    ] {
+        let text = refusal(&format!("\n{line}\n"));
+        assert!(text.contains("list.txt, line 2: columns are separated by tabs"), "{text}");
+        assert!(text.contains(words) && text.contains("path<TAB>class"), "{text}");
+    }
+    // A file that is missing for another reason.
+    let text = refusal("images/a c.png\t1\n");
+    assert!(text.contains("1 of 1 listed images are missing") && !text.contains("tabs"), "{text}");
+    assert!(refusal("images/c.png cat\nimages/c.png 1\n").contains("columns are separated by tabs"));
+    let zip = zip_layout(&[("1.png", fixture("rgb.png"))], "1.png cat\n");
+    let text = message(open(zip.path(), Split::Val));
+    assert!(text.contains("val_map.txt, line 1: columns are separated by tabs"), "{text}");
 }
 
 /// A pipe without a writer would make the reader wait for ever.

@@ -34,7 +34,7 @@ pub mod report;
 pub mod results;
 pub mod text;
 
-pub use accuracy::{Accuracy, accuracy, near_chance};
+pub use accuracy::{Accuracy, accuracy, is_above_chance, near_chance, near_chance_beside};
 pub use collected::{Collected, collect, collect_any};
 pub use compare::compare;
 pub use distortion::Distortion;

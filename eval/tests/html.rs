@@ -161,13 +161,13 @@ fn a_changed_recipe_and_imported_ranges_are_named() {
     let ranges = FileRecord { file: "calib.pth".to_owned(), sha256: "ef".repeat(32) };
     let origin = imported.origin.as_mut().unwrap();
     (origin.calibration, origin.imported_ranges) = (None, Some(ranges));
-    changed.recipe = Some("mode1, changed".to_owned());
+    changed.recipe = Some("mode1 (changed: head.** disabled)".to_owned());
     let rule = Rule { pattern: "head.**".to_owned(), enable: Some(false), ..Rule::default() };
     changed.origin.as_mut().unwrap().rules.push(rule);
     for text in [html(&results, &extras), markdown(&results, &extras)] {
         for words in [
             "none; ranges imported from calib.pth (SHA-256 efef",
-            "mode1, changed",
+            "mode1 (changed: head.",
             "--recipe mode1-changed.yaml",
             "head.**",
         ] {

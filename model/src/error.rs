@@ -54,6 +54,14 @@ pub enum ModelError {
         /// The problem, and the next step.
         problem: String,
     },
+    /// A checkpoint has other parameters than its configuration.
+    #[error("{problem}; the first tensor that does not fit is {first}")]
+    Mismatch {
+        /// What differs, and the next step.
+        problem: String,
+        /// The first tensor that is missing or unexpected, as a message names it.
+        first: String,
+    },
     /// A site has no usable state.
     #[error("site {site}: {problem}")]
     Site {
@@ -90,6 +98,12 @@ impl ModelError {
     pub fn tensor(tensor: impl Into<String>, problem: impl Into<String>) -> ModelError {
         let tensor = printable_name(&tensor.into()).into_owned();
         ModelError::Tensor { tensor, problem: printable(&problem.into()).into_owned() }
+    }
+
+    /// A [`ModelError::Mismatch`] whose first tensor is `tensor`.
+    pub(crate) fn mismatch(tensor: &str, problem: impl Into<String>) -> ModelError {
+        let first = format!("`{}`", printable_name(tensor));
+        ModelError::Mismatch { problem: printable(&problem.into()).into_owned(), first }
     }
 
     /// A [`ModelError::Site`].

@@ -128,7 +128,8 @@ impl Parameter for HostTensor {
 /// Checks that `tensors` are exactly the parameters of `config`, have their shapes, and hold finite values only.
 ///
 /// # Errors
-/// [`ModelError::Tensor`] naming the missing, unexpected, mis-shaped or non-finite tensors.
+/// [`ModelError::Mismatch`] for missing and unexpected tensors, and [`ModelError::Tensor`] for a mis-shaped or non-finite
+/// one.
 pub fn check_parameters(
     config: &SwinConfig,
     tensors: &BTreeMap<String, impl Parameter>,
@@ -141,22 +142,17 @@ pub fn check_parameters(
         if extra.is_empty() && missing == ["head.bias", "head.weight"] {
             return Err(ModelError::tensor(*first, HEADLESS));
         }
-        if let Some(difference) = depth_difference(config, tensors.keys()) {
-            let problem = format!(
-                "the checkpoint does not fit the configuration {}: it has {difference} ({})",
-                config.name,
-                config.key("DEPTHS")
-            );
-            return Err(ModelError::tensor(*first, problem));
-        }
-        let problem = format!(
-            "the checkpoint does not fit the configuration {}: missing {}; unexpected {}. Is it the configuration \
-             the checkpoint was trained with?",
-            config.name,
-            name_list(&missing),
-            name_list(&extra)
-        );
-        return Err(ModelError::tensor(*first, problem));
+        let name = &config.name;
+        let problem = match depth_difference(config, tensors.keys()) {
+            Some(difference) => format!("the checkpoint has {difference} ({})", config.key("DEPTHS")),
+            None => format!(
+                "the checkpoint does not fit the configuration {name}: missing {}; unexpected {}. Is it the configuration \
+                 the checkpoint was trained with?",
+                name_list(&missing),
+                name_list(&extra)
+            ),
+        };
+        return Err(ModelError::mismatch(first, problem));
     }
     for (name, shape) in &expected {
         check_tensor(config, name, shape, &tensors[name])?;
@@ -183,18 +179,21 @@ pub(crate) fn depths<'a>(names: impl IntoIterator<Item = &'a String>) -> Vec<usi
     depths
 }
 
-/// The stages and blocks that tensors of these names have, where the configuration wants others.
+/// The stages and blocks that tensors of these names have, where the configuration has others.
 fn depth_difference<'a>(config: &SwinConfig, names: impl IntoIterator<Item = &'a String>) -> Option<String> {
     let found = depths(names);
     if found.is_empty() {
         return None; // Not a Swin, or no tensors at all.
     }
+    let (name, counted) =
+        (&config.name, |count: usize, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" }));
     if found.len() != config.depths.len() {
-        return Some(format!("{} stages, the configuration wants {}", found.len(), config.depths.len()));
+        let stages = counted(found.len(), "stage");
+        return Some(format!("{stages}, but the configuration {name} has {}", config.depths.len()));
     }
     let stages = found.iter().zip(&config.depths).enumerate().filter(|(_, (found, wanted))| found != wanted);
     let text = |(stage, (found, wanted)): (usize, (&usize, &usize))| {
-        format!("{found} blocks in stage {stage}, the configuration wants {wanted}")
+        format!("{} in stage {stage}, but the configuration {name} has {wanted}", counted(*found, "block"))
     };
     let differences: Vec<String> = stages.map(text).collect();
     (!differences.is_empty()).then(|| differences.join("; "))

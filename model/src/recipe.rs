@@ -18,6 +18,10 @@ use crate::pattern::{SitePattern, nearest_patterns, nearest_sites};
 use crate::site::{Site, all_sites};
 use crate::yaml;
 
+mod name;
+
+pub use name::file_stem;
+
 /// How the range of a site is chosen from the observed values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -212,8 +216,10 @@ impl SiteSpec {
     }
 }
 
-/// The end of the name of a recipe to which rules were added.
-const CHANGED: &str = ", changed";
+/// Pattern of all activation sites, for rules that must not change weights.
+const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|shortcut)";
+/// Pattern of all weights.
+const WEIGHTS: &str = "**.weight";
 /// The most rules of a recipe.
 const MAX_RULES: usize = 4096;
 
@@ -259,12 +265,10 @@ impl Recipe {
     }
 
     /// Appends a rule. A recipe that was shipped or read from a file is then no longer the one of that name: the name
-    /// says that it is changed.
+    /// says what is changed, as far as that is short, as in `default (changed: head.** disabled)`.
     pub fn with_rule(mut self, rule: Rule) -> Recipe {
+        self.name = name::changed(&self.name, &rule);
         self.rules.push(rule);
-        if !self.name.ends_with(CHANGED) {
-            self.name += CHANGED;
-        }
         self
     }
 
@@ -333,7 +337,12 @@ fn default_spec(site: Site) -> SiteSpec {
 impl Rule {
     /// The rule that sets how the numbers of every layer are found.
     pub fn with_ptq(ptq: Ptq) -> Rule {
-        Rule { pattern: "**.weight".to_owned(), ptq: Some(ptq), ..Rule::default() }
+        Rule { pattern: WEIGHTS.to_owned(), ptq: Some(ptq), ..Rule::default() }
+    }
+
+    /// The rule that sets the calibrator of every activation.
+    pub fn of_activations(calibrator: Calibrator) -> Rule {
+        Rule { pattern: ACTIVATIONS.to_owned(), calibrator: Some(calibrator), ..Rule::default() }
     }
 
     /// Checks the values that are wrong at every site.

@@ -74,6 +74,8 @@ pub struct Candidate {
     predicted: Option<Predicted>,
     /// The model's class names.
     labels: Option<Vec<String>>,
+    /// SHA-256 of the float file that the model was made from.
+    source_sha256: String,
     /// The model's hash, if the evaluation is divided into shards.
     #[cfg(feature = "float")]
     fingerprint: Option<String>,
@@ -152,12 +154,14 @@ impl Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
         let labels = model.labels().map(<[String]>::to_vec);
+        let source_sha256 = model.as_quantized().provenance.source.sha256.clone();
         Candidate {
             result,
             runner,
             transform,
             config,
             labels,
+            source_sha256,
             measured: None,
             predicted: None,
             #[cfg(feature = "float")]
@@ -233,6 +237,12 @@ impl Candidate {
     /// Class names by class index; `None` if they are not known.
     pub fn labels(&self) -> Option<&[String]> {
         self.labels.as_deref()
+    }
+
+    /// SHA-256 of the float file that the model was made from, or of its own if it is float, hexadecimal; empty for a model
+    /// that was made from no file.
+    pub fn source_sha256(&self) -> &str {
+        &self.source_sha256
     }
 
     /// The preprocessing of images.

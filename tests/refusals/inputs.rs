@@ -38,9 +38,51 @@ fn a_class_count_mismatch_between_data_and_model() {
     let map = std::fs::read_to_string(sample_data().join("val_map.txt")).unwrap();
     folder.write("data/val.zip", std::fs::read(sample_data().join("val.zip")).unwrap());
     folder.write("data/val_map.txt", map.replace("\t9", "\t99"));
-    let mut command = swinq(["eval"]);
-    command.arg(&good).arg("--data-path").arg(folder.path("data"));
-    refused(command.assert(), 1, &["100 classes", "has 10", "MODEL.NUM_CLASSES 100"]);
+    let eval = |data: &str| {
+        let mut command = swinq(["eval", "--no-latency"]);
+        command.arg(&good).arg("--data-path").arg(folder.path(data)).assert()
+    };
+    let line = map.lines().position(|line| line.ends_with("\t9")).unwrap();
+    let image = map.lines().nth(line).unwrap().split('\t').next().unwrap();
+    let place = format!("val_map.txt, line {}: val.zip@/{image} has class 99", line + 1);
+    refused(eval("data"), 1, &["100 classes", "has 10, from 0 to 9", &place, "MODEL.NUM_CLASSES 100"]);
+    let image = std::fs::read(common::root().join("tests/data/airplane.jpg")).unwrap();
+    folder.write("list/a.jpg", image);
+    folder.write("list/list.txt", "\na.jpg\t10\n");
+    refused(eval("list/list.txt"), 1, &["list.txt, line 2: a.jpg has class 10", "has 10, from 0 to 9"]);
+}
+
+/// Commands that can leave out corrupt images say how.
+#[test]
+fn corrupt_images_and_the_option_that_leaves_them_out() {
+    let folder = Folder::new();
+    let good = quantized(&folder);
+    let image = std::fs::read(common::root().join("tests/data/airplane.jpg")).unwrap();
+    for name in ["a", "b"] {
+        folder.write(&format!("data/{name}.jpg"), &image[..image.len() / 2]);
+    }
+    folder.write("data/c.jpg", &image);
+    folder.write("data/list.txt", "a.jpg\t0\nb.jpg\t0\nc.jpg\t0\n");
+    let list = folder.path("data/list.txt");
+    let out = folder.path("out.safetensors");
+    let option = "--skip-corrupt N leaves out";
+    let float = |command: &str, more: &[&str]| {
+        let mut command = swinq([command]);
+        command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(&list).args(more);
+        command.arg("-o").arg(&out).assert()
+    };
+    refused(float("calibrate", &[]), 1, &["a.jpg", option]);
+    refused(float("sensitivity", &["--calibration-images", "1"]), 1, &[".jpg", option]);
+    refused(float("tune", &["--calibration-images", "1"]), 1, &[".jpg", option]);
+    let eval = |skip: &str| {
+        let mut command = swinq(["eval", "--no-latency", "--skip-corrupt", skip]);
+        command.arg(&good).arg("--data-path").arg(&list).assert()
+    };
+    refused(eval("0"), 1, &["a.jpg", option]);
+    refused(eval("1"), 1, &["b.jpg", "1 corrupt images were left out before it", option]);
+    eval("2").success();
+    let predict = swinq(["predict"]).arg(&good).arg(folder.path("data/a.jpg")).assert();
+    assert!(!common::stderr(&predict.code(1)).contains("--skip-corrupt"));
 }
 
 #[test]

@@ -72,7 +72,8 @@ fn parse<R: BufRead>(
             let (this, others) =
                 if label.is_some() { ("has a class", "have none") } else { ("has no class", "have one") };
             return Err(format!(
-                "`{text}` {this}, but the lines before it {others}; write a class in every line or in none"
+                "`{text}` {this}, but the lines before it {others}; write a class in every line or in none (columns are \
+                 separated by tabs)"
             ));
         }
         listing.names.push(name);
@@ -196,6 +197,20 @@ fn refuse_repeated(repeated: &str, reader: impl BufRead, path: &Path) -> Result<
     })
 }
 
+/// The line of the list `path` that has image `index`; lines are counted from 1.
+pub(super) fn line_of(path: &Path, index: usize) -> Result<usize, DataError> {
+    let file = File::open(path).map_err(|error| DataError::io(path, error))?;
+    let (mut before, mut found) = (0, 0);
+    for_each_line(BufReader::new(file), path, |line, _| {
+        if before == index {
+            found = line;
+        }
+        before += 1;
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// Calls `each(line, text)` for every line that is not blank; lines are counted from 1. Line ends, surrounding whitespace
 /// and a byte order mark are removed. An error of `each` becomes the line's.
 fn for_each_line(
@@ -260,9 +275,8 @@ fn looks_like_a_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
-/// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names
-/// class n. `largest` is the largest label, if there is one.
-pub(super) fn class_names(folder: &Path, largest: Option<u32>) -> Result<Option<Vec<String>>, DataError> {
+/// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names class n.
+pub(super) fn class_names(folder: &Path) -> Result<Option<Vec<String>>, DataError> {
     let path = folder.join("classes.txt");
     if !path.is_file() {
         return Ok(None);
@@ -273,15 +287,6 @@ pub(super) fn class_names(folder: &Path, largest: Option<u32>) -> Result<Option<
         names.push(text.to_owned());
         Ok(())
     })?;
-    let needed = largest.map_or(0, |label| label as usize + 1);
-    if names.len() < needed {
-        let problem = format!(
-            "{} class names, but the labels go up to {}; add the missing names",
-            names.len(),
-            needed - 1
-        );
-        return Err(DataError::List { path, line: names.len(), problem });
-    }
     Ok(Some(names))
 }
 

@@ -111,6 +111,8 @@ struct Inner {
     /// The path that was opened, for [`Dataset::describe`].
     root: PathBuf,
     source: Source,
+    /// The list or map that was read.
+    list: Option<PathBuf>,
     /// Name of each image: a path relative to the source's folder, a path as given, or a member of the archive.
     names: Names,
     /// Class of each image; empty if the data set has no labels.
@@ -199,6 +201,22 @@ impl Dataset {
     pub fn label(&self, i: usize) -> Option<u32> {
         let label = self.has_labels().then(|| self.inner.labels.get(i))?;
         Some(self.numbering.as_ref().map_or(label, |numbering| numbering.number(label)))
+    }
+
+    /// The first image whose class is not below `classes`, in words: the list and the line, or the class folder, the image and
+    /// its class. `None` if there is no such image.
+    pub fn beyond(&self, classes: usize) -> Option<String> {
+        let image = (0..self.inner.labels.len())
+            .find(|&i| self.label(i).is_some_and(|label| label as usize >= classes))?;
+        let place = match &self.inner.list {
+            // A list that cannot be read again has been read once.
+            Some(list) => match list::line_of(list, image) {
+                Ok(line) => format!("{}, line {line}: ", list.display()),
+                Err(_) => format!("{}: ", list.display()),
+            },
+            None => String::new(),
+        };
+        Some(format!("{place}{} has class {}", self.name(image), self.label(image)?))
     }
 
     /// Whether the images have labels. Either all of them have one or none has.

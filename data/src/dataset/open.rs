@@ -110,6 +110,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         layout: Layout::ImageFolder,
         root: root.to_owned(),
         source: Source::Folder(root.to_owned()),
+        list: None,
         names: Names::default(),
         labels: Labels::default(),
         class_names: None,
@@ -164,15 +165,16 @@ fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
     let listing = list::read(map)?;
     let archive = Archive::open(zip)?;
     let (mut members, mut first, mut missing) = (Vec::new(), Vec::new(), 0);
-    listing.names.visit(|_, name| match archive.find(name) {
+    listing.names.visit(|index, name| match archive.find(name) {
         Some(member) => members.push(member),
         None => {
             missing += 1;
-            first.extend((missing <= SHOWN).then(|| name.to_owned()));
+            first.extend((missing <= SHOWN).then(|| (index, name.to_owned())));
         }
     });
     if missing > 0 {
-        refuse_commas(map, &first, |name| archive.find(name).is_some())?;
+        refuse_separators(map, &first, |name| archive.find(name).is_some())?;
+        let mut first = names_of(first);
         if let Some(example) = archive.file_names().next() {
             first.push(format!("while the archive has, for example, {example}"));
         }
@@ -184,7 +186,7 @@ fn open_zip(root: &Path, zip: &Path, map: &Path) -> Result<Dataset, DataError> {
             first,
         });
     }
-    from_listing(root, parent(map), Layout::Zip, Source::Archive { archive, members }, listing)
+    from_listing(root, map, Layout::Zip, Source::Archive { archive, members }, listing)
 }
 
 /// Opens a list of files, or the archive whose map `path` is.
@@ -199,26 +201,47 @@ fn open_text(path: &Path) -> Result<Dataset, DataError> {
     let folder = parent(path);
     let (missing, first) = missing_files(&listing.names, folder, ALL_CHECKED);
     if missing > 0 {
-        refuse_commas(path, &first, |name| folder.join(name).is_file())?;
+        refuse_separators(path, &first, |name| folder.join(name).is_file())?;
         return Err(DataError::MissingImages {
             list: path.to_owned(),
             place: folder.to_owned(),
             count: missing,
             total: listing.names.len(),
-            first,
+            first: names_of(first),
         });
     }
-    from_listing(path, folder, Layout::List, Source::Folder(folder.to_owned()), listing)
+    from_listing(path, path, Layout::List, Source::Folder(folder.to_owned()), listing)
 }
 
-/// Refuses a list whose first missing name is that of an image, a comma and a class.
-fn refuse_commas(list: &Path, missing: &[String], exists: impl Fn(&str) -> bool) -> Result<(), DataError> {
-    let Some((name, class)) = missing.first().and_then(|line| line.rsplit_once(',')) else { return Ok(()) };
-    if !exists(name.trim_end()) {
-        return Ok(());
+fn names_of(images: Vec<(usize, String)>) -> Vec<String> {
+    images.into_iter().map(|(_, name)| name).collect()
+}
+
+/// Refuses a list in which one of the `missing` names, by their positions, is that of an image and more: a column that no tab
+/// separates.
+fn refuse_separators(
+    list: &Path,
+    missing: &[(usize, String)],
+    exists: impl Fn(&str) -> bool,
+) -> Result<(), DataError> {
+    /// Blanks, commas and semicolons of a name that are looked at.
+    const SEPARATORS: usize = 64;
+    for (index, name) in missing {
+        let mut separators = name.match_indices([' ', ',', ';']).take(SEPARATORS);
+        let Some((at, separator)) = separators.find(|(at, _)| exists(&name[..*at])) else { continue };
+        let what = match separator {
+            "," => "a comma",
+            ";" => "a semicolon",
+            _ => "a blank",
+        };
+        let problem = format!(
+            "columns are separated by tabs, and this line has {what} behind the image `{}`; write path<TAB>class",
+            &name[..at]
+        );
+        let line = list::line_of(list, *index)?;
+        return Err(DataError::List { path: list.to_owned(), line, problem });
     }
-    let problem = format!("`{name},{class}` has a comma before the class; write a tab: path<TAB>class");
-    Err(DataError::layout(list, problem))
+    Ok(())
 }
 
 /// Number of missing names that an error shows.
@@ -227,21 +250,21 @@ const SHOWN: usize = 5;
 /// The longest list whose files are all looked for when it is opened.
 const ALL_CHECKED: usize = 1 << 20;
 
-/// Number of `names` that are no files in `folder`, and the first of them. Of a list with more than `all` names
+/// Number of `names` that are no files in `folder`, and the first of them with their positions. Of a list with more than `all` names
 /// only a part is looked for, spread over the list; another missing file is an error when it is read.
-fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<String>) {
+fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<(usize, String)>) {
     let step = names.len().div_ceil(all).pow(2);
     let in_block = |block| {
         let (mut count, mut first) = (0, Vec::new());
-        names.visit_block(block, |_, name| {
+        names.visit_block(block, |index, name| {
             if !folder.join(name).is_file() {
                 count += 1;
-                first.extend((count <= SHOWN).then(|| name.to_owned()));
+                first.extend((count <= SHOWN).then(|| (index, name.to_owned())));
             }
         });
         (count, first)
     };
-    let join = |(before, mut first): (usize, Vec<String>), (after, rest): (usize, Vec<String>)| {
+    let join = |(before, mut first): (usize, Vec<_>), (after, rest): (usize, Vec<_>)| {
         let room = SHOWN.saturating_sub(first.len());
         first.extend(rest.into_iter().take(room));
         (before + after, first)
@@ -249,9 +272,10 @@ fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<String
     (0..names.blocks()).into_par_iter().step_by(step).map(in_block).reduce(|| (0, Vec::new()), join)
 }
 
+/// The data set that `listing`, the contents of `list`, describes.
 fn from_listing(
     root: &Path,
-    folder: &Path,
+    list: &Path,
     layout: Layout,
     source: Source,
     listing: Listing,
@@ -259,10 +283,12 @@ fn from_listing(
     let mut listing = listing;
     let mut class_names = None;
     if !listing.labels.is_empty() {
-        let needed = if listing.classes.is_some() { None } else { listing.labels.iter().max() };
-        class_names = list::class_names(folder, needed)?;
+        class_names = list::class_names(parent(list))?;
     }
     if let Some(all) = &class_names {
+        if listing.classes.is_none() {
+            check_named(list, &listing, all.len())?;
+        }
         let refuse = |problem: String| DataError::layout(root, problem);
         listing.number_by(all).map_err(refuse)?;
     }
@@ -275,12 +301,26 @@ fn from_listing(
         layout,
         root: root.to_owned(),
         source,
+        list: Some(list.to_owned()),
         names,
         labels,
         class_names,
         num_classes,
         numbered_by_name,
     }))
+}
+
+/// Refuses a class number that is beyond the `count` names of a `classes.txt`.
+fn check_named(list: &Path, listing: &Listing, count: usize) -> Result<(), DataError> {
+    let Some(image) = listing.labels.iter().position(|label| label as usize >= count) else { return Ok(()) };
+    let problem = format!(
+        "{} has class {}, but classes.txt beside the list has {count} names, for the classes 0 to {}; add the missing \
+         names, or mend the number",
+        listing.names.get(image),
+        listing.labels.get(image),
+        count.saturating_sub(1)
+    );
+    Err(DataError::List { path: list.to_owned(), line: list::line_of(list, image)?, problem })
 }
 
 /// Opens individual image files; see [`Dataset::from_files`].
@@ -296,6 +336,7 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
         layout: Layout::Files,
         root: first.clone(),
         source: Source::Paths(paths.to_vec()),
+        list: None,
         names,
         labels: Labels::default(),
         class_names: None,
@@ -351,6 +392,6 @@ mod tests {
         assert_eq!(missing_files(&names, folder.path(), 1000).0, 1000);
         // Blocks 0, 4, ... of 32 blocks; the last block has 8 names.
         let (missing, first) = missing_files(&names, folder.path(), 500);
-        assert_eq!((missing, first[0].as_str()), (8 * 32, "0.png"));
+        assert_eq!((missing, first[0].clone()), (8 * 32, (0, "0.png".to_owned())));
     }
 }

@@ -1,5 +1,8 @@
 //! The commands that lead from the float checkpoint to the report.
 
+use swinq_model::Recipe;
+use swinq_model::recipe::file_stem;
+
 use crate::results::{ModelResult, Results};
 
 /// One step.
@@ -36,9 +39,8 @@ fn calibration(model: &ModelResult, name: &str) -> Option<Step> {
     }
     let set = origin.calibration.as_ref()?;
     let recipe = model.recipe.as_deref().unwrap_or("default");
-    let shipped = swinq_model::Recipe::shipped(recipe).is_some_and(|shipped| shipped.rules == origin.rules);
-    let words = recipe.split([' ', ',']).filter(|word| !word.is_empty()).collect::<Vec<_>>();
-    let recipe = if shipped { recipe.to_owned() } else { format!("{}.yaml", words.join("-")) };
+    let shipped = Recipe::shipped(recipe).is_some_and(|shipped| shipped.rules == origin.rules);
+    let recipe = if shipped { recipe.to_owned() } else { format!("{}.yaml", file_stem(recipe)) };
     // A training started from a calibrated checkpoint, which is then what calibration wrote.
     let start = origin.training.as_ref().and_then(|training| training.start.as_ref());
     let path = start.map(|start| start.file.as_str()).or(model.path.as_deref()).unwrap_or(&model.name);

@@ -13,6 +13,14 @@ pub(super) fn with_stored_name(error: ModelError, dialect: Dialect, version: Swi
                 stored.map_or(String::new(), |stored| format!("`{stored}` in the names of {dialect}; "));
             ModelError::Tensor { problem: also + &problem, tensor }
         }
+        ModelError::Mismatch { problem, first } => {
+            let stored =
+                stored_name(dialect, version, first.trim_matches('`')).map(|stored| format!("`{stored}`"));
+            let also = stored
+                .filter(|stored| *stored != first)
+                .map_or(String::new(), |stored| format!(" ({stored} in the names of {dialect})"));
+            ModelError::Mismatch { problem, first: first + &also }
+        }
         other => other,
     }
 }

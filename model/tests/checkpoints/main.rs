@@ -332,19 +332,26 @@ fn other_networks_and_depths_are_named() {
     assert!(load_written(&vit).unwrap_err().to_string().contains("a distilled DeiT"));
 
     for (depths, words) in [
-        ("[1, 18]", "2 blocks in stage 1, the configuration wants 18"),
+        (
+            "[1, 18]",
+            "2 blocks in stage 1, but the configuration small has 18 (MODEL.SWIN.DEPTHS); the first tensor",
+        ),
         (
             "[3, 1]",
-            "1 blocks in stage 0, the configuration wants 3; 2 blocks in stage 1, the configuration wants 1",
+            "1 block in stage 0, but the configuration small has 3; 2 blocks in stage 1, but the configuration small has 1",
         ),
     ] {
         let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", depths)]));
-        assert!(message.contains(words) && message.len() < 300, "{message}");
+        // The cause comes first, and then names.
+        let cause = format!("the checkpoint has {words}");
+        assert!(message.starts_with(&cause) && message.len() < 300, "{message}");
+        let message = refusal("torchvision.pth", &options_with(&[("MODEL.SWIN.DEPTHS", depths)]));
+        assert!(message.contains(words) && message.contains("(`features."), "{message}");
     }
     let opts =
         [("DATA.IMG_SIZE", "48"), ("MODEL.SWIN.DEPTHS", "[1, 2, 1]"), ("MODEL.SWIN.NUM_HEADS", "[2, 3, 6]")];
     let message = refusal("ms.pth", &options_with(&opts));
-    assert!(message.contains("2 stages, the configuration wants 3"), "{message}");
+    assert!(message.contains("the checkpoint has 2 stages, but the configuration small has 3"), "{message}");
 }
 
 /// Names of tensors are somebody else's text, and messages go to terminals.

@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
+use swinq::data::DataError;
 
 fn main() -> ExitCode {
     ExitCode::from(run(std::env::args_os().collect()))
@@ -41,6 +42,7 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
     }
     interrupt::install();
     let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let skip = skip_corrupt(&cli.command);
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),
@@ -68,11 +70,36 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
         Ok(()) => 0,
         Err(error) if is_closed_pipe(&error) => 0,
         Err(error) => {
-            out::error(message(&error));
+            let remedy = skip.filter(|_| is_corrupt_image(&error));
+            out::error(format!("{}{}", message(&error), remedy.unwrap_or_default()));
             exit_code(&error)
         }
     };
     interrupt::exit_code().unwrap_or(code)
+}
+
+/// How `command` is told to leave out corrupt images; `None` for a command that cannot.
+fn skip_corrupt(command: &Command) -> Option<&'static str> {
+    match command {
+        Command::Calibrate(_) | Command::Eval(_) | Command::Sensitivity(_) | Command::Tune(_) => {
+            Some("; --skip-corrupt N leaves out up to N such images")
+        }
+        Command::Qat(_) => Some("; data.skip_corrupt in the job leaves out that many such images"),
+        _ => None,
+    }
+}
+
+/// Whether the error is that of an image that a command may leave out.
+fn is_corrupt_image(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let data = match cause.downcast_ref() {
+            Some(swinq::Error::Data(error)) => Some(error),
+            _ => cause.downcast_ref(),
+        };
+        data.is_some_and(|e: &DataError| {
+            e.is_corrupt_image() || matches!(e, DataError::TooManyCorrupt { .. })
+        })
+    })
 }
 
 /// Parses the command line. Ends the process for a mistake, and after help.

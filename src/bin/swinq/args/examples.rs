@@ -68,8 +68,12 @@ Examples:
   swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 \\
       --images 4000 --min-speedup 2 --budget 30 -o tuned.safetensors
 
-A run that was interrupted continues if it is started again with the same arguments. The exit code
-is 3 if the goal is not reached, or is refuted by the verification.";
+A run that was interrupted continues if it is started again with the same arguments.
+
+Of the images, every second one is searched on: recipes are compared on them. The others verify the
+chosen recipe. The exit code is 0 if the goal holds, and also if it is \"not concluded\": the search
+reached the goal, but the verification images are too few to prove or to refute it, and the message
+says about how many would. It is 3 if the goal is not reached, or is refuted by the verification.";
 
 pub const PREDICT: &str = "\
 Examples:

@@ -73,7 +73,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all candidates and
-    /// the front) and OUTPUT.cache (finished measurements).
+    /// the front), OUTPUT.latencies.json (the table of latencies) and OUTPUT.cache (finished measurements).
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use swinq::eval::RangeFile;
-use swinq::model::{Calibrator, Ptq};
+use swinq::model::Ptq;
 use swinq::{
     CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule, Shard,
     SwinConfig, Trial,
@@ -16,9 +16,6 @@ use crate::out::{caution, counted, info, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
 use crate::{float_device, images_arg, interrupt, model_arg, shell, site_table};
-
-/// Pattern of all activation sites, for rules that must not change weights.
-const ACTIVATIONS: &str = r"re:.*\.(input|output|q|k|v|scores|probs|branch|shortcut)";
 
 /// Runs the command; `words` is the command line, which is kept beside the checkpoint for reports.
 pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
@@ -103,17 +100,13 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
 /// The recipe named on the command line, followed by the rules that other options add.
 fn recipe(args: &CalibrateArgs, config: &SwinConfig) -> anyhow::Result<Recipe> {
     let name = args.int8_mode.map_or(args.recipe.clone(), |mode| format!("mode{mode}"));
-    let mut rules: Vec<Rule> = args.calibrator.map(activations).into_iter().collect();
+    let mut rules: Vec<Rule> = args.calibrator.map(Rule::of_activations).into_iter().collect();
     let ptq = args.ptq.or(args.ft_amax.as_ref().map(|_| Ptq::Basic));
     rules.extend(ptq.map(Rule::with_ptq));
     let disable =
         |pattern: &String| Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() };
     rules.extend(args.disable.iter().map(disable));
     Ok(swinq::change_recipe(swinq::load_recipe(&name).context("--recipe")?, rules, config)?)
-}
-
-fn activations(calibrator: Calibrator) -> Rule {
-    Rule { pattern: ACTIVATIONS.to_owned(), calibrator: Some(calibrator), ..Rule::default() }
 }
 
 fn from_ft_ranges(model: Model, recipe: &Recipe, file: &Path) -> anyhow::Result<Model> {

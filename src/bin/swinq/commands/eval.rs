@@ -110,7 +110,8 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
         profile: detailed,
     };
     let classes = candidates.first().map_or(0, |candidate| candidate.classes());
-    let mut printer = Printer { classes, ..Printer::default() };
+    let sources = candidates.iter().map(|candidate| candidate.source_sha256().to_owned()).collect();
+    let mut printer = Printer { accuracies: Accuracies::new(classes, sources), ..Printer::default() };
     let mut results = swinq::evaluate(&mut candidates, images, &options, &mut printer)?;
     results.notes.extend(notes);
     if let Some(path) = &args.predictions {
@@ -120,11 +121,43 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
     Ok(results)
 }
 
-/// Prints the accuracy of a model with `classes` classes, and warns of one that guessing would give.
-pub fn print_accuracy(model: &ModelResult, accuracy: &Accuracy, classes: usize) {
-    say!("{}: {}", model.label(), eval::acc_line(accuracy));
-    if let Some(remark) = eval::near_chance(accuracy, classes) {
-        caution!("{}: {remark}", model.label());
+/// Prints the accuracies of models, and warns of one that guessing would give.
+#[derive(Default)]
+pub struct Accuracies {
+    /// Number of classes of the models.
+    classes: usize,
+    /// SHA-256 of the float file that each model was made from, in the order of the models.
+    sources: Vec<String>,
+    printed: usize,
+    /// Label of the first model, if it is better than guessing.
+    baseline: Option<String>,
+}
+
+impl Accuracies {
+    /// For models with `classes` classes that were made from the float files with these hashes.
+    pub fn new(classes: usize, sources: Vec<String>) -> Accuracies {
+        Accuracies { classes, sources, ..Accuracies::default() }
+    }
+
+    /// Prints the accuracy of the next model.
+    pub fn print(&mut self, model: &ModelResult, accuracy: &Accuracy) {
+        let (label, index) = (model.label(), self.printed);
+        say!("{label}: {}", eval::acc_line(accuracy));
+        let remark = match &self.baseline {
+            Some(baseline) => {
+                let source = self.sources.get(index).filter(|source| !source.is_empty());
+                let same = source.is_some() && source == self.sources.first();
+                eval::near_chance_beside(accuracy, self.classes, baseline, same)
+            }
+            None => eval::near_chance(accuracy, self.classes),
+        };
+        if let Some(remark) = remark {
+            caution!("{label}: {remark}");
+        }
+        if index == 0 && eval::is_above_chance(accuracy, self.classes) {
+            self.baseline = Some(label);
+        }
+        self.printed += 1;
     }
 }
 
@@ -133,8 +166,7 @@ pub fn print_accuracy(model: &ModelResult, accuracy: &Accuracy, classes: usize) 
 struct Printer {
     progress: Option<Progress>,
     seen: usize,
-    /// Number of classes of the models.
-    classes: usize,
+    accuracies: Accuracies,
 }
 
 impl Observer for Printer {
@@ -162,7 +194,7 @@ impl Observer for Printer {
             caution!("left out {skipped}");
         }
         if let Some(accuracy) = accuracy {
-            print_accuracy(model, accuracy, self.classes);
+            self.accuracies.print(model, accuracy);
         }
     }
 

@@ -84,6 +84,17 @@ fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) 
     Ok(())
 }
 
+/// The first class names, and where they come from.
+fn labels(model: &QuantizedModel) -> String {
+    let Some(labels) = &model.labels else {
+        return "none; classes have their numbers (--labels gives names)".to_owned();
+    };
+    let shown = labels.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    let more = if labels.len() > 5 { ", ..." } else { "" };
+    let from = model.provenance.labels_from.as_deref().unwrap_or("the float model's own files");
+    format!("{shown}{more} (from {from})")
+}
+
 fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
     let config = &model.config;
     let parameters: usize =
@@ -107,12 +118,7 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         config.macs() as f64 / 1e9
     )?;
     writeln!(out, "  transform     {}", model.transform)?;
-    if let Some(labels) = &model.labels {
-        let shown = labels.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let from =
-            model.provenance.labels_from.as_ref().map_or(String::new(), |from| format!(" (from {from})"));
-        writeln!(out, "  labels        {shown}{}{from}", if labels.len() > 5 { ", ..." } else { "" })?;
-    }
+    writeln!(out, "  labels        {}", labels(model))?;
     let source = &model.provenance.source;
     writeln!(out, "  made from     {} ({}), SHA-256 {}", source.file, source.dialect, source.sha256)?;
     if let Some(record) = &model.provenance.calibration {

@@ -6,7 +6,7 @@ use swinq::eval::{self, RangeFile, ReportExtras};
 use swinq::{PartKind, PartSet, ReportFiles};
 
 use super::calibrate::{found, left_out, save};
-use super::eval::print_accuracy;
+use super::eval::Accuracies;
 use crate::args::{MergeArgs, Usage};
 use crate::out::{counted, info, say};
 use crate::paths::{check_checkpoint, check_outputs};
@@ -66,8 +66,13 @@ fn evaluation(args: &MergeArgs, parts: &PartSet, command: String) -> anyhow::Res
     let mut results = merged.results;
     info!("merged {} of {}", counted(parts.count(), "shard"), counted(images(&results), "image"));
     left_out(&merged.skipped);
+    let source = |model: &eval::ModelResult| {
+        let quantized = model.origin.as_ref().map(|origin| origin.source_sha256.clone());
+        quantized.or(model.sha256.clone()).unwrap_or_default()
+    };
+    let mut accuracies = Accuracies::new(merged.classes, results.models.iter().map(source).collect());
     for (model, accuracy) in results.models.iter().zip(&merged.accuracies) {
-        print_accuracy(model, accuracy, merged.classes);
+        accuracies.print(model, accuracy);
     }
     say!("\n{}", eval::table(&results));
     results.commands.push(command);

@@ -1,9 +1,10 @@
 //! `swinq predict`.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use comfy_table::{Table, presets};
+use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::json;
 use swinq::eval::Collected;
 use swinq::model::atomic::write_atomic;
@@ -25,25 +26,49 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
     check_commas(&paths)?;
-    let (images, errors) = Images::find(&paths);
-    let mut failed: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    failed.iter().for_each(|problem| caution!("{problem}"));
+    let (images, errors) = Images::find(&paths)?;
+    let mut failed: Vec<Failed> = errors
+        .into_iter()
+        .map(|(path, error)| Failed { image: path.display().to_string(), error: error.to_string() })
+        .collect();
+    failed.iter().for_each(|failed| caution!("{}", failed.error));
+    let mut predictions = Vec::new();
     if let Some(images) = images {
         let options = backend_arg::engine(&args.backend, args.threads, BATCH.min(images.len()))?;
         let engine = backend_arg::with_remedy(Engine::new(&model, &options), &options)?;
         let read = ReadOptions { batch_size: BATCH, threads: args.threads, skip_corrupt: images.len() };
         let (found, skipped) = engine.infer_readable(&images, &read, &mut |_, _| interrupt::check())?;
         skipped.iter().for_each(|problem| caution!("{problem}"));
-        failed.extend(skipped);
-        print(args, &engine, &images, &found)?;
-    } else if args.json {
-        print_json(&[])?;
+        if let Some(path) = &args.logits {
+            write_logits(path, &found.logits)?;
+        }
+        failed.extend(left_out(&images, &found, skipped));
+        let names = found.ids.iter().map(|&id| images.name_of(id));
+        predictions = names.zip(engine.top_k(&found.logits, args.topk)?).collect();
+    }
+    if args.json {
+        print_json(&predictions, &failed)?
+    } else {
+        print_table(&predictions)
     }
     match failed.len() {
         0 => Ok(()),
         1 => bail!("1 input cannot be classified; the warning names it"),
         count => bail!("{count} inputs cannot be classified; the warnings name them"),
     }
+}
+
+/// An input that cannot be classified.
+struct Failed {
+    image: String,
+    error: String,
+}
+
+/// The images without logits, in order, with the messages about them.
+fn left_out(images: &Images, found: &Collected, messages: Vec<String>) -> Vec<Failed> {
+    let readable: HashSet<usize> = found.ids.iter().copied().collect();
+    let ids = (0..images.len()).filter(|id| !readable.contains(id));
+    ids.zip(messages).map(|(id, error)| Failed { image: images.name_of(id), error }).collect()
 }
 
 /// The paths on the command line. `-` stands for the lines of standard input.
@@ -82,33 +107,21 @@ fn check_commas(paths: &[PathBuf]) -> Result<(), Usage> {
     Ok(())
 }
 
-/// Prints the predictions, and writes the logits if they are wanted.
-fn print(args: &PredictArgs, engine: &Engine, images: &Images, found: &Collected) -> anyhow::Result<()> {
-    if let Some(path) = &args.logits {
-        write_logits(path, &found.logits)?;
-    }
-    let names = found.ids.iter().map(|&id| images.name_of(id));
-    let predictions: Vec<_> = names.zip(engine.top_k(&found.logits, args.topk)?).collect();
-    if args.json {
-        print_json(&predictions)
-    } else {
-        print_table(&predictions);
-        Ok(())
-    }
-}
-
 /// The name of a class, or its index if it has no name.
 fn name(class: &ClassScore) -> String {
     class.label.clone().unwrap_or_else(|| class.index.to_string())
 }
 
-fn print_json(predictions: &[(String, Prediction)]) -> anyhow::Result<()> {
+/// Prints an entry with `topk` for each classified image, then one with `error` for each input that cannot be classified.
+fn print_json(predictions: &[(String, Prediction)], failed: &[Failed]) -> anyhow::Result<()> {
     let class = |c: &ClassScore| json!({"class": c.index, "label": c.label, "probability": c.probability});
     let entry = |(image, prediction): &(String, Prediction)| {
         let classes: Vec<_> = prediction.classes.iter().map(class).collect();
         json!({"image": image, "topk": classes})
     };
-    say!("{}", serde_json::to_string_pretty(&predictions.iter().map(entry).collect::<Vec<_>>())?);
+    let failed = failed.iter().map(|failed| json!({"image": failed.image, "error": failed.error}));
+    let entries: Vec<_> = predictions.iter().map(entry).chain(failed).collect();
+    say!("{}", serde_json::to_string_pretty(&entries)?);
     Ok(())
 }
 
@@ -118,8 +131,9 @@ fn print_table(predictions: &[(String, Prediction)]) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         for class in &prediction.classes {
-            let percent = format!("  {:.2} %", 100.0 * class.probability);
-            table.add_row([percent, class.index.to_string(), name(class)]);
+            let percent = format!("{:.2} %", 100.0 * class.probability);
+            let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+            table.add_row([right(percent), right(class.index.to_string()), Cell::new(name(class))]);
         }
         say!("{table}");
     }

@@ -8,7 +8,7 @@ use clap::Parser;
 
 use crate::args::{Cli, Command, QuickstartArgs};
 use crate::commands::{calibrate, eval};
-use crate::out::say;
+use crate::out::info;
 use crate::shell;
 
 /// Runs the command.
@@ -18,19 +18,19 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     for (name, content) in swinq::SAMPLE {
         swinq::model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
     }
-    say!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
-    say!("{}.\n", sample.display());
+    info!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
+    info!("{}.\n", sample.display());
     let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
     let (float, cfg, data) =
         (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
     let int8 = at(&args.out, "int8.safetensors");
     let (json, report) = (at(&args.out, "results.json"), at(&args.out, "report.html"));
-    say!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
+    info!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
     let batches = ["--batches", "32", "--batch-size", "8"];
     let command =
         [&["swinq", "calibrate", &float, "--cfg", &cfg, "--data-path", &data], &batches[..], &["-o", &int8]];
     execute(&command.concat())?;
-    say!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
+    info!("\n2. Run both on the validation images: accuracy, agreement, speed, and a report:\n");
     execute(&[
         "swinq",
         "eval",
@@ -49,7 +49,7 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         "--report",
         &report,
     ])?;
-    say!(
+    info!(
         "\nOpen {report} in a browser; `swinq inspect {int8}` lists the INT8 layers and the rules that decided them."
     );
     Ok(())
@@ -57,7 +57,7 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
 
 /// Prints a command and runs it.
 fn execute(command: &[&str]) -> anyhow::Result<()> {
-    say!("$ {}", shell::join(command));
+    info!("$ {}", shell::join(command));
     let words: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
     match Cli::try_parse_from(command)?.command {
         Command::Calibrate(args) => calibrate::run(&args, &words),

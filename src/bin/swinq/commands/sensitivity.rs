@@ -50,6 +50,7 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     print(&results, args.top);
     write_sensitivity(&args.output, &results)?;
     info!("wrote {}", args.output.display());
+    info!("wrote {} (finished measurements)", cache.display());
     Ok(())
 }
 

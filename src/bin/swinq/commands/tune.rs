@@ -37,7 +37,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     check_inputs([("--data-path", Some(args.subject.data.data_path.as_path()))])?;
     let inputs = [args.subject.model.as_path(), args.subject.data.data_path.as_path()];
     let inputs = inputs.into_iter().chain(args.subject.float.files());
-    let outputs = [&args.output, &cache, &table, &yaml, &json];
+    let outputs = [&args.output, &yaml, &json, &table, &cache];
     check_outputs(
         outputs.into_iter().chain(&args.report),
         inputs.chain([Path::new(&args.subject.calibration.recipe)]),
@@ -67,12 +67,14 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         min_speedup: args.min_speedup,
         budget: args.budget.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         cache: Some(cache.clone()),
-        latencies: Some(table),
+        latencies: Some(table.clone()),
     };
     info!("recipe       {}, {}", options.recipe.name, counted(options.recipe.rules.len(), "rule"));
     info!("engine       {}, batch {}", engine.describe()?, args.batch_size);
-    info!("calibration  {} of {}", train.len(), train.describe());
-    info!("images       {} of {}, one half for the search", images.len(), images.describe());
+    info!("calibration  {} of {}, which give the ranges", train.len(), train.describe());
+    let (search, verification) = (images.len().div_ceil(2), images.len() / 2);
+    info!("images       {} of {}: {search} on which recipes are compared,", images.len(), images.describe());
+    info!("             and {verification} others on which the chosen recipe is verified");
     let mut steps = Steps::new(&cache);
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;
@@ -82,7 +84,10 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     write_atomic(&yaml, |out| out.write_all(text.as_bytes()))?;
     write_tuning(&json, &tuned.results)?;
     print(&tuned.results);
-    info!("wrote {}, {} and {}", args.output.display(), yaml.display(), json.display());
+    let whats = ["", " (recipe)", " (all candidates)", " (table of latencies)", " (finished measurements)"];
+    for (path, what) in outputs.into_iter().zip(whats) {
+        info!("wrote {}{what}", path.display());
+    }
     let goal = check_goal(&tuned.results);
     if let Some(file) = &args.report {
         let [_, verification] = images.halves();
