@@ -16,6 +16,9 @@ use crate::hex::hex;
 use crate::limits::check_threads;
 use crate::prepared::Prepared;
 
+/// Paths that are neither images nor folders of images, with the reasons.
+type Unreadable = Vec<(PathBuf, Error)>;
+
 /// Number of batches that are decoded before the model needs them.
 const PREFETCH: usize = 2;
 
@@ -99,7 +102,7 @@ impl Images {
     ///
     /// # Errors
     /// Those of [`Images::from_files`].
-    pub fn find(paths: &[impl AsRef<Path>]) -> Result<(Option<Images>, Vec<(PathBuf, Error)>), Error> {
+    pub fn find(paths: &[impl AsRef<Path>]) -> Result<(Option<Images>, Unreadable), Error> {
         let (mut files, mut errors) = (Vec::new(), Vec::new());
         for path in paths.iter().map(AsRef::as_ref) {
             match swinq_data::image_files(path) {
