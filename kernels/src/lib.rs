@@ -4,10 +4,10 @@
 //!
 //! [`mod@reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
 //! [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
-//! attention). On AArch64 only INT8 products have vector code; all other ops run the scalar reference.
+//! attention).
 
 // Other architectures have no implementation of `lanes`, so the code over them is compiled but never used.
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 
 pub mod attention;
 pub mod buffer;

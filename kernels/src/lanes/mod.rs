@@ -10,14 +10,17 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 
 use crate::cpu::Cpu;
-#[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 use crate::reference::RowNorm;
 use crate::types::Quantizer;
@@ -32,23 +35,25 @@ pub(crate) trait Kernel {
 }
 
 /// Runs `kernel` with the vector registers of `cpu`.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn dispatch(cpu: Cpu, kernel: impl Kernel) {
     match cpu.isa() {
         Isa::Scalar => kernel.scalar(),
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` of this `Isa` proves AVX2 and FMA.
         Isa::Avx2 => unsafe { avx2::run(kernel) },
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` of this `Isa` proves AVX2, FMA and AVX-VNNI.
         Isa::Avx2Vnni => unsafe { avx2::run_vnni(kernel) },
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` of this `Isa` proves AVX-512 F, BW, DQ, VL and VNNI.
         Isa::Avx512Vnni => unsafe { avx512::run(kernel) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a `Cpu` of this `Isa` proves NEON and its dot product.
+        Isa::Neon => unsafe { neon::run(kernel) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a `Cpu` of this `Isa` proves NEON, its dot product and I8MM.
+        Isa::NeonI8mm => unsafe { neon::run_i8mm(kernel) },
     }
-}
-
-/// Runs `kernel` by the reference, because [`Lanes`] has no registers of this architecture.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn dispatch(_: Cpu, kernel: impl Kernel) {
-    kernel.scalar();
 }
 
 /// Registers of `N` f32 or `N` i32, and the instructions on them.

@@ -2,6 +2,8 @@
 
 use super::dest::Dest;
 use super::epilogue::Epilogue;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::pack::Layout;
 use super::{Block, scalar};
 #[cfg(target_arch = "x86_64")]
@@ -62,20 +64,16 @@ pub(crate) struct F32Kernel {
 }
 
 /// The kernel for f32 products with the registers of `isa`.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn f32_kernel(isa: Isa) -> &'static F32Kernel {
     match isa {
         Isa::Scalar => &scalar::F32_KERNEL,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx2Vnni => &avx2::F32_KERNEL,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => &avx512::F32_KERNEL,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::NeonI8mm => &neon::F32_KERNEL,
     }
-}
-
-/// The kernel for f32 products: only the scalar reference, because no other registers are used on this
-/// architecture.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn f32_kernel(_: Isa) -> &'static F32Kernel {
-    &scalar::F32_KERNEL
 }
 
 /// Calls `$tile::<R>` with `R` equal to `$rows`, one of the listed numbers of rows; the last serves as the

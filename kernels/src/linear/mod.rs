@@ -21,7 +21,11 @@ mod float;
 mod int8;
 pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
 mod neon_dotprod;
+#[cfg(target_arch = "aarch64")]
+mod neon_i8mm;
 mod pack;
 mod scalar;
 mod spec;
@@ -48,6 +52,8 @@ pub(crate) static KERNELS: &[&Int8Kernel] = &[
     &avx512::KERNEL,
     #[cfg(target_arch = "aarch64")]
     &neon_dotprod::KERNEL,
+    #[cfg(target_arch = "aarch64")]
+    &neon_i8mm::KERNEL,
 ];
 
 /// The most bytes of weights that are multiplied with all row tiles before the next weights (one panel may

@@ -23,6 +23,7 @@ impl<'a, T> Parts<'a, T> {
     }
 
     /// The address of element `index`, which may lie outside of the slice.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(&self, index: usize) -> *const T {
         self.data.wrapping_add(index)
     }
