@@ -69,6 +69,14 @@ fn a_bad_image_does_not_stop_the_others() {
     let lines = format!("{}\r\n\n \t\n{}\n", png.display(), jpg.display());
     assert_eq!(names(&predict(&[Path::new("-")], &lines).success()), ["airplane.png", "airplane.jpg"]);
     refused(predict(&[Path::new("-")], "\n"), 1, &["standard input"]);
+    let percents = |text: &str| -> Vec<usize> { text.lines().filter_map(|line| line.find(" %")).collect() };
+    let mut table = swinq(["predict", "--topk", "10", "--cfg"]);
+    let table = stdout(&table.arg(sample_cfg()).arg(sample_model()).arg(&jpg).assert().success());
+    let ends = percents(&table);
+    assert!(ends.len() == 10 && ends.iter().all(|end| *end == ends[0]), "{table}");
+    std::fs::create_dir(folder.path().join("empty")).unwrap();
+    let (_, problem) = errors(&predict(&[&folder.path().join("empty")], "").code(1)).remove(0);
+    assert!(problem.contains("empty: not an image: the folder has no image"), "{problem}");
     let none = predict(&[&absent], "").code(1);
     assert_eq!((names(&none), errors(&none).len()), (Vec::<String>::new(), 1));
 }

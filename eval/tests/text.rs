@@ -77,6 +77,14 @@ fn the_table_shows_differences_from_the_first_model() {
     );
     assert_eq!(row("| A", 3)[2..5], ["113.0 MiB", "30.0 MiB", ""]);
     assert!(row("| B", 2)[2].ends_with("(2.36x)"), "{text}");
+    // Figures stand one below the other, with and without a difference or a speed-up behind them.
+    for (nth, column) in [(0, 2), (0, 4), (2, 2)] {
+        let point = |start: &str| {
+            let line = lines.iter().filter(|line| line.starts_with(start)).nth(nth).unwrap();
+            line.split('|').nth(column).unwrap().find('.').unwrap()
+        };
+        assert_eq!(point("| A"), point("| B"), "{text}");
+    }
 
     // Short names stay in the rows.
     let mut short = results.clone();

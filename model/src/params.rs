@@ -128,8 +128,8 @@ impl Parameter for HostTensor {
 /// Checks that `tensors` are exactly the parameters of `config`, have their shapes, and hold finite values only.
 ///
 /// # Errors
-/// [`ModelError::Mismatch`] for missing and unexpected tensors, and [`ModelError::Tensor`] for a mis-shaped or non-finite
-/// one.
+/// [`ModelError::Mismatch`] for missing and unexpected tensors and for another number of classes, and [`ModelError::Tensor`]
+/// for a mis-shaped or non-finite tensor.
 pub fn check_parameters(
     config: &SwinConfig,
     tensors: &BTreeMap<String, impl Parameter>,
@@ -206,14 +206,7 @@ fn check_tensor(
     tensor: &impl Parameter,
 ) -> Result<(), ModelError> {
     if tensor.shape() != shape {
-        let mut problem = format!("shape {:?}, but {} has {shape:?}", tensor.shape(), config.name);
-        if let Some(classes) = tensor.shape().first().filter(|_| name.starts_with("head.")) {
-            problem += &format!(
-                "; the checkpoint has {classes} classes, the configuration {}; pass --opts MODEL.NUM_CLASSES {classes}",
-                config.num_classes
-            );
-        }
-        return Err(ModelError::tensor(name, problem));
+        return Err(misshapen(config, name, shape, tensor.shape()));
     }
     if let Some((index, value)) = tensor.not_finite() {
         let problem = format!(
@@ -223,6 +216,23 @@ fn check_tensor(
         return Err(ModelError::tensor(name, problem));
     }
     Ok(())
+}
+
+/// The error for a tensor of the shape `found` instead of `shape`. A head of another number of classes has a cause of its own.
+fn misshapen(config: &SwinConfig, name: &str, shape: &[usize], found: &[usize]) -> ModelError {
+    match (found, shape) {
+        (&[classes, ref found @ ..], &[_, ref wanted @ ..])
+            if name.starts_with("head.") && found == wanted =>
+        {
+            let problem = format!(
+                "the checkpoint has {classes} classes, but the configuration {} has {}; pass --opts MODEL.NUM_CLASSES \
+                 {classes}",
+                config.name, config.num_classes
+            );
+            ModelError::mismatch(name, problem)
+        }
+        _ => ModelError::tensor(name, format!("shape {found:?}, but {} has {shape:?}", config.name)),
+    }
 }
 
 /// Lists up to eight names, and the number of further names.

@@ -360,7 +360,7 @@ pub fn image_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let images = folder::entries(path)?.images;
     if images.is_empty() {
         let problem = format!("the folder has no image ({}) directly in it", folder::extensions());
-        return Err(DataError::layout(path, problem));
+        return Err(not_an_image(path, &problem));
     }
     Ok(images.into_iter().map(|image| path.join(image)).collect())
 }

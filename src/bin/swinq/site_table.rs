@@ -126,7 +126,7 @@ fn per_channel(state: &SiteState, channels: &ChannelCodes) -> String {
         channels.factors.iter().zip(&channels.zero_points).map(of_channel)
     };
     let (low, high) = (end(-128.0).fold(f32::MAX, f32::min), end(127.0).fold(f32::MIN, f32::max));
-    format!("{low:.3}..{high:.3}/channel")
+    format!("{low:.2}..{high:.2}/channel")
 }
 
 /// The factors and zero points of channels in words.
