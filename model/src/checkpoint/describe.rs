@@ -57,6 +57,9 @@ impl Bare<'_> {
         if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
             return Err(ModelError::tensor("head.weight", HEADLESS));
         }
+        if let Some(problem) = super::several_windows(self.tensors) {
+            return Err(ModelError::file(self.path, problem));
+        }
         let fitting = self.shipped(&options.opts);
         let [cfg] = fitting.as_slice() else { return Err(self.unknown(&fitting)) };
         let note = format!(

@@ -298,13 +298,7 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         if rows == shape[0] {
             continue;
         }
-        let windows = windows(tensors);
-        // Late stages may have smaller windows than the first, because their grids are small.
-        if windows.windows(2).any(|pair| pair[0] < pair[1]) {
-            let problem = format!(
-                "the windows of the stages are {windows:?}: the checkpoint is a Swin-S3 (swin_s3), whose stages have \
-                 windows of their own; swinq runs Swins with one window size"
-            );
+        if let Some(problem) = several_windows(tensors) {
             return Err(ModelError::tensor(name, problem));
         }
         let problem = format!(
@@ -319,6 +313,18 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
         return Err(ModelError::tensor(name, problem));
     }
     Ok(())
+}
+
+/// The problem of a checkpoint whose stages have windows of their own.
+fn several_windows(tensors: &StateDict) -> Option<String> {
+    let windows = windows(tensors);
+    // Late stages may have smaller windows than the first, because their grids are small.
+    windows.windows(2).any(|pair| pair[0] < pair[1]).then(|| {
+        format!(
+            "the windows of the stages are {windows:?}: the checkpoint is a Swin-S3 (swin_s3), whose stages have windows \
+             of their own; swinq runs Swins with one window size"
+        )
+    })
 }
 
 /// The window of a bias table with so many rows.

@@ -240,12 +240,16 @@ fn backbones_and_windows_of_each_stage_are_named() {
     *table = swinq_model::HostTensor::new([49, 3], vec![0.0; 147]);
     let message = load_written(&tensors).unwrap_err().to_string();
     assert!(message.contains("[3, 4]") && message.contains("Swin-S3"), "{message}");
+    // The same without --cfg.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    write(&tensors, &path);
+    let message = load_float(&path, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("[3, 4]") && message.contains("Swin-S3"), "{message}");
     let mut tensors = expected("expected.safetensors");
     tensors.retain(|name, _| !name.starts_with("head."));
     let message = load_written(&tensors).unwrap_err().to_string();
     assert!(message.contains("backbone without a head"), "{message}");
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("w.safetensors");
     write(&tensors, &path);
     let message = load_float(&path, &LoadOptions::default()).unwrap_err().to_string();
     assert!(message.contains("backbone without a head"), "{message}");

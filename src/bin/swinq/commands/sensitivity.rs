@@ -67,11 +67,13 @@ fn print(results: &Sensitivity, top: usize) {
     for layer in results.ranking().into_iter().take(top) {
         table.add_row(row(layer, &results.whole));
     }
+    tables::align_numbers(&mut table, 5);
     say!("\n{table}");
     let mut blocks = tables::markdown(["residual stream after", "SQNR dB", "cosine"]);
     for block in &results.blocks {
         blocks.add_row([block.name.clone(), db(block.sqnr_db), format!("{:.6}", block.cosine)]);
     }
+    tables::align_numbers(&mut blocks, 2);
     say!("\n{blocks}");
     let Effect { sqnr_db, kl, top1_changes, .. } = results.whole;
     say!(
