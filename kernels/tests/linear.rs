@@ -12,7 +12,7 @@ use support::{Rng, assert_same, assert_varied, for_each_cpu, step, window_map};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{ColumnQuantizers, Cpu, Gelu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
 
-/// Rows, columns, inputs: around the tiles (1, 6 and 14 rows; 8, 16 and 32 columns) and Swin's own.
+/// Rows, columns, inputs: around the tiles (1, 6, 8 and 14 rows; 8, 16 and 32 columns) and Swin's own.
 const SHAPES: [(usize, usize, usize); 21] = [
     (0, 16, 8),
     (1, 1, 1),

@@ -67,7 +67,16 @@ struct Input<'a> {
     rows: usize,
 }
 
-/// `P` pairs of rows by one panel. Of an odd number of rows the last one is multiplied twice.
+impl Input<'_> {
+    /// The first bytes of the rows of each pair. Of an odd number of rows the last one is both rows of its pair.
+    #[inline(always)]
+    fn pairs<const P: usize>(&self) -> [[*const u8; 2]; P] {
+        let row = |r: usize| self.from[r.min(self.rows - 1) * self.stride..].as_ptr();
+        std::array::from_fn(|p| [row(2 * p), row(2 * p + 1)])
+    }
+}
+
+/// [`Input::pairs`] by one panel.
 #[inline(never)]
 #[target_feature(enable = "neon,dotprod,i8mm")]
 fn tile_i8<const P: usize>(input: Input<'_>, weight: &[i8], initial: &[i32; COLUMNS], tile: &mut Tile<i32>) {
@@ -76,10 +85,7 @@ fn tile_i8<const P: usize>(input: Input<'_>, weight: &[i8], initial: &[i32; COLU
     assert!(input.from.len() >= input.rows * input.stride, "the input holds all rows of a tile");
     assert!(groups.len() == input.stride.div_ceil(INPUTS), "weights for every input");
     let mut acc = [initial_of(initial); P];
-    let mut rows = [[input.from.as_ptr(); 2]; P];
-    for (p, rows) in rows.iter_mut().enumerate() {
-        *rows = [2 * p, 2 * p + 1].map(|r| input.from[r.min(input.rows - 1) * input.stride..].as_ptr());
-    }
+    let rows = input.pairs::<P>();
     let (pairs, last) = groups[..whole].as_chunks::<2>();
     for (i, [low, high]) in pairs.iter().enumerate() {
         let mut x = [[vdupq_n_u8(0); 2]; P];
@@ -99,8 +105,7 @@ fn tile_i8<const P: usize>(input: Input<'_>, weight: &[i8], initial: &[i32; COLU
     if let [group] = &groups[whole..] {
         // SAFETY: the last four bytes of each row, which are inside the input by the assertion above.
         let four = |row: *const u8| unsafe { row.add(INPUTS * whole).cast::<u32>().read_unaligned() };
-        let eight = |row| vcreate_u8(u64::from(four(row)));
-        add_group(&mut acc, &rows.map(|[a, b]| vcombine_u8(eight(a), eight(b))), group);
+        add_group(&mut acc, &rows.map(|[a, b]| four_of_each(four(a), four(b))), group);
     }
     store(&acc, tile);
 }
@@ -124,6 +129,13 @@ fn initial_of(initial: &[i32; COLUMNS]) -> Accumulators {
 fn zip(rows: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
     let [a, b] = rows.map(|row| vreinterpretq_u64_u8(row));
     [vreinterpretq_u8_u64(vtrn1q_u64(a, b)), vreinterpretq_u8_u64(vtrn2q_u64(a, b))]
+}
+
+/// Four bytes of each row, and zeros after them.
+#[inline]
+#[target_feature(enable = "neon")]
+fn four_of_each(a: u32, b: u32) -> uint8x16_t {
+    vcombine_u8(vcreate_u8(u64::from(a)), vcreate_u8(u64::from(b)))
 }
 
 /// Adds the products of a group of weights with eight inputs of each row.

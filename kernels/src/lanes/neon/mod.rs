@@ -1,8 +1,10 @@
 //! NEON with the dot product: eight lanes, in two registers of four. The 32 registers of AArch64 then hold as
 //! many lanes as the 16 registers of AVX2.
 
+mod bytes;
+mod sums;
+
 use std::arch::aarch64::*;
-use std::arch::asm;
 
 use super::{Kernel, Lanes};
 use crate::simd_math::neon as math;
@@ -40,50 +42,6 @@ type I = [int32x4_t; 2];
 /// An instruction on the first registers and on the second registers of its operands, which are variables.
 macro_rules! both {
     ($instruction:path, $($x:expr),+) => { [$instruction($($x[0]),+), $instruction($($x[1]),+)] };
-}
-
-/// `acc[c] + sum_i a[4 c + i] * b[4 c + i]`: `vdotq_s32`, which is not stable.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn sdot(mut acc: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-    // SAFETY: only registers are read and written; the processor has the instruction by this function's
-    // features.
-    unsafe {
-        asm!(
-            "sdot {acc:v}.4s, {a:v}.16b, {b:v}.16b",
-            acc = inout(vreg) acc,
-            a = in(vreg) a,
-            b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    acc
-}
-
-/// As [`sdot`], of unsigned bytes in `u`: `vusdotq_s32`, which is not stable.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn usdot(mut acc: int32x4_t, u: int32x4_t, s: int32x4_t) -> int32x4_t {
-    // SAFETY: as in `sdot`.
-    unsafe {
-        asm!(
-            "usdot {acc:v}.4s, {u:v}.16b, {s:v}.16b",
-            acc = inout(vreg) acc,
-            u = in(vreg) u,
-            s = in(vreg) s,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    acc
-}
-
-/// [`usdot`] by two signed products: `u * s = (u - 128) * s - (-128) * s`. Loops that multiply one `s` with several
-/// `u` compute the second product once.
-#[inline]
-#[target_feature(enable = "neon,dotprod")]
-fn usdot_by_signed(acc: int32x4_t, u: int32x4_t, s: int32x4_t) -> int32x4_t {
-    let least = vreinterpretq_s32_u8(vdupq_n_u8(0x80));
-    vsubq_s32(sdot(acc, veorq_s32(u, least), s), sdot(vdupq_n_s32(0), least, s))
 }
 
 /// All ones in the first `count` lanes.
@@ -139,138 +97,6 @@ fn clamp(x: float32x4_t) -> float32x4_t {
     vminq_f32(vmaxq_f32(vreinterpretq_f32_u32(number), vdupq_n_f32(-128.0)), vdupq_n_f32(127.0))
 }
 
-/// The fold of sixteen lanes: the halves are added, then halves of halves.
-#[inline]
-#[target_feature(enable = "neon")]
-fn fold([a, b]: [F; 2]) -> f32 {
-    let x = vaddq_f32(vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1]));
-    vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)))
-}
-
-/// Lane `i` is the fold of register `i`.
-#[inline]
-#[target_feature(enable = "neon")]
-fn folds(x: &[F; 4]) -> float32x4_t {
-    let fours = |i: usize| vreinterpretq_f64_f32(vaddq_f32(x[i][0], x[i][1]));
-    let twos = |a, b| {
-        let (low, high) = (vtrn1q_f64(a, b), vtrn2q_f64(a, b));
-        vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
-    };
-    vpaddq_f32(twos(fours(0), fours(1)), twos(fours(2), fours(3)))
-}
-
-/// The halves of sixteen elements are added, then halves of halves.
-#[inline]
-#[target_feature(enable = "neon")]
-fn fold_f64(x: [float64x2_t; 8]) -> f64 {
-    let four = |i: usize| vaddq_f64(vaddq_f64(x[i], x[i + 4]), vaddq_f64(x[i + 2], x[i + 6]));
-    vpaddd_f64(vaddq_f64(four(0), four(1)))
-}
-
-/// Sixteen partial sums of elements, and of their squares.
-#[derive(Clone, Copy)]
-struct Moments([float64x2_t; 8], [float64x2_t; 8]);
-
-impl Moments {
-    /// Adds the sixteen elements of a block.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    fn add_block(&mut self, x: &[f32; 16]) {
-        for quarter in 0..4 {
-            // SAFETY: four of 16 values.
-            let x = unsafe { vld1q_f32(x[4 * quarter..].as_ptr()) };
-            self.add(2 * quarter, vcvt_f64_f32(vget_low_f32(x)));
-            self.add(2 * quarter + 1, vcvt_high_f64_f32(x));
-        }
-    }
-
-    /// Adds two elements to the partial sums in register `at`.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    fn add(&mut self, at: usize, x: float64x2_t) {
-        self.0[at] = vaddq_f64(self.0[at], x);
-        self.1[at] = vfmaq_f64(self.1[at], x, x);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
-fn moments(x: &[f32]) -> [f64; 2] {
-    let mut sums = Moments([vdupq_n_f64(0.0); 8], [vdupq_n_f64(0.0); 8]);
-    let (blocks, rest) = x.as_chunks::<16>();
-    for x in blocks {
-        sums.add_block(x);
-    }
-    // The zeros after the last elements change no sum.
-    let mut tail = [0.0; 16];
-    tail[..rest.len()].copy_from_slice(rest);
-    if !rest.is_empty() {
-        sums.add_block(&tail);
-    }
-    [fold_f64(sums.0), fold_f64(sums.1)]
-}
-
-/// Sixteen bytes of four rows; row `last` stands in for rows after it. Lane `r` of register `i` is bytes
-/// `4 i..4 i + 4` of row `from + r`.
-///
-/// # Safety
-/// Sixteen bytes of rows `from.min(last)..=last.min(from + 3)` are readable.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn transpose(at: *const u8, stride: usize, last: usize, from: usize) -> [int32x4_t; 4] {
-    // SAFETY: the caller's promise.
-    let row = |r: usize| unsafe { vreinterpretq_s32_u8(vld1q_u8(at.add((from + r).min(last) * stride))) };
-    let (a, b, c, d) = (row(0), row(1), row(2), row(3));
-    let pairs = |ab, cd| {
-        let (ab, cd) = (vreinterpretq_s64_s32(ab), vreinterpretq_s64_s32(cd));
-        [vreinterpretq_s32_s64(vtrn1q_s64(ab, cd)), vreinterpretq_s32_s64(vtrn2q_s64(ab, cd))]
-    };
-    let [first, third] = pairs(vtrn1q_s32(a, b), vtrn1q_s32(c, d));
-    let [second, fourth] = pairs(vtrn2q_s32(a, b), vtrn2q_s32(c, d));
-    [first, second, third, fourth]
-}
-
-/// `a | b << 8 | c << 16 | d << 24`, of lanes in 0..=255.
-#[inline]
-#[target_feature(enable = "neon")]
-fn interleave(a: int32x4_t, b: int32x4_t, c: int32x4_t, d: int32x4_t) -> int32x4_t {
-    vsliq_n_s32::<24>(vsliq_n_s32::<16>(vsliq_n_s32::<8>(a, b), c), d)
-}
-
-/// The lanes, which are in 0..=255, as bytes.
-#[inline]
-#[target_feature(enable = "neon")]
-fn pack(a: int32x4_t, b: int32x4_t, c: int32x4_t, d: int32x4_t) -> int32x4_t {
-    let words = |a, b| vuzp1q_u16(vreinterpretq_u16_s32(a), vreinterpretq_u16_s32(b));
-    let bytes = |a, b| vuzp1q_u8(vreinterpretq_u8_u16(a), vreinterpretq_u8_u16(b));
-    vreinterpretq_s32_u8(bytes(words(a, b), words(c, d)))
-}
-
-/// # Safety
-/// Sixteen bytes at each pointer are readable.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn weave(rows: [*const u8; 4]) -> [I; 2] {
-    // SAFETY: the caller's promise.
-    let [a, b, c, d] = rows.map(|at| unsafe { vld1q_u8(at) });
-    let fours = |ab, cd| {
-        let (ab, cd) = (vreinterpretq_u16_u8(ab), vreinterpretq_u16_u8(cd));
-        [vreinterpretq_s32_u16(vzip1q_u16(ab, cd)), vreinterpretq_s32_u16(vzip2q_u16(ab, cd))]
-    };
-    let low = fours(vzip1q_u8(a, b), vzip1q_u8(c, d));
-    let high = fours(vzip2q_u8(a, b), vzip2q_u8(c, d));
-    [[low[0], high[0]], [low[1], high[1]]]
-}
-
-/// Bytes `code + 128` of eight values already multiplied by the reciprocal scale. The conversion rounds ties to
-/// even, turns a NaN into 0 and saturates, and so does narrowing, which is the clamp.
-#[inline]
-#[target_feature(enable = "neon")]
-fn codes(low: float32x4_t, high: float32x4_t) -> uint8x8_t {
-    let words = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(low)), vcvtnq_s32_f32(high));
-    veor_u8(vreinterpret_u8_s8(vqmovn_s16(words)), vdup_n_u8(0x80))
-}
-
 /// The bodies of methods that are one expression of instructions.
 macro_rules! instructions {
     ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
@@ -307,26 +133,26 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
         fn fma(self, a: F, b: F, c: F) -> F { both!(vfmaq_f32, c, a, b) }
         fn sqrt(self, x: F) -> F { both!(vsqrtq_f32, x) }
         fn max(self, a: F, b: F) -> F { both!(max, a, b) }
-        fn fold(self, x: [F; 2]) -> f32 { fold(x) }
+        fn fold(self, x: [F; 2]) -> f32 { sums::fold(x) }
         fn highest(self, x: F) -> f32 { vmaxvq_f32(vmaxq_f32(x[0], x[1])) }
         fn exp(self, x: F) -> F { both!(math::exp, x) }
         fn exp_falling(self, x: F) -> F { both!(math::exp_falling, x) }
         fn gelu(self, x: F) -> F { both!(math::gelu, x) }
         fn gelu_quadratic(self, x: F) -> F { both!(math::gelu_quadratic, x) }
         fn gelu_tail(self, x: F) -> F { [math::tail(x[0]).1, math::tail(x[1]).1] }
-        fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
+        fn moments(self, x: &[f32]) -> [f64; 2] { sums::moments(x) }
         fn add_i(self, a: I, b: I) -> I { both!(vaddq_s32, a, b) }
         fn sub_i(self, a: I, b: I) -> I { both!(vsubq_s32, a, b) }
         fn xor_i(self, a: I, b: I) -> I { both!(veorq_s32, a, b) }
         fn sum_i(self, x: I) -> i32 { vaddvq_s32(vaddq_s32(x[0], x[1])) }
         fn times_128(self, x: I) -> I { both!(vshlq_n_s32::<7>, x) }
-        fn interleave(self, bytes: [I; 4]) -> I {
-            both!(interleave, bytes[0], bytes[1], bytes[2], bytes[3])
+        fn interleave(self, x: [I; 4]) -> I {
+            both!(bytes::interleave, x[0], x[1], x[2], x[3])
         }
         fn dot(self, acc: I, u: I, s: I) -> I {
-            if I8MM { both!(usdot, acc, u, s) } else { both!(usdot_by_signed, acc, u, s) }
+            if I8MM { both!(bytes::usdot, acc, u, s) } else { both!(bytes::usdot_by_signed, acc, u, s) }
         }
-        fn pack(self, x: [I; 4]) -> I { both!(pack, x[0], x[1], x[2], x[3]) }
+        fn pack(self, x: [I; 4]) -> I { both!(bytes::pack, x[0], x[1], x[2], x[3]) }
         fn float(self, x: I) -> F { both!(vcvtq_f32_s32, x) }
         fn round(self, x: F) -> I { both!(vcvtnq_s32_f32, x) }
         fn clamp(self, x: F) -> F { both!(clamp, x) }
@@ -342,7 +168,7 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
         let mut out = [0.0; 16];
         for (x, out) in x.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<4>().0) {
             // SAFETY: a `Neon` proves the instructions; four f32.
-            unsafe { vst1q_f32(out.as_mut_ptr(), folds(x)) };
+            unsafe { vst1q_f32(out.as_mut_ptr(), sums::folds(x)) };
         }
         out
     }
@@ -406,26 +232,27 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
     #[inline(always)]
     unsafe fn write_codes(self, at: *mut u8, scaled: F) {
         // SAFETY: a `Neon` proves the instructions; writable by the caller's promise.
-        unsafe { vst1_u8(at, codes(scaled[0], scaled[1])) }
+        unsafe { vst1_u8(at, bytes::codes(scaled[0], scaled[1])) }
     }
 
     #[inline(always)]
     unsafe fn write_codes2(self, at: *mut u8, [a, b]: [F; 2]) {
         // SAFETY: a `Neon` proves the instructions; writable by the caller's promise.
-        unsafe { vst1q_u8(at, vcombine_u8(codes(a[0], a[1]), codes(b[0], b[1]))) }
+        unsafe { vst1q_u8(at, vcombine_u8(bytes::codes(a[0], a[1]), bytes::codes(b[0], b[1]))) }
     }
 
     #[inline(always)]
     unsafe fn transpose(self, at: *const u8, stride: usize, last: usize) -> [I; 4] {
         // SAFETY: a `Neon` proves the instructions; readable by the caller's promise.
-        let [a, b] = unsafe { [transpose(at, stride, last, 0), transpose(at, stride, last, 4)] };
+        let [a, b] =
+            unsafe { [bytes::transpose(at, stride, last, 0), bytes::transpose(at, stride, last, 4)] };
         [[a[0], b[0]], [a[1], b[1]], [a[2], b[2]], [a[3], b[3]]]
     }
 
     #[inline(always)]
     unsafe fn weave(self, rows: [*const u8; 4]) -> [I; 2] {
         // SAFETY: a `Neon` proves the instructions; readable by the caller's promise.
-        unsafe { weave(rows) }
+        unsafe { bytes::weave(rows) }
     }
 
     #[inline(always)]
