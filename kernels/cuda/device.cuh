@@ -151,6 +151,17 @@ INLINE u32 min_half2(u32 a, u32 b) {
     return pack_half2(low, high);
 #endif
 }
+INLINE u32 max_half2(u32 a, u32 b) {
+#if __CUDA_ARCH__ >= 800
+    u32 pair;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+#else
+    f32 low = fmaxf(half_to_f32(static_cast<u16>(a)), half_to_f32(static_cast<u16>(b)));
+    f32 high = fmaxf(half_to_f32(static_cast<u16>(a >> 16)), half_to_f32(static_cast<u16>(b >> 16)));
+    return pack_half2(low, high);
+#endif
+}
 // The hyperbolic tangent of two halves, with an error of about one unit in the last place.
 INLINE u32 tanh_half2(u32 x) {
     u32 pair;

@@ -13,7 +13,8 @@
 //
 // Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES to store the codes of the new stream, too), COLUMNS,
 // HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
-// STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), THREADS.
+// STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
+// has a scale and a zero point of its own), THREADS.
 #include "moments.cuh"
 #include "wgmma.cuh"
 #include "mbarrier.cuh"
@@ -49,8 +50,16 @@ struct Constants {
     f32 gamma[COLUMNS], beta[COLUMNS];
     // Factors of the sums of fc1, and its bias; for an f16 stream, half of them (see `gelu_half2`).
     f32 hidden_scale[HIDDEN], hidden_bias[HIDDEN];
-    // Factors of the sums of fc2, and its bias.
+    // Factors of the sums of fc2, and its bias. For an f16 stream the bias makes up for the zero points of the hidden columns.
     f32 scale[COLUMNS], bias[COLUMNS];
+#if CHANNELS && STREAM_F32
+    // Reciprocals of the scales of the hidden columns, and their zero points; what these add to the sums of fc2.
+    f32 hidden_recip[HIDDEN], hidden_zero[HIDDEN];
+    s32 correction[COLUMNS];
+#elif CHANNELS
+    // For four hidden columns in halves: two pairs of reciprocals, and two pairs of zero points plus 1536.
+    u32x4 hidden_codes[HIDDEN / 4];
+#endif
 };
 
 constexpr int CHUNK = 64, CHUNKS = HIDDEN / CHUNK;
@@ -248,10 +257,22 @@ INLINE void operand_of_row(const Params& p, const Constants&, const Rows& rows, 
 // The constants of four hidden columns of a lane.
 struct HiddenColumns {
     f32 scale[4], bias[4];
+#if CHANNELS && STREAM_F32
+    f32 recip[4], zero[4];
+#elif CHANNELS
+    // Pairs of reciprocals in x and y, and of zero points in z and w.
+    u32x4 codes;
+#endif
 
     INLINE void load(const Constants& c, s32 column) {
         load4(scale, c.hidden_scale + column);
         load4(bias, c.hidden_bias + column);
+#if CHANNELS && STREAM_F32
+        load4(recip, c.hidden_recip + column);
+        load4(zero, c.hidden_zero + column);
+#elif CHANNELS
+        codes = c.hidden_codes[column / 4];
+#endif
     }
 };
 
@@ -262,12 +283,24 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
     for (int i = 0; i < 4; i++) y[i] = fma_f32(to_f32(sums[i]), columns.scale[i], columns.bias[i]);
 #if STREAM_F32
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = gelu_of_layer(y[i], tail) * p.hidden_recip;
+    for (int i = 0; i < 4; i++) {
+        y[i] = gelu_of_layer(y[i], tail);
+#if CHANNELS
+        y[i] = fma_f32(y[i], columns.recip[i], columns.zero[i]);
+#else
+        y[i] = y[i] * p.hidden_recip;
+#endif
+    }
     return codes_of_numbers(y[0], y[1], y[2], y[3]);
 #else
+    u32 low = gelu_half2(pack_half2_finite(y[0], y[1])), high = gelu_half2(pack_half2_finite(y[2], y[3]));
+#if CHANNELS
+    low = codes_half2(low, columns.codes.x, columns.codes.z);
+    high = codes_half2(high, columns.codes.y, columns.codes.w);
+#else
     u32 recip = pack_half2(p.hidden_recip, p.hidden_recip);
-    u32 low = codes_half2(gelu_half2(pack_half2_finite(y[0], y[1])), recip);
-    u32 high = codes_half2(gelu_half2(pack_half2_finite(y[2], y[3])), recip);
+    low = codes_half2(low, recip), high = codes_half2(high, recip);
+#endif
     return byte_permute(low, high, 0x6420);
 #endif
 }
@@ -289,6 +322,15 @@ INLINE void hidden_operand(const Params& p, const Shared& shared, s32 chunk, s32
     }
 }
 
+// Four sums of fc2 of one row, without the zero points of the hidden columns.
+INLINE void branch_sums(const Constants& c, s32 column, const s32* at, s32 (&four)[4]) {
+    four[0] = at[0], four[1] = at[1], four[2] = at[4], four[3] = at[5];
+#if CHANNELS && STREAM_F32
+#pragma unroll
+    for (int j = 0; j < 4; j++) four[j] = four[j] - c.correction[column + j];
+#endif
+}
+
 #if FORM == PRE_NORM
 
 // Adds fc2's results to a lane's part of two rows.
@@ -300,8 +342,8 @@ INLINE void finish(const Params&, const Constants& c, s32, s32 q, const s32 (&su
         load4(bias, c.bias + 16 * i + 4 * q);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const s32* at = sums + 8 * i + 2 * half;
-            const s32 four[4] = {at[0], at[1], at[4], at[5]};
+            s32 four[4];
+            branch_sums(c, 16 * i + 4 * q, sums + 8 * i + 2 * half, four);
             f32 x[4];
             rows.values(x, half, i);
 #pragma unroll
@@ -322,8 +364,8 @@ INLINE void branch_of_row(const Constants& c, s32 q, const s32 (&sums)[COLUMNS /
         f32 scale[4], bias[4];
         load4(scale, c.scale + 16 * i + 4 * q);
         load4(bias, c.bias + 16 * i + 4 * q);
-        const s32* at = sums + 8 * i + 2 * half;
-        const s32 four[4] = {at[0], at[1], at[4], at[5]};
+        s32 four[4];
+        branch_sums(c, 16 * i + 4 * q, sums + 8 * i + 2 * half, four);
 #pragma unroll
         for (int j = 0; j < 4; j++) y[i][j] = fma_f32(to_f32(four[j]), scale[j], bias[j]);
     }

@@ -9,8 +9,8 @@ use swinq_kernels::cuda::ops::Int8Linear;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpForm, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{Device, DeviceBuf, Stream};
-use swinq_kernels::reference::{accumulate_i8, epilogue_i8, layer_norm_row};
-use swinq_kernels::{Gelu, Quantizer, RowMap};
+use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8, layer_norm_row};
+use swinq_kernels::{ColumnQuantizers, Gelu, Quantizer, RowMap};
 
 /// Channels and hidden columns: all weights stay in shared memory, except in the last two shapes.
 const SHAPES: [(usize, usize); 6] = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768), (192, 832)];
@@ -41,6 +41,8 @@ fn device(test: &str) -> Option<Device> {
 struct Problem {
     columns: usize,
     hidden: usize,
+    /// The quantizers of the hidden columns, if each has its own.
+    channels: Option<ColumnQuantizers>,
     gamma: Vec<f32>,
     beta: Vec<f32>,
     codes: [Vec<i8>; 2],
@@ -52,7 +54,8 @@ struct Problem {
 }
 
 impl Problem {
-    fn new((columns, hidden): (usize, usize)) -> Problem {
+    /// With `channels`, every hidden column has a scale and a zero point of its own.
+    fn new((columns, hidden): (usize, usize), channels: bool) -> Problem {
         let mut rng = Rng((columns + hidden) as u64);
         let mut floats = |count, scale: f32| rng.floats(count, scale);
         let (gamma, beta) = (floats(columns, 1.0), floats(columns, 0.3));
@@ -63,7 +66,13 @@ impl Problem {
             .map(|_| rng.bytes(columns * hidden).into_iter().map(|b| b.cast_signed().max(-127)).collect());
         // Some codes of both inputs are clamped.
         let inputs = [step(0.012), step(0.03)];
-        Problem { columns, hidden, gamma, beta, codes, multiplier, bias, inputs, rows }
+        // Some codes of the columns are clamped at either end.
+        let factors: Vec<f32> =
+            rng.floats(hidden, 0.9).iter().map(|x| 1.0 + x.abs().min(0.9) - 0.9).collect();
+        let zero_points: Vec<i8> = rng.bytes(hidden).into_iter().map(u8::cast_signed).collect();
+        let channels = channels
+            .then(|| ColumnQuantizers::channels(inputs[1].scale(), &factors, &zero_points).expect("scales"));
+        Problem { columns, hidden, channels, gamma, beta, codes, multiplier, bias, inputs, rows }
     }
 
     fn spec<'a>(&'a self, form: MlpForm, map: Option<&'a RowMap>, stream: StreamType) -> MlpSpec<'a> {
@@ -86,7 +95,16 @@ impl Problem {
             fc1,
             gelu: Gelu::Quadratic,
             fc2,
+            channels: self.channels.as_ref(),
             stream,
+        }
+    }
+
+    /// The zero points of the inputs of layer `i`.
+    fn zero_points(&self, i: usize) -> Vec<i8> {
+        match &self.channels {
+            Some(quantizers) if i == 1 => quantizers.zero_points().iter().map(|z| *z as i8).collect(),
+            _ => vec![0; [self.columns, self.hidden][i]],
         }
     }
 
@@ -104,13 +122,19 @@ impl Problem {
             let normal = if pre { norm(row) } else { row.to_vec() };
             let input: Vec<i8> = normal.iter().map(|&y| self.inputs[0].code(y)).collect();
             let layer = |i: usize, input: &[i8], k: usize, gelu: Option<Gelu>| -> Vec<f32> {
-                let sums = self.codes[i].chunks_exact(k).map(|w| accumulate_i8(input, w));
+                let zeros = self.zero_points(i);
+                let sums =
+                    self.codes[i].chunks_exact(k).map(|w| accumulate_i8(input, w) - correction_i8(&zeros, w));
                 let columns = self.multiplier[i].iter().zip(&self.bias[i]);
                 sums.zip(columns).map(|(sum, (&m, &b))| epilogue_i8(sum, m, b, None, gelu)).collect()
             };
             let middle: Vec<i8> = layer(0, &input, columns, Some(Gelu::Quadratic))
                 .into_iter()
-                .map(|y| self.inputs[1].code(y))
+                .enumerate()
+                .map(|(column, y)| match &self.channels {
+                    Some(quantizers) => quantizers.code(column, y),
+                    None => self.inputs[1].code(y),
+                })
                 .collect();
             let branch = layer(1, &middle, hidden, None);
             let added = if pre { branch } else { norm(&branch) };
@@ -177,8 +201,10 @@ const ROWS: [usize; 4] = [1, 64, 67, 60_001];
 #[test]
 fn an_f32_stream_gives_the_bits_of_the_reference() {
     let Some(device) = device("an_f32_stream_gives_the_bits_of_the_reference") else { return };
-    for shape in SHAPES {
-        let problem = Problem::new(shape);
+    for (shape, channels) in
+        SHAPES.into_iter().flat_map(|shape| [false, true].map(|channels| (shape, channels)))
+    {
+        let problem = Problem::new(shape, channels);
         for (form, m) in FORMS.into_iter().flat_map(|form| ROWS.map(|m| (form, m))) {
             let expected = problem.expected(form);
             let (got, raised) = problem.run(&device, form, StreamType::F32, m);
@@ -190,7 +216,7 @@ fn an_f32_stream_gives_the_bits_of_the_reference() {
                 differ.first().map(|&i| (i / shape.0, i % shape.0, got[i], expected[i % expected.len()]));
             assert!(
                 differ.is_empty(),
-                "{shape:?}, {form:?}, {m} rows: {} differ, first {first:?}",
+                "{shape:?}, channels {channels}, {form:?}, {m} rows: {} differ, first {first:?}",
                 differ.len()
             );
         }
@@ -200,8 +226,10 @@ fn an_f32_stream_gives_the_bits_of_the_reference() {
 #[test]
 fn an_f16_stream_is_near_the_reference() {
     let Some(device) = device("an_f16_stream_is_near_the_reference") else { return };
-    for shape in SHAPES {
-        let problem = Problem::new(shape);
+    for (shape, channels) in
+        SHAPES.into_iter().flat_map(|shape| [false, true].map(|channels| (shape, channels)))
+    {
+        let problem = Problem::new(shape, channels);
         for (form, m) in FORMS.into_iter().flat_map(|form| ROWS.map(|m| (form, m))) {
             let expected = problem.expected(form);
             let (got, raised) = problem.run(&device, form, StreamType::F16, m);
@@ -214,9 +242,9 @@ fn an_f16_stream_is_near_the_reference() {
                 noise += square(got - after);
             }
             let db = 10.0 * (signal / noise).log10();
-            assert!(db > 45.0, "{shape:?}, {form:?}, {m} rows: {db:.1} dB");
+            assert!(db > 45.0, "{shape:?}, channels {channels}, {form:?}, {m} rows: {db:.1} dB");
             if m == ROWS[3] {
-                eprintln!("{shape:?}, {form:?}: {db:.1} dB");
+                eprintln!("{shape:?}, channels {channels}, {form:?}: {db:.1} dB");
             }
         }
     }
@@ -225,7 +253,7 @@ fn an_f16_stream_is_near_the_reference() {
 #[test]
 fn a_value_that_is_not_finite_sets_the_flag() {
     let Some(device) = device("a_value_that_is_not_finite_sets_the_flag") else { return };
-    let mut problem = Problem::new(SHAPES[2]);
+    let mut problem = Problem::new(SHAPES[2], true);
     problem.rows[5 * 96 + 7] = f32::INFINITY;
     for form in FORMS {
         assert!(problem.run(&device, form, StreamType::F16, 67).1);

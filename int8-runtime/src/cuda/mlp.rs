@@ -1,22 +1,25 @@
 //! Lowers the MLP half of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the stream, fc1, fc2, LayerNorm) to one
 //! launch where there is a kernel for it.
 
-use swinq_kernels::Gelu;
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{CudaError, Device};
+use swinq_kernels::{ColumnQuantizers, Gelu};
 use swinq_plan::{Linear, Norm, Op, Order, Step, Store, TensorId};
 
-use super::int8::{int8_linear, is_plain};
+use super::int8::{int8_linear, is_int8, is_plain};
 use super::lower::stored_codes;
 
-/// The plan's steps of the MLP half of a block, in INT8 without `.output` and residual sites.
+/// The plan's steps of the MLP half of a block, in INT8 without `.output` and residual sites. The hidden columns alone may have
+/// zero points.
 struct Mlp<'a> {
     norm: &'a Norm<'a>,
     of: MlpNorm<'a>,
     fc1: &'a Linear<'a>,
     fc2: &'a Linear<'a>,
     gelu: Gelu,
+    /// The quantizers of the results of fc1, if each column has its own.
+    channels: Option<&'a ColumnQuantizers>,
     /// The tensor of the codes of the new stream.
     codes: Option<TensorId>,
     /// Steps of the plan that the launch computes.
@@ -29,17 +32,19 @@ impl<'a> Mlp<'a> {
     fn of(steps: &'a [Step<'a>], next_codes: bool) -> Option<Mlp<'a>> {
         let [first, second, third, after @ ..] = steps else { return None };
         let (Op::Linear(fc1), Op::Linear(fc2)) = (&second.op, &third.op) else { return None };
-        let codes = [first, second].iter().all(|step| matches!(step.store, Store::Codes(_)));
+        let (Store::Codes(_), Some(channels)) = (&first.store, hidden_codes(&second.store)) else {
+            return None;
+        };
         let chain = second.input == first.output && third.input == second.output;
         let tokens = matches!((&fc1.order, &fc2.order), (Order::Tokens, Order::Tokens));
         let (Some(gelu), None) = (fc1.gelu, fc2.gelu) else { return None };
-        let plain = is_plain(fc1) && is_plain(fc2);
-        if !(codes && chain && tokens && plain) {
+        let plain = is_plain(fc1) && (if channels.is_some() { is_int8(fc2) } else { is_plain(fc2) });
+        if !(chain && tokens && plain) {
             return None;
         }
         match &first.op {
             Op::Norm(norm, Order::Tokens) if adds(third, first.input) => {
-                Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, gelu, codes: None, count: 3 })
+                Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, gelu, channels, codes: None, count: 3 })
             }
             Op::Quantize(Order::Tokens) if matches!(third.store, Store::F32) => {
                 let [fourth, after @ ..] = after else { return None };
@@ -49,10 +54,19 @@ impl<'a> Mlp<'a> {
                 let of = MlpNorm::Branch { codes: next.map(|(_, quantizer, map)| (quantizer, map)) };
                 let (codes, count) = (next.map(|(tensor, ..)| tensor), 4 + usize::from(next.is_some()));
                 let whole = fourth.input == third.output && adds(fourth, first.input);
-                whole.then_some(Mlp { norm, of, fc1, fc2, gelu, codes, count })
+                whole.then_some(Mlp { norm, of, fc1, fc2, gelu, channels, codes, count })
             }
             _ => None,
         }
+    }
+}
+
+/// The quantizers of the columns of codes; `Some(None)` if all columns have the same, `None` if no codes are stored.
+fn hidden_codes(store: &Store) -> Option<Option<&ColumnQuantizers>> {
+    match store {
+        Store::Codes(_) => Some(None),
+        Store::ChannelCodes(columns) => Some(Some(columns)),
+        _ => None,
     }
 }
 
@@ -90,6 +104,7 @@ pub(super) fn lower_mlp(
         fc1: int8_linear(mlp.fc1, biases[0].as_deref()),
         gelu: mlp.gelu,
         fc2: int8_linear(mlp.fc2, biases[1].as_deref()),
+        channels: mlp.channels,
         stream,
     };
     let Some(config) = DeviceMlp::config(device, &spec) else { return Ok(None) };

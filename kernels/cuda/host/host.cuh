@@ -144,6 +144,9 @@ INLINE u32 fma_half2(u32 a, u32 b, u32 c) {
 INLINE u32 min_half2(u32 a, u32 b) {
     return host_halves([](f32 x, f32 y) { return min_f32(x, y); }, a, b);
 }
+INLINE u32 max_half2(u32 a, u32 b) {
+    return host_halves([](f32 x, f32 y) { return max_f32(x, y); }, a, b);
+}
 // Simulates the largest error that a GPU may make: the result is off by up to one unit in the last place, by
 // an amount that depends on `x` alone.
 INLINE u32 tanh_half2(u32 x) {

@@ -43,17 +43,18 @@ fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
     }
-    let of = |gelu, (stream, form, sizes)| {
-        MlpConfig::new(sizes, form, gelu, stream, arch.shared).expect("the sizes are supported").program()
+    let of = |gelu, (stream, form, sizes), channels| {
+        let config = MlpConfig::new(sizes, form, gelu, (stream, channels), arch.shared);
+        config.expect("the sizes are supported").program()
     };
-    let program = |sizes| of(Gelu::Quadratic, sizes);
+    let both = |sizes| [false, true].map(|channels| of(Gelu::Quadratic, sizes, channels));
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
     let of_stream = |stream| {
         let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
         let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
-        first.into_iter().chain(second).map(program)
+        first.into_iter().chain(second).flat_map(both)
     };
-    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)));
+    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)), false);
     STREAMS.into_iter().flat_map(of_stream).chain([older]).collect()
 }
 

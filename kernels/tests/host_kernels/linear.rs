@@ -289,6 +289,9 @@ impl Case {
             }
             None => self.recip.clone(),
         };
+        let stored = kind.kind(self.n);
+        let zero_points: Vec<f32> =
+            self.columns.zero_points().iter().map(|z| stored.stored_zero_point(*z)).collect();
         let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
         let bit = |(head, &two): (usize, &bool)| u64::from(two) << head;
@@ -298,7 +301,7 @@ impl Case {
             .array(&pad_columns(&scales))
             .array(&pad_columns(&bias))
             .array(&pad_columns(&recips))
-            .optional(of_channels(self.columns.zero_points()).as_deref())
+            .optional(of_channels(&zero_points).as_deref())
             .optional(of_channels(self.columns.scales()).as_deref())
             .optional(corrections.as_deref())
             .long(two_codes)

@@ -1,13 +1,15 @@
 //! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
 //! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
-use super::linear::{HALF_GELU_RECIPS, gelu_define};
+use super::linear::{HALF_GELU_RECIPS, HALF_ROUNDING, gelu_define};
 use super::norm::rows_of_tokens;
 use super::{Int8Linear, StreamType, expect, expect_word, int};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::{Gelu, Quantizer, RowMap};
+use crate::reference::correction_i8;
+use crate::{ColumnQuantizers, Gelu, Quantizer, RowMap};
+use half::f16;
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -87,6 +89,8 @@ pub struct MlpSpec<'a> {
     pub gelu: Gelu,
     /// From the hidden columns to the channels.
     pub fc2: Int8Linear<'a>,
+    /// The quantizers of the hidden columns, if each has its own; without them all have `fc2.input`.
+    pub channels: Option<&'a ColumnQuantizers>,
     /// Element type of the residual stream.
     pub stream: StreamType,
 }
@@ -100,23 +104,25 @@ pub struct MlpConfig {
     /// [`Gelu::Erf`] with an f16 stream.
     gelu: Gelu,
     stream: StreamType,
+    /// Whether hidden columns have quantizers of their own.
+    channels: bool,
     /// Chunks of weights that stay in shared memory; if they are not all, the others pass through a ring.
     stay: usize,
 }
 
 impl MlpConfig {
-    /// The configuration for `columns` channels and `hidden` hidden columns on a GPU whose blocks have `shared`
-    /// bytes of shared memory; `None` if the kernel does not support these sizes.
+    /// The configuration for `columns` channels and `hidden` hidden columns, which have quantizers of their own if `channels`
+    /// says so, on a GPU whose blocks have `shared` bytes of shared memory; `None` if the kernel does not support these sizes.
     pub fn new(
         (columns, hidden): (usize, usize),
         form: MlpForm,
         gelu: Gelu,
-        stream: StreamType,
+        (stream, channels): (StreamType, bool),
         shared: u32,
     ) -> Option<MlpConfig> {
         let known = matches!(columns, 64 | 96 | 128 | 192) && hidden > 0 && hidden.is_multiple_of(CHUNK);
         let gelu = if stream == StreamType::F32 { gelu } else { Gelu::Erf };
-        let mut config = MlpConfig { columns, hidden, form, gelu, stream, stay: 0 };
+        let mut config = MlpConfig { columns, hidden, form, gelu, stream, channels, stay: 0 };
         let slots = (shared as usize).checked_sub(config.other_bytes())? / config.chunk_bytes();
         config.stay = if slots >= config.chunks() { config.chunks() } else { slots.checked_sub(STAGES)? };
         known.then_some(config)
@@ -136,7 +142,12 @@ impl MlpConfig {
 
     /// Bytes of the per-column constants.
     fn constant_bytes(&self) -> usize {
-        4 * (4 * self.columns + 2 * self.hidden)
+        let of_channels = match (self.channels, self.stream) {
+            (false, _) => 0,
+            (true, StreamType::F16) => self.hidden,
+            (true, StreamType::F32) => 2 * self.hidden + self.columns,
+        };
+        4 * (4 * self.columns + 2 * self.hidden + of_channels)
     }
 
     /// Bytes of shared memory without the weights: constants, the table of GELU, and barriers.
@@ -161,6 +172,7 @@ impl MlpConfig {
             .define("STAGES", self.stages() as i64)
             .define("GROUPS", self.groups() as i64)
             .define("STREAM_F32", self.stream.define())
+            .define("CHANNELS", self.channels.into())
             .define("THREADS", 128 * self.groups() as i64)
     }
 
@@ -207,11 +219,56 @@ impl MlpConfig {
             x.into_iter().zip(&numbers).map(value).collect::<Vec<f32>>()
         };
         all.extend(part(factors).into_iter().chain(part(bias)));
-        let (factors, bias) = column_constants(&spec.fc2, columns);
-        all.extend(factors.into_iter().chain(bias));
+        let (factors, mut bias) = column_constants(&spec.fc2, columns);
+        let channels =
+            spec.channels.map(|quantizers| self.channel_constants(quantizers, &numbers, spec.fc2.codes));
+        let (channels, corrections) = channels.unwrap_or_default();
+        match exact {
+            true => all.extend(
+                factors.into_iter().chain(bias).chain(channels).chain(corrections.into_iter().map(as_f32)),
+            ),
+            false => {
+                let sums = factors.iter().zip(corrections);
+                bias.iter_mut().zip(sums).for_each(|(bias, (factor, sum))| *bias -= factor * sum as f32);
+                all.extend(factors.into_iter().chain(bias).chain(channels));
+            }
+        }
         assert_eq!(4 * all.len(), self.constant_bytes());
         all
     }
+
+    /// The constants of the codes of hidden columns in the order of `Constants` of the kernel, and what the zero points add to
+    /// each sum of fc2, whose weight is `codes`. A column that is not among the `numbers` has code 0.
+    fn channel_constants(
+        &self,
+        quantizers: &ColumnQuantizers,
+        numbers: &[bool],
+        codes: &[i8],
+    ) -> (Vec<f32>, Vec<i32>) {
+        assert_eq!(quantizers.len(), self.hidden, "MLP: quantizers of the hidden columns");
+        let zero_points: Vec<i8> = quantizers.zero_points().iter().map(|z| *z as i8).collect();
+        let corrections =
+            codes.chunks_exact(self.hidden).map(|row| correction_i8(&zero_points, row)).collect();
+        let known = quantizers.zero_points().iter().zip(numbers);
+        let zeros: Vec<f32> = known.map(|(z, number)| if *number { *z } else { 0.0 }).collect();
+        if self.stream == StreamType::F32 {
+            return ([quantizers.recips(), &zeros].concat(), corrections);
+        }
+        let pair = |pair: &[f32]| {
+            let [low, high] = [pair[0], pair[1]].map(|x| u32::from(f16::from_f32(x).to_bits()));
+            f32::from_bits(low | high << 16)
+        };
+        let rounding: Vec<f32> = zeros.iter().map(|z| z + HALF_ROUNDING).collect();
+        let fours = quantizers.recips().chunks_exact(4).zip(rounding.chunks_exact(4));
+        let words =
+            fours.flat_map(|(recips, zeros)| recips.chunks_exact(2).chain(zeros.chunks_exact(2)).map(pair));
+        (words.collect(), corrections)
+    }
+}
+
+/// A whole number among the floats of `Constants`.
+fn as_f32(number: i32) -> f32 {
+    f32::from_bits(number.cast_unsigned())
 }
 
 /// The column that row `row` of a group of 16 holds. A lane of the tensor cores' result has columns 2 q and
@@ -260,12 +317,16 @@ impl DeviceMlp {
     /// support the sizes or the scales.
     pub fn config(device: &Device, spec: &MlpSpec<'_>) -> Option<MlpConfig> {
         let (columns, hidden) = (spec.norm.0.len(), spec.fc1.multiplier.len());
-        let scales = spec.stream == StreamType::F32 || HALF_GELU_RECIPS.contains(&spec.fc2.input.recip());
+        let in_range = match spec.channels {
+            None => HALF_GELU_RECIPS.contains(&spec.fc2.input.recip()),
+            Some(quantizers) => quantizers.recips().iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
+        };
+        let scales = spec.stream == StreamType::F32 || in_range;
         let config = MlpConfig::new(
             (columns, hidden),
             spec.of.form(),
             spec.gelu,
-            spec.stream,
+            (spec.stream, spec.channels.is_some()),
             device.shared_per_block(),
         );
         config.filter(|_| scales && device.arch().major == 9)
@@ -374,7 +435,8 @@ mod tests {
     #[test]
     fn chunks_hold_every_weight_once_at_the_place_where_the_kernel_reads_it() {
         let config =
-            MlpConfig::new((64, 128), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, 227 << 10).unwrap();
+            MlpConfig::new((64, 128), MlpForm::PreNorm, Gelu::Quadratic, (StreamType::F16, false), 227 << 10)
+                .unwrap();
         let (columns, hidden) = (64, 128);
         let code = |i: usize, j: usize| (i * 31 + j * 7) as i8;
         let fc1: Vec<i8> = (0..hidden * columns).map(|i| code(i / columns, i % columns)).collect();
@@ -400,9 +462,14 @@ mod tests {
     #[test]
     fn weights_stay_if_they_fit_and_pass_through_a_ring_if_not() {
         let stay = |columns, stream| {
-            let config =
-                MlpConfig::new((columns, 4 * columns), MlpForm::PostNorm, Gelu::Quadratic, stream, 227 << 10)
-                    .unwrap();
+            let config = MlpConfig::new(
+                (columns, 4 * columns),
+                MlpForm::PostNorm,
+                Gelu::Quadratic,
+                (stream, false),
+                227 << 10,
+            )
+            .unwrap();
             assert!(config.launch(401_408, 132).shared <= 227 << 10, "{config:?}");
             (config.stay, config.stages())
         };
@@ -415,7 +482,13 @@ mod tests {
         for (columns, hidden, shared) in [(384, 1536, 227 << 10), (96, 100, 227 << 10), (192, 768, 99 << 10)]
         {
             assert_eq!(
-                MlpConfig::new((columns, hidden), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, shared),
+                MlpConfig::new(
+                    (columns, hidden),
+                    MlpForm::PreNorm,
+                    Gelu::Quadratic,
+                    (StreamType::F16, false),
+                    shared
+                ),
                 None,
                 "{columns} x {hidden}"
             );
@@ -425,7 +498,8 @@ mod tests {
     #[test]
     fn few_rows_are_spread_over_blocks() {
         let config =
-            MlpConfig::new((96, 384), MlpForm::PreNorm, Gelu::Quadratic, StreamType::F16, 227 << 10).unwrap();
+            MlpConfig::new((96, 384), MlpForm::PreNorm, Gelu::Quadratic, (StreamType::F16, false), 227 << 10)
+                .unwrap();
         for (m, blocks) in [(1, 1), (64, 1), (65, 2), (3136, 49), (401_408, 132)] {
             assert_eq!(config.launch(m, 132).grid, [blocks, 1, 1], "{m} rows");
         }

@@ -19,7 +19,7 @@ use super::{CudaError, Device, DeviceBuf, DeviceSlice};
 use crate::sizes::elements;
 use crate::{Quantizer, RowMap};
 
-/// An INT8 linear layer of a fused launch: without an `.output` site and without zero points.
+/// An INT8 linear layer of a fused launch, without an `.output` site.
 #[derive(Clone, Copy)]
 pub struct Int8Linear<'a> {
     /// Codes of the weight, `[n, k]`.
