@@ -279,7 +279,15 @@ impl Case {
         };
         let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
         let mut bias = self.bias.clone();
-        kind.kind(self.n).column_constants(&mut scales, &mut bias);
+        let stored = kind.kind(self.n);
+        // As `EpilogueArrays` of the crate: the code of a NaN is 0, also in packed halves, which do not pass on a NaN.
+        let zero_point = |(z, (s, b)): (&f32, (&f32, &f32))| {
+            stored.stored_zero_point(if s.is_nan() || b.is_nan() { 0.0 } else { *z })
+        };
+        let constants = scales.iter().zip(&bias);
+        let zero_points: Vec<f32> =
+            self.columns.zero_points().iter().zip(constants).map(zero_point).collect();
+        stored.column_constants(&mut scales, &mut bias);
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
             None if kind.has_channels() => self.columns.recips().to_vec(),
@@ -289,9 +297,6 @@ impl Case {
             }
             None => self.recip.clone(),
         };
-        let stored = kind.kind(self.n);
-        let zero_points: Vec<f32> =
-            self.columns.zero_points().iter().map(|z| stored.stored_zero_point(*z)).collect();
         let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
         let bit = |(head, &two): (usize, &bool)| u64::from(two) << head;

@@ -54,14 +54,21 @@ impl EpilogueArrays {
             LinearStore::Plain(store) => store.recip_and_scale(),
             _ => (1.0, 1.0),
         };
-        LinearKind::new(spec).column_constants(&mut scale, &mut bias);
+        let kind = LinearKind::new(spec);
+        let corrections = corrections(spec);
+        if let Some(corrections) = corrections.as_ref().filter(|_| !kind.corrected) {
+            let sums = corrections.iter().zip(&scale);
+            bias.iter_mut().zip(sums).for_each(|(bias, (sum, scale))| *bias -= *sum as f32 * scale);
+        }
+        kind.column_constants(&mut scale, &mut bias);
         Ok(EpilogueArrays {
             scale: copy(&scale)?,
             bias: copy(&bias)?,
             recip: copy(&recip)?,
             zero_point: zero_point.map(|values| copy(&values)).transpose()?,
             step: step.map(|values| copy(&values)).transpose()?,
-            correction: corrections(spec)
+            correction: corrections
+                .filter(|_| kind.corrected)
                 .map(|values| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(&values))?.all()))
                 .transpose()?,
             heads,

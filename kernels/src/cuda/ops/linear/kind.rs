@@ -98,7 +98,8 @@ pub struct LinearKind {
     pub half_gelu: bool,
     /// Whether the codes of the results have a scale and a zero point per column.
     pub channels: bool,
-    /// Whether the codes of the input have zero points.
+    /// Whether what the zero points of the input add is subtracted from the sums. Otherwise the bias makes up for it, if the
+    /// input has zero points.
     pub corrected: bool,
     /// Whether columns are queries, keys and values, of which queries and keys are normalised.
     pub heads: bool,
@@ -160,7 +161,10 @@ impl LinearKind {
             LinearStore::Residual => (ops::STORE_RESIDUAL, false),
         };
         let corrected = match spec.weight {
-            DeviceWeight::Codes { zero_points, .. } => !zero_points.is_empty(),
+            // With an f16 stream results are not those of the reference to the bit, so that the bias may round.
+            DeviceWeight::Codes { zero_points, .. } => {
+                !zero_points.is_empty() && (spec.stream == StreamType::F32 || spec.output.is_some())
+            }
             DeviceWeight::Half(_) => false,
         };
         LinearKind {
