@@ -280,9 +280,10 @@ impl Case {
         let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
         let mut bias = self.bias.clone();
         let stored = kind.kind(self.n);
-        // As `EpilogueArrays` of the crate: the code of a NaN is 0, also in packed halves, which do not pass on a NaN.
+        // GELU in packed halves does not pass on a NaN, whose code is 0.
         let zero_point = |(z, (s, b)): (&f32, (&f32, &f32))| {
-            stored.stored_zero_point(if s.is_nan() || b.is_nan() { 0.0 } else { *z })
+            let known = !stored.half_gelu || !(s.is_nan() || b.is_nan());
+            stored.stored_zero_point(if known { *z } else { 0.0 })
         };
         let constants = scales.iter().zip(&bias);
         let zero_points: Vec<f32> =
