@@ -127,7 +127,7 @@ pub enum DataError {
     },
     /// More images are corrupt than [`LoaderOptions::skip_corrupt`](crate::LoaderOptions) allows.
     #[error(
-        "{source}; {skipped} corrupt images were left out before it, which is the limit: remove or repair the image, or \
+        "{source}; the limit of corrupt images to leave out ({skipped}) was reached before it: remove or repair the image, or \
          allow more"
     )]
     TooManyCorrupt {

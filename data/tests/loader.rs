@@ -61,7 +61,11 @@ fn corrupt_images_beyond_the_limit_are_errors() {
     assert_eq!(one.batch(0, 1).unwrap().ids, [4, 6, 7]);
     assert_eq!(one.batch(1, 1).unwrap().ids, [4, 6, 7]);
     let error = one.batch(0, 2).unwrap_err().to_string();
-    assert!(error.contains("11.png") && error.contains("1 corrupt images were skipped"), "{error}");
+    assert!(
+        error.contains("11.png")
+            && error.contains("the limit of corrupt images to leave out (1) was reached"),
+        "{error}"
+    );
     assert_eq!(one.batch(0, 3).unwrap().len(), 4);
     assert!(one.batch(0, 6).unwrap_err().to_string().contains("beyond the epoch"));
 }

@@ -207,7 +207,7 @@ fn corrupt_images_are_left_out_of_their_batches() {
     assert!((error.contains("05.png") || error.contains("11.png")) && error.contains("truncated"), "{error}");
     let mut one = without_labels(&root, 1, 2);
     let error = (0..6).find_map(|index| one.batch(0, index).err()).unwrap().to_string();
-    assert!(error.contains("1 corrupt images were skipped"), "{error}");
+    assert!(error.contains("the limit of corrupt images to leave out (1) was reached"), "{error}");
 }
 
 #[test]
