@@ -55,7 +55,8 @@ class Sources(unittest.TestCase):
     def test_ptq_overrides_the_recipe(self):
         seen = set()
         # The command gives a recipe that it changed this name. `default` says `refined` already.
-        for ptq, phases, name in [("basic", {"observe"}, "default, changed"), ("refined", {"observe", "refine"}, "default")]:
+        changed = "default (changed: ptq basic)"
+        for ptq, phases, name in [("basic", {"observe"}, changed), ("refined", {"observe", "refine"}, "default")]:
             seen.clear()
             model = swinq.quantize(self.float, self.pixels, ptq=ptq, progress=lambda phase, *_: seen.add(phase))
             self.assertEqual((seen, model.recipe), (phases, name))
