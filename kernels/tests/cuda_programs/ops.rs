@@ -47,15 +47,24 @@ fn mlps(arch: &Arch) -> Vec<Program> {
         let config = MlpConfig::new(sizes, form, gelu, (stream, channels), arch.shared);
         config.expect("the sizes are supported").program()
     };
-    let both = |sizes| [false, true].map(|channels| of(Gelu::Quadratic, sizes, channels));
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
     let of_stream = |stream| {
         let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
         let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
-        first.into_iter().chain(second).flat_map(both)
+        first.into_iter().chain(second).map(|sizes| of(Gelu::Quadratic, sizes, false))
     };
+    // Quantizers of hidden columns need more registers.
+    let channels = [
+        (StreamType::F16, MlpForm::PreNorm, (96, 384)),
+        (StreamType::F16, MlpForm::PreNorm, (192, 768)),
+        (StreamType::F16, MlpForm::PostNormCodes, (96, 384)),
+        (StreamType::F16, MlpForm::PostNormCodes, (192, 768)),
+        (StreamType::F32, MlpForm::PreNorm, (96, 384)),
+        (StreamType::F32, MlpForm::PostNormCodes, (192, 768)),
+    ]
+    .map(|sizes| of(Gelu::Quadratic, sizes, true));
     let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)), false);
-    STREAMS.into_iter().flat_map(of_stream).chain([older]).collect()
+    STREAMS.into_iter().flat_map(of_stream).chain(channels).chain([older]).collect()
 }
 
 /// The attention halves of blocks that fit `arch`: those of the first stages of the official models, and
