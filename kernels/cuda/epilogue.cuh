@@ -8,7 +8,7 @@
 // point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
 // STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
 // WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
-// GELU, STORE_CODES and WHOLE, without OUTPUT); HEADS (columns are the queries, keys and values of heads
+// GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS); HEADS (columns are the queries, keys and values of heads
 // of 32 channels, and queries and keys are normalised as in `heads.cu`; needs STORE_CODES and WHOLE, without GELU and
 // CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls `finish8` as a whole).
 #pragma once
@@ -30,7 +30,7 @@ struct Epilogue {
     // Per column: reciprocal of the output scale (STORE_CODES, or CHANNELS). Without CHANNELS each aligned
     // group of eight columns has one scale.
     const f32* recip;
-    // Per column: zero point, a whole number (with HALF_GELU, 1536 more), and output scale (CHANNELS).
+    // Per column: zero point, a whole number, and output scale (CHANNELS).
     const f32* zero_point;
     const f32* step;
     // Per column: subtracted from the sum (CORRECTED).
@@ -69,10 +69,7 @@ typedef u16 Stream;
 // Epilogue constants of eight columns.
 struct Columns {
     f32 scale[8], bias[8];
-#if CHANNELS && HALF_GELU
-    // Of two columns each, in halves.
-    u32 recip[4], zero_point[4];
-#elif CHANNELS
+#if CHANNELS
     f32 recip[8], zero_point[8];
 #if FAKE
     f32 step[8];
@@ -89,19 +86,8 @@ struct Columns {
 // reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
 #if CHANNELS
-    f32 recip[8], zero_point[8];
-    load8(recip, e.recip + column);
-    load8(zero_point, e.zero_point + column);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#if !HALF_GELU
-        columns.recip[i] = recip[i], columns.zero_point[i] = zero_point[i];
-#else
-        if (i % 2 == 1) continue;
-        columns.recip[i / 2] = pack_half2(recip[i], recip[i + 1]);
-        columns.zero_point[i / 2] = pack_half2(zero_point[i], zero_point[i + 1]);
-#endif
-    }
+    load8(columns.recip, e.recip + column);
+    load8(columns.zero_point, e.zero_point + column);
 #if FAKE
     load8(columns.step, e.step + column);
 #endif
@@ -187,12 +173,12 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
-#if CHANNELS && !HALF_GELU
+#if CHANNELS
         y[i] = fma_f32(y[i], columns.recip[i], columns.zero_point[i]);
 #if FAKE
         y[i] = (code_f32(y[i]) - columns.zero_point[i]) * columns.step[i];
 #endif
-#elif !CHANNELS
+#else
 #if FAKE
         y[i] = fake(y[i], e.fake_recip, e.fake_scale);
 #endif
@@ -216,20 +202,12 @@ INLINE u32x2 codes_of_eight(const f32 (&y)[8]) {
 // The codes of the sums of eight columns, four in a word.
 INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #if HALF_GELU
-#if !CHANNELS
-    u32 recip = pack_half2(columns.recip, columns.recip);
-#endif
-    u32 codes[4];
+    u32 recip = pack_half2(columns.recip, columns.recip), codes[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         f32 low = fma_f32(y[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
         f32 high = fma_f32(y[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
-        u32 gelu = gelu_half2(pack_half2_finite(low, high));
-#if CHANNELS
-        codes[i] = codes_half2(gelu, columns.recip[i], columns.zero_point[i]);
-#else
-        codes[i] = codes_half2(gelu, recip);
-#endif
+        codes[i] = codes_half2(gelu_half2(pack_half2_finite(low, high)), recip);
     }
     return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
 #else

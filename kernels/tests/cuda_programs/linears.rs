@@ -100,11 +100,11 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have scales and zero points, QKV of Swin V2, residual additions for each stream,
+/// The kinds of the shipped recipes that use the most registers: FC1, QKV of Swin V2, residual additions for each stream,
 /// FC1 for an f32 stream, and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 6] {
     [
-        kind(true, false, Some(StreamType::F16), Role::ChannelCodes),
+        kind(true, false, Some(StreamType::F16), Role::Codes),
         kind(true, false, None, Role::Heads(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F32)),

@@ -57,8 +57,6 @@ fn mlps(arch: &Arch) -> Vec<Program> {
     let channels = [
         (StreamType::F16, MlpForm::PreNorm, (96, 384)),
         (StreamType::F16, MlpForm::PreNorm, (192, 768)),
-        (StreamType::F16, MlpForm::PostNormCodes, (96, 384)),
-        (StreamType::F16, MlpForm::PostNormCodes, (192, 768)),
         (StreamType::F32, MlpForm::PreNorm, (96, 384)),
         (StreamType::F32, MlpForm::PostNormCodes, (192, 768)),
     ]

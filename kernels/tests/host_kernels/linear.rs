@@ -279,16 +279,7 @@ impl Case {
         };
         let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
         let mut bias = self.bias.clone();
-        let stored = kind.kind(self.n);
-        // GELU in packed halves does not pass on a NaN, whose code is 0.
-        let zero_point = |(z, (s, b)): (&f32, (&f32, &f32))| {
-            let known = !stored.half_gelu || !(s.is_nan() || b.is_nan());
-            stored.stored_zero_point(if known { *z } else { 0.0 })
-        };
-        let constants = scales.iter().zip(&bias);
-        let zero_points: Vec<f32> =
-            self.columns.zero_points().iter().zip(constants).map(zero_point).collect();
-        stored.column_constants(&mut scales, &mut bias);
+        kind.kind(self.n).column_constants(&mut scales, &mut bias);
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
             None if kind.has_channels() => self.columns.recips().to_vec(),
@@ -307,7 +298,7 @@ impl Case {
             .array(&pad_columns(&scales))
             .array(&pad_columns(&bias))
             .array(&pad_columns(&recips))
-            .optional(of_channels(&zero_points).as_deref())
+            .optional(of_channels(self.columns.zero_points()).as_deref())
             .optional(of_channels(self.columns.scales()).as_deref())
             .optional(corrections.as_deref())
             .long(two_codes)

@@ -134,11 +134,7 @@ fn column_codes(spec: &DeviceLinearSpec<'_>, scale: &[f32], bias: &[f32]) -> Opt
             let constants = scale.iter().zip(bias);
             let zero_points = columns.zero_points().iter().zip(constants);
             let known = zero_points.map(|(z, (s, b))| if s.is_nan() || b.is_nan() { 0.0 } else { *z });
-            let kind = LinearKind::new(spec);
-            Some((
-                known.map(|zero_point| kind.stored_zero_point(zero_point)).collect(),
-                columns.scales().to_vec(),
-            ))
+            Some((known.collect(), columns.scales().to_vec()))
         }
         _ => None,
     }

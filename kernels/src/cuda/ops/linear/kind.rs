@@ -125,7 +125,6 @@ fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
     let in_range = match &spec.store {
         LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
         LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
-        LinearStore::ChannelCodes(columns) => columns.recips().iter().all(|r| HALF_GELU_RECIPS.contains(r)),
         _ => false,
     };
     layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
@@ -144,10 +143,6 @@ pub(in crate::cuda::ops) fn gelu_define(gelu: Option<Gelu>) -> i64 {
         Some(Gelu::Quadratic) => 2,
     }
 }
-
-/// What the zero points of columns are stored with for GELU in packed halves: the last place of a half from 1024 to 2048
-/// is 1, so that adding this much rounds a half to a whole number.
-pub(in crate::cuda::ops) const HALF_ROUNDING: f32 = 1536.0;
 
 impl LinearKind {
     /// The kind of `spec`.
@@ -192,11 +187,6 @@ impl LinearKind {
                 (*factor, *bias) = if number { (0.5 * *factor, 0.5 * *bias) } else { (0.0, 0.0) };
             }
         }
-    }
-
-    /// A column's zero point as the kernels read it.
-    pub fn stored_zero_point(&self, zero_point: f32) -> f32 {
-        if self.half_gelu { zero_point + HALF_ROUNDING } else { zero_point }
     }
 
     /// The same kind for another type of the residual stream.

@@ -12,7 +12,7 @@ mod tile;
 use std::sync::{Mutex, Weak};
 
 pub use kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
-pub(super) use kind::{HALF_GELU_RECIPS, HALF_ROUNDING, gelu_define};
+pub(super) use kind::{HALF_GELU_RECIPS, gelu_define};
 pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
 
