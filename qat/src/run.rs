@@ -131,6 +131,9 @@ fn start(
     begin: Begin,
     folder: &Path,
 ) -> Result<Option<Log>, QatError> {
+    if trainer.world().size() == 1 {
+        return begin_files(job, identity, trainer, hooks, begin, folder).map(Some);
+    }
     let mut world = std::mem::take(trainer.world());
     let mut log = None;
     let shared = world.share(|| -> Result<Vec<u8>, QatError> {

@@ -102,22 +102,14 @@ impl World {
         T: Serialize + DeserializeOwned,
         E: From<RankError>,
     {
-        if !self.is_first() {
-            let link = &mut self.links[0];
-            let document = link.receive(Kind::Document)?;
-            return serde_json::from_slice(&document).map_err(|error| {
-                link.protocol(format!("sent a document that cannot be read ({error})")).into()
-            });
-        }
         if self.links.is_empty() {
             return work();
         }
-        let result = self.while_alive(work)?;
-        let document = serde_json::to_vec(&result).expect("a result is plain data");
-        for link in &mut self.links {
-            link.send(Kind::Document, &document)?;
-        }
-        Ok(result)
+        let document =
+            self.share(|| work().map(|result| serde_json::to_vec(&result).expect("a result is plain data")))?;
+        serde_json::from_slice(&document).map_err(|error| {
+            self.links[0].protocol(format!("sent a document that cannot be read ({error})")).into()
+        })
     }
 
     /// The bytes that `make` returns on rank 0, on every rank.
