@@ -58,6 +58,8 @@ pub struct Diagnosis {
     pub cores: usize,
     /// Instruction sets that the engine can use here.
     pub kernels: Vec<String>,
+    /// The other instruction sets of the engine for this architecture, and why each cannot be used here.
+    pub absent: BTreeMap<&'static str, String>,
     /// The instruction set in use.
     pub in_use: Finding,
     /// Whether JPEG files are decoded with vector code.
@@ -103,6 +105,7 @@ pub fn diagnose() -> Diagnosis {
         cpu: swinq_eval::Environment::detect(None, 0, BTreeMap::new()).cpu,
         cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
         kernels: Cpu::available().iter().map(ToString::to_string).collect(),
+        absent: Cpu::absent().into_iter().collect(),
         in_use: Finding::of(Cpu::detect(), |cpu| cpu.to_string()),
         jpeg_simd: swinq_data::jpeg_has_simd(),
         libraries: libraries(),

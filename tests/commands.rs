@@ -3,6 +3,7 @@
 mod common;
 
 use common::{calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq};
+use swinq_kernels::Cpu;
 
 #[test]
 fn calibrate_is_reproducible_and_recorded() {
@@ -191,6 +192,9 @@ fn bench_of_random_weights_needs_no_file() {
 fn doctor_and_quickstart() {
     let text = stdout(&swinq(["doctor"]).assert().success());
     assert!(text.contains("scalar") && text.contains("JPEG  ") && text.contains("GPU"), "{text}");
+    for (name, reason) in Cpu::absent() {
+        assert!(text.contains(&format!("{name}: {reason}\n")), "{text}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let mut command = swinq(["quickstart", "--out"]);
     let text = stdout(&command.arg(folder.path().join("q")).assert().success());

@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use common::{calibrate, files, sample_cfg, sample_data, sample_model, stdout, swinq};
 use serde_json::Value;
+use swinq_kernels::Cpu;
 
 fn stderr(assert: &assert_cmd::assert::Assert) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).unwrap()
@@ -243,6 +246,8 @@ fn inspect_and_doctor_print_json() {
     );
     let doctor = json(&mut swinq(["doctor", "--json"]));
     assert!(doctor["kernels"].as_array().unwrap().iter().any(|name| name == "scalar"), "{doctor}");
+    let absent: BTreeMap<_, _> = Cpu::absent().into_iter().collect();
+    assert_eq!(doctor["absent"], serde_json::to_value(absent).unwrap());
     assert!(doctor["libraries"]["driver"].is_object() && doctor["in_use"]["found"].is_string(), "{doctor}");
 }
 

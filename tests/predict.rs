@@ -158,6 +158,26 @@ fn logits(model: &Path, isa: &str) -> Vec<u32> {
 }
 
 #[test]
+fn trained_models_have_the_same_logits_on_every_instruction_set() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["swin_micro_cifar10", "swinv2_micro_cifar10"] {
+        let (sample, int8) = (root().join("samples").join(name), folder.path().join(name));
+        let mut command = swinq(["calibrate", "--batches", "1", "--ptq", "basic", "--data-path"]);
+        command
+            .arg(sample_data())
+            .arg(sample.join("model.safetensors"))
+            .arg("--cfg")
+            .arg(sample.join("cfg.yaml"));
+        command.arg("-o").arg(&int8).assert().success();
+        let expected = logits(&int8, "scalar");
+        assert!(expected.iter().any(|&bits| bits != expected[0]), "{name}: {expected:?}");
+        for cpu in Cpu::available() {
+            assert_eq!(logits(&int8, cpu.name()), expected, "{name} on {cpu}");
+        }
+    }
+}
+
+#[test]
 fn models_of_older_versions_keep_their_logits() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bits) in OLDER {

@@ -23,8 +23,13 @@ pub enum CpuError {
         known: Vec<&'static str>,
     },
     /// The processor lacks the instructions, or the operating system does not permit their use.
-    #[error("this processor has no {0}; unset SWINQ_ISA, or set it to a name that `swinq doctor` lists")]
-    Absent(&'static str),
+    #[error("no {name} here: {reason}; unset SWINQ_ISA, or set it to another name that `swinq doctor` lists")]
+    Absent {
+        /// The name.
+        name: &'static str,
+        /// What is missing.
+        reason: String,
+    },
 }
 
 /// The INT8 kernel to use, and proof that this processor has the instructions of the kernel and of its
@@ -45,7 +50,7 @@ impl Cpu {
     pub fn detect() -> Result<Cpu, CpuError> {
         let name = std::env::var_os("SWINQ_ISA").unwrap_or_default();
         if name.is_empty() {
-            return Ok(Cpu::available().pop().unwrap_or(Cpu::scalar()));
+            return Ok(Cpu::fastest(KERNELS));
         }
         Cpu::named(&name.to_string_lossy())
     }
@@ -59,7 +64,16 @@ impl Cpu {
             let known = KERNELS.iter().map(|kernel| kernel.name).collect();
             return Err(CpuError::Unknown { name: name.to_owned(), known });
         };
-        if kernel.is_available() { Ok(Cpu { kernel }) } else { Err(CpuError::Absent(kernel.name)) }
+        match kernel.absence() {
+            None => Ok(Cpu { kernel }),
+            Some(reason) => Err(CpuError::Absent { name: kernel.name, reason }),
+        }
+    }
+
+    /// The last of `kernels` that this processor can run.
+    pub(crate) fn fastest(kernels: &[&'static Int8Kernel]) -> Cpu {
+        let found = kernels.iter().rev().find(|kernel| kernel.is_available());
+        found.map_or(Cpu::scalar(), |&kernel| Cpu { kernel })
     }
 
     /// The scalar reference, which every processor can run.
@@ -70,6 +84,16 @@ impl Cpu {
     /// Every kernel that this processor can run, simplest first.
     pub fn available() -> Vec<Cpu> {
         KERNELS.iter().filter(|kernel| kernel.is_available()).map(|&kernel| Cpu { kernel }).collect()
+    }
+
+    /// The name of every kernel for this type of processor that cannot be used here, and the reason.
+    pub fn absent() -> Vec<(&'static str, String)> {
+        Cpu::absent_of(KERNELS)
+    }
+
+    /// [`Cpu::absent`] among `kernels`.
+    pub(crate) fn absent_of(kernels: &[&'static Int8Kernel]) -> Vec<(&'static str, String)> {
+        kernels.iter().filter_map(|kernel| Some((kernel.name, kernel.absence()?))).collect()
     }
 
     /// The kernel's name, as `SWINQ_ISA` takes it.
@@ -137,6 +161,11 @@ mod tests {
         for cpu in Cpu::available() {
             assert_eq!(Cpu::named(cpu.name()), Ok(cpu));
         }
+        for (name, reason) in Cpu::absent() {
+            assert_eq!(Cpu::named(name), Err(CpuError::Absent { name, reason: reason.clone() }));
+            assert!(Cpu::available().iter().all(|cpu| cpu.name() != name), "{name}: {reason}");
+        }
+        assert_eq!(Cpu::available().len() + Cpu::absent().len(), KERNELS.len());
         let error = Cpu::named("mmx").unwrap_err();
         assert!(error.to_string().starts_with("`mmx` is not a kernel of swinq"), "{error}");
         assert!(error.to_string().contains("scalar"), "{error}");

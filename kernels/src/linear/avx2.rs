@@ -27,7 +27,7 @@ pub(super) const COLUMNS: usize = 16;
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "avx2",
     isa: Isa::Avx2,
-    supported: || true,
+    refusal: || None,
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 2, k_block: 2 },
     unsigned_input: false,

@@ -18,7 +18,7 @@ use crate::probe;
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "avx_vnni",
     isa: Isa::Avx2Vnni,
-    supported: || true,
+    refusal: || None,
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
     unsigned_input: true,

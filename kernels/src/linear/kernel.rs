@@ -18,9 +18,9 @@ pub(crate) struct Int8Kernel {
     pub(crate) name: &'static str,
     /// Vector registers that all other ops use together with this kernel.
     pub(crate) isa: Isa,
-    /// Whether the processor has the instructions that the kernel needs beyond `isa`, and the operating
-    /// system permits their use.
-    pub(super) supported: fn() -> bool,
+    /// Why the kernel cannot be used on a processor that has `isa`: it lacks further instructions, or the
+    /// operating system does not permit their use. `None` if the kernel can be used.
+    pub(super) refusal: fn() -> Option<String>,
     /// The most rows of a tile.
     pub(super) tile_rows: usize,
     /// The order of packed weights. A panel has as many columns as a tile.
@@ -47,7 +47,15 @@ pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest
 impl Int8Kernel {
     /// Whether this processor can run the kernel, and the other ops with the kernel's `isa`.
     pub(crate) fn is_available(&self) -> bool {
-        self.isa.is_available() && (self.supported)()
+        self.absence().is_none()
+    }
+
+    /// Why this processor cannot run the kernel, or `None` if it can.
+    pub(crate) fn absence(&self) -> Option<String> {
+        match self.isa.is_available() {
+            true => (self.refusal)(),
+            false => Some("the processor lacks its instructions".to_owned()),
+        }
     }
 }
 

@@ -9,6 +9,8 @@
 //! first-level cache.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -44,12 +46,17 @@ use kernel::Int8Kernel;
 /// the default. To add a kernel, write a file with a `KERNEL`, declare it above and list it here.
 pub(crate) static KERNELS: &[&Int8Kernel] = &[
     &scalar::KERNEL,
+    // It needs the instructions of AVX-512 and precedes it, so it is never the default.
+    #[cfg(target_arch = "x86_64")]
+    &amx::EMULATED,
     #[cfg(target_arch = "x86_64")]
     &avx2::KERNEL,
     #[cfg(target_arch = "x86_64")]
     &avx_vnni::KERNEL,
     #[cfg(target_arch = "x86_64")]
     &avx512::KERNEL,
+    #[cfg(target_arch = "x86_64")]
+    &amx::KERNEL,
     #[cfg(target_arch = "aarch64")]
     &neon_dotprod::KERNEL,
     #[cfg(target_arch = "aarch64")]

@@ -22,7 +22,7 @@ const GROUP: usize = 4 * COLUMNS;
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "neon_dotprod",
     isa: Isa::Neon,
-    supported: || true,
+    refusal: || None,
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
     unsigned_input: false,

@@ -26,7 +26,7 @@ const GROUP: usize = INPUTS * COLUMNS;
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "neon_i8mm",
     isa: Isa::NeonI8mm,
-    supported: || true,
+    refusal: || None,
     tile_rows: ROWS,
     layout: Layout { columns: COLUMNS, group: INPUTS, k_block: INPUTS },
     unsigned_input: true,

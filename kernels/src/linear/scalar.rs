@@ -18,7 +18,7 @@ const COLUMNS: usize = 8;
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "scalar",
     isa: Isa::Scalar,
-    supported: || true,
+    refusal: || None,
     tile_rows: 1,
     // Weights stay `[n, k]`.
     layout: Layout { columns: 1, group: 1, k_block: 1 },

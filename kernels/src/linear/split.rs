@@ -78,7 +78,7 @@ pub(super) fn row_blocks(rows: usize, tile: usize) -> impl Iterator<Item = Range
 }
 
 /// Splits `rows` into as few nearly equal tiles of at most `tile` rows as possible.
-pub(super) fn row_tiles(rows: Range<usize>, tile: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn row_tiles(rows: Range<usize>, tile: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let parts = rows.len().div_ceil(tile);
     (0..parts)
         .map(move |i| rows.start + share(rows.len(), parts, i)..rows.start + share(rows.len(), parts, i + 1))

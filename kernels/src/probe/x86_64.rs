@@ -13,6 +13,9 @@ const NARROW: usize = 12;
 /// `vpdpbusd` on 512-bit registers.
 pub(crate) const INT8_AVX512: Peak = Peak { macs: WIDE * 64, run: int8_avx512 };
 
+/// `tdpbusd` on tiles of 16 by 64 bytes.
+pub(crate) const INT8_AMX: Peak = Peak { macs: 4 * 16 * 16 * 64, run: int8_amx };
+
 /// `vpdpbusd` on 256-bit registers.
 pub(crate) const INT8_AVX_VNNI: Peak = Peak { macs: NARROW * 32, run: int8_avxvnni };
 
@@ -24,6 +27,13 @@ pub(crate) const F32_AVX512: Peak = Peak { macs: WIDE * 16, run: f32_avx512 };
 
 /// Fused multiply-adds on 256-bit registers.
 pub(crate) const F32_AVX2: Peak = Peak { macs: NARROW * 8, run: f32_avx2 };
+
+/// # Safety
+/// The kernel `amx_int8` is available.
+unsafe fn int8_amx() {
+    // SAFETY: the caller's promise.
+    unsafe { crate::linear::amx::peak_loop(ITERATIONS) };
+}
 
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn int8_avx512() {

@@ -8,7 +8,7 @@ use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::finish::{Accumulator, Activation, Erf, Identity, Quadratic};
 use super::super::spec::Store;
-use super::{COLUMNS, Tile};
+use super::COLUMNS;
 use crate::lanes::Avx512;
 use crate::pool::Parts;
 use crate::reference::Gelu;
@@ -19,7 +19,7 @@ use crate::types::ColumnQuantizers;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn finish<A: Accumulator>(
     epilogue: &Epilogue,
-    tile: &Tile<A>,
+    tile: &[[A; COLUMNS]],
     starts: &[usize],
     panel: usize,
     dest: &Dest<'_>,
@@ -124,12 +124,12 @@ fn both(values: &[f32; COLUMNS]) -> [__m512; 2] {
 fn f32<A: Accumulator>(
     epilogue: &Epilogue,
     first: usize,
-    tile: &Tile<A>,
+    tile: &[[A; COLUMNS]],
     starts: &[usize],
     out: &Parts<'_, f32>,
 ) {
     let columns = Columns::new(epilogue, first);
-    for (row, &start) in tile.0.iter().zip(starts) {
+    for (row, &start) in tile.iter().zip(starts) {
         let [low, high] = columns.values(row);
         // SAFETY: tasks write disjoint rows and columns, and `Dest` gives each its own place.
         unsafe {
@@ -145,12 +145,12 @@ fn f32<A: Accumulator>(
 fn residual<A: Accumulator>(
     epilogue: &Epilogue,
     first: usize,
-    tile: &Tile<A>,
+    tile: &[[A; COLUMNS]],
     starts: &[usize],
     stream: &Parts<'_, f32>,
 ) {
     let columns = Columns::new(epilogue, first);
-    for (row, &start) in tile.0.iter().zip(starts) {
+    for (row, &start) in tile.iter().zip(starts) {
         if start == DROPPED {
             continue;
         }
@@ -171,14 +171,14 @@ fn codes<A: Accumulator, F: Activation>(
     epilogue: &Epilogue,
     to: &ColumnQuantizers,
     first: usize,
-    tile: &Tile<A>,
+    tile: &[[A; COLUMNS]],
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
     let columns = Columns::new(epilogue, first);
     let (recip, zero_point) =
         (both(panel_values(to.recips(), first)), both(panel_values(to.zero_points(), first)));
-    for (pair, starts) in tile.0.chunks(2).zip(starts.chunks(2)) {
+    for (pair, starts) in tile.chunks(2).zip(starts.chunks(2)) {
         // With an odd number of rows, the last row is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
         store(columns.pair::<A, F>(rows, recip, zero_point), starts, first, out);

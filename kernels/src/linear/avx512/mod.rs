@@ -6,6 +6,7 @@ mod prefetch;
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::dest::Dest;
 use super::epilogue::Epilogue;
@@ -25,15 +26,18 @@ use prefetch::Prefetch;
 const ROWS: usize = 14;
 
 /// Columns of a tile: two registers of 16.
-const COLUMNS: usize = 32;
+pub(super) const COLUMNS: usize = 32;
+
+/// The order of packed INT8 weights: a group of four inputs has 16 columns in each of two registers.
+pub(super) const LAYOUT: Layout = Layout { columns: COLUMNS, group: 4, k_block: 4 };
 
 /// The kernel `avx512_vnni`.
 pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     name: "avx512_vnni",
     isa: Isa::Avx512Vnni,
-    supported: || true,
+    refusal: || None,
     tile_rows: ROWS,
-    layout: Layout { columns: COLUMNS, group: 4, k_block: 4 },
+    layout: LAYOUT,
     unsigned_input: true,
     block: block_i8,
     fused_block_rows: 14 * ROWS,
@@ -62,14 +66,14 @@ fn block_i8(
     dest: &Dest<'_>,
     _: &mut AlignedBuf,
 ) {
-    let layout = KERNEL.layout;
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0i32; COLUMNS]; ROWS]);
-    each_tile(block, layout, dest, &starts, |at, prefetch| {
+    let tiles = row_tiles(block.rows.clone(), ROWS);
+    each_tile(block, LAYOUT, tiles, dest, &starts, |at, prefetch| {
         let initial = initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels");
         let weights = Panel { weight: block.panel(at.panel), prefetch };
         rows_i8(at.starts.len(), block.input_from(at.row), block.stride, weights, initial, &mut tile);
-        finish(epilogue, &tile, at, dest);
+        finish(epilogue, &tile.0, at, dest);
     });
 }
 
@@ -78,40 +82,42 @@ fn block_i8(
 fn block_f32(block: &Block<'_, f32, f32>, epilogue: &Epilogue, dest: &Dest<'_>) {
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tile = Tile([[0f32; COLUMNS]; ROWS]);
-    each_tile(block, F32_KERNEL.layout, dest, &starts, |at, prefetch| {
+    let tiles = row_tiles(block.rows.clone(), ROWS);
+    each_tile(block, F32_KERNEL.layout, tiles, dest, &starts, |at, prefetch| {
         let weights = Panel { weight: block.panel(at.panel), prefetch };
         rows_f32(at.starts.len(), block.input_from(at.row), block.stride, weights, &mut tile);
-        finish(epilogue, &tile, at, dest);
+        finish(epilogue, &tile.0, at, dest);
     });
 }
 
 /// A tile: its first row, the starts of its rows in the destination, and its panel.
-struct At<'a> {
-    row: usize,
-    starts: &'a [usize],
-    panel: usize,
+pub(super) struct At<'a> {
+    pub(super) row: usize,
+    pub(super) starts: &'a [usize],
+    pub(super) panel: usize,
 }
 
 /// Calls `tile` with each tile of a block, and with the addresses to prefetch while the tile is multiplied.
-/// The rows of the block are stored at `starts`.
+/// `tiles` divides the rows of the block, which are stored at `starts`.
 ///
 /// At small batches every weight is read only once, from outside of the second-level cache. While a group of
 /// panels is multiplied, the next group is therefore prefetched into that cache, a slice of it with each row
 /// tile.
 #[inline(always)]
-fn each_tile<'a, X, W>(
+pub(super) fn each_tile<'a, X, W>(
     block: &Block<'_, X, W>,
     layout: Layout,
+    tiles: impl Iterator<Item = Range<usize>> + Clone,
     dest: &Dest<'_>,
     starts: &'a [usize],
     mut tile: impl FnMut(&At<'a>, &Prefetch<'a, W>),
 ) {
     let group = layout.columns * layout.group;
-    let step = group.div_ceil(block.rows.len().div_ceil(ROWS).max(1));
+    let step = group.div_ceil(tiles.clone().count().max(1));
     let slice = block.panel_len / group * step;
     for panels in block.panel_groups() {
         let mut later = &starts[..block.rows.len()];
-        for (i, rows) in row_tiles(block.rows.clone(), ROWS).enumerate() {
+        for (i, rows) in tiles.clone().enumerate() {
             let starts;
             (starts, later) = later.split_at(rows.len());
             for panel in panels.clone() {
@@ -119,7 +125,7 @@ fn each_tile<'a, X, W>(
                 let weights = block.weight.as_ptr().wrapping_add(weights);
                 let (next, rows_of_next) = match panel + 1 {
                     next if next < panels.end => (next, starts),
-                    _ => (panels.start, &later[..later.len().min(ROWS)]),
+                    _ => (panels.start, &later[..later.len().min(rows.len())]),
                 };
                 let prefetch = Prefetch::new(weights, step, dest.floats(next * COLUMNS), rows_of_next);
                 tile(&At { row: rows.start, starts, panel }, &prefetch);
@@ -158,7 +164,12 @@ fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, ti
 /// Stores the results of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn finish<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, dest: &Dest<'_>) {
+pub(super) fn finish<A: Accumulator>(
+    epilogue: &Epilogue,
+    tile: &[[A; COLUMNS]],
+    at: &At<'_>,
+    dest: &Dest<'_>,
+) {
     if !full_panels::finish(epilogue, tile, at.starts, at.panel, dest) {
         finish_any(epilogue, tile, at, dest);
     }
@@ -167,10 +178,10 @@ fn finish<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, dest
 /// [`finish`] for the stores and columns that have no faster epilogue.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn finish_any<A: Accumulator>(epilogue: &Epilogue, tile: &Tile<A>, at: &At<'_>, dest: &Dest<'_>) {
+fn finish_any<A: Accumulator>(epilogue: &Epilogue, tile: &[[A; COLUMNS]], at: &At<'_>, dest: &Dest<'_>) {
     // SAFETY: this function has the features.
     let lanes = unsafe { Avx512::assume() };
-    finish::finish(lanes, epilogue, &tile.0, at.starts, at.panel, dest);
+    finish::finish(lanes, epilogue, tile, at.starts, at.panel, dest);
 }
 
 /// Adds four products per column to the accumulators of one row. This is assembly because the compiler would

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 ///
 /// Pass by reference: the fields were just stored one by one, so copying them with wide loads would stall on
 /// store forwarding.
-pub(super) struct Prefetch<'a, W> {
+pub(in crate::linear) struct Prefetch<'a, W> {
     weights: *const W,
     /// Weights from one group of inputs to the next.
     step: usize,
@@ -22,7 +22,7 @@ pub(super) struct Prefetch<'a, W> {
 impl<'a, W> Prefetch<'a, W> {
     /// The addresses are only prefetched, never read, so they may lie outside of any allocation (weights
     /// after the last panel, a dropped row).
-    pub(super) fn new(
+    pub(in crate::linear) fn new(
         weights: *const W,
         step: usize,
         results: Option<*const f32>,
@@ -35,14 +35,14 @@ impl<'a, W> Prefetch<'a, W> {
     /// Prefetches the weights that belong to group `group` of inputs.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn weights(&self, group: usize) {
+    pub(in crate::linear) fn weights(&self, group: usize) {
         _mm_prefetch::<_MM_HINT_T1>(self.weights.wrapping_add(group * self.step).cast());
     }
 
     /// Prefetches the destination that belongs to group `group` of inputs: 32 columns of one row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn results(&self, group: usize) {
+    pub(in crate::linear) fn results(&self, group: usize) {
         if let Some(start) = self.starts.get(group) {
             let place = self.results.wrapping_add(*start);
             _mm_prefetch::<_MM_HINT_ET0>(place.cast());

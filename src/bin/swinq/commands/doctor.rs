@@ -26,6 +26,9 @@ fn machine(found: &Diagnosis) {
     say!("processor  {}", found.cpu.as_deref().unwrap_or("unknown"));
     say!("cores      {}", found.cores);
     say!("kernels    {}", found.kernels.join(", "));
+    for (name, reason) in &found.absent {
+        say!("  without  {name}: {reason}");
+    }
     match &found.in_use {
         Finding::Found(isa) => say!("in use     {isa} (set SWINQ_ISA to choose another)"),
         Finding::Problem(problem) => say!("in use     none: {problem}"),

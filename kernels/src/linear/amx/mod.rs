@@ -1,0 +1,167 @@
+//! AMX: INT8 by `tdpbusd` on tile registers, with the weights, the panels and the epilogue of AVX-512.
+//!
+//! Two kernels differ in the tiles only: `amx_int8` uses the processor's, `amx_emulated` computes in plain Rust
+//! what they would. The emulation is for tests of everything above the tiles on processors without AMX.
+
+mod emulated;
+mod probe;
+mod product;
+mod real;
+mod self_test;
+mod tile;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use super::Block;
+use super::avx512::{At, COLUMNS, LAYOUT, each_tile, finish};
+use super::dest::Dest;
+use super::epilogue::Epilogue;
+use super::kernel::{BlockI8, Int8Kernel};
+use crate::buffer::AlignedBuf;
+use crate::isa::Isa;
+use crate::probe::{INT8_AMX, Peak};
+
+use emulated::Emulated;
+use product::{Accumulators, Operands, ROWS, Steps, product};
+use real::Real;
+use tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
+
+/// The kernel `amx_int8`.
+pub(super) static KERNEL: Int8Kernel = kernel("amx_int8", block_real, probe::refusal, Some(INT8_AMX));
+
+/// The kernel `amx_emulated`.
+pub(super) static EMULATED: Int8Kernel = kernel("amx_emulated", block_emulated, || None, None);
+
+const fn kernel(
+    name: &'static str,
+    block: BlockI8,
+    refusal: fn() -> Option<String>,
+    peak: Option<Peak>,
+) -> Int8Kernel {
+    Int8Kernel {
+        name,
+        isa: Isa::Avx512Vnni,
+        refusal,
+        tile_rows: ROWS,
+        layout: LAYOUT,
+        unsigned_input: true,
+        block,
+        fused_block_rows: 8 * ROWS,
+        min_rows_per_thread: 3 * TILE_ROWS,
+        peak,
+    }
+}
+
+/// [`block`] with the processor's tiles.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn block_real(
+    block_of: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    // SAFETY: the kernel is available, so the probe has found that this process may use tiles. Nothing else in this crate
+    // uses them while a block is computed.
+    block(unsafe { Real::assume() }, block_of, initial, epilogue, dest, scratch);
+}
+
+/// [`block`] with emulated tiles.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn block_emulated(
+    block_of: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    block(Emulated::new(), block_of, initial, epilogue, dest, scratch);
+}
+
+/// One block of an INT8 product. The thread's tiles are configured for its duration.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn block<T: Tiles>(
+    tiles: T,
+    block: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    scratch: &mut AlignedBuf,
+) {
+    let steps = Steps::new(LAYOUT.groups(block.k));
+    let input = AlignedRows::copy(block, scratch);
+    let starts = dest.starts(block.rows.clone(), epilogue.n);
+    let mut tiles = Configured::new(tiles, &steps.config());
+    let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
+    each_tile(block, LAYOUT, whole_tiles(block.rows.clone()), dest, &starts, |at, prefetch| {
+        let operands = input.operands(block, initial, at);
+        product(tiles.tiles(), &steps, operands, &mut acc, |groups| {
+            for group in groups {
+                prefetch.weights(group);
+                prefetch.results(group);
+            }
+        });
+        finish(epilogue, &acc.0, at, dest);
+    });
+}
+
+/// Full tiles, and the remaining rows: every tile of the processor is multiplied as 16 rows, so equal shares would
+/// waste more of them.
+fn whole_tiles(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
+    rows.clone().step_by(ROWS).map(move |from| from..rows.end.min(from + ROWS))
+}
+
+/// A copy of a block's input rows, each of which starts on a cache line: a load of a tile whose rows cross cache lines
+/// takes more than twice the time. Every row is copied once and multiplied with all panels of the block.
+struct AlignedRows<'a> {
+    rows: &'a [u8],
+    /// Bytes from one row to the next: an odd number of cache lines, because the lines of a tile would
+    /// compete for few sets of the first-level cache if it were a power of two.
+    stride: usize,
+    first: usize,
+}
+
+impl<'a> AlignedRows<'a> {
+    fn copy(block: &Block<'_, u8, i8>, scratch: &'a mut AlignedBuf) -> AlignedRows<'a> {
+        let stride = (block.stride.div_ceil(ROW_BYTES) | 1) * ROW_BYTES;
+        // The last tile is loaded whole. Rows beyond the block have any values, and their results are dropped.
+        let bytes = block.rows.len().next_multiple_of(TILE_ROWS) * stride;
+        scratch.reserve(bytes);
+        let copies = scratch.as_u8_mut()[..bytes].chunks_exact_mut(stride);
+        for (row, copy) in block.rows.clone().zip(copies) {
+            copy[..block.stride].copy_from_slice(&block.input_from(row)[..block.stride]);
+        }
+        AlignedRows { rows: &scratch.as_u8()[..bytes], stride, first: block.rows.start }
+    }
+
+    /// The operands of the tile `at`.
+    #[inline(always)]
+    fn operands<'b>(&'b self, block: &'b Block<'_, u8, i8>, initial: &'b [i32], at: &At<'_>) -> Operands<'b> {
+        Operands {
+            input: &self.rows[(at.row - self.first) * self.stride..],
+            stride: self.stride,
+            rows: at.starts.len(),
+            panel: block.panel(at.panel),
+            initial: initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels"),
+        }
+    }
+}
+
+/// Runs `tdpbusd` `4 * iterations` times on registers only.
+///
+/// # Safety
+/// The kernel `amx_int8` is available.
+pub(crate) unsafe fn peak_loop(iterations: usize) {
+    // SAFETY: the probe has found that this process may use tiles; the caller promises that it has run.
+    let tiles = unsafe { Real::assume() };
+    let mut tiles = Configured::new(tiles, &Steps::new(ROW_BYTES / 4).config());
+    for _ in 0..iterations {
+        tiles.tiles().dot::<0, 4, 6>();
+        tiles.tiles().dot::<1, 4, 7>();
+        tiles.tiles().dot::<2, 5, 6>();
+        tiles.tiles().dot::<3, 5, 7>();
+    }
+}
