@@ -7,6 +7,7 @@ mod emulated;
 mod probe;
 mod product;
 mod real;
+mod rows;
 mod self_test;
 mod tile;
 
@@ -16,7 +17,7 @@ mod tests;
 use std::ops::Range;
 
 use super::Block;
-use super::avx512::{At, COLUMNS, LAYOUT, each_tile, finish};
+use super::avx512::{COLUMNS, LAYOUT, each_tile, finish};
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::{BlockI8, Int8Kernel};
@@ -25,8 +26,9 @@ use crate::isa::Isa;
 use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
-use product::{Accumulators, Operands, ROWS, Steps, product};
+use product::{Accumulators, ROWS, Steps, product};
 use real::Real;
+use rows::AlignedRows;
 use tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
 
 /// The kernel `amx_int8`.
@@ -92,7 +94,7 @@ fn block<T: Tiles>(
     scratch: &mut AlignedBuf,
 ) {
     let steps = Steps::new(LAYOUT.groups(block.k));
-    let input = AlignedRows::copy(block, scratch);
+    let input = AlignedRows::new(block, scratch);
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut tiles = Configured::new(tiles, &steps.config());
     let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
@@ -112,42 +114,6 @@ fn block<T: Tiles>(
 /// waste more of them.
 fn whole_tiles(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
     rows.clone().step_by(ROWS).map(move |from| from..rows.end.min(from + ROWS))
-}
-
-/// A copy of a block's input rows, each of which starts on a cache line: a load of a tile whose rows cross cache lines
-/// takes more than twice the time. Every row is copied once and multiplied with all panels of the block.
-struct AlignedRows<'a> {
-    rows: &'a [u8],
-    /// Bytes from one row to the next: an odd number of cache lines, because the lines of a tile would
-    /// compete for few sets of the first-level cache if it were a power of two.
-    stride: usize,
-    first: usize,
-}
-
-impl<'a> AlignedRows<'a> {
-    fn copy(block: &Block<'_, u8, i8>, scratch: &'a mut AlignedBuf) -> AlignedRows<'a> {
-        let stride = (block.stride.div_ceil(ROW_BYTES) | 1) * ROW_BYTES;
-        // The last tile is loaded whole. Rows beyond the block have any values, and their results are dropped.
-        let bytes = block.rows.len().next_multiple_of(TILE_ROWS) * stride;
-        scratch.reserve(bytes);
-        let copies = scratch.as_u8_mut()[..bytes].chunks_exact_mut(stride);
-        for (row, copy) in block.rows.clone().zip(copies) {
-            copy[..block.stride].copy_from_slice(&block.input_from(row)[..block.stride]);
-        }
-        AlignedRows { rows: &scratch.as_u8()[..bytes], stride, first: block.rows.start }
-    }
-
-    /// The operands of the tile `at`.
-    #[inline(always)]
-    fn operands<'b>(&'b self, block: &'b Block<'_, u8, i8>, initial: &'b [i32], at: &At<'_>) -> Operands<'b> {
-        Operands {
-            input: &self.rows[(at.row - self.first) * self.stride..],
-            stride: self.stride,
-            rows: at.starts.len(),
-            panel: block.panel(at.panel),
-            initial: initial[at.panel * COLUMNS..].first_chunk().expect("padded to full panels"),
-        }
-    }
 }
 
 /// Runs `tdpbusd` `4 * iterations` times on registers only.
