@@ -66,8 +66,8 @@ fn block_real(
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
 ) {
-    // SAFETY: the kernel is available, so the probe has found that this process may use tiles. Nothing else in this crate
-    // uses them while a block is computed.
+    // SAFETY: the kernel is available, so the probe has found that this process may use tiles. Nothing else in
+    // this crate uses them while a block is computed.
     block(unsafe { Real::assume() }, block_of, initial, epilogue, dest, scratch);
 }
 

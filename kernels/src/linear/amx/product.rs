@@ -27,8 +27,9 @@ pub(super) struct Accumulators(pub(super) [[i32; COLUMNS]; ROWS]);
 /// How inputs are divided into steps, and the shapes of the tiles.
 ///
 /// Tiles 0 to 3 hold accumulators: tile `2 i + j` has rows `16 i..` and columns `16 j..`. If all steps have the
-/// same number of groups, tiles 4 and 5 hold inputs and tiles 6 and 7 weights. Otherwise the last step has fewer, for which tiles of
-/// other shapes are needed: tiles 4 and 6 hold the operands of full steps, tiles 5 and 7 those of the last step.
+/// same number of groups, tiles 4 and 5 hold inputs and tiles 6 and 7 weights. If the last step has fewer, it
+/// needs tiles of other shapes: tiles 4 and 6 hold the operands of full steps, tiles 5 and 7 those of the last
+/// step.
 pub(super) struct Steps {
     /// Steps of `groups` groups.
     count: usize,
@@ -83,8 +84,8 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// Computes the accumulators of the rows asked for; those of other rows are undefined. `tiles` have the configuration of
-/// `steps`. Calls `after` with the groups of each step.
+/// Computes the accumulators of the rows asked for; those of other rows may have any value. `tiles` have the
+/// configuration of `steps`. Calls `after` with the groups of each step.
 #[inline(always)]
 pub(super) fn product<T: Tiles>(
     tiles: &mut T,
@@ -131,8 +132,9 @@ fn multiply<T: Tiles, const TWO: bool>(
     store::<T, TWO>(tiles, out);
 }
 
-/// Multiplies the first groups of `operands`, as many as the tiles have. Tiles `A0` and `A1` hold the inputs of the first and the second 16
-/// rows, `B0` and `B1` the weights of the first and the second 16 columns. They may be the same, at the cost of one more load.
+/// Multiplies the first groups of `operands`, as many as the tiles have. Tiles `A0` and `A1` hold the inputs of
+/// the first and the second 16 rows, `B0` and `B1` the weights of the first and the second 16 columns. `A0` may
+/// be `A1`, and `B0` may be `B1` at the cost of one more load.
 #[inline(always)]
 fn step<T: Tiles, const A0: usize, const A1: usize, const B0: usize, const B1: usize, const TWO: bool>(
     tiles: &mut T,

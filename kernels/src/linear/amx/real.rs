@@ -57,8 +57,12 @@ impl Tiles for Real {
         // SAFETY: `Real::assume`; reads the 64 bytes of `config`, which are a valid configuration by
         // `Config::new`.
         unsafe {
-            tiles!("ldtilecfg [{config}]", config = in(reg) config.0.as_ptr(), options(nostack, preserves_flags, readonly),)
-        };
+            tiles!(
+                "ldtilecfg [{config}]",
+                config = in(reg) config.0.as_ptr(),
+                options(nostack, preserves_flags, readonly),
+            );
+        }
         self.shapes = Some(config.shapes());
     }
 

@@ -22,8 +22,9 @@ pub(super) fn self_test<T: Tiles>(tiles: impl Fn() -> T) -> Result<(), String> {
         for row in 0..rows {
             if let Some(column) = (0..COLUMNS).find(|&c| got.0[row][c] != want.0[row][c]) {
                 let (got, want) = (got.0[row][column], want.0[row][column]);
+                let product = format!("a product of {rows} rows and {k} inputs");
                 return Err(format!(
-                    "in a product of {rows} rows and {k} inputs, row {row}, column {column}, there is {got} where {want} is right"
+                    "{product} has {got} in row {row}, column {column}, where {want} is right"
                 ));
             }
         }

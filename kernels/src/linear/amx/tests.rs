@@ -142,56 +142,6 @@ fn products_on_tiles_equal_the_sums_of_a_direct_loop() {
     }
 }
 
-/// The bytes from `from` on, which may not be a cache line's first, of `rows` rows of `stride` bytes.
-fn block_at(buffer: &AlignedBuf, from: usize, stride: usize, rows: Range<usize>) -> Block<'_, u8, i8> {
-    let input = &buffer.as_u8()[from..][..rows.end * stride];
-    Block { input, stride, k: stride, weight: &[], panel_len: 0, rows, panels: 0..0 }
-}
-
-#[test]
-fn rows_are_copied_unless_tiles_can_be_loaded_from_them() {
-    if !Isa::Avx512Vnni.is_available() {
-        return eprintln!("SKIPPED: rows are copied by AVX-512");
-    }
-    let mut buffer = AlignedBuf::new(2048 * 80 + 64);
-    buffer.as_u8_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
-    // Offset, stride, rows, and the first row that is copied.
-    let cases = [
-        (0, 64, 0..64, 64),
-        (0, 192, 5..53, 53),
-        (0, 192, 5..54, 37),
-        (0, 384, 0..15, 0),
-        (0, 96, 3..75, 3),
-        (0, 2048, 0..32, 0),
-        (4, 64, 0..64, 0),
-        (0, 100, 1..20, 1),
-        (0, 4, 0..1, 0),
-        (0, 0, 0..7, 0),
-    ];
-    for (from, stride, rows, copied_from) in cases {
-        let what = format!("{rows:?} of {stride} bytes at {from}");
-        let (block, mut scratch) = (block_at(&buffer, from, stride, rows.clone()), AlignedBuf::new(0));
-        // SAFETY: the features are available.
-        let aligned = unsafe { AlignedRows::new(&block, &mut scratch) };
-        assert_eq!(aligned.copied_from, copied_from, "{what}");
-        for product in whole_tiles(rows) {
-            let (bytes, apart) = aligned.from(product.start);
-            assert!(
-                bytes.as_ptr().addr().is_multiple_of(64) && apart.is_multiple_of(64),
-                "{what}: alignment"
-            );
-            assert!(bytes.len() >= product.len().next_multiple_of(16) * apart, "{what}: whole tiles");
-            for (i, row) in product.enumerate() {
-                assert_eq!(
-                    bytes[i * apart..][..stride],
-                    block.input_from(row)[..stride],
-                    "{what}: row {row}"
-                );
-            }
-        }
-    }
-}
-
 /// Emulated tiles that count configurations and releases, and may be wrong.
 struct Observed {
     tiles: Emulated,
@@ -240,7 +190,7 @@ fn the_self_test_finds_wrong_tiles_and_releases_all() {
     };
     assert_eq!(self_test(tiles(false)), Ok(()));
     let error = self_test(tiles(true)).unwrap_err();
-    assert!(error.contains("in a product of 32 rows and 32 inputs, row 0"), "{error}");
+    assert!(error.starts_with("a product of 32 rows and 32 inputs has "), "{error}");
     assert_eq!(configured.get(), 0, "every configuration is released");
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _tiles = Configured::new(tiles(false)(), &small_config());
