@@ -1,5 +1,6 @@
 //! Faster epilogues for full panels, without the site `.output` and without values that could be a NaN, as in
-//! a quantized Swin. Two rows of a tile become codes at once, because narrowing instructions run on the ports
+//! a quantized Swin. The number of rows of a tile is a constant, because loops over any number of rows would
+//! check their bounds. Two rows of a tile become codes at once, because narrowing instructions run on the ports
 //! of `vpdpbusd`, where each of them delays the next tile.
 
 use std::arch::x86_64::*;
@@ -17,9 +18,9 @@ use crate::types::ColumnQuantizers;
 /// Stores `panel` if one of these epilogues applies; otherwise stores nothing and returns `false`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn finish<A: Accumulator>(
+pub(super) fn finish<A: Accumulator, const R: usize>(
     epilogue: &Epilogue,
-    tile: &[[A; COLUMNS]],
+    tile: &[[A; COLUMNS]; R],
     starts: &[usize],
     panel: usize,
     dest: &Dest<'_>,
@@ -30,13 +31,13 @@ pub(super) fn finish<A: Accumulator>(
     }
     match (dest, &epilogue.store, epilogue.gelu) {
         (Dest::Codes(out), Store::Codes(to), None) if epilogue.skips_range_checks => {
-            codes::<A, Identity>(epilogue, to, first, tile, starts, out);
+            codes::<A, Identity, R>(epilogue, to, first, tile, starts, out);
         }
         (Dest::Codes(out), Store::Codes(to), Some(Gelu::Erf)) if epilogue.skips_range_checks => {
-            codes::<A, Erf>(epilogue, to, first, tile, starts, out);
+            codes::<A, Erf, R>(epilogue, to, first, tile, starts, out);
         }
         (Dest::Codes(out), Store::Codes(to), Some(Gelu::Quadratic)) if epilogue.skips_range_checks => {
-            codes::<A, Quadratic>(epilogue, to, first, tile, starts, out);
+            codes::<A, Quadratic, R>(epilogue, to, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, None) => f32(epilogue, first, tile, starts, out),
         (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, None) => {
@@ -121,10 +122,10 @@ fn both(values: &[f32; COLUMNS]) -> [__m512; 2] {
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn f32<A: Accumulator>(
+fn f32<A: Accumulator, const R: usize>(
     epilogue: &Epilogue,
     first: usize,
-    tile: &[[A; COLUMNS]],
+    tile: &[[A; COLUMNS]; R],
     starts: &[usize],
     out: &Parts<'_, f32>,
 ) {
@@ -142,10 +143,10 @@ fn f32<A: Accumulator>(
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn residual<A: Accumulator>(
+fn residual<A: Accumulator, const R: usize>(
     epilogue: &Epilogue,
     first: usize,
-    tile: &[[A; COLUMNS]],
+    tile: &[[A; COLUMNS]; R],
     starts: &[usize],
     stream: &Parts<'_, f32>,
 ) {
@@ -167,11 +168,11 @@ fn residual<A: Accumulator>(
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn codes<A: Accumulator, F: Activation>(
+fn codes<A: Accumulator, F: Activation, const R: usize>(
     epilogue: &Epilogue,
     to: &ColumnQuantizers,
     first: usize,
-    tile: &[[A; COLUMNS]],
+    tile: &[[A; COLUMNS]; R],
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {

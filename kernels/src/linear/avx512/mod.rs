@@ -164,9 +164,9 @@ fn rows_f32(rows: usize, input: &[f32], stride: usize, panel: Panel<'_, f32>, ti
 /// Stores the results of a tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn finish<A: Accumulator>(
+pub(super) fn finish<A: Accumulator, const R: usize>(
     epilogue: &Epilogue,
-    tile: &[[A; COLUMNS]],
+    tile: &[[A; COLUMNS]; R],
     at: &At<'_>,
     dest: &Dest<'_>,
 ) {
