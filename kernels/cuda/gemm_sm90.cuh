@@ -100,7 +100,7 @@ struct Cursor {
     }
 };
 
-// Copies scale, bias and reciprocal of the block's columns to shared memory, `[3][BN]`. A column with a NaN
+// Copies scale, bias and reciprocal (with CHANNELS and HALF_GELU: `HalfCodes`) of the block's columns to shared memory, `[3][BN]`. A column with a NaN
 // constant gets scale 0 and bias 0, because the code of a NaN is 0.
 INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
@@ -151,17 +151,19 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
                         s32 n0, const f32* tail) {
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
-        s32 column = n0 + 32 * j + 8 * static_cast<s32>(thread_index() % 4);
+        s32 in_tile = 32 * j + 8 * static_cast<s32>(thread_index() % 4), column = n0 + in_tile;
         Columns columns;
-        const f32* at_column = constants + column % BN;
+        const f32* at_column = constants + in_tile;
 #if INTEGER || OUTPUT
         load8(columns.scale, at_column);
 #endif
         load8(columns.bias, at_column + BN);
-#if STORE == STORE_CODES && !CHANNELS
+#if CHANNELS && HALF_GELU
+        columns.codes = at_column + 2 * BN;
+#elif STORE == STORE_CODES && !CHANNELS
         columns.recip = at_column[2 * BN];
 #endif
-#if CHANNELS || CORRECTED
+#if (CHANNELS && !HALF_GELU) || CORRECTED
         // The arrays end with the last group of columns.
         if (column >= p.n_packed) continue;
         load_channels(columns, p.epilogue, column);

@@ -14,7 +14,7 @@
 // Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES to store the codes of the new stream, too), COLUMNS,
 // HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
 // STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
-// has a scale and a zero point of its own), THREADS.
+// has a scale and a zero point of its own), HALVES (GELU and its codes in packed halves; needs an f16 stream), THREADS.
 #include "moments.cuh"
 #include "wgmma.cuh"
 #include "mbarrier.cuh"
@@ -48,17 +48,20 @@ struct Params {
 struct Constants {
     // For an f16 stream and PRE_NORM, multiplied by `norm_recip`.
     f32 gamma[COLUMNS], beta[COLUMNS];
-    // Factors of the sums of fc1, and its bias; for an f16 stream, half of them (see `gelu_half2`).
+    // Factors of the sums of fc1, and its bias; with HALVES, half of them (see `gelu_half2`).
     f32 hidden_scale[HIDDEN], hidden_bias[HIDDEN];
     // Factors of the sums of fc2, and its bias. For an f16 stream the bias makes up for the zero points of the hidden columns.
     f32 scale[COLUMNS], bias[COLUMNS];
-#if CHANNELS && STREAM_F32
-    // Reciprocals of the scales of the hidden columns, and their zero points; what these add to the sums of fc2.
-    f32 hidden_recip[HIDDEN], hidden_zero[HIDDEN];
-    s32 correction[COLUMNS];
-#elif CHANNELS
-    // For four hidden columns in halves: two pairs of reciprocals, and two pairs of zero points plus 1536.
+#if CHANNELS && HALVES
+    // For four hidden columns: two pairs of `HalfCodes`.
     u32x4 hidden_codes[HIDDEN / 4];
+#elif CHANNELS
+    // Reciprocals of the scales of the hidden columns, and their zero points.
+    f32 hidden_recip[HIDDEN], hidden_zero[HIDDEN];
+#if STREAM_F32
+    // What the zero points add to the sums of fc2.
+    s32 correction[COLUMNS];
+#endif
 #endif
 };
 
@@ -257,21 +260,21 @@ INLINE void operand_of_row(const Params& p, const Constants&, const Rows& rows, 
 // The constants of four hidden columns of a lane.
 struct HiddenColumns {
     f32 scale[4], bias[4];
-#if CHANNELS && STREAM_F32
-    f32 recip[4], zero[4];
+#if CHANNELS && HALVES
+    HalfCodes codes[2];
 #elif CHANNELS
-    // Pairs of reciprocals in x and y, and of zero points in z and w.
-    u32x4 codes;
+    f32 recip[4], zero[4];
 #endif
 
     INLINE void load(const Constants& c, s32 column) {
         load4(scale, c.hidden_scale + column);
         load4(bias, c.hidden_bias + column);
-#if CHANNELS && STREAM_F32
+#if CHANNELS && HALVES
+        u32x4 words = c.hidden_codes[column / 4];
+        codes[0] = HalfCodes{words.x, words.y}, codes[1] = HalfCodes{words.z, words.w};
+#elif CHANNELS
         load4(recip, c.hidden_recip + column);
         load4(zero, c.hidden_zero + column);
-#elif CHANNELS
-        codes = c.hidden_codes[column / 4];
 #endif
     }
 };
@@ -281,10 +284,23 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
     f32 y[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) y[i] = fma_f32(to_f32(sums[i]), columns.scale[i], columns.bias[i]);
-#if STREAM_F32
+#if HALVES
+    u32 low = gelu_half2(pack_half2_finite(y[0], y[1])), high = gelu_half2(pack_half2_finite(y[2], y[3]));
+#if CHANNELS
+    low = codes_half2(low, columns.codes[0]), high = codes_half2(high, columns.codes[1]);
+#else
+    u32 recip = pack_half2(p.hidden_recip, p.hidden_recip);
+    low = codes_half2(low, recip), high = codes_half2(high, recip);
+#endif
+    return byte_permute(low, high, 0x6420);
+#else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+#if STREAM_F32
         y[i] = gelu_of_layer(y[i], tail);
+#else
+        y[i] = gelu_fast(y[i], max_f32(y[i], 0.0f));
+#endif
 #if CHANNELS
         y[i] = fma_f32(y[i], columns.recip[i], columns.zero[i]);
 #else
@@ -292,16 +308,6 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
 #endif
     }
     return codes_of_numbers(y[0], y[1], y[2], y[3]);
-#else
-    u32 low = gelu_half2(pack_half2_finite(y[0], y[1])), high = gelu_half2(pack_half2_finite(y[2], y[3]));
-#if CHANNELS
-    low = codes_half2(low, columns.codes.x, columns.codes.z);
-    high = codes_half2(high, columns.codes.y, columns.codes.w);
-#else
-    u32 recip = pack_half2(p.hidden_recip, p.hidden_recip);
-    low = codes_half2(low, recip), high = codes_half2(high, recip);
-#endif
-    return byte_permute(low, high, 0x6420);
 #endif
 }
 

@@ -104,9 +104,13 @@ INLINE u32 gelu_half2(u32 h) {
 // adds 1536, after which the last place of a half is 1. The products must not be less than -128 or NaN.
 INLINE u32 codes_half2(u32 x, u32 recip) { return min_half2(fma_half2(x, recip, 0x66006600u), 0x667f667fu); }
 
-// The same with a zero point for each: `zero` holds 1536 plus the zero points. The products may have any finite value.
-INLINE u32 codes_half2(u32 x, u32 recip, u32 zero) {
-    return max_half2(min_half2(fma_half2(x, recip, zero), 0x667f667fu), 0x65806580u);
+// The quantizers of two columns, in halves: the reciprocals of their scales, and 1536 plus their zero points.
+struct HalfCodes {
+    u32 recip, zero;
+};
+// The same for columns with zero points. The products may have any finite value.
+INLINE u32 codes_half2(u32 x, HalfCodes of) {
+    return max_half2(min_half2(fma_half2(x, of.recip, of.zero), 0x667f667fu), 0x65806580u);
 }
 
 // erfc(a / sqrt(2)) / 2 for a from 0 to TAIL_LAST. Its coefficients are in shared memory, pairs of powers by

@@ -339,21 +339,27 @@ fn every_tile_gives_the_same_codes_of_gelu_in_halves() {
     let Some(device) = device("every_tile_gives_the_same_codes_of_gelu_in_halves") else { return };
     let on = Stream::new(&device).unwrap();
     let problem = Problem::new(300, 200, 384, 5);
-    let expected = expected(&problem, Case::CodesGelu);
-    let run = OnDevice::new(&device, &problem, Case::CodesGelu, StreamType::F16);
+    for case in [Case::CodesGelu, Case::ChannelCodes] {
+        every_tile_gives_the_same_codes(&device, &on, &problem, case);
+    }
+}
+
+fn every_tile_gives_the_same_codes(device: &Device, on: &Stream, problem: &Problem, case: Case) {
+    let expected = expected(problem, case);
+    let run = OnDevice::new(device, problem, case, StreamType::F16);
     assert!(run.linear.kind().half_gelu);
     let mut first: Option<Vec<f64>> = None;
     let shape = |tile: &Tile| (tile.instruction, tile.block);
     let mut tiles = tiles(&run.linear, problem.m);
     tiles.dedup_by_key(|tile| shape(tile));
     for tile in tiles {
-        run.reset(&on, &problem);
+        run.reset(on, problem);
         let output = run.output.all();
         let own = run.linear.own(tile).unwrap();
-        own.run(&run.linear, &on, problem.m, &run.input.all(), run.target(&output)).unwrap();
-        let got = run.read(&on);
+        own.run(&run.linear, on, problem.m, &run.input.all(), run.target(&output)).unwrap();
+        let got = run.read(on);
         let far = got.iter().zip(&expected).filter(|(got, want)| (*got - *want).abs() > 1.0).count();
-        assert_eq!(far, 0, "{tile}: codes that differ by more than 1");
+        assert_eq!(far, 0, "{case:?}, {tile}: codes that differ by more than 1");
         assert_equal(&got, first.get_or_insert_with(|| got.clone()), problem.n, &tile.to_string());
     }
 }

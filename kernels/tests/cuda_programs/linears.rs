@@ -32,6 +32,8 @@ enum Role {
     /// INT8 codes, or f16, with a scale and a zero point for each column.
     ChannelCodes,
     ChannelFake,
+    /// As `ChannelCodes`, with a scale that is too small for GELU in packed halves.
+    FineChannelCodes,
     /// Addition of the product of an input with zero points.
     CorrectedResidual(StreamType),
 }
@@ -50,7 +52,9 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
         Role::Half => LinearStore::Plain(DeviceStore::Half),
         Role::FakeHalf => LinearStore::Plain(DeviceStore::FakeHalf(quantizer())),
         Role::Float => LinearStore::Plain(DeviceStore::Float),
-        Role::ChannelCodes => LinearStore::ChannelCodes(ColumnQuantizers::symmetric(0, &[quantizer()])),
+        Role::ChannelCodes | Role::FineChannelCodes => {
+            LinearStore::ChannelCodes(ColumnQuantizers::symmetric(0, &[quantizer()]))
+        }
         Role::ChannelFake => LinearStore::ChannelFake(ColumnQuantizers::symmetric(0, &[quantizer()])),
         Role::Residual(_) | Role::CorrectedResidual(_) => LinearStore::Residual,
     };
@@ -62,7 +66,10 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
     let floats = matches!(role, Role::Half | Role::Float);
     let (output, gelu) =
         (output.then(quantizer), gelu.map(|_| if floats { Gelu::Erf } else { Gelu::Quadratic }));
-    LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream })
+    let mut kind =
+        LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream });
+    kind.half_gelu &= role != Role::FineChannelCodes;
+    kind
 }
 
 /// Every kind that a recipe can require.
@@ -80,7 +87,7 @@ fn kinds() -> Vec<LinearKind> {
                 kinds.push(kind(integer, output, None, Role::CorrectedResidual(stream)));
             }
             if !output {
-                let roles = [Role::ChannelCodes, Role::ChannelFake];
+                let roles = [Role::ChannelCodes, Role::FineChannelCodes, Role::ChannelFake];
                 kinds.extend(roles.map(|role| kind(integer, output, Some(stream), role)));
             }
         }
@@ -100,11 +107,11 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1, QKV of Swin V2, residual additions for each stream,
+/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have quantizers of their own, QKV of Swin V2, residual additions for each stream,
 /// FC1 for an f32 stream, and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 6] {
     [
-        kind(true, false, Some(StreamType::F16), Role::Codes),
+        kind(true, false, Some(StreamType::F16), Role::ChannelCodes),
         kind(true, false, None, Role::Heads(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F16)),
         kind(true, false, None, Role::Residual(StreamType::F32)),

@@ -4,7 +4,7 @@ use swinq_kernels::cuda::Program;
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::heads::HeadsConfig;
-use swinq_kernels::cuda::ops::mlp::{MlpConfig, MlpForm};
+use swinq_kernels::cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_kernels::cuda::ops::norm::{NormConfig, NormResult};
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::rows::RowsConfig;
@@ -43,25 +43,28 @@ fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
     }
-    let of = |gelu, (stream, form, sizes), channels| {
-        let config = MlpConfig::new(sizes, form, gelu, (stream, channels), arch.shared);
-        config.expect("the sizes are supported").program()
+    let of = |gelu, (stream, form, sizes), channels, half_gelu| {
+        let half_gelu = half_gelu && stream == StreamType::F16;
+        let kind = MlpKind { form, gelu, stream, channels, half_gelu };
+        MlpConfig::new(sizes, kind, arch.shared).expect("the sizes are supported").program()
     };
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
     let of_stream = |stream| {
         let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
         let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
-        first.into_iter().chain(second).map(|sizes| of(Gelu::Quadratic, sizes, false))
+        first.into_iter().chain(second).map(|sizes| of(Gelu::Quadratic, sizes, false, true))
     };
     // Quantizers of hidden columns need more registers.
     let channels = [
-        (StreamType::F16, MlpForm::PreNorm, (96, 384)),
-        (StreamType::F16, MlpForm::PreNorm, (192, 768)),
-        (StreamType::F32, MlpForm::PreNorm, (96, 384)),
-        (StreamType::F32, MlpForm::PostNormCodes, (192, 768)),
+        ((StreamType::F16, MlpForm::PreNorm, (96, 384)), true),
+        ((StreamType::F16, MlpForm::PreNorm, (192, 768)), true),
+        ((StreamType::F16, MlpForm::PostNormCodes, (96, 384)), false),
+        ((StreamType::F16, MlpForm::PostNormCodes, (192, 768)), false),
+        ((StreamType::F32, MlpForm::PreNorm, (96, 384)), false),
+        ((StreamType::F32, MlpForm::PostNormCodes, (192, 768)), false),
     ]
-    .map(|sizes| of(Gelu::Quadratic, sizes, true));
-    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)), false);
+    .map(|(sizes, halves)| of(Gelu::Quadratic, sizes, true, halves));
+    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)), false, false);
     STREAMS.into_iter().flat_map(of_stream).chain(channels).chain([older]).collect()
 }
 

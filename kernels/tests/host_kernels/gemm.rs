@@ -87,13 +87,10 @@ fn zero_points() {
     check(Kind::new(true, LinearStore::ChannelCodes(any())).output(0.25), SMALL);
     check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(Gelu::Quadratic), SMALL);
     check(Kind::new(false, LinearStore::ChannelCodes(any())), LARGE);
-    check(
-        Kind {
-            stream: StreamType::F16,
-            ..Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic)
-        },
-        SMALL,
-    );
+    for half_gelu in [true, false] {
+        let channels = Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic);
+        check(Kind { stream: StreamType::F16, half_gelu, ..channels }, SMALL);
+    }
     check(Kind::residual(true, StreamType::F32, true).corrected(), MIDDLE);
     check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), SMALL);
 }

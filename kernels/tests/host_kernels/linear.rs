@@ -2,6 +2,7 @@
 
 use half::f16;
 use swinq_kernels::cuda::ops::attention::HEAD_DIM;
+use swinq_kernels::cuda::ops::half_gelu::half_codes;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
@@ -37,6 +38,8 @@ pub struct Kind {
     pub mapped: bool,
     /// Whether the input has zero points, which the case provides.
     pub corrected: bool,
+    /// Whether GELU is in packed halves where that is possible.
+    pub half_gelu: bool,
 }
 
 impl Kind {
@@ -49,6 +52,7 @@ impl Kind {
             stream: StreamType::F32,
             mapped: false,
             corrected: false,
+            half_gelu: true,
         }
     }
 
@@ -93,7 +97,9 @@ impl Kind {
             store,
             stream: self.stream,
         };
-        LinearKind::new(&spec)
+        let mut kind = LinearKind::new(&spec);
+        kind.half_gelu &= self.half_gelu;
+        kind
     }
 
     /// Bytes per stored element.
@@ -279,9 +285,15 @@ impl Case {
         };
         let mut scales: Vec<f32> = self.multiplier.iter().map(scale).collect();
         let mut bias = self.bias.clone();
-        kind.kind(self.n).column_constants(&mut scales, &mut bias);
+        let of_kernel = kind.kind(self.n);
+        // The code of a NaN is 0.
+        let known = self.columns.zero_points().iter().zip(scales.iter().zip(&bias));
+        let zero_points: Vec<f32> =
+            known.map(|(z, (s, b))| if s.is_nan() || b.is_nan() { 0.0 } else { *z }).collect();
+        of_kernel.column_constants(&mut scales, &mut bias);
         let recips = match kind.quantizer() {
             Some(q) => vec![q.recip(); self.n],
+            None if of_kernel.half_codes() => half_codes(self.columns.recips(), &zero_points),
             None if kind.has_channels() => self.columns.recips().to_vec(),
             None if kind.heads().is_some() => {
                 let (sites, _) = kind.heads().expect("heads");
@@ -289,7 +301,8 @@ impl Case {
             }
             None => self.recip.clone(),
         };
-        let of_channels = |values: &[f32]| kind.has_channels().then(|| pad_columns(values));
+        let of_channels =
+            |values: &[f32]| (kind.has_channels() && !of_kernel.half_codes()).then(|| pad_columns(values));
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
         let bit = |(head, &two): (usize, &bool)| u64::from(two) << head;
         let heads = kind.heads().map_or(0, |(_, two)| two.len());

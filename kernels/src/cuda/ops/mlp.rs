@@ -1,7 +1,8 @@
 //! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
 //! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
-use super::linear::{HALF_GELU_RECIPS, gelu_define};
+use super::half_gelu::{self, half_codes};
+use super::linear::gelu_define;
 use super::norm::rows_of_tokens;
 use super::{Int8Linear, StreamType, expect, expect_word, int};
 use crate::cuda::{
@@ -9,7 +10,6 @@ use crate::cuda::{
 };
 use crate::reference::correction_i8;
 use crate::{ColumnQuantizers, Gelu, Quantizer, RowMap};
-use half::f16;
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -17,9 +17,6 @@ const CHUNK: usize = 64;
 const ROWS: usize = 64;
 /// Number of slots of the ring, if weights pass through one.
 const STAGES: usize = 4;
-/// What zero points are stored with for an f16 stream: the last place of a half from 1024 to 2048 is 1, so that adding this
-/// much rounds a half to a whole number.
-const HALF_ROUNDING: f32 = 1536.0;
 /// Number of floats of the table of GELU (`TAIL_FLOATS` of the kernels), for an f32 stream.
 const TAIL_FLOATS: usize = 96;
 
@@ -98,37 +95,50 @@ pub struct MlpSpec<'a> {
     pub stream: StreamType,
 }
 
+/// What the kernel computes, without the sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpKind {
+    /// Where LayerNorm is.
+    pub form: MlpForm,
+    /// The GELU that follows fc1. With an f16 stream all forms are the same approximation.
+    pub gelu: Gelu,
+    /// Element type of the residual stream.
+    pub stream: StreamType,
+    /// Whether hidden columns have quantizers of their own.
+    pub channels: bool,
+    /// Whether GELU and its codes are computed in packed halves; only with an f16 stream.
+    pub half_gelu: bool,
+}
+
 /// Constants for which the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MlpConfig {
     columns: usize,
     hidden: usize,
-    form: MlpForm,
-    /// [`Gelu::Erf`] with an f16 stream.
-    gelu: Gelu,
-    stream: StreamType,
-    /// Whether hidden columns have quantizers of their own.
-    channels: bool,
+    kind: MlpKind,
     /// Chunks of weights that stay in shared memory; if they are not all, the others pass through a ring.
     stay: usize,
 }
 
 impl MlpConfig {
-    /// The configuration for `columns` channels and `hidden` hidden columns, which have quantizers of their own if `channels`
-    /// says so, on a GPU whose blocks have `shared` bytes of shared memory; `None` if the kernel does not support these sizes.
-    pub fn new(
-        (columns, hidden): (usize, usize),
-        form: MlpForm,
-        gelu: Gelu,
-        (stream, channels): (StreamType, bool),
-        shared: u32,
-    ) -> Option<MlpConfig> {
+    /// The configuration for `columns` channels and `hidden` hidden columns on a GPU whose blocks have `shared` bytes of shared
+    /// memory; `None` if the kernel does not support these sizes.
+    ///
+    /// # Panics
+    /// If GELU is in halves with an f32 stream.
+    pub fn new((columns, hidden): (usize, usize), kind: MlpKind, shared: u32) -> Option<MlpConfig> {
+        assert!(!kind.half_gelu || kind.stream == StreamType::F16, "MLP: GELU in halves with an f32 stream");
         let known = matches!(columns, 64 | 96 | 128 | 192) && hidden > 0 && hidden.is_multiple_of(CHUNK);
-        let gelu = if stream == StreamType::F32 { gelu } else { Gelu::Erf };
-        let mut config = MlpConfig { columns, hidden, form, gelu, stream, channels, stay: 0 };
+        let gelu = if kind.stream == StreamType::F32 { kind.gelu } else { Gelu::Erf };
+        let mut config = MlpConfig { columns, hidden, kind: MlpKind { gelu, ..kind }, stay: 0 };
         let slots = (shared as usize).checked_sub(config.other_bytes())? / config.chunk_bytes();
         config.stay = if slots >= config.chunks() { config.chunks() } else { slots.checked_sub(STAGES)? };
         known.then_some(config)
+    }
+
+    /// What the kernel computes.
+    pub fn kind(&self) -> MlpKind {
+        self.kind
     }
 
     fn chunks(&self) -> usize {
@@ -145,17 +155,18 @@ impl MlpConfig {
 
     /// Bytes of the per-column constants.
     fn constant_bytes(&self) -> usize {
-        let of_channels = match (self.channels, self.stream) {
-            (false, _) => 0,
-            (true, StreamType::F16) => self.hidden,
-            (true, StreamType::F32) => 2 * self.hidden + self.columns,
+        let of_channels = match (self.kind.channels, self.kind.half_gelu, self.kind.stream) {
+            (false, ..) => 0,
+            (true, true, _) => self.hidden,
+            (true, false, StreamType::F16) => 2 * self.hidden,
+            (true, false, StreamType::F32) => 2 * self.hidden + self.columns,
         };
         4 * (4 * self.columns + 2 * self.hidden + of_channels)
     }
 
     /// Bytes of shared memory without the weights: constants, the table of GELU, and barriers.
     fn other_bytes(&self) -> usize {
-        let tail = if self.stream == StreamType::F32 { 4 * TAIL_FLOATS } else { 0 };
+        let tail = if self.kind.stream == StreamType::F32 { 4 * TAIL_FLOATS } else { 0 };
         self.constant_bytes() + tail + 8 * (1 + 2 * STAGES)
     }
 
@@ -167,15 +178,16 @@ impl MlpConfig {
     /// The program.
     pub fn program(&self) -> Program {
         Program::new("mlp_sm90.cu", "mlp_sm90")
-            .define("FORM", self.form as i64)
-            .define("GELU", gelu_define(Some(self.gelu)))
+            .define("FORM", self.kind.form as i64)
+            .define("GELU", gelu_define(Some(self.kind.gelu)))
             .define("COLUMNS", self.columns as i64)
             .define("HIDDEN", self.hidden as i64)
             .define("STAY", self.stay as i64)
             .define("STAGES", self.stages() as i64)
             .define("GROUPS", self.groups() as i64)
-            .define("STREAM_F32", self.stream.define())
-            .define("CHANNELS", self.channels.into())
+            .define("STREAM_F32", self.kind.stream.define())
+            .define("CHANNELS", self.kind.channels.into())
+            .define("HALVES", self.kind.half_gelu.into())
             .define("THREADS", 128 * self.groups() as i64)
     }
 
@@ -209,19 +221,22 @@ impl MlpConfig {
         let (columns, hidden) = (self.columns, self.hidden);
         let (gamma, beta) = spec.norm;
         assert!(gamma.len() == columns && beta.len() == columns, "MLP: LayerNorm");
-        let exact = self.stream == StreamType::F32;
+        let exact = self.kind.stream == StreamType::F32;
         // The kernel for an f16 stream needs fewer operations.
-        let norm_factor = if exact || self.form != MlpForm::PreNorm { 1.0 } else { spec.fc1.input.recip() };
-        let hidden_factor = if exact { 1.0 } else { 0.5 };
+        let norm_factor =
+            if exact || self.kind.form != MlpForm::PreNorm { 1.0 } else { spec.fc1.input.recip() };
         let mut all: Vec<f32> = gamma.iter().chain(beta).map(|x| x * norm_factor).collect();
-        let (factors, bias) = column_constants(&spec.fc1, hidden);
+        let (mut factors, mut bias) = column_constants(&spec.fc1, hidden);
         // The code of a NaN is 0.
         let numbers: Vec<bool> = factors.iter().zip(&bias).map(|(f, b)| !f.is_nan() && !b.is_nan()).collect();
-        let part = |x: Vec<f32>| {
-            let value = |(x, &number): (f32, &bool)| if number { x * hidden_factor } else { 0.0 };
-            x.into_iter().zip(&numbers).map(value).collect::<Vec<f32>>()
-        };
-        all.extend(part(factors).into_iter().chain(part(bias)));
+        for ((factor, bias), number) in factors.iter_mut().zip(&mut bias).zip(&numbers) {
+            match (self.kind.half_gelu, number) {
+                (true, _) => half_gelu::argument(factor, bias),
+                (false, true) => {}
+                (false, false) => (*factor, *bias) = (0.0, 0.0),
+            }
+        }
+        all.extend(factors.into_iter().chain(bias));
         let (factors, mut bias) = column_constants(&spec.fc2, columns);
         let channels =
             spec.channels.map(|quantizers| self.channel_constants(quantizers, &numbers, spec.fc2.codes));
@@ -254,18 +269,11 @@ impl MlpConfig {
             codes.chunks_exact(self.hidden).map(|row| correction_i8(&zero_points, row)).collect();
         let known = quantizers.zero_points().iter().zip(numbers);
         let zeros: Vec<f32> = known.map(|(z, number)| if *number { *z } else { 0.0 }).collect();
-        if self.stream == StreamType::F32 {
-            return ([quantizers.recips(), &zeros].concat(), corrections);
-        }
-        let pair = |pair: &[f32]| {
-            let [low, high] = [pair[0], pair[1]].map(|x| u32::from(f16::from_f32(x).to_bits()));
-            f32::from_bits(low | high << 16)
+        let constants = match self.kind.half_gelu {
+            true => half_codes(quantizers.recips(), &zeros),
+            false => [quantizers.recips(), &zeros].concat(),
         };
-        let rounding: Vec<f32> = zeros.iter().map(|z| z + HALF_ROUNDING).collect();
-        let fours = quantizers.recips().chunks_exact(4).zip(rounding.chunks_exact(4));
-        let words =
-            fours.flat_map(|(recips, zeros)| recips.chunks_exact(2).chain(zeros.chunks_exact(2)).map(pair));
-        (words.collect(), corrections)
+        (constants, corrections)
     }
 }
 
@@ -317,25 +325,22 @@ pub struct DeviceMlp {
 
 impl DeviceMlp {
     /// The configuration for `spec` on `device`. `None` if the GPU has no `wgmma`, or the kernel does not
-    /// support the sizes or the scales.
+    /// support the sizes.
     pub fn config(device: &Device, spec: &MlpSpec<'_>) -> Option<MlpConfig> {
         let (columns, hidden) = (spec.norm.0.len(), spec.fc1.multiplier.len());
-        let in_range = match spec.channels {
-            None => HALF_GELU_RECIPS.contains(&spec.fc2.input.recip()),
-            Some(quantizers) => quantizers.recips().iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
+        let suits = match spec.channels {
+            None => half_gelu::suits(&[spec.fc2.input.recip()]),
+            Some(quantizers) => half_gelu::suits_channels(quantizers.recips()),
         };
-        // GELU in packed halves has errors of up to half of a step of such columns. In a Swin V1 the logits stay within 38 dB,
-        // in a Swin V2 they do not stay within 36 dB.
-        let too_fine = spec.channels.is_some() && spec.of.form() != MlpForm::PreNorm;
-        let scales = spec.stream == StreamType::F32 || (in_range && !too_fine);
-        let config = MlpConfig::new(
-            (columns, hidden),
-            spec.of.form(),
-            spec.gelu,
-            (spec.stream, spec.channels.is_some()),
-            device.shared_per_block(),
-        );
-        config.filter(|_| scales && device.arch().major == 9)
+        let kind = MlpKind {
+            form: spec.of.form(),
+            gelu: spec.gelu,
+            stream: spec.stream,
+            channels: spec.channels.is_some(),
+            half_gelu: spec.stream == StreamType::F16 && suits,
+        };
+        let config = MlpConfig::new((columns, hidden), kind, device.shared_per_block());
+        config.filter(|_| device.arch().major == 9)
     }
 
     /// Copies weights and constants to the device.
@@ -375,7 +380,7 @@ impl DeviceMlp {
 
     /// Whether the codes of the new stream are stored.
     pub fn stores_codes(&self) -> bool {
-        self.config.form == MlpForm::PostNormCodes
+        self.config.kind.form == MlpForm::PostNormCodes
     }
 
     /// Adds the MLP to the `m` rows of `stream`, and writes their `codes` if the op was prepared with codes. Sets the u32 at `overflow` to 1 if an f16 stream holds a value
@@ -395,7 +400,7 @@ impl DeviceMlp {
         codes: Option<&DeviceSlice>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        expect("MLP: the stream", stream, &[m, self.config.columns, self.config.stream.bytes()]);
+        expect("MLP: the stream", stream, &[m, self.config.columns, self.config.kind.stream.bytes()]);
         expect_word("MLP: the overflow flag", overflow);
         assert_eq!(codes.is_some(), self.stores_codes(), "MLP: codes");
         assert!(
@@ -430,6 +435,14 @@ impl DeviceMlp {
 mod tests {
     use super::*;
 
+    const KIND: MlpKind = MlpKind {
+        form: MlpForm::PreNorm,
+        gelu: Gelu::Quadratic,
+        stream: StreamType::F16,
+        channels: false,
+        half_gelu: true,
+    };
+
     #[test]
     fn a_lane_has_four_consecutive_columns_of_each_group() {
         for q in 0..4 {
@@ -440,9 +453,7 @@ mod tests {
 
     #[test]
     fn chunks_hold_every_weight_once_at_the_place_where_the_kernel_reads_it() {
-        let config =
-            MlpConfig::new((64, 128), MlpForm::PreNorm, Gelu::Quadratic, (StreamType::F16, false), 227 << 10)
-                .unwrap();
+        let config = MlpConfig::new((64, 128), KIND, 227 << 10).unwrap();
         let (columns, hidden) = (64, 128);
         let code = |i: usize, j: usize| (i * 31 + j * 7) as i8;
         let fc1: Vec<i8> = (0..hidden * columns).map(|i| code(i / columns, i % columns)).collect();
@@ -468,14 +479,8 @@ mod tests {
     #[test]
     fn weights_stay_if_they_fit_and_pass_through_a_ring_if_not() {
         let stay = |columns, stream| {
-            let config = MlpConfig::new(
-                (columns, 4 * columns),
-                MlpForm::PostNorm,
-                Gelu::Quadratic,
-                (stream, false),
-                227 << 10,
-            )
-            .unwrap();
+            let kind = MlpKind { stream, half_gelu: false, form: MlpForm::PostNorm, ..KIND };
+            let config = MlpConfig::new((columns, 4 * columns), kind, 227 << 10).unwrap();
             assert!(config.launch(401_408, 132).shared <= 227 << 10, "{config:?}");
             (config.stay, config.stages())
         };
@@ -487,25 +492,13 @@ mod tests {
         }
         for (columns, hidden, shared) in [(384, 1536, 227 << 10), (96, 100, 227 << 10), (192, 768, 99 << 10)]
         {
-            assert_eq!(
-                MlpConfig::new(
-                    (columns, hidden),
-                    MlpForm::PreNorm,
-                    Gelu::Quadratic,
-                    (StreamType::F16, false),
-                    shared
-                ),
-                None,
-                "{columns} x {hidden}"
-            );
+            assert_eq!(MlpConfig::new((columns, hidden), KIND, shared), None, "{columns} x {hidden}");
         }
     }
 
     #[test]
     fn few_rows_are_spread_over_blocks() {
-        let config =
-            MlpConfig::new((96, 384), MlpForm::PreNorm, Gelu::Quadratic, (StreamType::F16, false), 227 << 10)
-                .unwrap();
+        let config = MlpConfig::new((96, 384), KIND, 227 << 10).unwrap();
         for (m, blocks) in [(1, 1), (64, 1), (65, 2), (3136, 49), (401_408, 132)] {
             assert_eq!(config.launch(m, 132).grid, [blocks, 1, 1], "{m} rows");
         }

@@ -6,6 +6,7 @@
 //! reference.
 
 pub mod attention;
+pub mod half_gelu;
 pub mod head;
 pub mod heads;
 pub mod linear;

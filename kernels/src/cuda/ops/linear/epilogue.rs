@@ -6,6 +6,7 @@ use super::pack::pad_columns;
 use super::params::EpilogueParams;
 use crate::Quantizer;
 use crate::cuda::ops::attention::HEAD_DIM;
+use crate::cuda::ops::half_gelu::half_codes;
 use crate::cuda::ops::int;
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use crate::reference::correction_i8;
@@ -15,7 +16,7 @@ pub(super) struct EpilogueArrays {
     pub(super) scale: DeviceSlice,
     bias: DeviceSlice,
     recip: DeviceSlice,
-    /// Of columns that have their own codes.
+    /// Of columns that have their own codes; with GELU in halves they are part of `recip`.
     zero_point: Option<DeviceSlice>,
     step: Option<DeviceSlice>,
     /// If the input has zero points.
@@ -61,6 +62,10 @@ impl EpilogueArrays {
             bias.iter_mut().zip(sums).for_each(|(bias, (sum, scale))| *bias -= *sum as f32 * scale);
         }
         kind.column_constants(&mut scale, &mut bias);
+        let (recip, zero_point) = match zero_point {
+            Some(zero_points) if kind.half_codes() => (half_codes(&recip, &zero_points), None),
+            zero_points => (recip, zero_points),
+        };
         Ok(EpilogueArrays {
             scale: copy(&scale)?,
             bias: copy(&bias)?,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::tile::{Instruction, Tile};
 use crate::cuda::Program;
 use crate::cuda::ops::attention::HEAD_DIM;
-use crate::cuda::ops::{self, DeviceStore, StreamType};
+use crate::cuda::ops::{self, DeviceStore, StreamType, half_gelu};
 use crate::{ColumnQuantizers, Gelu, Quantizer};
 
 /// The weight of a linear layer.
@@ -111,20 +111,17 @@ pub struct LinearKind {
     pub stream: StreamType,
 }
 
-/// Reciprocals of the output scale for which GELU may be computed in packed halves: without a zero point no code is less
-/// than -128 (GELU is -0.17 at least), and the reciprocal is a normal f16.
-pub(in crate::cuda::ops) const HALF_GELU_RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=750.0;
-
-/// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an
-/// `.output` site that store codes in full groups of eight columns.
-fn half_gelu(spec: &DeviceLinearSpec<'_>) -> bool {
+/// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an `.output` site that
+/// store codes in full groups of eight columns.
+fn in_halves(spec: &DeviceLinearSpec<'_>) -> bool {
     let layer = spec.gelu.is_some()
         && spec.output.is_none()
         && spec.stream == StreamType::F16
         && spec.n.is_multiple_of(8);
     let in_range = match &spec.store {
-        LinearStore::Plain(DeviceStore::Codes(q)) => HALF_GELU_RECIPS.contains(&q.recip()),
-        LinearStore::Codes(recips) => recips.iter().all(|recip| HALF_GELU_RECIPS.contains(recip)),
+        LinearStore::Plain(DeviceStore::Codes(q)) => half_gelu::suits(&[q.recip()]),
+        LinearStore::Codes(recips) => half_gelu::suits(recips),
+        LinearStore::ChannelCodes(columns) => half_gelu::suits_channels(columns.recips()),
         _ => false,
     };
     layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
@@ -169,7 +166,7 @@ impl LinearKind {
             output: spec.output.is_some(),
             gelu: gelu_for(spec.gelu, spec.stream),
             fake,
-            half_gelu: half_gelu(spec),
+            half_gelu: in_halves(spec),
             heads: matches!(spec.store, LinearStore::Heads { .. }),
             whole: spec.n.is_multiple_of(8),
             store,
@@ -177,16 +174,16 @@ impl LinearKind {
         }
     }
 
-    /// Rewrites the factors and biases of all columns for the kernels. GELU in packed halves takes half of its
-    /// argument, so both are halved. It does not pass on a NaN, so a column with a NaN gets zeros, because the
-    /// code of a NaN is 0.
+    /// Rewrites the factors and biases of all columns for the kernels.
     pub fn column_constants(&self, factors: &mut [f32], bias: &mut [f32]) {
         if self.half_gelu {
-            for (factor, bias) in factors.iter_mut().zip(bias) {
-                let number = !factor.is_nan() && !bias.is_nan();
-                (*factor, *bias) = if number { (0.5 * *factor, 0.5 * *bias) } else { (0.0, 0.0) };
-            }
+            factors.iter_mut().zip(bias).for_each(|(factor, bias)| half_gelu::argument(factor, bias));
         }
+    }
+
+    /// Whether the kernels read the quantizers of columns as [`half_gelu::half_codes`].
+    pub fn half_codes(&self) -> bool {
+        self.half_gelu && self.channels
     }
 
     /// The same kind for another type of the residual stream.

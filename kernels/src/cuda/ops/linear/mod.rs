@@ -11,8 +11,8 @@ mod tile;
 
 use std::sync::{Mutex, Weak};
 
+pub(super) use kind::gelu_define;
 pub use kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
-pub(super) use kind::{HALF_GELU_RECIPS, gelu_define};
 pub use library::LibraryLinear;
 pub use tile::{Gpu, Instruction, Tile};
 
