@@ -60,10 +60,21 @@ fn quiet_prints_results_only_and_verbose_prints_times() {
     common::refused(eval(&["-q", "-v"]), 2, &["--quiet", "--verbose"]);
 }
 
+#[test]
+fn a_report_without_latency_has_no_columns_of_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let (int8, report) = (folder.path().join("q"), folder.path().join("report.md"));
+    calibrate(&int8, &["--batches", "1", "--ptq", "basic"]).success();
+    let mut command = swinq(["eval", "--limit", "10", "--no-latency", "--data-path"]);
+    command.arg(sample_data()).arg(&int8).arg("--markdown").arg(&report).assert().success();
+    let report = std::fs::read_to_string(&report).unwrap();
+    assert!(report.contains("\n| module | INT8 layers | lowest SQNR, dB |\n"), "{report}");
+}
+
 /// Every command with `-q`: nothing on standard error, and on standard output neither what the command works on nor what
 /// it wrote. (`tests/tune.rs` has `tune`, which takes longer.) Each row has the words after the command; `F/` is a folder, and `SAMPLE` and `DATA` are the bundled model and
 /// images.
-const QUIET: [(&str, &str); 15] = [
+const QUIET: [(&str, &str); 16] = [
     ("calibrate", "SAMPLE DATA --batches 1 --ptq basic -o F/q"),
     ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 1/2 -o F/1.part"),
     ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 2/2 -o F/2.part"),
@@ -71,6 +82,7 @@ const QUIET: [(&str, &str); 15] = [
     ("merge", "F/1.part F/2.part -o F/merged.json"),
     ("qat", "F/job.yaml"),
     ("bench", "F/q --seconds 0.01 --batch-size 1"),
+    ("bench", "elementwise --elements 1024 --seconds 0.01 --threads 2 --backend cpu --json F/e.json"),
     ("sensitivity", "SAMPLE DATA --images 8 --calibration-images 8 --ptq basic -o F/s.json"),
     ("predict", "F/q IMAGE"),
     ("export", "F/q --onnx F/q.onnx"),
@@ -102,11 +114,12 @@ fn every_command_is_quiet() {
         word => vec![word.replace("F/", &format!("{}/", folder.path().display()))],
     };
     for (command, words) in QUIET {
-        let run = swinq([command, "-q"]).args(words.split_whitespace().flat_map(word)).assert().success();
+        let run = swinq([command]).args(words.split_whitespace().flat_map(word)).arg("-q").assert().success();
         assert_eq!(stderr(&run), "", "{command} -q");
         let printed = stdout(&run);
-        for start in ["wrote ", "images ", "recipe  ", "model  ", "calibration  ", "merged ", "$ ", "trial "]
-        {
+        let of_work =
+            ["wrote ", "images ", "recipe  ", "model  ", "calibration  ", "merged ", "$ ", "trial ", "CPU: "];
+        for start in of_work {
             assert!(!printed.lines().any(|line| line.starts_with(start)), "{command} -q: {printed}");
         }
     }

@@ -84,6 +84,14 @@ fn effects(out: &mut String, section: &sensitivity::SensitivitySection) {
     table(out, &header.map(str::to_owned), &section.layers.iter().map(row).collect::<Vec<_>>());
 }
 
+/// The columns that have a value in any row: without latency there are no times, and without a baseline no speed-up.
+fn filled_columns(header: &[String], rows: &[Vec<String>]) -> (Vec<String>, Vec<Vec<String>>) {
+    let filled: Vec<usize> =
+        (0..header.len()).filter(|&c| rows.iter().any(|row| !row[c].is_empty())).collect();
+    let of = |cells: &[String]| filled.iter().map(|&c| cells[c].clone()).collect();
+    (of(header), rows.iter().map(|row| of(row)).collect())
+}
+
 /// The sections about the model of the verdict.
 fn details(out: &mut String, results: &Results, names: &[String], subject: usize) {
     let model = &results.models[subject];
@@ -95,7 +103,8 @@ fn details(out: &mut String, results: &Results, names: &[String], subject: usize
         let row = |m: &layers::ModuleRow| {
             [&m.name, &m.ms, &m.share, &m.speedup, &m.int8, &m.noisiest].map(String::clone).to_vec()
         };
-        table(out, &header, &layers.modules.iter().map(row).collect::<Vec<_>>());
+        let (header, rows) = filled_columns(&header, &layers.modules.iter().map(row).collect::<Vec<_>>());
+        table(out, &header, &rows);
     }
     if let Some(classes) = classes::Classes::new(results, model) {
         out.push_str("## Classes and images\n\n");

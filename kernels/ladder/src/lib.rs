@@ -45,6 +45,8 @@ const SCHEMA: u32 = 1;
 pub struct Host {
     /// Prints a line, or several lines with newlines between them.
     pub print: fn(Arguments<'_>),
+    /// As `print`, for what the command works on or has written; the caller may drop it.
+    pub info: fn(Arguments<'_>),
     /// Writes to standard output, for `--json -`. The caller sends what `print` prints elsewhere then.
     pub write: fn(&[u8]),
     /// Whether the user has asked to stop.
@@ -60,7 +62,7 @@ pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
     let common = command.common();
     command.check_sizes()?;
     let mut machine = Machine::open(common, host)?;
-    machine.print(format_args!("{}", machine.describe()));
+    (host.info)(format_args!("{}", machine.describe()));
     let rows = match command {
         LadderCommand::Gemm(args) => gemm::run(args, &mut machine)?,
         LadderCommand::Softmax(args) => softmax::run(args, &mut machine)?,
@@ -70,11 +72,11 @@ pub fn run(command: &LadderCommand, host: Host) -> Result<(), LadderError> {
         let json = to_json(command.name(), &machine, &rows);
         match to_stdout(path) {
             true => (host.write)(json.as_bytes()),
-            false => write(&machine, path, &json)?,
+            false => write(host, path, &json)?,
         }
     }
     if let Some(path) = &common.plot {
-        write(&machine, path, &plot::draw(command.title(), &rows))?;
+        write(host, path, &plot::draw(command.title(), &rows))?;
     }
     verdict(&rows)
 }
@@ -111,8 +113,8 @@ fn to_json(bench: &str, machine: &Machine, rows: &[Row]) -> String {
     format!("{document:#}\n")
 }
 
-fn write(machine: &Machine, path: &Path, text: &str) -> Result<(), LadderError> {
+fn write(host: Host, path: &Path, text: &str) -> Result<(), LadderError> {
     write_atomic(path, |file| file.write_all(text.as_bytes()))?;
-    machine.print(format_args!("wrote {}", path.display()));
+    (host.info)(format_args!("wrote {}", path.display()));
     Ok(())
 }
