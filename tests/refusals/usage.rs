@@ -158,3 +158,12 @@ fn causes_are_not_repeated() {
     let message = stderr(&sample("bench", &["--seconds", &long]).code(2));
     assert!(message.contains("bytes left out") && message.len() < 1000, "{message}");
 }
+
+/// The command line takes the name of an op for a model if options precede it.
+#[test]
+fn an_op_after_the_options_of_bench_is_explained() {
+    for op in ["gemm", "softmax", "elementwise"] {
+        let message = format!("swinq bench {op}");
+        refused(swinq(["bench", "--threads", "2", op]).assert(), 1, &[&message, "before all options"]);
+    }
+}

@@ -4,8 +4,11 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::bail;
+use clap::Subcommand;
 use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
 use swinq::{Candidate, EngineOptions, Model, Observer};
+use swinq_ladder::LadderCommand;
 
 use crate::args::BenchArgs;
 use crate::json_arg::JsonArg;
@@ -15,6 +18,7 @@ use crate::{backend_arg, interrupt, model_arg, profile};
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    refuse_ops_as_models(&args.models)?;
     let json = JsonArg::new(args.json.as_deref());
     check_outputs(json.file(), args.models.iter().map(PathBuf::as_path).chain(args.float.files()))?;
     let largest = args.batch_size.iter().copied().max().unwrap_or(1);
@@ -39,6 +43,18 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(path) = json.file() {
         eval::write_results(path, &results)?;
         info!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// The command line takes the name of an op for a model if options precede it.
+fn refuse_ops_as_models(models: &[PathBuf]) -> anyhow::Result<()> {
+    for name in models.iter().filter(|model| !model.exists()).filter_map(|model| model.to_str()) {
+        if LadderCommand::has_subcommand(name) {
+            bail!(
+                "{name}: no such file or folder; to time the op {name}, put it before all options: swinq bench {name}"
+            );
+        }
     }
     Ok(())
 }
