@@ -1,9 +1,6 @@
 //! LayerNorm by vectors, a few rows at a time. First it computes the norms of all these rows, so that their
 //! long chains of dependent operations overlap; then it normalises the rows, which are still in the
-//! first-level cache. The norms of the next rows are computed before that, so that their divisions and square
-//! roots overlap with the normalisation.
-
-use std::ops::Range;
+//! first-level cache.
 
 use super::{Affine, Target};
 use crate::lanes::Lanes;
@@ -27,41 +24,18 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
     out: impl Fn(usize) -> T,
 ) {
     let together = (VALUES / affine.gamma.len()).clamp(1, ROWS);
-    let mut current = Group { rows: 0..0, sources: [None; ROWS], norms: [RowNorm::default(); ROWS] };
-    loop {
-        let from = current.rows.end;
-        let next = Group::new(lanes, affine.eps, from..count.min(from + together), &source);
-        for (i, row) in current.rows.enumerate() {
-            out(row).put_vector(lanes, affine, current.norms[i], current.sources[i]);
-        }
-        if next.rows.is_empty() {
-            return;
-        }
-        current = next;
-    }
-}
-
-/// Rows that are normalised together.
-struct Group<'x> {
-    /// At most [`ROWS`].
-    rows: Range<usize>,
-    sources: [Option<&'x [f32]>; ROWS],
-    norms: [RowNorm; ROWS],
-}
-
-impl<'x> Group<'x> {
-    #[inline(always)]
-    fn new<L: Lanes>(
-        lanes: L,
-        eps: f32,
-        rows: Range<usize>,
-        source: &impl Fn(usize) -> Option<&'x [f32]>,
-    ) -> Group<'x> {
+    let mut from = 0;
+    while from < count {
+        let rows = together.min(count - from);
         let mut sources = [None; ROWS];
-        for (place, row) in sources.iter_mut().zip(rows.clone()) {
-            *place = source(row);
+        for (i, row) in sources[..rows].iter_mut().enumerate() {
+            *row = source(from + i);
         }
-        Group { rows, sources, norms: norms(lanes, eps, sources) }
+        let norms = norms(lanes, affine.eps, sources);
+        for (i, (source, norm)) in sources[..rows].iter().zip(norms).enumerate() {
+            out(from + i).put_vector(lanes, affine, norm, *source);
+        }
+        from += rows;
     }
 }
 
