@@ -47,14 +47,15 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command line takes the name of an op for a model if options precede it.
+/// Explains the name of an op that follows options: the command line takes it for the first model.
 fn refuse_ops_as_models(models: &[PathBuf]) -> anyhow::Result<()> {
-    for name in models.iter().filter(|model| !model.exists()).filter_map(|model| model.to_str()) {
-        if LadderCommand::has_subcommand(name) {
-            bail!(
-                "{name}: no such file or folder; to time the op {name}, put it before all options: swinq bench {name}"
-            );
-        }
+    let Some(name) = models.first().filter(|model| !model.exists()).and_then(|model| model.to_str()) else {
+        return Ok(());
+    };
+    if LadderCommand::has_subcommand(name) {
+        bail!(
+            "{name}: no such file or folder; to time the op {name}, put it before all options: swinq bench {name}"
+        );
     }
     Ok(())
 }
