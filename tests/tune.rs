@@ -68,7 +68,7 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
         trials += usize::from(matches!(progress, TuneProgress::Trial { .. }));
         if trials == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let stopped = tune(with_outliers(), &options, 200, &mut stop);
+    let stopped = tune(with_outliers(), &options, 120, &mut stop);
     assert!(matches!(stopped, Err(Error::Interrupted)), "the search needs more than one recipe");
     let mut kept = 0;
     let mut watch = |progress: TuneProgress<'_>| {
@@ -77,7 +77,7 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
         }
         ControlFlow::Continue(())
     };
-    let tuned = tune(with_outliers(), &options, 200, &mut watch).unwrap();
+    let tuned = tune(with_outliers(), &options, 120, &mut watch).unwrap();
     assert!(kept > 30, "{kept} measurements of the stopped search are used");
     let results = &tuned.results;
     let (start, chosen) = (&results.candidates[0], &results.candidates[results.chosen]);
@@ -92,7 +92,7 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
     // With the table of latencies and without the cache, the same recipe comes out.
     std::fs::remove_file(folder.path().join("cache")).unwrap();
     let table = std::fs::read(folder.path().join("latencies.json")).unwrap();
-    let again = tune(with_outliers(), &options, 200, &mut |_| ControlFlow::Continue(())).unwrap();
+    let again = tune(with_outliers(), &options, 120, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
     assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());

@@ -3,8 +3,9 @@
 //!
 //! sm_90a, the architecture with the most instructions, gets the large set of programs: every tile shape of a
 //! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
-//! of the other ops. sm_75, the oldest architecture, gets fewer tile shapes. Other architectures use the same code
-//! paths as sm_75 or sm_80 and get a small set ([`Scope`]); those of [`MORE_ARCHS`] are compiled only if asked for.
+//! of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80 and less shared memory,
+//! get a small set ([`Scope`]). Other architectures use the same code paths; those of [`MORE_ARCHS`] are compiled only if
+//! asked for.
 //!
 //! `SWINQ_COMPILE=archs` adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue
 //! for every architecture, which takes much longer. Any other value compiles only the programs whose description
@@ -43,15 +44,15 @@ pub enum Scope {
     All,
 }
 
-const ARCHS: [Arch; 4] = [
-    Arch { name: "sm_75", shared: 64 << 10, scope: Scope::Middle },
-    Arch { name: "sm_80", shared: 163 << 10, scope: Scope::Few },
+const ARCHS: [Arch; 3] = [
+    Arch { name: "sm_75", shared: 64 << 10, scope: Scope::Few },
     Arch { name: "sm_89", shared: 99 << 10, scope: Scope::Few },
     Arch { name: "sm_90a", shared: 227 << 10, scope: Scope::Most },
 ];
 
 /// Architectures whose code paths are those of another one.
-const MORE_ARCHS: [Arch; 3] = [
+const MORE_ARCHS: [Arch; 4] = [
+    Arch { name: "sm_80", shared: 163 << 10, scope: Scope::Few },
     Arch { name: "sm_86", shared: 99 << 10, scope: Scope::Few },
     Arch { name: "sm_100", shared: 227 << 10, scope: Scope::Few },
     Arch { name: "sm_120", shared: 99 << 10, scope: Scope::Few },
