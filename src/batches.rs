@@ -1,7 +1,7 @@
 //! Batches of images from any source.
 
 use swinq_data::Loader;
-use swinq_model::{Batch, BatchSource, BoxError};
+use swinq_model::{Batch, BatchSource, BoxError, LoaderWork};
 
 use crate::prepared::PreparedBatches;
 
@@ -45,6 +45,13 @@ impl BatchSource for ImageBatches {
         match &mut self.reader {
             Reader::Loader(loader) => loader.batch(epoch, index),
             Reader::Prepared(prepared) => prepared.batch(epoch, index),
+        }
+    }
+
+    fn work(&self) -> Option<LoaderWork> {
+        match &self.reader {
+            Reader::Loader(loader) => loader.work(),
+            Reader::Prepared(prepared) => prepared.work(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Batches of preprocessed images in list order, prefetched on background threads.
 
-use swinq_model::{Batch, BatchSource, BoxError, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, Transform};
 
 use crate::dataset::{Dataset, Ids};
 use crate::error::DataError;
@@ -95,6 +95,10 @@ impl BatchSource for Loader {
     fn batch(&mut self, _epoch: u64, index: usize) -> Result<Batch, BoxError> {
         check_index(index, self.batches())?;
         Ok(self.prefetcher.batch(BatchId { epoch: 0, index })?)
+    }
+
+    fn work(&self) -> Option<LoaderWork> {
+        Some(self.prefetcher.work())
     }
 }
 

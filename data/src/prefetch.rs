@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use swinq_model::Batch;
+use swinq_model::{Batch, LoaderWork};
 
 use crate::error::DataError;
 use crate::loader::LoaderOptions;
@@ -73,6 +74,8 @@ struct State {
     stop: bool,
     /// The image at which a thread panicked. Its batch would never be complete, so the reader must not wait for it.
     panicked: Option<usize>,
+    /// The work done so far; its number of threads is set when they are started.
+    work: LoaderWork,
 }
 
 /// One image of one batch.
@@ -121,11 +124,17 @@ impl<S: Source> Prefetcher<S> {
             })?;
             prefetcher.workers.push(worker);
         }
+        prefetcher.shared.lock().work.threads = threads;
         Ok(prefetcher)
     }
 
     pub(crate) fn source(&self) -> &S {
         &self.shared.source
+    }
+
+    /// What the threads have done so far.
+    pub(crate) fn work(&self) -> LoaderWork {
+        self.shared.lock().work
     }
 
     /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
@@ -195,12 +204,14 @@ impl<S: Source> Shared<S> {
     fn take(&self, batch: BatchId) -> Result<Pending, DataError> {
         let mut state = self.lock();
         self.schedule(&mut state, batch);
+        let asked = Instant::now();
         loop {
             if let Some(id) = state.panicked {
                 return Err(DataError::Worker { id });
             }
             let ready = state.pending.iter().position(|p| p.batch == batch && p.missing == 0);
             if let Some(position) = ready {
+                state.work.waited += asked.elapsed();
                 return Ok(state.pending.swap_remove(position));
             }
             state = self.batch_done.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -232,9 +243,11 @@ impl<S: Source> Shared<S> {
     fn run_worker(&self) {
         while let Some(task) = self.next_task() {
             let guard = PanicGuard { shared: self, id: task.id };
+            let began = Instant::now();
             let result = self.source.load(task.batch, task.slot, task.id);
+            let duration = began.elapsed();
             drop(guard);
-            self.deliver(task, result);
+            self.deliver(task, result, duration);
         }
     }
 
@@ -250,9 +263,16 @@ impl<S: Source> Shared<S> {
         None
     }
 
-    /// Stores the result of a task in its batch.
-    fn deliver(&self, Task { batch, slot, .. }: Task, result: Result<Vec<u8>, DataError>) {
+    /// Stores the result of a task in its batch, and counts the `duration` of the task.
+    fn deliver(
+        &self,
+        Task { batch, slot, .. }: Task,
+        result: Result<Vec<u8>, DataError>,
+        duration: Duration,
+    ) {
         let mut state = self.lock();
+        state.work.images += 1;
+        state.work.busy += duration;
         // After a seek, the batch may be gone, or it may be scheduled again and already have this image.
         let Some(pending) = state.pending.iter_mut().find(|pending| pending.batch == batch) else { return };
         if pending.images[slot].is_none() {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use swinq_model::{Batch, BatchSource, BoxError, Draws, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, Draws, LoaderWork, Transform};
 
 use crate::augment::Augment;
 use crate::dataset::{Dataset, Ids};
@@ -188,6 +188,10 @@ impl BatchSource for TrainLoader {
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
         check_index(index, self.batches())?;
         Ok(self.prefetcher.batch(BatchId { epoch, index })?)
+    }
+
+    fn work(&self) -> Option<LoaderWork> {
+        Some(self.prefetcher.work())
     }
 }
 

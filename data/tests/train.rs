@@ -238,3 +238,20 @@ fn cifar10_is_cached() {
     }
     assert_eq!(loader.cached_bytes(), 2000 * 32 * 32 * 3);
 }
+
+#[test]
+fn the_work_of_the_threads_is_counted() {
+    let reads = LoaderOptions { threads: 3, prefetch: 0, ..options().loader };
+    let mut loader = loader(TrainOptions { loader: reads, ..options() });
+    let start = loader.work().unwrap();
+    assert_eq!((start.threads, start.images, start.images_per_second()), (3, 0, None));
+    loader.batch(0, 0).unwrap();
+    let first = loader.work().unwrap();
+    // Without prefetching, every image is loaded while the reader waits.
+    assert!(first.waited > start.waited && first.busy <= 3 * first.waited);
+    loader.batch(0, 1).unwrap();
+    let second = loader.work().unwrap().since(&first);
+    assert_eq!((first.images, second.images), (24, 24));
+    let rate = second.images_per_second().unwrap();
+    assert!((rate * second.busy.as_secs_f64() / 72.0 - 1.0).abs() < 1e-9, "{rate}");
+}

@@ -1,5 +1,7 @@
 //! The types that crates exchange at run time: image batches, the preprocessing that made them, logits, classifiers.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// An error of an implementation that this crate does not know, such as a data set or an engine.
@@ -30,6 +32,37 @@ impl Batch {
     }
 }
 
+/// What the threads of a [`BatchSource`] have done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoaderWork {
+    /// Number of threads.
+    pub threads: usize,
+    /// Number of images loaded.
+    pub images: u64,
+    /// The time that the threads spent in loading them, added up.
+    pub busy: Duration,
+    /// The time that the reader waited for batches.
+    pub waited: Duration,
+}
+
+impl LoaderWork {
+    /// The work since `earlier`.
+    pub fn since(&self, earlier: &LoaderWork) -> LoaderWork {
+        LoaderWork {
+            threads: self.threads,
+            images: self.images - earlier.images,
+            busy: self.busy - earlier.busy,
+            waited: self.waited - earlier.waited,
+        }
+    }
+
+    /// Images per second with all threads at work; `None` before the first image.
+    pub fn images_per_second(&self) -> Option<f64> {
+        let thread_seconds = self.busy.as_secs_f64();
+        (thread_seconds > 0.0).then(|| (self.images * self.threads as u64) as f64 / thread_seconds)
+    }
+}
+
 /// A seekable source of batches, deterministic in its seed and the position asked for.
 pub trait BatchSource: Send {
     /// Number of batches in an epoch; the last may be shorter.
@@ -43,6 +76,11 @@ pub trait BatchSource: Send {
     /// # Errors
     /// The data set's error, naming the file.
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError>;
+
+    /// What its threads have done so far; `None` if it has none.
+    fn work(&self) -> Option<LoaderWork> {
+        None
+    }
 }
 
 /// How images were resized and cropped.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use swinq_model::atomic::write_atomic;
 use swinq_model::batch::BoxError;
 use swinq_model::quantized::Chosen;
-use swinq_model::{BatchSource, QuantizedModel};
+use swinq_model::{BatchSource, LoaderWork, QuantizedModel};
 
 use crate::error::QatError;
 use crate::job::{Course, Identity, Job};
@@ -217,11 +217,18 @@ struct Run<'a> {
     saved: Option<u64>,
 }
 
-/// Time, iterations and losses since the last record.
+/// Time, iterations and losses since the last record, and the loader's work before it.
 struct SinceRecord {
     clock: Instant,
     iterations: u64,
     loss: LossParts,
+    work: LoaderWork,
+}
+
+impl SinceRecord {
+    fn new(work: LoaderWork) -> SinceRecord {
+        SinceRecord { clock: Instant::now(), iterations: 0, loss: LossParts::default(), work }
+    }
 }
 
 impl Run<'_> {
@@ -244,14 +251,14 @@ impl Run<'_> {
 
     fn iterations(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
         let began = Instant::now();
-        let mut since = SinceRecord { clock: began, iterations: 0, loss: LossParts::default() };
+        let mut since = SinceRecord::new(source.work().unwrap_or_default());
         loop {
             let report = self.iterate(source)?;
             let done = self.trainer.iterations_done();
             since.iterations += 1;
             since.loss.add(&report.loss);
             let record = (done.is_multiple_of(self.job.log.every) || done == self.course.iterations())
-                .then(|| self.record(done, &report, &mut since, began));
+                .then(|| self.record(done, &report, &mut since, source.work(), began));
             if let (Some(record), Some(log)) = (&record, &mut self.log) {
                 log.write(&Record::Iteration(record.clone()))?;
             }
@@ -321,6 +328,7 @@ impl Run<'_> {
         done: u64,
         report: &IterationReport,
         since: &mut SinceRecord,
+        work: Option<LoaderWork>,
         began: Instant,
     ) -> IterationRecord {
         let (loss, keys) = (&since.loss, &self.job.loss);
@@ -328,6 +336,8 @@ impl Run<'_> {
         let images = since.iterations * self.course.images_per_iteration();
         let mean = |used: bool, sum: f64| used.then_some(sum / iterations);
         let labelled = loss.labelled > 0;
+        let seconds = since.clock.elapsed().as_secs_f64();
+        let loaded = work.map(|work| work.since(&since.work));
         let record = IterationRecord {
             iteration: done,
             epoch: self.course.epoch(done),
@@ -339,10 +349,14 @@ impl Run<'_> {
             lr_scales: report.lr[1],
             grad_norm: report.grad_norm,
             top1: labelled.then(|| loss.top1()),
-            images_per_second: images as f64 / since.clock.elapsed().as_secs_f64(),
+            images_per_second: images as f64 / seconds,
+            loader_images_per_second: loaded
+                .and_then(|loaded| loaded.images_per_second())
+                .map(|rate| rate * self.trainer.processes() as f64),
+            loader_wait: loaded.map(|loaded| (loaded.waited.as_secs_f64() / seconds).min(1.0)),
             seconds: began.elapsed().as_secs_f64(),
         };
-        *since = SinceRecord { clock: Instant::now(), iterations: 0, loss: LossParts::default() };
+        *since = SinceRecord::new(work.unwrap_or_default());
         record
     }
 

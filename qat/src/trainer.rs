@@ -118,6 +118,11 @@ impl Trainer {
         &mut self.world
     }
 
+    /// Number of processes that train together.
+    pub fn processes(&self) -> usize {
+        self.world.size()
+    }
+
     /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
     pub fn set_passes(&mut self, passes: Passes) {
         self.student.set_passes(passes);

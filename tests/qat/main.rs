@@ -96,7 +96,7 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
     {
         assert!(out.contains(word), "`{word}` is not in: {out}");
     }
-    for word in ["qat: 3/3 iterations, loss ", "images/s, ETA"] {
+    for word in ["qat: 3/3 iterations, loss ", " images/s", "ETA"] {
         assert!(err.contains(word), "`{word}` is not in: {err}");
     }
     assert_eq!(
@@ -111,6 +111,11 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
             "tensorboard"
         ]
     );
+    let log = std::fs::read_to_string(folder.out().join("log.jsonl")).unwrap();
+    let records = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let last = records.filter(|record| record["kind"] == "step").last().unwrap();
+    assert!(last["loader_images_per_second"].as_f64().unwrap() > 0.0, "{last}");
+    assert!((0.0..=1.0).contains(&last["loader_wait"].as_f64().unwrap()), "{last}");
     let model = folder.out().join("model.safetensors");
     assert!(std::fs::read(&model).unwrap() != std::fs::read(calibrated()).unwrap());
     assert!(eval(&model).contains(" * Acc@1 "));

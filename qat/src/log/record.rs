@@ -28,6 +28,11 @@ pub struct IterationRecord {
     pub top1: Option<f64>,
     /// Training images per second since the previous record.
     pub images_per_second: f64,
+    /// Images per second that the threads of the loader can give, with all of them at work: those of this process,
+    /// times the number of processes. Measured on the images loaded since the previous record.
+    pub loader_images_per_second: Option<f64>,
+    /// Fraction of the time since the previous record in which the training waited for images, 0 to 1.
+    pub loader_wait: Option<f64>,
     /// Seconds of training since the process started.
     pub seconds: f64,
 }
@@ -118,6 +123,8 @@ impl Record {
                 ("grad_norm", Some(r.grad_norm)),
                 ("top1", r.top1),
                 ("images_per_second", Some(r.images_per_second)),
+                ("loader_images_per_second", r.loader_images_per_second),
+                ("loader_wait", r.loader_wait),
                 ("seconds", Some(r.seconds)),
             ],
             Record::Validation(r) => vec![
@@ -156,7 +163,7 @@ mod tests {
             line,
             "{\"kind\":\"step\",\"step\":3,\"epoch\":0.0,\"loss\":null,\"labels\":null,\"kl\":null,\"features\":null,\
              \"lr\":0.00005,\"lr_scales\":0.0,\"grad_norm\":0.0,\"top1\":null,\"images_per_second\":0.0,\
-             \"seconds\":0.0,\"non_finite\":[\"loss\",\"kl\"]}"
+             \"loader_images_per_second\":null,\"loader_wait\":null,\"seconds\":0.0,\"non_finite\":[\"loss\",\"kl\"]}"
         );
         assert!(serde_json::from_str::<Value>(&line).is_ok());
         let record =

@@ -43,10 +43,17 @@ impl TrainHooks {
     }
 }
 
+/// Share of the time that the training may wait for images before its line says so.
+const NOTABLE_WAIT: f64 = 0.05;
+
 /// Loss, accuracy and speed since the previous record.
 fn line(record: &IterationRecord) -> String {
     let top1 = record.top1.map(|top1| format!(", top-1 {:.1} %", 100.0 * top1)).unwrap_or_default();
-    format!("loss {:.4}{top1}, {:.0} images/s", record.loss, record.images_per_second)
+    let loader =
+        record.loader_images_per_second.map(|rate| format!(" (loader {rate:.0})")).unwrap_or_default();
+    let wait = record.loader_wait.filter(|&wait| wait > NOTABLE_WAIT);
+    let wait = wait.map(|wait| format!(", {:.0} % waiting for images", 100.0 * wait)).unwrap_or_default();
+    format!("loss {:.4}{top1}, {:.0} images/s{loader}{wait}", record.loss, record.images_per_second)
 }
 
 impl Hooks for TrainHooks {
