@@ -112,8 +112,8 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
         ]
     );
     let log = std::fs::read_to_string(folder.out().join("log.jsonl")).unwrap();
-    let records = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let last = records.filter(|record| record["kind"] == "step").next_back().unwrap();
+    let mut records = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let last = records.rfind(|record| record["kind"] == "step").unwrap();
     assert!(last["loader_images_per_second"].as_f64().unwrap() > 0.0, "{last}");
     assert!((0.0..=1.0).contains(&last["loader_wait"].as_f64().unwrap()), "{last}");
     let model = folder.out().join("model.safetensors");
