@@ -49,7 +49,9 @@ fn shipped_jobs_have_every_key_and_the_default_job_has_the_defaults() {
         assert_eq!(shipped(name).name, name);
         // Every key is in the file, with a comment on its line.
         let text = Job::shipped(name).unwrap();
-        for key in tree::keys(&schema).iter().filter(|key| *key != "steps") {
+        // The length has two keys, of which a job has one.
+        let length = if shipped(name).steps.is_some() { "epochs" } else { "steps" };
+        for key in tree::keys(&schema).iter().filter(|key| *key != length) {
             let last = key.rsplit('.').next().unwrap();
             let has = |line: &&str| line.trim_start().starts_with(&format!("{last}:"));
             let line = text.lines().find(has).unwrap_or_else(|| panic!("{name} has no {key}"));
