@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use swinq_float::ops::on_every_core;
+use swinq_float::on_every_core;
 
 use crate::error::CalibError;
 

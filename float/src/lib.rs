@@ -14,6 +14,7 @@ mod packed;
 mod segment;
 mod swin;
 pub mod tape;
+mod threads;
 mod weights;
 
 use candle_core::Tensor;
@@ -24,6 +25,7 @@ pub use error::FloatError;
 pub use fake_quant::FakeQuant;
 pub use segment::Segment;
 pub use swin::Swin;
+pub use threads::{map_each, on_every_core, use_threads};
 pub use weights::LinearWeights;
 
 use ops::taped::AttentionSites;

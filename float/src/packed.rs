@@ -1,12 +1,10 @@
 //! Float linear layers on packed weights and float attention, with the engine's kernels, for the forward pass on the
 //! host.
 
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-
 use candle_core::{Result, Tensor};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Gelu, LinearF32, LinearOut, LinearSpec, Pool, Probs,
-    Quantizer, RowOut, RowStore, Store, WindowAttention,
+    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Gelu, LinearF32, LinearOut, LinearSpec, Probs,
+    Quantizer, RowOut, RowStore, Store, WindowAttention, transposed_product,
 };
 
 use crate::ops::{Ops, with_values};
@@ -14,15 +12,7 @@ use swinq_model::ModelError;
 use swinq_model::arch::Stage;
 
 use crate::error::FloatError;
-
-/// The threads of all operations on the host, one per core. One pool serves the process, so that a thread that waits
-/// for the next operation of a forward pass finds it, whichever operation it is. An operation holds it while it runs,
-/// and runs no other operation.
-pub(super) fn pool() -> MutexGuard<'static, Pool> {
-    static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(0)));
-    // A panic of a task leaves the pool ready for the next job.
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::threads::{pool, zeros};
 
 /// The instruction set of the linear layers of one network.
 #[derive(Clone, Copy)]
@@ -105,6 +95,14 @@ impl PackedLinear {
         Ok(PackedLinear { linear, workers: *workers, columns: n })
     }
 
+    /// The product with `weight` `[in, out]` itself, without bias.
+    pub fn by_inputs(workers: &Workers, weight: &Tensor) -> Result<PackedLinear> {
+        let (k, n) = weight.dims2()?;
+        let spec = LinearSpec { n, k, bias: None, output: None, gelu: None, store: Store::F32 };
+        let linear = with_values(weight, |weight| LinearF32::by_inputs(workers.cpu, spec, weight))?;
+        Ok(PackedLinear { linear, workers: *workers, columns: n })
+    }
+
     /// A layer with another weight, and without bias and GELU.
     pub fn with_weight(&self, weight: &Tensor) -> Result<PackedLinear> {
         PackedLinear::new(&self.workers, weight, None, None, None)
@@ -118,10 +116,22 @@ impl PackedLinear {
     /// Runs the layer on `x` `[rows, in]`.
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;
-        let mut out = vec![0.0; rows * self.columns];
+        let mut out = zeros(rows * self.columns);
         with_values(x, |x| self.linear.run(&mut pool(), rows, x, LinearOut::F32(&mut out)))?;
         Tensor::from_vec(out, (rows, self.columns), x.device())
     }
+}
+
+/// `a^T b` `[m, n]` of `a` `[rows, m]` and `b` `[rows, n]`, in host memory.
+pub(super) fn product_over_rows(workers: &Workers, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let ((rows, m), n) = (a.dims2()?, b.dim(1)?);
+    let mut out = vec![0.0; m * n];
+    with_values(a, |a| {
+        with_values(b, |b| {
+            transposed_product(workers.cpu, &mut pool(), [rows, m, n], (a, b), &mut out);
+        })
+    })??;
+    Tensor::from_vec(out, (m, n), a.device())
 }
 
 /// Float attention inside the windows of one block, without its sites.
@@ -165,7 +175,7 @@ impl PackedAttention {
     /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`.
     pub fn run(&self, qkv: &Tensor) -> Result<Tensor> {
         let (rows, width) = qkv.dims2()?;
-        let mut out = vec![0.0; rows * width / 3];
+        let mut out = zeros(rows * width / 3);
         let images = rows / self.image_rows;
         with_values(qkv, |qkv| {
             self.attention.run(&mut pool(), images, AttentionIn::F32(qkv), RowOut::F32(&mut out));

@@ -39,7 +39,7 @@ pub use fused_block::{BlockOp, FusedBlock};
 pub use heads::{HeadsSpec, NormalizeHeads};
 pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
-pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
+pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store, transposed_product};
 pub use patches::{Patches, add_table};
 pub use pool::Pool;
 pub use quantize::QuantizeRows;

@@ -113,7 +113,7 @@ fn main() {
     let text =
         format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
-    rayon::ThreadPoolBuilder::new().num_threads(job.threads).build_global().expect("threads");
+    swinq_float::use_threads(job.threads).expect("threads");
     let (float, quantized) = models(calibrated, float, cfg, job.batch_size);
     let start = Start {
         job: &job,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 mod cuda;
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
-use rayon::prelude::*;
+use swinq_float::map_each;
 use swinq_float::tape::Passes;
 
 use crate::job::OptimizerKeys;
@@ -190,8 +190,8 @@ impl Rule {
     fn update_values(&self, p: &mut [f32], g: &[f32], first: &mut [f32], second: &mut [f32]) {
         let Constants { betas: [b1, b2], rest: [c1, c2], factor, keep, lr, unbias, eps } = self.constants();
         const PART: usize = 1 << 14;
-        let moments = first.par_chunks_mut(PART).zip(second.par_chunks_mut(PART));
-        p.par_chunks_mut(PART).zip(g.par_chunks(PART)).zip(moments).for_each(|((p, g), (first, second))| {
+        let moments = first.chunks_mut(PART).zip(second.chunks_mut(PART));
+        map_each(p.chunks_mut(PART).zip(g.chunks(PART)).zip(moments), |((p, g), (first, second))| {
             for (((p, &g), m), v) in p.iter_mut().zip(g).zip(first).zip(second) {
                 let g = g * factor;
                 *m = *m * b1 + g * c1;

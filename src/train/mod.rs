@@ -59,7 +59,7 @@ impl Training {
 
     /// [`Training::open`] for the process at `place`, one of those that train together. The processes of a machine divide its
     /// cores and its GPUs: with `threads: 0` each has its share of the cores, and with `device: cuda` the GPU that has the
-    /// number of the process on the machine.
+    /// number of the process on the machine. All float operations of this process run on these cores from now on.
     ///
     /// # Errors
     /// The errors of [`Training::open`].
@@ -67,6 +67,9 @@ impl Training {
         if let Device::Cuda(first) = job.device {
             job.device = Device::Cuda(first + place.local_rank);
         }
+        let threads = check_threads(threads(&job, place))?;
+        swinq_float::use_threads(threads)
+            .map_err(|error| Error::argument("threads", format!("{threads}: {error}")))?;
         let augment: Augment = job.augmentation()?;
         let inputs = Inputs::load(&job)?;
         let source = loader(&job, &inputs, augment, place)?;

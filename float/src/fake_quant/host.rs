@@ -1,15 +1,18 @@
 //! The simulation in host memory, with the reference's functions.
 
 use candle_core::Tensor;
-use rayon::prelude::*;
 use swinq_kernels::reference::{attention_window, code, epilogue_i8};
 use swinq_kernels::{AttentionQuant, Gelu, Quantizer};
 
 use super::{LinearInput, matrix_of_codes, multipliers};
 use crate::error::FloatError;
 use crate::ops::with_values;
+use crate::threads::{map_each, zeros};
 use crate::{Attention, LinearWeights};
 use swinq_model::quantized::Int8Weight;
+
+/// Rows of a task.
+const ROWS: usize = 64;
 
 /// A linear layer on codes.
 pub(super) struct QuantizedLinear {
@@ -50,7 +53,9 @@ impl QuantizedLinear {
                 *value = epilogue_i8(sum, multiplier, bias, output, gelu);
             }
         };
-        values.par_chunks_mut(columns).zip(sums.par_chunks(columns)).for_each(finish);
+        map_each(values.chunks_mut(ROWS * columns).zip(sums.chunks(ROWS * columns)), |(values, sums)| {
+            values.chunks_mut(columns).zip(sums.chunks(columns)).for_each(finish);
+        });
         Ok(Tensor::from_vec(values, (rows, columns), x.device())?)
     }
 }
@@ -58,15 +63,19 @@ impl QuantizedLinear {
 /// The codes, minus their zero points, of values that the site `input` has rounded: whole numbers, as f32.
 fn codes_of(x: &Tensor, input: &LinearInput) -> Result<Tensor, FloatError> {
     let recip = input.step.recip();
-    let codes = |x: &[f32]| match &input.channels {
-        None => x.par_iter().map(|&x| f32::from(code(x * recip))).collect::<Vec<f32>>(),
+    let part = ROWS * x.dim(1)?;
+    let mut codes = zeros(x.elem_count());
+    with_values(x, |x| match &input.channels {
+        None => map_each(codes.chunks_mut(part).zip(x.chunks(part)), |(codes, x)| {
+            codes.iter_mut().zip(x).for_each(|(to, &x)| *to = f32::from(code(x * recip)));
+        }),
         // A value is a scale times a whole number of magnitude up to 255, which rounding finds again.
-        Some(columns) => {
-            let recips = columns.recips();
-            x.par_iter().enumerate().map(|(i, &x)| (x * recips[i % recips.len()]).round_ties_even()).collect()
-        }
-    };
-    Ok(Tensor::from_vec(with_values(x, codes)?, x.shape(), x.device())?)
+        Some(columns) => map_each(codes.chunks_mut(part).zip(x.chunks(part)), |(codes, x)| {
+            let recips = columns.recips().iter().cycle();
+            codes.iter_mut().zip(x).zip(recips).for_each(|((to, &x), r)| *to = (x * r).round_ties_even());
+        }),
+    })?;
+    Ok(Tensor::from_vec(codes, x.shape(), x.device())?)
 }
 
 /// `codes` `[rows, in]` times `weight` `[out, in]` transposed, exactly: sums of up to `exact` products are
@@ -95,7 +104,7 @@ pub(super) fn attention(
     let heads_scores = attention.head_scores()?;
     let mut out = vec![0.0; q.elem_count()];
     let mut run = |q: &[f32], k: &[f32], v: &[f32]| {
-        out.par_chunks_mut(n * d).enumerate().for_each(|(index, out)| {
+        map_each(out.chunks_mut(n * d).enumerate(), |(index, out)| {
             let part = index * n * d..(index + 1) * n * d;
             let mut bias = bias[index % heads * n * n..][..n * n].to_vec();
             if let Some(mask) = &mask {

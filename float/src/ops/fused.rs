@@ -9,7 +9,7 @@ use candle_core::{
 use pulp::{Simd, WithSimd};
 use swinq_kernels::Cpu;
 
-use crate::packed::pool;
+use crate::threads::{pool, zeros};
 
 mod attention;
 mod fake_quant;
@@ -56,7 +56,7 @@ impl<F: Fn(&[&[f32]], &mut [f32])> Pass<F> {
             };
             slices.push(&storage.as_slice::<f32>()?[start..end]);
         }
-        let mut out = vec![0.0; self.shape.elem_count()];
+        let mut out = zeros(self.shape.elem_count());
         (self.run)(&slices, &mut out);
         Ok((CpuStorage::F32(out), self.shape.clone()))
     }

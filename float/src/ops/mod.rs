@@ -27,7 +27,6 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::packed::pool;
 use super::tape::Tape;
 
 pub(super) use fused::with_values;
@@ -240,15 +239,6 @@ impl Ops {
             Ops::Taped(_) => bail!("attention on a tape is one operation; its parts are not available"),
         }
     }
-}
-
-/// Runs `task(i)` for every `i` in `0..tasks` on the threads of the operations in host memory. A task must not run
-/// operations.
-///
-/// # Panics
-/// Resumes the first panic of a task.
-pub fn on_every_core(tasks: usize, task: impl Fn(usize) + Sync) {
-    pool().run(tasks, &|i, _| task(i));
 }
 
 /// The sum of two tensors of one shape, without gradients.

@@ -30,9 +30,24 @@ impl LinearF32 {
         let (n, k) = (spec.n, spec.k);
         check_len("LinearF32", "weight", weight.len(), &[n, k]);
         let kernel = f32_kernel(cpu.isa());
-        let packed = kernel.layout.pack_f32(n, k, weight);
-        let epilogue = Epilogue::new(&spec, &vec![1.0; n], kernel.layout.padded(n), f64::INFINITY);
-        LinearF32 { kernel, k, weight: packed, epilogue }
+        LinearF32::packed(kernel, &spec, kernel.layout.pack_f32(n, k, weight))
+    }
+
+    /// As [`LinearF32::new`], with `weight` stored by inputs, `[k, n]`: the product with this matrix, not with its
+    /// transpose.
+    ///
+    /// # Panics
+    /// As [`LinearF32::new`].
+    pub fn by_inputs(cpu: Cpu, spec: LinearSpec<'_>, weight: &[f32]) -> LinearF32 {
+        let (n, k) = (spec.n, spec.k);
+        check_len("LinearF32", "weight", weight.len(), &[k, n]);
+        let kernel = f32_kernel(cpu.isa());
+        LinearF32::packed(kernel, &spec, kernel.layout.pack_f32_inputs(n, k, weight))
+    }
+
+    fn packed(kernel: &'static F32Kernel, spec: &LinearSpec<'_>, weight: AlignedBuf) -> LinearF32 {
+        let epilogue = Epilogue::new(spec, &vec![1.0; spec.n], kernel.layout.padded(spec.n), f64::INFINITY);
+        LinearF32 { kernel, k: spec.k, weight, epilogue }
     }
 
     /// Runs the linear on `rows` rows `[rows, k]` and stores the result in `out`.

@@ -32,6 +32,7 @@ mod pack;
 mod scalar;
 mod spec;
 mod split;
+mod transposed;
 
 use std::ops::Range;
 
@@ -39,6 +40,7 @@ pub(crate) use dest::Dest;
 pub use float::LinearF32;
 pub use int8::{LinearI8, MAX_INT8_K};
 pub use spec::{LinearOut, LinearSpec, Store};
+pub use transposed::transposed_product;
 
 use kernel::Int8Kernel;
 

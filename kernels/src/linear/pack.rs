@@ -52,6 +52,21 @@ impl Layout {
         }
     }
 
+    /// Copies `weight` `[k, n]`, the weights of an input side by side, to the start of `packed`. Columns beyond n are left
+    /// as they are.
+    ///
+    /// # Panics
+    /// If the layout groups inputs.
+    pub(super) fn pack_inputs(self, n: usize, weight: &[f32], packed: &mut [f32]) {
+        assert_eq!((self.group, self.k_block), (1, 1), "layouts of f32 kernels have no groups");
+        let panel_len = self.panel_len(weight.len() / n);
+        for (input, weight) in weight.chunks_exact(n).enumerate() {
+            for (panel, weight) in weight.chunks(self.columns).enumerate() {
+                packed[panel * panel_len + input * self.columns..][..weight.len()].copy_from_slice(weight);
+            }
+        }
+    }
+
     /// Bytes of the packed weight `[n, k]`, of elements of `size` bytes.
     ///
     /// # Panics
@@ -65,6 +80,15 @@ impl Layout {
     pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> AlignedBuf {
         let mut packed = AlignedBuf::new(self.bytes(n, k, 1));
         self.pack(n, k, weight, packed.as_u8_mut(), |w| w as u8);
+        packed
+    }
+
+    /// Packs f32 weights stored by inputs, `[k, n]`.
+    pub(super) fn pack_f32_inputs(self, n: usize, k: usize, weight: &[f32]) -> AlignedBuf {
+        let mut packed = AlignedBuf::new(self.bytes(n, k, size_of::<f32>()));
+        if n > 0 {
+            self.pack_inputs(n, weight, packed.as_f32_mut());
+        }
         packed
     }
 

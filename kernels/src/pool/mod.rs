@@ -8,6 +8,7 @@ mod parts;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -257,6 +258,24 @@ impl Pool {
             // SAFETY: the parts of different tasks do not overlap, and every task runs once.
             task(i, unsafe { parts.get(from, size.min(len - from)) });
         });
+    }
+
+    /// `len` zeros. The threads clear new memory together, because its first use costs more than later ones.
+    pub fn zeros(&mut self, len: usize) -> Vec<f32> {
+        const PART: usize = 1 << 15;
+        if len <= 2 * PART {
+            return vec![0.0; len];
+        }
+        let mut values = Vec::with_capacity(len);
+        let parts = Parts::new(&mut values.spare_capacity_mut()[..len]);
+        self.run(len.div_ceil(PART), &|i, _| {
+            let from = i * PART;
+            // SAFETY: the parts of different tasks do not overlap, and every task runs once.
+            unsafe { parts.get(from, PART.min(len - from)) }.fill(MaybeUninit::new(0.0));
+        });
+        // SAFETY: the tasks have written all of the `len` values, for which there is capacity.
+        unsafe { values.set_len(len) };
+        values
     }
 
     /// Starts a new epoch and wakes the sleepers.

@@ -33,6 +33,15 @@ fn every_part_is_written_once() {
 }
 
 #[test]
+fn zeros_are_zeros() {
+    for (threads, len) in [(1, 0), (2, 5), (2, 1 << 16), (3, (1 << 17) + 3)] {
+        let mut pool = Pool::new(threads);
+        let zeros = pool.zeros(len);
+        assert!(zeros.len() == len && zeros.iter().all(|x| x.to_bits() == 0));
+    }
+}
+
+#[test]
 fn sleepers_wake_and_scratch_is_kept() {
     let mut pool = Pool::new(3);
     for _ in 0..3 {

@@ -112,8 +112,8 @@ fn a_seed_gives_the_same_files_twice_on_any_number_of_threads() {
     let train = |threads: usize, seed: u64| {
         let mut setup = Setup::new(Some("mode1"), 4, FULL);
         setup.job.seed = seed;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| setup.finish(Begin::New))
+        swinq_float::use_threads(threads).unwrap();
+        setup.finish(Begin::New)
     };
     let first = train(1, 0);
     first.equals(&train(1, 0), "again");

@@ -2,10 +2,9 @@
 //! may lie between two parts.
 
 use candle_core::{Result, Tensor};
-use rayon::prelude::*;
 use swinq_kernels::{reference, rows_f32};
 
-use super::{Pass, cpu, each_part, each_row, row, vectorised};
+use super::{Pass, cpu, each_part, each_row, pool, row, vectorised};
 use crate::ops::product::Product;
 
 pub(in crate::ops) fn split_heads(qkv: &Tensor, heads: usize, n: usize) -> Result<Tensor> {
@@ -47,10 +46,13 @@ pub(in crate::ops) fn merge_heads(x: &Tensor) -> Result<Tensor> {
 /// Calls `f(index, matrix, scratch)` for the matrix of every head, which are `size` values of `out`; the
 /// heads are spread over the cores.
 fn each_head(out: &mut [f32], size: usize, f: impl Fn(usize, &mut [f32], &mut [Vec<f32>; 2]) + Sync) {
-    out.par_chunks_exact_mut(size)
-        .enumerate()
-        .with_min_len(4)
-        .for_each_init(|| [Vec::new(), Vec::new()], |scratch, (head, out)| f(head, out, scratch));
+    const HEADS: usize = 4;
+    pool().run_parts(out, HEADS * size, &|part, out| {
+        let mut scratch = [Vec::new(), Vec::new()];
+        for (head, out) in out.chunks_exact_mut(size).enumerate() {
+            f(HEADS * part + head, out, &mut scratch);
+        }
+    });
 }
 
 pub(in crate::ops) fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {

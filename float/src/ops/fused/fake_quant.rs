@@ -1,10 +1,9 @@
 //! Fake quantization with a fixed scale.
 
 use candle_core::{Result, Tensor, bail};
-use rayon::prelude::*;
 use swinq_kernels::{ColumnQuantizers, Quantizer};
 
-use super::{GRAIN, Pass, each_row, row, vectorised};
+use super::{Pass, each_part, each_row, row, vectorised};
 
 /// The fake-quantized value of `x`, `code(x) * scale`, computed without a branch.
 #[inline(always)]
@@ -19,9 +18,9 @@ pub(in crate::ops) fn rounded(x: f32, scale: f32, recip: f32) -> f32 {
 /// The tensor is not in host memory.
 pub fn fake_quantize(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
     let (scale, recip) = (quantizer.scale(), quantizer.recip());
-    let width = x.elem_count().clamp(1, GRAIN);
     Pass::new("fake_quantize", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
-        out.par_chunks_mut(width).zip(arguments[0].par_chunks(width)).for_each(|(out, x)| {
+        each_part(out, 1, |range, out| {
+            let x = &arguments[0][range];
             vectorised(
                 #[inline(always)]
                 || {

@@ -9,13 +9,13 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
-use rayon::prelude::*;
 use swinq_kernels::{ColumnQuantizers, Quantizer};
 
 use super::fake_quant::{EDGE, LearnedScale, RANGE, codes, is_inside};
 use super::host::{GRAIN, slices};
 use crate::ops::fused::{fake_quantize_columns, vectorised};
 use crate::tape::{Implementation, Tape};
+use crate::threads::{map_each, zeros};
 
 /// The fake quantization of an activation whose channels have their own scales and zero points.
 #[derive(Clone, Debug)]
@@ -84,10 +84,10 @@ fn composed(x: &Tensor, fake: &FakeChannels) -> Result<Composed> {
 fn on_host(x: &Tensor, grad: &Tensor, fake: &FakeChannels) -> Result<(Tensor, Tensor)> {
     let (columns, width) = (&*fake.columns, fake.columns.len());
     let (part, step) = (GRAIN.div_ceil(width) * width, fake.step.scale());
-    let mut dx = vec![0.0; x.elem_count()];
+    let mut dx = zeros(x.elem_count());
     let sums: Vec<f32> = slices(&[x, grad], |values| {
-        let parts = dx.par_chunks_mut(part).zip(values[0].par_chunks(part)).zip(values[1].par_chunks(part));
-        parts.map(|((dx, x), grad)| rows_gradient(x, grad, columns, step, dx)).collect()
+        let parts = dx.chunks_mut(part).zip(values[0].chunks(part)).zip(values[1].chunks(part));
+        map_each(parts, |((dx, x), grad)| rows_gradient(x, grad, columns, step, dx))
     })?;
     let dscale = sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32;
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, Tensor::new(&[dscale], x.device())?))

@@ -2,7 +2,6 @@
 //! of each head. In host memory it is one pass, on other devices it is candle's operations.
 
 use candle_core::{D, Result, Tensor, bail};
-use rayon::prelude::*;
 use swinq_kernels::reference::{SHORTEST, inverse_length};
 
 use super::fake_quant::{self, FakeActivation, RANGE, clip};
@@ -10,6 +9,7 @@ use super::host::{lane_sum, slices, sum_in_order};
 use crate::ops::composed::{LARGEST_LOGARITHM, clamped_exp, inverse_lengths};
 use crate::ops::fused::{rounded, vectorised};
 use crate::tape::{Gradients, Implementation, Tape};
+use crate::threads::{map_each, zeros};
 
 /// Rows of a part. It is fixed, so that sums over parts do not depend on the number of threads.
 const PART: usize = 256;
@@ -105,10 +105,10 @@ impl Inputs {
 
     fn on_host(&self) -> Result<Tensor> {
         let (c, width, factors) = (self.heads * self.d, 3 * self.heads * self.d, self.factors()?);
-        let mut out = vec![0.0; self.qkv.elem_count()];
+        let mut out = zeros(self.qkv.elem_count());
         slices(&[&self.qkv], |values| {
-            let parts = out.par_chunks_mut(PART * width).zip(values[0].par_chunks(PART * width));
-            parts.for_each(|(out, x)| {
+            let parts = out.chunks_mut(PART * width).zip(values[0].chunks(PART * width));
+            map_each(parts, |(out, x)| {
                 vectorised(
                     #[inline(always)]
                     || {
@@ -146,8 +146,8 @@ impl Inputs {
         let mut dqkv = grad.flatten_all()?.to_vec1::<f32>()?;
         // The gradients of the factors, then those of the two scales.
         let sums = slices(&[&self.qkv], |values| {
-            let parts = dqkv.par_chunks_mut(PART * width).zip(values[0].par_chunks(PART * width));
-            let parts = parts.map(|(grad, x)| {
+            let parts = dqkv.chunks_mut(PART * width).zip(values[0].chunks(PART * width));
+            let parts = map_each(parts, |(grad, x)| {
                 let (mut sums, mut scratch) = (vec![0.0; heads + 2], vec![0.0; 2 * self.d]);
                 for (grad, x) in grad.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
                     let vectors = grad.chunks_exact_mut(self.d).zip(x.chunks_exact(self.d));
@@ -157,7 +157,7 @@ impl Inputs {
                 }
                 sums
             });
-            sum_in_order(parts.collect(), heads + 2)
+            sum_in_order(parts, heads + 2)
         })?;
         let device = self.qkv.device();
         let scale = |which: usize| Tensor::from_slice(&sums[heads + which..][..1], 1, device).map(Some);

@@ -7,7 +7,6 @@
 //! Quantization", ICLR 2020): `code - x r` inside the range, the code at the nearer end outside.
 
 use candle_core::{DType, Result, Tensor};
-use rayon::prelude::*;
 use swinq_kernels::Quantizer;
 
 #[cfg(feature = "cuda")]
@@ -16,6 +15,7 @@ use super::host::{GRAIN, slices};
 use crate::ops::composed::round_ties_even;
 use crate::ops::fused::vectorised;
 use crate::tape::{Gradient, Gradients, Implementation, Tape};
+use crate::threads::map_each;
 
 /// Learned scales. They are trained as ratios to their initial values, so that updates are relative.
 #[derive(Clone, Debug)]
@@ -166,8 +166,8 @@ fn weight_on_host(w: &Tensor, scales: &[f32], recips: &[f32], (low, high): (f32,
     let (_, columns) = w.dims2()?;
     let mut out = vec![0.0; w.elem_count()];
     slices(&[w], |values| {
-        let rows = out.par_chunks_mut(columns).zip(values[0].par_chunks(columns)).zip(scales).zip(recips);
-        rows.for_each(|(((out, w), &scale), &recip)| {
+        let rows = out.chunks_mut(columns).zip(values[0].chunks(columns)).zip(scales).zip(recips);
+        map_each(rows, |(((out, w), &scale), &recip)| {
             vectorised(
                 #[inline(always)]
                 || {
@@ -194,14 +194,12 @@ fn on_host(
     let mut dx = grad.into_values()?;
     let len = dx.len() / recips.len();
     let gradients: Vec<f32> = slices(&[x], |values| {
-        let rows = dx.par_chunks_mut(len).zip(values[0].par_chunks(len));
-        rows.zip(recips)
-            .map(|((dx, x), &recip)| {
-                let parts = dx.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
-                let sums: Vec<f32> = parts.map(|(dx, x)| clip(x, recip, range, learned, dx)).collect();
-                sums.iter().map(|&sum| f64::from(sum)).sum::<f64>() as f32
-            })
-            .collect()
+        let rows = dx.chunks_mut(len).zip(values[0].chunks(len)).zip(recips);
+        let parts = rows.flat_map(|((dx, x), &recip)| {
+            dx.chunks_mut(GRAIN).zip(x.chunks(GRAIN)).map(move |(dx, x)| (dx, x, recip))
+        });
+        let sums = map_each(parts, |(dx, x, recip)| f64::from(clip(x, recip, range, learned, dx)));
+        sums.chunks(len.div_ceil(GRAIN)).map(|sums| sums.iter().sum::<f64>() as f32).collect()
     })?;
     let dscales = learned.then(|| Tensor::from_vec(gradients, recips.len(), x.device())).transpose()?;
     Ok((Tensor::from_vec(dx, x.shape(), x.device())?, dscales))

@@ -1,11 +1,11 @@
 //! Helpers of the passes on the host: slices of tensors, and sums in a fixed order.
 
 use candle_core::{Result, Storage, Tensor, bail};
-use rayon::prelude::*;
 use swinq_kernels::rows_f32;
 
 use crate::ops::fused::{cpu, vectorised};
 use crate::tape::Gradient;
+use crate::threads::map_each;
 
 /// Number of values in a part. It is fixed, so that sums over parts do not depend on the number of threads.
 pub(super) const GRAIN: usize = 1 << 14;
@@ -70,7 +70,7 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
             );
             sums
         };
-        sum_in_order(values[0].par_chunks(part).map(sum).collect(), c)
+        sum_in_order(map_each(values[0].chunks(part), sum), c)
     })?;
     Tensor::from_vec(sums, c, x.device())
 }
@@ -79,8 +79,8 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
 pub(super) fn gelu_gradient(x: &Tensor, grad: Gradient) -> Result<Tensor> {
     let mut grad = grad.into_values()?;
     slices(&[&x.contiguous()?], |values| {
-        let parts = grad.par_chunks_mut(GRAIN).zip(values[0].par_chunks(GRAIN));
-        parts.for_each(|(grad, x)| rows_f32::gelu_gradient(cpu(), x, grad));
+        let parts = grad.chunks_mut(GRAIN).zip(values[0].chunks(GRAIN));
+        map_each(parts, |(grad, x)| rows_f32::gelu_gradient(cpu(), x, grad));
     })?;
     Tensor::from_vec(grad, x.shape(), x.device())
 }

@@ -18,7 +18,7 @@ mod position;
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Gather, composed, fused};
-use crate::packed::PackedLinear;
+use crate::packed::{PackedLinear, product_over_rows};
 use crate::tape::{Implementation, Tape};
 
 pub use attention::{AttentionSites, attention};
@@ -151,8 +151,10 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     let matrix = weight.flatten_from(1)?;
     // Each operand is converted once, for all products that use it.
     let (rows, matrix) = (operand(x, half)?, operand(&matrix, half)?);
-    let out = if implementation == Implementation::Host && half.is_none() {
-        PackedLinear::new(&tape.workers()?, &matrix, bias, None, None)?.run(x)?
+    let packed = implementation == Implementation::Host && half.is_none();
+    let workers = packed.then(|| tape.workers()).transpose()?;
+    let out = if let Some(workers) = &workers {
+        PackedLinear::new(workers, &matrix, bias, None, None)?.run(x)?
     } else {
         let product = multiply(&rows, &matrix.t()?)?;
         match bias {
@@ -169,10 +171,18 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
         }
         let grad = operand(grad, half)?;
         if sink.wants(&weight) {
-            sink.add(&weight, multiply(&grad.t()?, &rows)?.reshape(weight.shape())?)?;
+            let gradient = match &workers {
+                Some(workers) => product_over_rows(workers, &grad, &rows)?,
+                None => multiply(&grad.t()?, &rows)?,
+            };
+            sink.add(&weight, gradient.reshape(weight.shape())?)?;
         }
         if sink.wants(&x) {
-            sink.add(&x, multiply(&grad, &matrix)?)?;
+            let gradient = match &workers {
+                Some(workers) => PackedLinear::by_inputs(workers, &matrix)?.run(&grad)?,
+                None => multiply(&grad, &matrix)?,
+            };
+            sink.add(&x, gradient)?;
         }
         Ok(())
     });

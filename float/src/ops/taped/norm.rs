@@ -1,7 +1,6 @@
 //! LayerNorm with its backward pass.
 
 use candle_core::{D, Result, Tensor};
-use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -10,6 +9,7 @@ use super::moments;
 use crate::ops::fused::vectorised;
 use crate::ops::{Gather, Norm, composed, fused};
 use crate::tape::{Implementation, Tape};
+use crate::threads::{map_each, zeros};
 
 /// LayerNorm of the rows of `x` `[rows, c]`.
 pub(in crate::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -75,12 +75,12 @@ pub(super) fn composed_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Resul
 
 fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (rows, c) = x.dims2()?;
-    let mut dx = vec![0.0; rows * c];
+    let mut dx = zeros(rows * c);
     let part = GRAIN.div_ceil(c) * c;
     let sums = slices(&[x, &grad.contiguous()?, &norm.weight], |values| {
         let [x, grad, weight] = [values[0], values[1], values[2]];
-        let parts = dx.par_chunks_mut(part).zip(x.par_chunks(part)).zip(grad.par_chunks(part));
-        let parts = parts.map(|((dx, x), grad)| {
+        let parts = dx.chunks_mut(part).zip(x.chunks(part)).zip(grad.chunks(part));
+        let parts = map_each(parts, |((dx, x), grad)| {
             let mut sums = vec![0.0; 2 * c];
             vectorised(
                 #[inline(always)]
@@ -88,7 +88,7 @@ fn on_host(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
             );
             sums
         });
-        sum_in_order(parts.collect(), 2 * c)
+        sum_in_order(parts, 2 * c)
     })?;
     let device = x.device();
     Ok([

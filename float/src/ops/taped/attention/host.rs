@@ -1,11 +1,14 @@
 //! Attention on the host: windows are spread over the cores, heads of a window run one after the other.
 
 use candle_core::{Result, Tensor};
-use rayon::prelude::*;
 
 use super::head::{Head, Scratch, Shape};
 use super::{AttentionGradients, Inputs};
 use crate::ops::taped::host::{slices, sum_in_order};
+use crate::threads::{map_each, zeros};
+
+/// Windows of a task where nothing is summed over them.
+const WINDOWS: usize = 4;
 
 /// Number of parts into which the windows are split where gradients are summed over them. It is fixed, so
 /// that the sums do not depend on the number of threads.
@@ -15,13 +18,18 @@ pub(super) fn forward(inputs: &Inputs) -> Result<Tensor> {
     let Inputs { shape, qkv, bias, mask, sites } = inputs;
     let (rows, width) = qkv.dims2()?;
     let Shape { n, heads, .. } = *shape;
-    let mut out = vec![0.0; rows * shape.c()];
+    let mut out = zeros(rows * shape.c());
     let tensors: Vec<&Tensor> = [qkv, bias].into_iter().chain(mask).collect();
     slices(&tensors, |values| {
         let head = Head::new(*shape, values[1], values.get(2).copied(), sites);
-        let windows = out.par_chunks_mut(n * shape.c()).zip(values[0].par_chunks(n * width));
-        windows.enumerate().for_each_init(Scratch::default, |scratch, (window, (out, qkv))| {
-            (0..heads).for_each(|index| head.forward(window, index, qkv, out, scratch));
+        let parts = out.chunks_mut(WINDOWS * n * shape.c()).zip(values[0].chunks(WINDOWS * n * width));
+        map_each(parts.enumerate(), |(part, (out, qkv))| {
+            let mut scratch = Scratch::default();
+            let windows = out.chunks_mut(n * shape.c()).zip(qkv.chunks(n * width));
+            for (window, (out, qkv)) in windows.enumerate() {
+                let window = WINDOWS * part + window;
+                (0..heads).for_each(|index| head.forward(window, index, qkv, out, &mut scratch));
+            }
         });
     })?;
     Tensor::from_vec(out, (rows, shape.c()), qkv.device())
@@ -32,7 +40,7 @@ pub(super) fn backward(inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradie
     let Inputs { shape, qkv, bias, mask, sites } = inputs;
     let Shape { n, heads, .. } = *shape;
     let (rows, width) = qkv.dims2()?;
-    let mut dqkv = vec![0.0; rows * width];
+    let mut dqkv = zeros(rows * width);
     let part = (rows / n).div_ceil(PARTS);
     let size = heads * n * n;
     let tensors: Vec<&Tensor> = [qkv, bias, grad].into_iter().chain(mask).collect();
@@ -40,10 +48,10 @@ pub(super) fn backward(inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradie
     let sums = slices(&tensors, |values| {
         let head = Head::new(*shape, values[1], values.get(3).copied(), sites);
         let parts = dqkv
-            .par_chunks_mut(part * n * width)
-            .zip(values[0].par_chunks(part * n * width))
-            .zip(values[2].par_chunks(part * n * shape.c()));
-        let parts = parts.enumerate().map(|(index, ((dqkv, qkv), grad))| {
+            .chunks_mut(part * n * width)
+            .zip(values[0].chunks(part * n * width))
+            .zip(values[2].chunks(part * n * shape.c()));
+        let parts = map_each(parts.enumerate(), |(index, ((dqkv, qkv), grad))| {
             let (mut sums, mut scratch) = (vec![0.0; size + 5], Scratch::default());
             let (dbias, dscales) = sums.split_at_mut(size);
             let windows =
@@ -55,7 +63,7 @@ pub(super) fn backward(inputs: &Inputs, grad: &Tensor) -> Result<AttentionGradie
             }
             sums
         });
-        sum_in_order(parts.collect(), size + 5)
+        sum_in_order(parts, size + 5)
     })?;
     let mut scales = [const { None }; 5];
     for (scale, &sum) in scales.iter_mut().zip(&sums[size..]) {
