@@ -31,6 +31,8 @@ struct Record {
     /// Type of the operands of linear layers, if not f32.
     operand_type: Option<DType>,
     passes: Passes,
+    /// Whether operations are not recorded.
+    paused: bool,
     /// Threads for linear layers on the host, created at their first use.
     workers: Option<Workers>,
 }
@@ -117,6 +119,16 @@ impl Tape {
         self.lock().leaves.insert(leaf.id());
     }
 
+    /// Makes `leaf` an ordinary tensor again.
+    pub fn unwatch(&self, leaf: &Tensor) {
+        self.lock().leaves.remove(&leaf.id());
+    }
+
+    /// Whether later operations are recorded, as they are at first. What is not recorded keeps no tensor alive.
+    pub fn set_recording(&self, recording: bool) {
+        self.lock().paused = !recording;
+    }
+
     /// Whether `tensor` is a parameter or depends on one.
     pub fn tracks(&self, tensor: &Tensor) -> bool {
         let record = self.lock();
@@ -124,7 +136,7 @@ impl Tape {
     }
 
     /// Records that `output` was computed from `inputs`. `backward` receives the gradient of `output` and
-    /// adds the gradients of the inputs. Nothing is recorded if no input is tracked.
+    /// adds the gradients of the inputs. Nothing is recorded if no input is tracked, or while the recording is off.
     pub fn record(
         &self,
         inputs: &[&Tensor],
@@ -134,7 +146,7 @@ impl Tape {
         let mut guard = self.lock();
         let record = &mut *guard;
         let tracked = |id| record.leaves.contains(&id) || record.results.contains(&id);
-        if inputs.iter().any(|input| tracked(input.id())) {
+        if !record.paused && inputs.iter().any(|input| tracked(input.id())) {
             record.results.insert(output.id());
             let leaves = inputs.iter().map(|input| input.id()).filter(|id| record.leaves.contains(id));
             let first_uses = leaves.filter(|id| record.used.insert(*id)).collect();
@@ -300,6 +312,24 @@ impl Gradients {
             None => gradient,
         };
         self.values.insert(id, sum);
+        Ok(())
+    }
+
+    /// Removes and returns the gradient of `tensor`; `None` if nothing depends on it.
+    pub fn take(&mut self, tensor: &Tensor) -> Option<Tensor> {
+        self.values.remove(&tensor.id()).map(|gradient| gradient.tensor)
+    }
+
+    /// Adopts the gradients of `others`.
+    ///
+    /// # Errors
+    /// Both have a gradient of the same tensor.
+    pub fn merge(&mut self, others: Gradients) -> Result<()> {
+        for (id, gradient) in others.values {
+            if self.values.insert(id, gradient).is_some() {
+                bail!("a parameter is used by two segments")
+            }
+        }
         Ok(())
     }
 

@@ -17,6 +17,7 @@ pub mod loss;
 pub mod mixing;
 mod progress;
 pub mod ranks;
+mod recompute;
 mod record;
 pub mod run;
 pub mod scales;

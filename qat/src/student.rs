@@ -14,6 +14,7 @@ use crate::error::QatError;
 use crate::job::{LossKeys, Scales};
 use crate::loss::{LossParts, Targets, loss};
 use crate::mixing::Partners;
+use crate::recompute::{self, Segments};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
@@ -121,6 +122,10 @@ pub struct Student {
     parameters: BTreeMap<String, Tensor>,
     /// The names of the parameters.
     names: HashMap<TensorId, String>,
+    /// Whether the backward pass recomputes activations.
+    recompute: bool,
+    /// The inputs of the segments in the latest forward pass, if it does.
+    inputs: Vec<Tensor>,
 }
 
 /// Receives the gradient of a parameter as soon as the backward pass has completed it.
@@ -155,9 +160,17 @@ impl Student {
             swin,
             sites: TrainSites::new(&tape, quantized.map(|(model, _)| model), scales),
             tape,
+            recompute: false,
+            inputs: Vec::new(),
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
+    }
+
+    /// Whether the backward pass recomputes activations, of which only the inputs of segments are kept. The default is to
+    /// keep all of them.
+    pub fn set_recompute(&mut self, recompute: bool) {
+        self.recompute = recompute;
     }
 
     /// Selects the implementation of the passes.
@@ -193,7 +206,7 @@ impl Student {
         self.sites.scales.update(&self.parameters)
     }
 
-    /// The forward pass: logits `[images, classes]`, recorded on the tape.
+    /// The forward pass: logits `[images, classes]`, recorded on the tape unless the backward pass recomputes activations.
     ///
     /// # Errors
     /// Errors of the forward pass.
@@ -208,7 +221,13 @@ impl Student {
         self.sites.drop_path = drop_path;
         self.sites.features = features.then(BTreeMap::new);
         let images = self.swin.images(batch, &self.transform)?;
-        Ok(self.swin.forward(&images, &mut self.sites)?)
+        if !self.recompute {
+            return Ok(self.swin.forward(&images, &mut self.sites)?);
+        }
+        self.inputs.clear();
+        let (logits, inputs) = recompute::forward(&mut self.segments(), images)?;
+        self.inputs = inputs;
+        Ok(logits)
     }
 
     /// The loss of the batch whose forward pass gave `logits`, and the gradients. Both are multiplied by
@@ -245,7 +264,8 @@ impl Student {
         let targets = Targets { labels: &batch.labels, partners, teacher: teacher.as_deref() };
         let (mut parts, mut gradient) = loss(keys, &host(logits)?, self.config.num_classes, &targets, share);
         gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
-        let mut seeds = vec![(logits.id(), Tensor::from_vec(gradient, logits.shape(), logits.device())?)];
+        let dlogits = Tensor::from_vec(gradient, logits.shape(), logits.device())?;
+        let mut seeds = Vec::new();
         if let (Some(teacher_output), Some(features)) = (teacher_output, self.sites.features.take()) {
             let part = share / features.len() as f64;
             for (block, x) in features {
@@ -255,9 +275,21 @@ impl Student {
             }
             parts.total += keys.features * parts.features;
         }
-        let gradients =
-            self.tape.backward_with(seeds, |id, gradient| complete(&self.names[&id], gradient))?;
-        Ok((parts, gradients))
+        let names = std::mem::take(&mut self.names);
+        let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
+        let gradients = if self.recompute {
+            let (inputs, seeds) = (std::mem::take(&mut self.inputs), seeds.into_iter().collect());
+            recompute::backward(&mut self.segments(), inputs, dlogits, seeds, &mut named)
+        } else {
+            seeds.insert(0, (logits.id(), dlogits));
+            self.tape.backward_with(seeds, named).map_err(QatError::from)
+        };
+        self.names = names;
+        Ok((parts, gradients?))
+    }
+
+    fn segments(&mut self) -> Segments<'_> {
+        Segments { swin: &self.swin, tape: &self.tape, sites: &mut self.sites }
     }
 
     /// A description of the first parameter that is not finite. The loss may not show it, because fake
@@ -292,6 +324,7 @@ impl Student {
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);
         self.tape.clear();
+        self.inputs.clear();
         let found = self.sites.audit.take().and_then(|audit| audit.first);
         forward.map(|_| found)
     }

@@ -87,7 +87,8 @@ impl Trainer {
             Precision::F16 => Some(DType::F16),
         };
         let quantized = start.quantized.map(|model| (model, policy.as_slice()));
-        let student = Student::new(float, quantized, &start.device, half)?;
+        let mut student = Student::new(float, quantized, &start.device, half)?;
+        student.set_recompute(job.recompute);
         let features = job.loss.features > 0.0;
         let teacher =
             start.teacher.map(|model| Teacher::new(model, features, &start.device, half)).transpose()?;

@@ -11,10 +11,11 @@ use super::error::JobError;
 use super::values::Device;
 
 /// Keys and sections that have no effect on the trained model: outputs, observation, and cost.
-const WITHOUT_INFLUENCE: [&str; 11] = [
+const WITHOUT_INFLUENCE: [&str; 12] = [
     "name",
     "output",
     "threads",
+    "recompute",
     "data.cache_mb",
     "data.val_path",
     "data.val_split",

@@ -83,6 +83,9 @@ pub struct Job {
     pub batch_size: usize,
     /// Batches per iteration on each process; the gradients of all are averaged. 1 to 65536. Default 1.
     pub accumulate: usize,
+    /// Whether the backward pass recomputes activations instead of keeping them: less memory, more time, the same model.
+    /// Default false.
+    pub recompute: bool,
     /// Seed of the images' order, augmentation, DropPath and random weights. Default 0.
     pub seed: u64,
     /// Number of threads, at most 1024; 0 means one per core. Default 0.
@@ -135,6 +138,7 @@ impl Default for Job {
             steps: None,
             batch_size: 64,
             accumulate: 1,
+            recompute: false,
             seed: 0,
             threads: 0,
             device: Device::default(),

@@ -123,6 +123,28 @@ fn a_seed_gives_the_same_files_twice_on_any_number_of_threads() {
 }
 
 #[test]
+fn recomputed_activations_give_the_same_files() {
+    let features = format!("{FULL}loss: {{labels: 1, kl: 1, features: 0.1}}\n");
+    for (recipe, keys) in [(None, FULL), (Some("default"), FULL), (Some("mode1"), features.as_str())] {
+        let train = |more: &str| Setup::new(recipe, 3, &format!("{keys}{more}")).finish(Begin::New);
+        train("").equals(&train("recompute: true\n"), &format!("{recipe:?}, recomputed"));
+    }
+}
+
+#[test]
+fn the_second_version_recomputes_the_same_bits() {
+    let updated = |more: &str| {
+        let mut setup = Setup::new(None, 2, more);
+        setup.float = random(SwinConfig { depths: vec![2, 1], ..second() }, 5);
+        let mut trainer = setup.trainer();
+        trainer.iterate(&mut setup.images()).unwrap();
+        parameters(&mut trainer)
+    };
+    let (kept, recomputed) = (updated(""), updated("recompute: true\n"));
+    assert!(kept == recomputed);
+}
+
+#[test]
 fn the_average_follows_the_parameters() {
     let decay = 0.75;
     let mut setup = Setup::new(None, 2, "optimizer: {lr: 1e-2}\n");
