@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use swinq_kernels::Simulation;
 use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 use swinq_plan::Outline;
 
 use crate::backend::Backend;
-use crate::cpu;
+use crate::cpu::{self, CpuOptions};
 use crate::cuda;
 use crate::error::RuntimeError;
 use crate::packed::{Lowered, PackedModel};
@@ -214,6 +215,22 @@ impl Engine {
             }
             Runner::Cuda(runner) => runner.profile(images, pixels),
         }
+    }
+
+    /// How `threads` threads would divide an inference of `images` images on this kind of CPU, from the times of the tasks
+    /// on one thread. 0 threads are as many as this engine has. `None` for an engine on a GPU.
+    ///
+    /// # Errors
+    /// The numbers are out of bounds, or the system refuses memory.
+    pub fn simulate(&self, threads: usize, images: usize) -> Result<Option<Simulation>, RuntimeError> {
+        let (Lowered::Cpu(lowered), Backend::Cpu(options)) = (&self.packed.lowered, &self.backend) else {
+            return Ok(None);
+        };
+        Backend::Cpu(CpuOptions { threads, max_batch: images, ..*options }).check()?;
+        let bytes = images * self.packed.image_size * self.packed.image_size * 3;
+        let pixels: Vec<u8> = (0..bytes).map(|i| (i * 151) as u8).collect();
+        let threads = if threads == 0 { self.threads } else { threads };
+        lowered.simulate(threads, images, &pixels).map(Some)
     }
 
     /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects the

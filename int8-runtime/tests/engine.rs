@@ -150,6 +150,20 @@ fn batches_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn many_threads_are_simulated_on_one() {
+    let engine = Engine::new(&model("default"), cpu(1, 1)).unwrap();
+    let simulate = |threads, images| engine.simulate(threads, images).unwrap().unwrap();
+    for threads in [0, 1] {
+        let one = simulate(threads, 2);
+        assert!(one.threads == 1 && one.jobs > 0 && one.busy == one.elapsed && one.idle() == 0.0, "{one:?}");
+    }
+    let many = simulate(96, 2);
+    assert!(many.threads == 96 && many.elapsed < many.busy && many.idle() > 0.0, "{many:?}");
+    assert!(matches!(engine.simulate(MAX_THREADS + 1, 1), Err(RuntimeError::Threads { .. })));
+    assert!(matches!(engine.simulate(2, 0), Err(RuntimeError::MaxBatch { .. })));
+}
+
+#[test]
 fn profiles_and_listings_have_a_line_for_each_step_of_the_plan() {
     let engine = Engine::new(&model("default"), cpu(1, 4)).unwrap();
     let names: Vec<&str> = engine.plan().steps.iter().map(|step| step.name.as_str()).collect();

@@ -41,7 +41,7 @@ pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store, transposed_product};
 pub use patches::{Patches, add_table};
-pub use pool::Pool;
+pub use pool::{Pool, Simulation};
 pub use quantize::QuantizeRows;
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use types::{ColumnQuantizers, PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};

@@ -14,7 +14,7 @@ mod variants;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use swinq_kernels::{Cpu, Pool};
+use swinq_kernels::{Cpu, Pool, Simulation};
 use swinq_plan::{Outline, Plan};
 
 use crate::arena::Layout;
@@ -57,6 +57,32 @@ impl Packed {
                 .for_each(|tensor| most[tensor.0] = segment.most_unfused(images, threads));
         }
         Arena::new(Layout::of_plan(&self.plan, tensor_bytes, |tensor| most[tensor.0]), images)
+    }
+
+    /// Runs all launches over `images` images.
+    fn run(&self, pool: &mut Pool, arena: &mut Arena, images: usize, pixels: &[u8]) {
+        for segment in &self.segments {
+            let launches = &self.launches[segment.launches.clone()];
+            match segment.fused(images, pool.threads()) {
+                Some(block) => block.run(pool, images, launches[0].stream_mut(images, arena)),
+                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, arena)),
+            }
+        }
+    }
+
+    /// How `threads` threads would run `images` images, from the times of the tasks on this thread.
+    pub(crate) fn simulate(
+        &self,
+        threads: usize,
+        images: usize,
+        pixels: &[u8],
+    ) -> Result<Simulation, RuntimeError> {
+        let mut arena = self.arena(images, threads)?;
+        // In the first run memory is new.
+        self.run(&mut Pool::simulated(threads), &mut arena, images, pixels);
+        let mut pool = Pool::simulated(threads);
+        self.run(&mut pool, &mut arena, images, pixels);
+        Ok(pool.simulation().expect("the pool is simulated"))
     }
 
     /// The median time of each launch in `runs` forwards (at least one) of `images` images.
@@ -140,13 +166,7 @@ impl Runner {
     /// Writes the scores of `images` images, from 1 to `max_batch`, to `logits`. `pixels` holds the images.
     pub(crate) fn infer(&mut self, images: usize, pixels: &[u8], logits: &mut [f32]) {
         let Runner { packed, pool, arena } = self;
-        for segment in &packed.segments {
-            let launches = &packed.launches[segment.launches.clone()];
-            match segment.fused(images, pool.threads()) {
-                Some(block) => block.run(pool, images, launches[0].stream_mut(images, arena)),
-                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, arena)),
-            }
-        }
+        packed.run(pool, arena, images, pixels);
         let output = &packed.launches.last().expect("a plan has steps").output;
         logits.copy_from_slice(output.f32(images, arena.buffer(output)));
     }

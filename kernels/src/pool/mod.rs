@@ -5,16 +5,19 @@
 //! op in its own second-level cache.
 
 mod parts;
+mod simulation;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 pub(crate) use parts::Parts;
+pub use simulation::Simulation;
 
 use crate::buffer::AlignedBuf;
 
@@ -36,6 +39,13 @@ impl Scratch {
 }
 
 type Task<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
+
+/// The tasks that each of `threads` threads starts with.
+fn shares(tasks: usize, threads: usize) -> impl Iterator<Item = Range<usize>> {
+    let (each, more) = (tasks / threads, tasks % threads);
+    let start = move |thread: usize| thread * each + thread.min(more);
+    (0..threads).map(move |thread| start(thread)..start(thread + 1))
+}
 
 /// The job being run: its task function with the lifetime erased.
 #[derive(Clone, Copy)]
@@ -114,13 +124,9 @@ impl Shared {
 
     /// Divides `tasks` tasks into one share for each thread.
     fn divide(&self, tasks: usize) {
-        let threads = self.shares.len();
-        let mut start = 0;
-        for (thread, share) in self.shares.iter().enumerate() {
-            let end = start + tasks / threads + usize::from(thread < tasks % threads);
-            share.next.store(start, Ordering::Relaxed);
-            share.end.store(end, Ordering::Relaxed);
-            start = end;
+        for (share, tasks) in self.shares.iter().zip(shares(tasks, self.shares.len())) {
+            share.next.store(tasks.start, Ordering::Relaxed);
+            share.end.store(tasks.end, Ordering::Relaxed);
         }
     }
 
@@ -164,6 +170,8 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     scratch: Scratch,
+    /// What a simulated pool has found; `None` for a real one.
+    simulation: Option<Simulation>,
 }
 
 impl Pool {
@@ -199,7 +207,8 @@ impl Pool {
             wake: Condvar::new(),
         });
         // If a thread cannot be started, dropping the pool stops the threads that were started.
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), scratch: Scratch::new() };
+        let workers = Vec::with_capacity(threads - 1);
+        let mut pool = Pool { shared, workers, scratch: Scratch::new(), simulation: None };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("swinq-{index}"));
@@ -208,9 +217,26 @@ impl Pool {
         Ok(pool)
     }
 
+    /// A pool that divides jobs as `threads` threads would (at least one), runs all tasks on the caller's thread, and computes
+    /// how long that many threads would take.
+    ///
+    /// # Panics
+    /// If `threads` is 0.
+    pub fn simulated(threads: usize) -> Pool {
+        assert!(threads > 0, "a pool has at least one thread");
+        let mut pool = Pool::new(1);
+        pool.simulation = Some(Simulation::new(threads));
+        pool
+    }
+
+    /// What a simulated pool has found so far.
+    pub fn simulation(&self) -> Option<Simulation> {
+        self.simulation
+    }
+
     /// Number of threads, including the caller of [`Pool::run`].
     pub fn threads(&self) -> usize {
-        self.workers.len() + 1
+        self.simulation.map_or(self.workers.len() + 1, |simulation| simulation.threads)
     }
 
     /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A
@@ -221,6 +247,9 @@ impl Pool {
     /// Resumes the first panic of a task after all tasks have ended; immediately if there is one thread or
     /// one task.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
+        if let Some(simulation) = &mut self.simulation {
+            return simulation.run(tasks, task, &mut self.scratch);
+        }
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|index| task(index, &mut self.scratch));
             return;
