@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use swinq_kernels::Cpu;
 use swinq_kernels::cuda::ops::head::DeviceLinearF32;
-use swinq_kernels::cuda::{CudaError, Device, Library, Lt, cache, compile, library};
+use swinq_kernels::cuda::{CudaError, Device, Library, Lt, cache, compile, library, nccl};
 
 use crate::FloatDevice;
 
@@ -133,11 +133,13 @@ fn libraries() -> BTreeMap<&'static str, Finding> {
     let driver =
         library::driver_version().map(|(major, minor)| format!("for CUDA {major}.{minor} and older"));
     let lt = library::cublaslt_version().map(|(major, minor, patch)| format!("{major}.{minor}.{patch}"));
+    let nccl = nccl::version().map(|(major, minor, patch)| format!("{major}.{minor}.{patch}"));
     let nvtx = library::present(Library::Nvtx).then(|| "found".to_owned());
     let all = [
         ("driver", Library::Driver, driver),
         ("NVRTC", Library::Nvrtc, two(library::nvrtc_version())),
         ("cuBLASLt", Library::CublasLt, lt),
+        ("NCCL", Library::Nccl, nccl),
         ("NVTX", Library::Nvtx, nvtx),
     ];
     let finding = |which: Library, found: Option<String>| match found {
@@ -154,6 +156,7 @@ fn libraries() -> BTreeMap<&'static str, Finding> {
 fn missing(which: Library) -> String {
     let purpose = match which {
         Library::CublasLt => "; not needed by --gemm own and auto",
+        Library::Nccl => "; only qat on several GPUs needs it",
         Library::Nvtx => "; only --nvtx needs it",
         _ => "",
     };

@@ -58,7 +58,8 @@ impl FloatDevice {
         }
         // The error of our own binding describes a missing library better than candle's error.
         swinq_kernels::cuda::Device::open(ordinal).map_err(|source| error(source.into()))?;
-        Device::new_cuda(ordinal).map_err(|source| error(source.into()))
+        // A stream of its own, because the default stream cannot be recorded in a graph.
+        Device::new_cuda_with_stream(ordinal).map_err(|source| error(source.into()))
     }
 }
 

@@ -90,6 +90,7 @@ fn doctor_says_which_cuda_libraries_there_are_and_what_brings_the_others() {
         ("driver", Library::Driver),
         ("NVRTC", Library::Nvrtc),
         ("cuBLASLt", Library::CublasLt),
+        ("NCCL", Library::Nccl),
         ("NVTX", Library::Nvtx),
     ] {
         let line = line(name).unwrap_or_else(|| panic!("no line {name}: {text}"));

@@ -122,7 +122,7 @@ fn a_simulation_in_candles_operations_is_the_simulation() {
 /// `candle_cuda`.
 fn candle_cuda(test: &str) -> Option<Device> {
     let opened = match cfg!(feature = "cuda") {
-        true => Device::new_cuda(0).map_err(|error| error.to_string()),
+        true => Device::new_cuda_with_stream(0).map_err(|error| error.to_string()),
         false => Err("built without the feature cuda".to_owned()),
     };
     if let Err(error) = &opened {

@@ -4,6 +4,7 @@ backward, gradient clipping and AdamW.
 
     python benches/peers/qat_torch.py --batch 64 --threads 2 --steps 20 --json peer.json
     python benches/peers/qat_torch.py --device cuda --amp bf16 --model tiny
+    python benches/peers/qat_torch.py --device cuda --tf32 --model tiny
     python benches/peers/qat_torch.py --rounds 5 --swinq "swinq qat job.yaml ..."     # interleaved
 
 Quantization uses the operators of torch.ao's FakeQuantize with its observers off, without the overhead of its modules.
@@ -119,6 +120,9 @@ class Training:
         others = [p for n, p in self.model.named_parameters() if p.ndim <= 1 or "bias_table" in n]
         groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=5e-5, fused=True)
+        if args.compile:
+            self.model = torch.compile(self.model)
+            self.teacher = self.teacher and torch.compile(self.teacher)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.amp == "f16")
 
     def autocast(self):
@@ -176,6 +180,8 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=1, help="number of rounds; each also runs --swinq if given")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", choices=["bf16", "f16"], help="mixed precision, on a GPU")
+    parser.add_argument("--tf32", action="store_true", help="products of f32 in TF32, on a GPU")
+    parser.add_argument("--compile", action="store_true", help="compile teacher and model with torch.compile")
     parser.add_argument("--no-teacher", action="store_true")
     parser.add_argument("--no-quant", action="store_true", help="train in float")
     parser.add_argument("--swinq", metavar="COMMAND", help="a command that times swinq's iterations")
@@ -189,6 +195,7 @@ def arguments():
 def main():
     args = arguments()
     torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.tf32
     training = Training(args)
     for _ in range(args.warmup):
         training.step()
@@ -206,6 +213,8 @@ def main():
         "steps": len(times),
         "device": torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu",
         "amp": args.amp,
+        "tf32": args.tf32,
+        "compile": args.compile,
         "teacher": not args.no_teacher,
         "quant": not args.no_quant,
         "versions": {"torch": torch.__version__, "timm": timm.__version__},

@@ -165,13 +165,16 @@ impl Swin {
         Ok(Tensor::from_vec(values, (n, 3, size, size), &self.device)?)
     }
 
-    /// Logits `[n, classes]` of normalised images, f32 `[n, 3, size, size]`.
+    /// Logits `[n, classes]` of normalised images, f32 `[n, 3, size, size]`, or of their patches
+    /// `[n * grid^2, 3 * patch^2]`.
     ///
     /// # Errors
     /// [`ModelError::Config`] for images of another shape, and errors of `sites`.
     pub fn forward(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let (n, size) = (images.dim(0)?, self.config.image_size);
-        if images.dims() != [n, 3, size, size] {
+        let (grid, patch) = (self.config.grid(), self.config.patch_size);
+        let patches = images.dims() == [n, 3 * patch * patch] && n.is_multiple_of(grid * grid);
+        if !patches && images.dims() != [n, 3, size, size] {
             let problem = format!("the model takes [n, 3, {size}, {size}], not {:?}", images.dims());
             return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
         }
@@ -221,10 +224,11 @@ impl Swin {
         Ok(self.linear_mut(linear).set_bias(bias)?)
     }
 
-    /// Patch embedding: `[n, 3, size, size]` to tokens `[n * grid^2, embed_dim]`.
+    /// Patch embedding: images `[n, 3, size, size]`, or their patches, to tokens `[n * grid^2, embed_dim]`.
     fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
-        let x = sites.linear(&self.patch_embed, &self.patches(&images)?)?;
+        let patches = if images.dims().len() == 2 { images } else { self.patches(&images)? };
+        let x = sites.linear(&self.patch_embed, &patches)?;
         let x = match &self.patch_norm {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,

@@ -28,8 +28,7 @@ struct Record {
     /// The parameters that recorded operations use.
     used: HashSet<TensorId>,
     nodes: Vec<Node>,
-    /// Type of the operands of linear layers, if not f32.
-    operand_type: Option<DType>,
+    operands: Operands,
     passes: Passes,
     /// Whether operations are not recorded.
     paused: bool,
@@ -45,6 +44,31 @@ pub enum Passes {
     Fused,
     /// The same formulas in candle's operations.
     Composed,
+}
+
+/// The operands of linear layers. Other than `F32` is for GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operands {
+    /// f32.
+    #[default]
+    F32,
+    /// f32, which the tensor cores round to 10 bits of mantissa.
+    Tf32,
+    /// bf16.
+    Bf16,
+    /// f16.
+    F16,
+}
+
+impl Operands {
+    /// Their type, if it is not f32.
+    pub fn half(self) -> Option<DType> {
+        match self {
+            Operands::F32 | Operands::Tf32 => None,
+            Operands::Bf16 => Some(DType::BF16),
+            Operands::F16 => Some(DType::F16),
+        }
+    }
 }
 
 /// The implementation of one pass.
@@ -74,10 +98,9 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
-    /// An empty tape whose linear layers convert their operands to `operand_type`, in forward and backward
-    /// passes; `None` is f32.
-    pub fn with_operand_type(operand_type: Option<DType>) -> Tape {
-        Tape(Arc::new(Mutex::new(Record { operand_type, ..Record::default() })))
+    /// An empty tape whose linear layers have these operands, in forward and backward passes.
+    pub fn with_operands(operands: Operands) -> Tape {
+        Tape(Arc::new(Mutex::new(Record { operands, ..Record::default() })))
     }
 
     /// Selects the implementation of later passes, to compare the implementations or to test one on another
@@ -91,7 +114,7 @@ impl Tape {
         match (self.lock().passes, x.device()) {
             (Passes::Fused, Device::Cpu) => Implementation::Host,
             #[cfg(feature = "cuda")]
-            (Passes::Fused, Device::Cuda(_)) if x.dtype() == DType::F32 => Implementation::Cuda,
+            (Passes::Fused, Device::Cuda(_)) if x.dtype() != DType::F64 => Implementation::Cuda,
             _ => Implementation::Composed,
         }
     }
@@ -105,9 +128,14 @@ impl Tape {
         Ok(record.workers.expect("just set"))
     }
 
-    /// The type of the operands of linear layers, if not f32.
-    pub(super) fn operand_type(&self) -> Option<DType> {
-        self.lock().operand_type
+    /// The operands of linear layers.
+    pub(super) fn operands(&self) -> Operands {
+        self.lock().operands
+    }
+
+    /// Whether GELU of `x` may include the fake quantization behind it ([`super::ops::taped::hidden`]).
+    pub fn fuses_hidden(&self, x: &Tensor) -> bool {
+        !matches!(self.implementation(x), Implementation::Host | Implementation::Composed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {

@@ -8,6 +8,7 @@ use swinq_kernels::Gelu;
 
 use crate::attention::expand_bias;
 use crate::error::FloatError;
+use crate::ops::taped::FakeHidden;
 use crate::ops::{Gather, Norm, Ops, taped};
 use crate::packed::{PackedAttention, PackedLinear, Packing};
 use swinq_model::ModelError;
@@ -96,12 +97,34 @@ impl LinearWeights {
     /// Candle's errors.
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
         match &self.ops {
+            Ops::Taped(tape) if self.gelu && tape.fuses_hidden(x) => {
+                let hidden = self.apply_hidden(x, weight, &FakeHidden::Off)?;
+                hidden.ok_or_else(|| candle_core::Error::Msg(format!("{} has no bias", self.linear)))
+            }
             Ops::Taped(tape) => {
                 let y = taped::linear(tape, x, weight, self.trained_bias()?.as_ref())?;
                 if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
             }
             _ => self.finish(self.before_bias(x, weight)?),
         }
+    }
+
+    /// The whole layer as [`LinearWeights::apply`] computes it, and behind its GELU the fake quantization of the next layer's
+    /// input, in a forward pass on a tape; `None` for layers without GELU and in other passes.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn apply_hidden(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        fake: &FakeHidden,
+    ) -> candle_core::Result<Option<Tensor>> {
+        let (Ops::Taped(tape), Some(bias), true) = (&self.ops, self.trained_bias()?, self.gelu) else {
+            return Ok(None);
+        };
+        let product = taped::linear(tape, x, weight, None)?;
+        taped::hidden(tape, &product, &bias, fake).map(Some)
     }
 
     /// The rest of the layer after its output site: adds the bias to `y` `[rows, out]` and applies GELU.

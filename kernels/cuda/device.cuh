@@ -89,6 +89,9 @@ INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
 INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
 INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
+// With an error of at most one unit in the last place.
+INLINE f64 exp_f64(f64 x) { return exp(x); }
+INLINE f64 log_f64(f64 x) { return log(x); }
 // 2^x with an error of about two units in the last place; subnormal results become 0.
 INLINE f32 exp2_approx(f32 x) {
     f32 y;

@@ -67,3 +67,43 @@ INLINE void store_values(f32* to, const f32 (&x)[1]) { *to = x[0]; }
 INLINE void store_values(f32* to, const f32 (&x)[4]) {
     *reinterpret_cast<f32x4*>(to) = f32x4{x[0], x[1], x[2], x[3]};
 }
+
+// Type of the operands of matrix products: one of the OUT_ constants, by the define OUT.
+#define OUT_F32 0
+#define OUT_BF16 1
+#define OUT_F16 2
+
+// Rounds to bf16, held as bits: to nearest even.
+INLINE u16 f32_to_bf16(f32 x) {
+    u32 b = bits(x);
+    return x != x ? 0x7fff : static_cast<u16>((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+#if defined(OUT)
+#if OUT == OUT_F32
+typedef f32 Operand;
+#else
+typedef u16 Operand;
+INLINE u16 to_operand(f32 x) { return OUT == OUT_BF16 ? f32_to_bf16(x) : f32_to_half(x); }
+INLINE void store_values(u16* to, const f32 (&x)[1]) { *to = to_operand(x[0]); }
+// The address is aligned to 8 bytes.
+INLINE void store_values(u16* to, const f32 (&x)[4]) {
+    u32 word[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        word[i] = static_cast<u32>(to_operand(x[2 * i])) | static_cast<u32>(to_operand(x[2 * i + 1])) << 16;
+    }
+    *reinterpret_cast<u32x2*>(to) = u32x2{word[0], word[1]};
+}
+#endif
+#endif
+
+// The derivative of GELU, x phi(x) + Phi(x), from h = erfc(|x| / sqrt(2)) / 2 and the density phi. `tail` is that of `gelu`.
+INLINE f32 gelu_derivative(f32 x, const f32* tail) {
+    f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
+    f32 h = gelu_tail(a, tail);
+    f32 exponent = x * x * -0.5f;
+    f32 floor = from_bits(FLOOR_BITS);
+    f32 density = exp_below(floor > exponent ? floor : exponent) * 0.398942280f;
+    return fma_f32(x, density, x > 0.0f ? 1.0f - h : h);
+}

@@ -3,7 +3,8 @@
 //
 // Entry points: `fake_forward`, `fake_backward`, `fake_steps`. Defines: THREADS; VECTOR (values per access, 1
 // or 4); TABLE (1: scales are in memory, one per row, and a NaN stays a NaN; 0: one scale in the parameters,
-// and a NaN becomes 0); STEPS (whether the gradients of scales are computed).
+// and a NaN becomes 0); FACTORS (whether the columns have factors, which are multiplied before fake quantization and divided
+// out behind it); STEPS (whether the gradients of scales are computed); OUT, the type of the results of `fake_forward`.
 #include "train.cuh"
 
 struct Params {
@@ -12,8 +13,10 @@ struct Params {
     const f32* grad;
     // Scales, their reciprocals and the factors of their gradients: `[3, rows]`.
     const f32* table;
-    // `[rows, columns]`; for `fake_steps`, `[rows]`.
-    f32* out;
+    // With FACTORS: the factors of the columns and their reciprocals, `[2, columns]`.
+    const f32* factors;
+    // `[rows, columns]`; for `fake_backward` and `fake_steps`, whose results are f32, see `out_f32`.
+    Operand* out;
     // Sums over parts of the rows, `[rows, parts]`.
     f32* partial;
     u32 rows, columns, parts;
@@ -34,6 +37,20 @@ INLINE Step step_of(const Params& p, u32 row) {
 #endif
 }
 
+// The gradients: `[rows, columns]`; for `fake_steps`, `[rows]`.
+INLINE f32* out_f32(const Params& p) { return reinterpret_cast<f32*>(p.out); }
+
+// Multiplies values from column `at` on by the factors of their columns, or by the reciprocals of these.
+template <bool reciprocals>
+INLINE void scale_columns(const Params& p, f32 (&x)[VECTOR], u32 at) {
+#if FACTORS
+    f32 factors[VECTOR];
+    load_values(factors, p.factors + (reciprocals ? p.columns : 0) + at);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) x[k] = x[k] * factors[k];
+#endif
+}
+
 INLINE f32 faked(const Params& p, f32 x, const Step& step) {
     f32 scaled = x * step.recip;
     f32 value = rint_f32(clamp_f32(scaled, p.low, p.high)) * step.scale;
@@ -49,15 +66,17 @@ KERNEL(fake_forward)(const Params p) {
     u32 row = block_y();
     Step step = step_of(p, row);
     const f32* x = p.x + static_cast<u64>(row) * p.columns;
-    f32* out = p.out + static_cast<u64>(row) * p.columns;
+    Operand* out = p.out + static_cast<u64>(row) * p.columns;
 #pragma unroll
     for (u32 i = 0; i < PART; i += VECTOR * THREADS) {
         u32 at = block_x() * PART + i + VECTOR * thread_index();
         if (at >= p.columns) break;
         f32 v[VECTOR];
         load_values(v, x + at);
+        scale_columns<false>(p, v, at);
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) v[k] = faked(p, v[k], step);
+        scale_columns<true>(p, v, at);
         store_values(out + at, v);
     }
 }
@@ -74,9 +93,12 @@ KERNEL(fake_backward)(const Params p) {
         f32 x[VECTOR], grad[VECTOR];
         load_values(x, p.x + start + at);
         load_values(grad, p.grad + start + at);
+        scale_columns<false>(p, x, at);
+        scale_columns<true>(p, grad, at);
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) grad[k] = clipped(x[k], grad[k], step.recip, p.low, p.high, sum);
-        store_values(p.out + start + at, grad);
+        scale_columns<false>(p, grad, at);
+        store_values(out_f32(p) + start + at, grad);
     }
 #if STEPS
     sum = block_sum(sum, reinterpret_cast<f32*>(shared_memory()));
@@ -102,5 +124,5 @@ KERNEL(fake_steps)(const Params p) {
 #else
     f32 factor = p.factor;
 #endif
-    p.out[block_x()] = static_cast<f32>(sums[0]) * factor;
+    out_f32(p)[block_x()] = static_cast<f32>(sums[0]) * factor;
 }

@@ -29,16 +29,6 @@ KERNEL(gelu_forward)(const Params p) {
     for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) p.out[i] = gelu(p.x[i], tail);
 }
 
-// x phi(x) + Phi(x), from h = erfc(|x| / sqrt(2)) / 2 and the density phi.
-INLINE f32 gelu_derivative(f32 x, const f32* tail) {
-    f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
-    f32 h = gelu_tail(a, tail);
-    f32 exponent = x * x * -0.5f;
-    f32 floor = from_bits(FLOOR_BITS);
-    f32 density = exp_below(floor > exponent ? floor : exponent) * 0.398942280f;
-    return fma_f32(x, density, x > 0.0f ? 1.0f - h : h);
-}
-
 KERNEL(gelu_backward)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
     load_tail(tail, THREADS);

@@ -61,7 +61,7 @@ fn noise(size: usize, images: usize, classes: usize) -> Batch {
 fn device(job: &Job) -> Device {
     match job.device {
         swinq_qat::job::Device::Cpu => Device::Cpu,
-        swinq_qat::job::Device::Cuda(ordinal) => Device::new_cuda(ordinal).expect("a GPU"),
+        swinq_qat::job::Device::Cuda(ordinal) => Device::new_cuda_with_stream(ordinal).expect("a GPU"),
     }
 }
 
@@ -127,7 +127,7 @@ fn main() {
     let mut trainer = Trainer::new(&start, schedule).expect("a trainer");
     trainer.set_passes(passes);
     let mut images = Fixed(noise(float.config.image_size, job.batch_size, float.config.num_classes));
-    let mut times = Vec::new();
+    let (mut times, mut losses) = (Vec::new(), Vec::new());
     for iteration in 0..WARMUP + TIMED {
         let clock = Instant::now();
         let report = trainer.iterate(&mut images).expect("an iteration");
@@ -136,7 +136,10 @@ fn main() {
             times.push(1e3 * clock.elapsed().as_secs_f64());
         }
         assert!(report.loss.total.is_finite());
+        losses.push(format!("{:.6}", report.loss.total));
     }
+    println!("losses: {}", losses.join(" "));
+    println!("{}", trainer.launches().unwrap_or_else(|| "the host takes part in iterations".to_owned()));
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     println!(

@@ -47,17 +47,26 @@ pub struct AdamW {
     pub passes: Passes,
 }
 
-impl AdamW {
-    /// An optimizer of `parameters` whose moments are zero.
+impl Moments {
+    /// Zeros for `parameters`.
     ///
     /// # Errors
     /// Errors of candle.
-    pub fn new(keys: &OptimizerKeys, parameters: &BTreeMap<String, Tensor>) -> Result<AdamW> {
-        let mut moments = BTreeMap::new();
-        for (name, p) in parameters {
-            moments.insert(name.clone(), Moments { first: p.zeros_like()?, second: p.zeros_like()? });
-        }
-        Ok(AdamW { betas: keys.betas, eps: keys.eps, updates: 0, moments, passes: Passes::Fused })
+    pub fn zeros(parameters: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, Moments>> {
+        let zeros = |p: &Tensor| Result::Ok(Moments { first: p.zeros_like()?, second: p.zeros_like()? });
+        parameters.iter().map(|(name, p)| Ok((name.clone(), zeros(p)?))).collect()
+    }
+}
+
+impl AdamW {
+    /// An optimizer with the moments of its parameters.
+    pub fn new(keys: &OptimizerKeys, moments: BTreeMap<String, Moments>) -> AdamW {
+        AdamW { betas: keys.betas, eps: keys.eps, updates: 0, moments, passes: Passes::Fused }
+    }
+
+    /// The bias corrections of the two moments after `updates` updates.
+    pub(crate) fn corrections(&self, updates: u64) -> [f64; 2] {
+        self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(updates).unwrap_or(i32::MAX)))
     }
 
     /// Starts an update of all parameters; call it once before the calls of [`AdamW::update`].
@@ -77,8 +86,7 @@ impl AdamW {
         update: Update,
     ) -> Result<()> {
         let Some(moments) = self.moments.get(name) else { bail!("no moments of {name}") };
-        let correction =
-            self.betas.map(|beta| 1.0 - beta.powi(i32::try_from(self.updates).unwrap_or(i32::MAX)));
+        let correction = self.corrections(self.updates);
         let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
         match parameter.device() {
             Device::Cpu => rule.on_host(parameter, gradient, moments),
@@ -239,7 +247,7 @@ mod tests {
         for composed in [false, true] {
             let p = Tensor::new(&start, &Device::Cpu).unwrap();
             let parameters = BTreeMap::from([("p".to_owned(), p.clone())]);
-            let mut adam = AdamW::new(&keys, &parameters).unwrap();
+            let mut adam = AdamW::new(&keys, Moments::zeros(&parameters).unwrap());
             for i in 1..=5 {
                 let gradient = ((&p * f64::from(i)).unwrap() - 1.0).unwrap();
                 adam.begin();

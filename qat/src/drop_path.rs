@@ -13,6 +13,8 @@ pub struct DropPath {
     seed: u64,
     batch: u64,
     rates: Vec<(BlockId, f64)>,
+    /// The factors of all branches on a device, `[2 * blocks, images]`, in the order of [`DropPath::all`].
+    resident: Option<Tensor>,
 }
 
 impl DropPath {
@@ -23,7 +25,7 @@ impl DropPath {
         let blocks: Vec<BlockId> = blocks.collect();
         let increment = highest / (blocks.len().max(2) - 1) as f64;
         let rates = blocks.into_iter().enumerate().map(|(i, block)| (block, increment * i as f64)).collect();
-        (highest > 0.0).then_some(DropPath { seed, batch: 0, rates })
+        (highest > 0.0).then_some(DropPath { seed, batch: 0, rates, resident: None })
     }
 
     /// The same rates for batch number `batch` of the run.
@@ -46,11 +48,36 @@ impl DropPath {
         let Some(index) = self.rates.iter().position(|(b, rate)| *b == block && *rate > 0.0) else {
             return Ok(None);
         };
+        if let Some(resident) = &self.resident {
+            return resident.get(2 * index + half as usize).map(Some);
+        }
+        Tensor::from_vec(self.drawn(index, half, images), images, device).map(Some)
+    }
+
+    /// The factors of block `index`.
+    fn drawn(&self, index: usize, half: Half, images: usize) -> Vec<f32> {
         let rate = self.rates[index].1;
         let mut random = Draws::keyed(&[self.seed, self.batch, index as u64, half as u64]);
         let kept = (1.0 / (1.0 - rate)) as f32;
-        let factors: Vec<f32> = (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect();
-        Tensor::from_vec(factors, images, device).map(Some)
+        (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect()
+    }
+
+    /// The factors of all branches, `[2 * blocks, images]`: of each block those of attention, then those of the MLP.
+    pub fn all(&self, images: usize) -> Vec<f32> {
+        let blocks = 0..self.rates.len();
+        blocks
+            .flat_map(|i| [Half::Attn, Half::Mlp].map(|half| self.drawn(i, half, images)).concat())
+            .collect()
+    }
+
+    /// Number of branches.
+    pub fn branches(&self) -> usize {
+        2 * self.rates.len()
+    }
+
+    /// The same branches, with the factors in `resident` instead of those of the batch.
+    pub fn resident(&self, resident: Tensor) -> DropPath {
+        DropPath { resident: Some(resident), ..self.clone() }
     }
 }
 
@@ -81,6 +108,11 @@ mod tests {
         assert_ne!(drawn, factors(4));
         let first = BlockId { stage: 0, block: 0 };
         assert!(drop_path.factors(first, Half::Attn, 5, &Device::Cpu).unwrap().is_none());
+        let all =
+            Tensor::from_vec(drop_path.at(3).all(4000), (drop_path.branches(), 4000), &Device::Cpu).unwrap();
+        let resident =
+            drop_path.at(9).resident(all).factors(last, Half::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
+        assert_eq!(resident.to_vec1::<f32>().unwrap(), drawn);
         assert!(DropPath::new(&config, 0.0, 7).is_none());
     }
 }

@@ -7,9 +7,12 @@
 
 pub mod adamw;
 mod audit;
+#[cfg(feature = "cuda")]
+mod device_step;
 mod drop_path;
 mod error;
 pub mod export;
+mod flat;
 pub mod init;
 pub mod job;
 pub mod log;

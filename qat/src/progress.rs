@@ -72,9 +72,14 @@ impl Progress {
 
     /// The usual loss, if `loss` is so far above it that the training diverges.
     pub(crate) fn exploded_from(&self, loss: f64) -> Option<f64> {
+        self.usual_loss.filter(|_| loss > self.most_loss())
+    }
+
+    /// The highest loss of a training that does not diverge.
+    pub(crate) fn most_loss(&self) -> f64 {
         let (factor, offset) =
             if self.iteration >= LOSS_AVERAGE_WARMUP { EXPLOSION } else { EARLY_EXPLOSION };
-        self.usual_loss.filter(|usual| loss > factor * usual + offset)
+        self.usual_loss.map_or(f64::MAX, |usual| factor * usual + offset)
     }
 
     /// Records an iteration with an update of the optimizer; `updates` is their number and `loss` the iteration's loss.

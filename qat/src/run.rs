@@ -252,9 +252,14 @@ impl Run<'_> {
     fn iterations(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
         let began = Instant::now();
         let mut since = SinceRecord::new(source.work().unwrap_or_default());
+        let mut launches = None;
         loop {
             let report = self.iterate(source)?;
             let done = self.trainer.iterations_done();
+            if launches.is_none() {
+                launches = self.trainer.launches();
+                launches.iter().for_each(|text| self.hooks.say(text));
+            }
             since.iterations += 1;
             since.loss.add(&report.loss);
             let record = (done.is_multiple_of(self.job.log.every) || done == self.course.iterations())

@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, largest_code, weight_scales};
-use swinq_float::ops::taped::{FakeActivation, FakeChannels, FakeWeight, LearnedScale};
+use swinq_float::ops::taped::{
+    FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
+};
+use swinq_float::tape::Passes;
 use swinq_kernels::{ColumnQuantizers, Quantizer};
 use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
@@ -31,19 +34,39 @@ struct ActivationScale {
     ratio: Option<Tensor>,
     /// The quantizer of the current scale.
     now: Quantizer,
-    /// The quantizers of the channels for this scale, if they have their own, and the constants behind them.
-    channels: Option<(ChannelCodes, Arc<ColumnQuantizers>)>,
+    /// The quantizers of the channels for this scale, if they have their own.
+    channels: Option<Channels>,
+}
+
+/// The quantizers of the channels of a site.
+#[derive(Debug)]
+struct Channels {
+    /// The constants behind them.
+    codes: ChannelCodes,
+    columns: Arc<ColumnQuantizers>,
+    /// The same on the GPU that trains, if one does.
+    resident: Option<Tensor>,
+}
+
+impl Channels {
+    fn new(codes: ChannelCodes, columns: ColumnQuantizers, device: &Device) -> candle_core::Result<Channels> {
+        let columns = Arc::new(columns);
+        let resident = device.is_cuda().then(|| resident_columns(&columns, device)).transpose()?;
+        Ok(Channels { codes, columns, resident })
+    }
 }
 
 impl ActivationScale {
     /// Sets the current scale to `amax / 127`; `false` if it cannot quantize.
-    fn set(&mut self, amax: f32) -> bool {
-        let Some(now) = Quantizer::new(scale_of(amax)) else { return false };
+    fn set(&mut self, amax: f32, device: &Device) -> candle_core::Result<bool> {
+        let Some(now) = Quantizer::new(scale_of(amax)) else { return Ok(false) };
         self.now = now;
-        self.channels.as_mut().is_none_or(|(codes, columns)| {
-            let found = ColumnQuantizers::channels(now.scale(), &codes.factors, &codes.zero_points);
-            found.map(|found| *columns = Arc::new(found)).is_some()
-        })
+        let Some(Channels { codes, .. }) = &self.channels else { return Ok(true) };
+        let Some(found) = ColumnQuantizers::channels(now.scale(), &codes.factors, &codes.zero_points) else {
+            return Ok(false);
+        };
+        self.channels = Some(Channels::new(codes.clone(), found, device)?);
+        Ok(true)
     }
 }
 
@@ -51,21 +74,21 @@ impl ActivationScale {
 #[derive(Debug)]
 struct WeightScale {
     spec: SiteSpec,
-    /// The factors of the input's channels, `[in]`, if they have their own: the codes include them.
+    /// The factors of the input's channels, if they have their own, and their reciprocals, `[2, in]`: the codes include them.
     factors: Option<Tensor>,
     /// The initial scales: one, or one per output channel.
     base: Vec<f32>,
-    /// The trained ratios to the initial scales, if the scales are learned.
-    ratio: Option<Tensor>,
+    /// The trained ratios to the initial scales, if the scales are learned, and the initial scales on their device.
+    ratio: Option<[Tensor; 2]>,
     /// The current scales.
-    now: Vec<f32>,
+    now: WeightScales,
 }
 
 impl WeightScale {
     /// The tensor that determines the scales, on the weight's device: the trained ratios, or the largest
     /// magnitudes. `None` if the scales must be computed from the whole weight in host memory.
     fn source(&self, weight: &Tensor) -> Result<Option<Tensor>, QatError> {
-        if let Some(ratio) = &self.ratio {
+        if let Some([ratio, _]) = &self.ratio {
             return Ok(Some(ratio.clone()));
         }
         if self.spec.calibrator != Calibrator::Max || weight.device().is_cpu() {
@@ -76,7 +99,23 @@ impl WeightScale {
 
     /// The weight that the codes represent.
     fn folded(&self, weight: &Tensor) -> candle_core::Result<Tensor> {
-        self.factors.as_ref().map_or_else(|| Ok(weight.clone()), |factors| weight.broadcast_mul(factors))
+        let fold = |factors: &Tensor| weight.broadcast_mul(&factors.get(0)?);
+        self.factors.as_ref().map_or_else(|| Ok(weight.clone()), fold)
+    }
+
+    /// Computes the scales on the GPU that holds `weight`; `None` if they are chosen in host memory.
+    #[cfg(feature = "cuda")]
+    fn on_device(&self, weight: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        use swinq_float::ops::taped::cuda::{learned_scales, scales_of_weight};
+        let largest = f32::from(largest_code(&self.spec));
+        if let Some([ratio, base]) = &self.ratio {
+            let factor = lsq_factor(weight.elem_count() / self.base.len(), largest);
+            return learned_scales(ratio, base, factor).map(Some);
+        }
+        if self.spec.calibrator != Calibrator::Max {
+            return Ok(None);
+        }
+        scales_of_weight(weight, self.base.len(), self.factors.as_ref(), largest).map(Some)
     }
 
     /// Computes the scales from the values of [`WeightScale::source`].
@@ -116,11 +155,17 @@ impl ScaleTable {
             let ratio = |n: usize| learned.then(|| Tensor::ones(n, DType::F32, device)).transpose();
             if let Site::Weight(linear) = site {
                 let spec = model.site(site).spec.clone();
-                let factors = model.weight_factors(linear).map(|f| Tensor::new(f, device)).transpose()?;
-                let mut scale = WeightScale { spec, factors, ratio: None, now: Vec::new(), base: Vec::new() };
+                let both = |f: &[f32]| [f, &f.iter().map(|f| f.recip()).collect::<Vec<_>>()].concat();
+                let factors = model.weight_factors(linear).map(both);
+                let factors =
+                    factors.map(|f| Tensor::new(f.as_slice(), device)?.reshape((2, ()))).transpose()?;
+                let now = WeightScales::Host(Vec::new());
+                let mut scale = WeightScale { spec, factors, ratio: None, now, base: Vec::new() };
                 scale.base =
                     recomputed(linear, &scale.folded(&tensors[&linear.weight_name()])?, &scale.spec)?;
-                (scale.ratio, scale.now) = (ratio(scale.base.len())?, scale.base.clone());
+                scale.now = WeightScales::Host(scale.base.clone());
+                let initial = Tensor::new(scale.base.as_slice(), device)?;
+                scale.ratio = ratio(scale.base.len())?.map(|ratio| [ratio, initial]);
                 table.weights.insert(linear, scale);
             } else {
                 let unusable =
@@ -131,8 +176,10 @@ impl ScaleTable {
                     return Err(QatError::Site { site, problem });
                 }
                 let now = Quantizer::new(scale_of(amax)).ok_or_else(unusable)?;
-                let columns = model.column_quantizers(site).map_err(QatError::from)?.map(Arc::new);
+                let columns = model.column_quantizers(site).map_err(QatError::from)?;
                 let channels = model.site(site).channels.clone().zip(columns);
+                let channels =
+                    channels.map(|(codes, columns)| Channels::new(codes, columns, device)).transpose()?;
                 table.activations.insert(site, ActivationScale { amax, ratio: ratio(1)?, now, channels });
             }
         }
@@ -147,34 +194,109 @@ impl ScaleTable {
     /// The ratios of the learned scales, with their names among the parameters.
     pub fn ratios(&self) -> impl Iterator<Item = (String, &Tensor)> {
         let activations = self.activations.iter().map(|(site, scale)| (*site, scale.ratio.as_ref()));
-        let weights =
-            self.weights.iter().map(|(linear, scale)| (Site::Weight(*linear), scale.ratio.as_ref()));
+        let weights = self
+            .weights
+            .iter()
+            .map(|(linear, scale)| (Site::Weight(*linear), scale.ratio.as_ref().map(|r| &r[0])));
         activations.chain(weights).filter_map(|(site, ratio)| Some((ratio_name(site), ratio?)))
     }
 
-    /// Recomputes every scale from the parameters.
+    /// Replaces the tensors of learned ratios by those of `parameters`, which have the same values.
+    pub fn rebind(&mut self, parameters: &BTreeMap<String, Tensor>) {
+        let of = |site| parameters.get(&ratio_name(site)).cloned();
+        for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
+            scale.ratio = of(site);
+        }
+        for (&linear, scale) in &mut self.weights {
+            if let (Some([ratio, _]), Some(found)) = (&mut scale.ratio, of(Site::Weight(linear))) {
+                *ratio = found;
+            }
+        }
+    }
+
+    /// Why an update needs the host, with [`Passes::Fused`] on a GPU; `None` if it does not.
+    pub fn needs_host(&self) -> Option<String> {
+        if let Some((site, _)) = self.activations.iter().find(|(_, scale)| scale.ratio.is_some()) {
+            return Some(format!(
+                "the scale of {site} is learned, and activation scales are read by the host"
+            ));
+        }
+        let chosen = |(_, scale): &(&Linear, &WeightScale)| {
+            scale.ratio.is_none() && scale.spec.calibrator != Calibrator::Max
+        };
+        let (linear, scale) = self.weights.iter().find(chosen)?;
+        Some(format!(
+            "the scales of {} are chosen by {} on the host",
+            Site::Weight(*linear),
+            scale.spec.calibrator
+        ))
+    }
+
+    /// Drops the current scales of weights that are on a GPU; the next update computes them again.
+    pub fn forget(&mut self) {
+        for scale in self.weights.values_mut().filter(|scale| matches!(scale.now, WeightScales::Device(_))) {
+            scale.now = WeightScales::Host(Vec::new());
+        }
+    }
+
+    /// Recomputes every scale from the parameters, for passes of the kind `passes`.
     ///
     /// # Errors
     /// A weight can no longer be quantized, or a scale is no longer a positive, finite number.
-    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>) -> Result<(), QatError> {
+    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>, passes: Passes) -> Result<(), QatError> {
         let ratios = self.activations.values().filter_map(|scale| scale.ratio.clone()).collect();
         let mut ratios = read_together(ratios)?.into_iter().map(|ratio| ratio[0]);
         for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
             let amax = scale.amax * ratios.next().expect("one ratio for each learned scale");
-            if !scale.set(amax) {
+            let device = scale.ratio.as_ref().map_or(&Device::Cpu, Tensor::device).clone();
+            if !scale.set(amax, &device)? {
                 return Err(QatError::Site { site, problem: format!("its range became {amax}") });
             }
         }
+        let on_host = self.update_on_device(tensors, passes)?;
+        self.update_on_host(tensors, &on_host)
+    }
+
+    /// Updates the weights whose scales are computed on a GPU, and returns the others.
+    #[cfg(feature = "cuda")]
+    fn update_on_device(
+        &mut self,
+        tensors: &BTreeMap<String, Tensor>,
+        passes: Passes,
+    ) -> Result<Vec<Linear>, QatError> {
+        let mut others = Vec::new();
+        for (&linear, scale) in &mut self.weights {
+            let weight = &tensors[&linear.weight_name()];
+            let fused = passes == Passes::Fused && weight.device().is_cuda();
+            match if fused { scale.on_device(weight)? } else { None } {
+                Some(table) => scale.now = WeightScales::Device(table),
+                None => others.push(linear),
+            }
+        }
+        Ok(others)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn update_on_device(&mut self, _: &BTreeMap<String, Tensor>, _: Passes) -> Result<Vec<Linear>, QatError> {
+        Ok(self.weights.keys().copied().collect())
+    }
+
+    fn update_on_host(
+        &mut self,
+        tensors: &BTreeMap<String, Tensor>,
+        linears: &[Linear],
+    ) -> Result<(), QatError> {
         let mut sources = Vec::new();
-        for (linear, scale) in &self.weights {
-            sources.push(scale.source(&tensors[&linear.weight_name()])?);
+        for linear in linears {
+            sources.push(self.weights[linear].source(&tensors[&linear.weight_name()])?);
         }
         let mut values = read_together(sources.iter().flatten().cloned().collect())?.into_iter();
-        for ((&linear, scale), source) in self.weights.iter_mut().zip(&sources) {
-            scale.now = match source {
+        for (&linear, source) in linears.iter().zip(&sources) {
+            let scale = self.weights.get_mut(&linear).expect("it is one of them");
+            scale.now = WeightScales::Host(match source {
                 None => recomputed(linear, &scale.folded(&tensors[&linear.weight_name()])?, &scale.spec)?,
                 Some(_) => scale.scales(values.next().expect("one vector for each source")),
-            };
+            });
         }
         Ok(())
     }
@@ -182,12 +304,12 @@ impl ScaleTable {
     /// As [`ScaleTable::fake`], of a site whose channels have their own scales and zero points; `None` for every
     /// other site.
     pub fn fake_channels(&self, site: Site, values: usize) -> Option<FakeChannels> {
-        let (_, columns) = self.activations.get(&site)?.channels.as_ref()?;
+        let Channels { columns, resident, .. } = self.activations.get(&site)?.channels.as_ref()?;
         let FakeActivation { quantizer: step, learned } = self.fake(site, values)?;
-        Some(FakeChannels { step, columns: Arc::clone(columns), learned })
+        Some(FakeChannels { step, columns: Arc::clone(columns), resident: resident.clone(), learned })
     }
 
-    /// The factors of the input's channels that the codes of a weight include.
+    /// The factors of the input's channels that the codes of a weight include, and their reciprocals, `[2, in]`.
     pub fn weight_factors(&self, linear: Linear) -> Option<&Tensor> {
         self.weights.get(&linear)?.factors.as_ref()
     }
@@ -209,7 +331,7 @@ impl ScaleTable {
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
         let scale = self.weights.get(&linear)?;
         let largest = f32::from(largest_code(&scale.spec));
-        let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
+        let learned = scale.ratio.as_ref().map(|[ratio, _]| LearnedScale {
             ratio: ratio.clone(),
             base: scale.base.clone(),
             gradient_scale: lsq_factor(values / scale.base.len(), largest),

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Tensor;
-use swinq_float::ops::taped::{self, AttentionSites, FakeProbs, FakeWeight};
+use candle_core::{Tensor, TensorId};
+use swinq_float::ops::taped::{self, AttentionSites, FakeHidden, FakeProbs};
 use swinq_float::tape::Tape;
 use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::quantized::SiteState;
@@ -29,6 +29,8 @@ pub struct TrainSites {
     pub features: Option<BTreeMap<BlockId, Tensor>>,
     /// Searches for the first tensor that is not finite, if `Some`.
     pub audit: Option<Audit>,
+    /// The hidden layer that already went through the site of the next layer's input.
+    quantized: Option<TensorId>,
 }
 
 impl TrainSites {
@@ -47,6 +49,7 @@ impl TrainSites {
             drop_path: None,
             features: None,
             audit: None,
+            quantized: None,
         }
     }
 
@@ -55,21 +58,38 @@ impl TrainSites {
         if let Some(fake) = self.scales.fake_channels(site, values) {
             return taped::fake_quantize_channels(&self.tape, x, &fake);
         }
-        match self.scales.fake(site, values) {
-            Some(fake) => taped::fake_quantize(&self.tape, x, &fake),
-            None => Ok(x.clone()),
+        match (self.scales.fake(site, values), site) {
+            (Some(fake), Site::Input(_)) => taped::fake_quantize_operand(&self.tape, x, &fake),
+            (Some(fake), _) => taped::fake_quantize(&self.tape, x, &fake),
+            (None, _) => Ok(x.clone()),
         }
     }
 
-    /// The fake quantization of a weight. Factors of the input's channels are multiplied before and divided out
-    /// after it, because activations keep their own scales.
-    fn fake_weight(&self, linear: Linear, w: &Tensor, fake: &FakeWeight) -> candle_core::Result<Tensor> {
-        let Some(factors) = self.scales.weight_factors(linear) else {
-            return taped::fake_quantize_weight(&self.tape, w, fake);
-        };
-        let folded = taped::scale_columns(&self.tape, w, factors)?;
-        let rounded = taped::fake_quantize_weight(&self.tape, &folded, fake)?;
-        taped::scale_columns(&self.tape, &rounded, &factors.recip()?)
+    /// The fake quantization of the hidden layer of `block`, which has `values` values for each image.
+    fn fake_hidden(&self, block: BlockId, values: usize) -> FakeHidden {
+        let site = Site::Input(Linear::Fc2(block));
+        match (self.scales.fake_channels(site, values), self.scales.fake(site, values)) {
+            (Some(fake), _) => FakeHidden::Channels(fake),
+            (None, Some(fake)) => FakeHidden::Tensor(fake),
+            (None, None) => FakeHidden::Off,
+        }
+    }
+
+    /// Bias, GELU and the site of the next layer's input as one operation; `None` where they are separate.
+    fn hidden(
+        &mut self,
+        layer: &LinearWeights,
+        x: &Tensor,
+        weight: &Tensor,
+    ) -> candle_core::Result<Option<Tensor>> {
+        let Linear::Fc1(block) = layer.linear else { return Ok(None) };
+        if !self.tape.fuses_hidden(x) || self.audit.is_some() {
+            return Ok(None);
+        }
+        let values = x.dim(0)? / self.images * weight.dim(0)?;
+        let found = layer.apply_hidden(x, weight, &self.fake_hidden(block, values))?;
+        self.quantized = found.as_ref().map(Tensor::id);
+        Ok(found)
     }
 
     fn audit(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
@@ -82,6 +102,9 @@ impl TrainSites {
 
 impl Sites for TrainSites {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        if self.quantized == Some(x.id()) {
+            return Ok(x);
+        }
         self.audit(site, &x)?;
         if site == Site::Input(Linear::PatchEmbed) {
             // `linear` quantizes the patches instead: they hold the same values, in a tensor that is on the
@@ -103,7 +126,10 @@ impl Sites for TrainSites {
     fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
         let Site::Weight(linear) = site else { return Ok(w.clone()) };
         match self.scales.fake_weight(linear, w.elem_count()) {
-            Some(fake) => Ok(self.fake_weight(linear, w, &fake)?),
+            Some(fake) => {
+                let factors = self.scales.weight_factors(linear);
+                Ok(taped::fake_quantize_weight(&self.tape, w, &fake, factors)?)
+            }
             None => Ok(w.clone()),
         }
     }
@@ -123,7 +149,11 @@ impl Sites for TrainSites {
         let output = Site::Output(layer.linear);
         let y = match self.scales.fake(output, 1) {
             Some(_) => layer.finish(self.fake(output, &layer.before_bias(&x, &weight)?)?)?,
-            None => layer.apply(&x, &weight)?,
+            None => match self.hidden(layer, &x, &weight)? {
+                Some(hidden) => return Ok(hidden),
+                None if self.audit.is_some() => layer.finish(layer.before_bias(&x, &weight)?)?,
+                None => layer.apply(&x, &weight)?,
+            },
         };
         self.audit(output, &y)?;
         Ok(y)

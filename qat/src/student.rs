@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Device, Tensor, TensorId};
-use swinq_float::tape::{Gradients, Passes, Tape};
+use candle_core::{Device, Tensor, TensorId};
+use swinq_float::tape::{Gradients, Operands, Passes, Tape};
 use swinq_float::{Float, FloatError, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BlockId, HostTensor, QuantizedModel, Site, StateDict, SwinConfig, Transform};
@@ -11,6 +11,7 @@ use swinq_model::{Batch, BlockId, HostTensor, QuantizedModel, Site, StateDict, S
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
 use crate::error::QatError;
+use crate::flat::Flat;
 use crate::job::{LossKeys, Scales};
 use crate::loss::{LossParts, Targets, loss};
 use crate::mixing::Partners;
@@ -64,8 +65,7 @@ impl Sites for Capture {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. `half` is the
-    /// type of the operands of matrix products on a GPU.
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs.
     ///
     /// # Errors
     /// The errors of [`Swin::new`].
@@ -73,9 +73,9 @@ impl Teacher {
         model: &FloatModel,
         features: bool,
         device: &Device,
-        half: Option<DType>,
+        operands: Operands,
     ) -> Result<Teacher, QatError> {
-        let tape = Tape::with_operand_type(half);
+        let tape = Tape::with_operands(operands);
         let swin = if device.is_cpu() {
             Swin::new(&model.config, &model.tensors, device)?
         } else {
@@ -95,11 +95,18 @@ impl Teacher {
     /// # Errors
     /// Errors of the forward pass.
     pub fn forward(&self, batch: &Batch) -> Result<TeacherOutput, QatError> {
-        let images = self.swin.images(batch, &self.transform)?;
+        self.forward_images(&self.swin.images(batch, &self.transform)?)
+    }
+
+    /// [`Teacher::forward`], on normalised images or their patches ([`Swin::forward`]).
+    ///
+    /// # Errors
+    /// Errors of the forward pass.
+    pub fn forward_images(&self, images: &Tensor) -> Result<TeacherOutput, QatError> {
         let mut capture = Capture(BTreeMap::new());
         let logits = match self.features {
-            true => self.swin.forward(&images, &mut capture)?,
-            false => self.swin.forward(&images, &mut Float)?,
+            true => self.swin.forward(images, &mut capture)?,
+            false => self.swin.forward(images, &mut Float)?,
         };
         Ok(TeacherOutput { logits, features: capture.0 })
     }
@@ -120,6 +127,9 @@ pub struct Student {
     sites: TrainSites,
     /// Every parameter by name, in Microsoft's naming; ratios of learned scales are `scale.SITE`.
     parameters: BTreeMap<String, Tensor>,
+    /// On a GPU, the memory in which all parameters lie.
+    flat: Option<(Flat, Tensor)>,
+    passes: Passes,
     /// The names of the parameters.
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
@@ -133,8 +143,7 @@ pub type Complete<'a> = dyn FnMut(&str, &Tensor) -> candle_core::Result<()> + 'a
 
 impl Student {
     /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, the
-    /// treatment of the scale; without it the training is in float. `half` is the type of the operands of
-    /// matrix products.
+    /// treatment of the scale; without it the training is in float.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized, and candle's errors.
@@ -142,17 +151,25 @@ impl Student {
         start: &FloatModel,
         quantized: Option<(&QuantizedModel, &[(Site, Scales)])>,
         device: &Device,
-        half: Option<DType>,
+        operands: Operands,
     ) -> Result<Student, QatError> {
         swinq_model::params::check_parameters(&start.config, &start.tensors)?;
         let mut parameters = on_device(&start.tensors, device)?;
-        let tape = Tape::with_operand_type(half);
-        let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
-        let scales = match quantized {
+        let tape = Tape::with_operands(operands);
+        let mut scales = match quantized {
             Some((model, policy)) => ScaleTable::new(model, policy, &parameters, device)?,
             None => ScaleTable::off(),
         };
         parameters.extend(scales.ratios().map(|(name, ratio)| (name, ratio.clone())));
+        let mut flat = None;
+        if device.is_cuda() {
+            let places = Flat::new(&parameters);
+            let values = places.gathered(&parameters, device)?;
+            parameters = places.views(&values)?;
+            scales.rebind(&parameters);
+            flat = Some((places, values));
+        }
+        let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
         parameters.values().for_each(|parameter| tape.watch(parameter));
         Ok(Student {
             config: start.config.clone(),
@@ -160,6 +177,8 @@ impl Student {
             swin,
             sites: TrainSites::new(&tape, quantized.map(|(model, _)| model), scales),
             tape,
+            flat,
+            passes: Passes::default(),
             recompute: false,
             inputs: Vec::new(),
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
@@ -174,8 +193,19 @@ impl Student {
     }
 
     /// Selects the implementation of the passes.
-    pub fn set_passes(&self, passes: Passes) {
+    pub fn set_passes(&mut self, passes: Passes) {
+        self.passes = passes;
         self.tape.set_passes(passes);
+    }
+
+    /// On a GPU, where the parameters lie, and the memory in which they do.
+    pub(crate) fn flat(&self) -> Option<&(Flat, Tensor)> {
+        self.flat.as_ref()
+    }
+
+    /// The preprocessing of the images.
+    pub fn transform(&self) -> &Transform {
+        &self.transform
     }
 
     /// The parameters.
@@ -203,7 +233,14 @@ impl Student {
     /// # Errors
     /// The errors of [`ScaleTable::update`].
     pub fn update_scales(&mut self) -> Result<(), QatError> {
-        self.sites.scales.update(&self.parameters)
+        self.sites.scales.update(&self.parameters, self.passes)
+    }
+
+    /// Drops everything that a pass left behind: the recorded operations and the scales of weights that are on a GPU.
+    pub fn forget(&mut self) {
+        self.tape.clear();
+        self.inputs.clear();
+        self.sites.scales.forget();
     }
 
     /// The forward pass: logits `[images, classes]`, recorded on the tape unless the backward pass recomputes activations.
@@ -216,11 +253,25 @@ impl Student {
         drop_path: Option<DropPath>,
         features: bool,
     ) -> Result<Tensor, QatError> {
+        let images = self.swin.images(batch, &self.transform)?;
+        self.forward_images(images, batch.len(), drop_path, features)
+    }
+
+    /// [`Student::forward`], on `count` normalised images or on their patches ([`Swin::forward`]).
+    ///
+    /// # Errors
+    /// Errors of the forward pass.
+    pub fn forward_images(
+        &mut self,
+        images: Tensor,
+        count: usize,
+        drop_path: Option<DropPath>,
+        features: bool,
+    ) -> Result<Tensor, QatError> {
         self.tape.clear();
-        self.sites.images = batch.len();
+        self.sites.images = count;
         self.sites.drop_path = drop_path;
         self.sites.features = features.then(BTreeMap::new);
-        let images = self.swin.images(batch, &self.transform)?;
         if !self.recompute {
             return Ok(self.swin.forward(&images, &mut self.sites)?);
         }
@@ -275,6 +326,21 @@ impl Student {
             }
             parts.total += keys.features * parts.features;
         }
+        Ok((parts, self.backward_from(logits, dlogits, seeds, complete)?))
+    }
+
+    /// The gradients of the parameters, from the gradient `dlogits` of the `logits` of the last forward pass, and from those of
+    /// other results, `seeds`. Calls `complete` with each gradient as soon as it is complete.
+    ///
+    /// # Errors
+    /// Errors of the backward passes and of `complete`.
+    pub fn backward_from(
+        &mut self,
+        logits: &Tensor,
+        dlogits: Tensor,
+        mut seeds: Vec<(TensorId, Tensor)>,
+        complete: &mut Complete<'_>,
+    ) -> Result<Gradients, QatError> {
         let names = std::mem::take(&mut self.names);
         let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
         let gradients = if self.recompute {
@@ -285,7 +351,7 @@ impl Student {
             self.tape.backward_with(seeds, named).map_err(QatError::from)
         };
         self.names = names;
-        Ok((parts, gradients?))
+        gradients
     }
 
     fn segments(&mut self) -> Segments<'_> {

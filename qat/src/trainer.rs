@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Tensor};
-use swinq_float::tape::{Gradients, Passes};
+#[cfg(feature = "cuda")]
+mod device;
+
+use candle_core::{Device, Tensor};
+use swinq_float::tape::{Gradients, Operands, Passes};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel};
 
-use crate::adamw::{AdamW, Update, norm, set};
+use crate::adamw::{AdamW, Moments, Update, norm, set};
 use crate::drop_path::DropPath;
 use crate::error::QatError;
 use crate::export;
@@ -65,6 +68,10 @@ pub struct Trainer {
     progress: Progress,
     /// The processes that train together; this one alone by default.
     world: World,
+    passes: Passes,
+    /// Iterations without the host, once the first one has begun.
+    #[cfg(feature = "cuda")]
+    on_device: device::OnDevice,
 }
 
 /// The gradients of an iteration by parameter, and its loss.
@@ -81,31 +88,35 @@ impl Trainer {
             Some(model) => job.quantization.resolve(&job.name, &sites_with_scales(model))?,
             None => Vec::new(),
         };
-        let half = match job.precision {
-            Precision::F32 => None,
-            Precision::Bf16 => Some(DType::BF16),
-            Precision::F16 => Some(DType::F16),
+        let operands = match job.precision {
+            Precision::F32 => Operands::F32,
+            Precision::Tf32 => Operands::Tf32,
+            Precision::Bf16 => Operands::Bf16,
+            Precision::F16 => Operands::F16,
         };
         let quantized = start.quantized.map(|model| (model, policy.as_slice()));
-        let mut student = Student::new(float, quantized, &start.device, half)?;
+        let mut student = Student::new(float, quantized, &start.device, operands)?;
         student.set_recompute(job.recompute);
         let features = job.loss.features > 0.0;
         let teacher =
-            start.teacher.map(|model| Teacher::new(model, features, &start.device, half)).transpose()?;
-        let average = (job.optimizer.ema > 0.0).then(|| copies(student.parameters())).transpose()?;
+            start.teacher.map(|model| Teacher::new(model, features, &start.device, operands)).transpose()?;
+        let memory = Memory::new(&student, job.optimizer.ema > 0.0)?;
         Ok(Trainer {
             job: (*job).clone(),
             start: (*float).clone(),
             template: start.quantized.cloned(),
             teacher,
-            optimizer: AdamW::new(&job.optimizer, student.parameters())?,
-            average,
+            optimizer: AdamW::new(&job.optimizer, memory.moments),
+            average: memory.average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
             mixing: Mixing::new(&job.mixing, job.seed),
             schedule,
             progress: Progress::new(job.precision),
             student,
             world: World::default(),
+            passes: Passes::default(),
+            #[cfg(feature = "cuda")]
+            on_device: device::OnDevice::new(memory.pieces),
         })
     }
 
@@ -126,6 +137,7 @@ impl Trainer {
 
     /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
     pub fn set_passes(&mut self, passes: Passes) {
+        self.passes = passes;
         self.student.set_passes(passes);
         self.teacher.iter().for_each(|teacher| teacher.set_passes(passes));
         self.optimizer.passes = passes;
@@ -158,6 +170,10 @@ impl Trainer {
     /// [`QatError::Diverged`] if a loss or a gradient is not finite or the loss explodes; the parameters are
     /// then unchanged. Unreadable images, or a device that fails.
     pub fn iterate(&mut self, source: &mut dyn BatchSource) -> Result<IterationReport, QatError> {
+        #[cfg(feature = "cuda")]
+        if self.iterates_on_device()? {
+            return self.iterate_on_device(source);
+        }
         if let Some(found) = self.student.parameter_not_finite()? {
             return Err(self.diverged(found));
         }
@@ -169,11 +185,23 @@ impl Trainer {
         self.apply(parts, &gradients, source)
     }
 
+    /// How the iterations are put on the GPU; `None` on the CPU, and before that is decided.
+    pub fn launches(&self) -> Option<String> {
+        #[cfg(feature = "cuda")]
+        return self.on_device.launches();
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
     /// The number of this process's batch `part` of the iteration, in the whole run of all processes.
     fn number(&self, part: usize) -> u64 {
+        self.number_in(self.progress.iteration, part)
+    }
+
+    /// [`Trainer::number`], of another iteration.
+    fn number_in(&self, iteration: u64, part: usize) -> u64 {
         let place = self.world.place();
-        (self.progress.iteration * place.size as u64 + place.rank as u64) * self.job.accumulate as u64
-            + part as u64
+        (iteration * place.size as u64 + place.rank as u64) * self.job.accumulate as u64 + part as u64
     }
 
     /// Loss and gradients of this process's batches. `complete` receives each gradient as soon as no later operation of the
@@ -398,6 +426,38 @@ impl Trainer {
     /// Errors of candle.
     pub fn float(&self) -> Result<FloatModel, QatError> {
         export::float(&self.start, self.values())
+    }
+}
+
+/// The tensors that an optimizer keeps for the parameters.
+struct Memory {
+    moments: BTreeMap<String, Moments>,
+    /// The moving average of the parameters.
+    average: Option<BTreeMap<String, Tensor>>,
+    /// On a GPU, the pieces of memory in which they lie: first moments, second moments, average.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA updates them together"))]
+    pieces: Option<([Tensor; 2], Option<Tensor>)>,
+}
+
+impl Memory {
+    fn new(student: &Student, average: bool) -> Result<Memory, QatError> {
+        let parameters = student.parameters();
+        let Some((flat, values)) = student.flat() else {
+            let average = average.then(|| copies(parameters)).transpose()?;
+            return Ok(Memory { moments: Moments::zeros(parameters)?, average, pieces: None });
+        };
+        let pieces = [flat.zeros(values.device())?, flat.zeros(values.device())?];
+        let [mut first, mut second] = [flat.views(&pieces[0])?, flat.views(&pieces[1])?];
+        let moments = parameters.keys().map(|name| {
+            let of = |views: &mut BTreeMap<String, Tensor>| {
+                views.remove(name).expect("every parameter has a place")
+            };
+            (name.clone(), Moments { first: of(&mut first), second: of(&mut second) })
+        });
+        let moments = moments.collect();
+        let copy = average.then(|| values.copy()).transpose()?;
+        let average = copy.as_ref().map(|copy| flat.views(copy)).transpose()?;
+        Ok(Memory { moments, average, pieces: Some((pieces, copy)) })
     }
 }
 

@@ -95,6 +95,8 @@ INLINE T host_min(T a, T b) {
 }
 INLINE f32 min_f32(f32 a, f32 b) { return host_min(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return -host_min(-a, -b); }
+INLINE f64 exp_f64(f64 x) { return __builtin_exp(x); }
+INLINE f64 log_f64(f64 x) { return __builtin_log(x); }
 INLINE f64 max_f64(f64 a, f64 b) { return -host_min(-a, -b); }
 
 INLINE s32 round_s32(f32 x) {

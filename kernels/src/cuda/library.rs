@@ -1,12 +1,12 @@
 //! Detects which CUDA libraries this machine has. They are loaded from the loader's path when first used. A
-//! program that is linked with them (feature `linked`) loads all of them except NVTX when it starts.
+//! program that is linked with them (feature `linked`) loads all of them except NCCL and NVTX when it starts.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use cudarc::{cublaslt, driver, nvrtc};
 
-use super::{CudaError, nvtx};
+use super::{CudaError, nccl, nvtx};
 
 /// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,8 +17,10 @@ pub enum Library {
     Nvrtc,
     /// Matrix products.
     CublasLt,
-    /// The older BLAS library; nothing here needs it.
+    /// The older BLAS library, for the products of training.
     Cublas,
+    /// Sums over the GPUs of several processes, for training.
+    Nccl,
     /// Named ranges for profilers.
     Nvtx,
 }
@@ -43,6 +45,7 @@ impl Library {
             Library::Nvrtc => "libnvrtc.so",
             Library::CublasLt => "libcublasLt.so",
             Library::Cublas => "libcublas.so",
+            Library::Nccl => "libnccl.so.2",
             Library::Nvtx => "libnvtx3interop.so",
         }
     }
@@ -60,6 +63,7 @@ impl Library {
             Library::Cublas => {
                 "the CUDA toolkit 12 or 13, or its part: nvidia-cublas from PyPI, libcublas12 from Debian"
             }
+            Library::Nccl => "nvidia-nccl-cu13 or nvidia-nccl-cu12 from PyPI, libnccl2 from NVIDIA's packages",
             Library::Nvtx => "nvidia-nvtx from PyPI; libnvToolsExt.so of the CUDA toolkit 12 does as well",
         }
     }
@@ -67,8 +71,9 @@ impl Library {
 
 /// Whether `library` can be loaded. It is loaded at most once, so the answer does not change.
 pub fn present(library: Library) -> bool {
-    static FOUND: [OnceLock<bool>; 5] = [const { OnceLock::new() }; 5];
+    static FOUND: [OnceLock<bool>; 6] = [const { OnceLock::new() }; 6];
     *FOUND[library as usize].get_or_init(|| match library {
+        Library::Nccl => nccl::loaded(),
         Library::Nvtx => nvtx::loaded().is_some(),
         _ => can_be_opened(library),
     })
@@ -90,7 +95,7 @@ fn can_be_opened(library: Library) -> bool {
             Library::Nvrtc => nvrtc::sys::is_culib_present(),
             Library::CublasLt => cublaslt::sys::is_culib_present(),
             Library::Cublas => cudarc::cublas::sys::is_culib_present(),
-            Library::Nvtx => false,
+            Library::Nccl | Library::Nvtx => false,
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod ladder;
 pub mod launch;
 pub mod library;
 mod memory;
+pub mod nccl;
 mod nvrtc;
 mod nvtx;
 pub mod ops;

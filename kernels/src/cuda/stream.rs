@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
+use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstream_flags};
 
 use super::device::Context;
 use super::error::check;
@@ -79,6 +79,19 @@ impl Stream {
             self.busy().extend(done);
         }
         status
+    }
+
+    /// Whether all work on the stream is done.
+    ///
+    /// # Errors
+    /// Earlier work on the stream failed, or the driver fails.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.handle) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => check("cuStreamQuery", status).map(|()| true),
+        }
     }
 
     /// Makes later work on the stream wait for `event`.

@@ -11,8 +11,8 @@ use swinq_kernels::cuda::ops::rows::RowsConfig;
 use swinq_kernels::cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
 use swinq_kernels::cuda::training::{
-    AttentionProgram, FakeProgram, NormProgram, column_sums_program, gather_program, pointwise_program,
-    table_program,
+    AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, NormProgram, ScalesProgram, UpdateProgram,
+    column_sums_program, gather_program, patches_program, pointwise_program, table_program,
 };
 use swinq_kernels::{Gelu, Quantizer};
 
@@ -174,11 +174,27 @@ fn training(scope: Scope) -> Vec<Program> {
     programs.extend(["gelu_forward", "gelu_backward", "adamw"].map(pointwise_program));
     for vector in [1, 4] {
         programs.extend(["gather", "add_bias"].map(|entry| gather_program(entry, vector)));
-        for (table, steps) in [(false, false), (false, true), (true, false), (true, true)] {
-            let fake = FakeProgram { vector, table, steps };
+        for (table, factors, steps, out) in [
+            (false, false, false, 0),
+            (false, false, true, 1),
+            (true, false, false, 2),
+            (true, false, true, 0),
+            (true, true, true, 1),
+        ] {
+            let fake = FakeProgram { vector, table, factors, steps, out };
             programs.extend(["fake_forward", "fake_backward", "fake_steps"].map(|entry| fake.program(entry)));
         }
+        for (out, gelu, fake, steps) in
+            [(0, false, 2, true), (1, true, 2, true), (1, true, 1, false), (2, false, 0, false)]
+        {
+            let columns = ColumnsProgram { vector, out, gelu, fake, steps };
+            programs.extend(["columns_forward", "columns_backward"].map(|entry| columns.program(entry)));
+        }
     }
+    programs.push(patches_program());
+    programs.extend(["row_maxima", "scale_table"].map(ScalesProgram::program));
+    programs.extend(["loss_of_images", "loss_of_batch"].map(LossProgram::program));
+    programs.extend(["measure", "decide", "update", "add"].map(UpdateProgram::program));
     let columns: &[usize] =
         if scope == Scope::Few { &[96, 768] } else { &[32, 96, 192, 384, 768, 1536, 3072, 4096] };
     let norms = columns.iter().map(|&columns| NormProgram { columns });

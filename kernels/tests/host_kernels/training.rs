@@ -1,6 +1,7 @@
 //! Compares the training kernels with scalar versions in f64 and with finite differences.
 
 mod attention;
+mod iteration;
 
 use swinq_kernels::cuda::training::{
     FakeProgram, NormProgram, column_sums_launch, column_sums_program, gather_launch, gather_program,
@@ -51,10 +52,10 @@ fn fake_quantization() {
             .chain((0..rows).map(|i| 0.5 + i as f32))
             .collect();
         let parts = columns.div_ceil(16 * 256);
-        let compiled = FakeProgram { vector, table, steps: true };
+        let compiled = FakeProgram { vector, table, factors: false, steps: true, out: 0 };
         let launch = |entry, config, out: &[f32], partial: &[f32]| {
             let launch = Launch::new(&compiled.program(entry), config).array(&x).array(&grad);
-            let launch = launch.optional(table.then_some(&steps[..])).array(out).array(partial);
+            let launch = launch.optional(table.then_some(&steps[..])).null().array(out).array(partial);
             let launch = launch.int(rows).int(columns).int(parts).float(range.0).float(range.1);
             let launch = launch.float(quantizers[0].scale()).float(quantizers[0].recip()).float(0.25);
             let mut buffers = launch.run(compiler);

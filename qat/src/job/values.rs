@@ -62,6 +62,8 @@ pub enum Precision {
     /// 32 bits.
     #[default]
     F32,
+    /// 32 bits, of which tensor cores use 10 of the mantissa; on a GPU only.
+    Tf32,
     /// bfloat16; on a GPU only.
     Bf16,
     /// Half precision with a scaled loss; on a GPU only.

@@ -57,6 +57,11 @@ impl Layout {
         layout
     }
 
+    /// The names of the parameters of each bucket.
+    pub fn names(&self) -> Vec<Vec<String>> {
+        self.buckets.iter().map(|slots| slots.iter().map(|slot| slot.name.clone()).collect()).collect()
+    }
+
     /// Number of buckets.
     pub fn len(&self) -> usize {
         self.buckets.len()

@@ -120,6 +120,26 @@ impl Link {
         }
     }
 
+    /// Looks, without waiting, whether the other rank has ended.
+    pub(super) fn check(&mut self) -> Result<(), RankError> {
+        let mut header = [0; 16];
+        let seen = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut header));
+        self.stream.set_nonblocking(false).map_err(|error| self.error(&error))?;
+        match seen {
+            Ok(0) => Err(self.error(&ErrorKind::UnexpectedEof.into())),
+            Ok(16) if header[..4] == MAGIC && header[4] == Kind::End as u8 => {
+                self.header(Kind::Numbers).map(drop)
+            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(self.error(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error of a rank that does not come.
+    pub(super) fn silent(&self) -> RankError {
+        self.error(&ErrorKind::TimedOut.into())
+    }
+
     /// The error that another rank sent, of `length` bytes.
     fn reason(&mut self, length: u64) -> RankError {
         let mut text = vec![0; length.min(LONGEST_REASON as u64) as usize];

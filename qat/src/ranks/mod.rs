@@ -150,6 +150,20 @@ impl World {
         })
     }
 
+    /// Looks, without waiting, whether another rank has ended, or whether this one has waited for `waited` and thus too long.
+    ///
+    /// # Errors
+    /// The rank that is gone or silent, or the reason for which it ended the training.
+    pub fn check(&mut self, waited: Duration) -> Result<(), RankError> {
+        self.links.iter_mut().try_for_each(Link::check)?;
+        // Rank 0 may be waiting for a third rank, as in an exchange over TCP.
+        let limit = if self.is_first() { self.timeout } else { 2 * self.timeout };
+        match self.links.first() {
+            Some(link) if waited > limit => Err(link.silent()),
+            _ => Ok(()),
+        }
+    }
+
     /// Tells the other ranks that the training ends for `reason`. They end with this message.
     pub fn end(&mut self, reason: &str) {
         let reason = match self.links.is_empty() {

@@ -59,7 +59,7 @@ fn weights() {
             let name = linear.weight_name();
             let weight = &student.parameters()[&name];
             let Some(fake) = student.scales().fake_weight(linear, weight.elem_count()) else { continue };
-            let got = values(&fake_quantize_weight(&Tape::default(), weight, &fake).unwrap());
+            let got = values(&fake_quantize_weight(&Tape::default(), weight, &fake, None).unwrap());
             let Param::Int8(codes) = &exported.params[&name] else { panic!("{name} is not quantized") };
             assert_eq!(bits(&got), bits(&codes.dequantize().data), "{recipe}: {name} as exported");
             assert!(codes.codes.iter().any(|c| f32::from(*c).abs() == fake.largest), "{recipe}: {name}");

@@ -4,13 +4,15 @@
 use std::time::Instant;
 
 use swinq_float::tape::Passes;
-use swinq_qat::adamw::{AdamW, Update};
-use swinq_qat::job::OptimizerKeys;
+use swinq_qat::adamw::{AdamW, Moments, Update};
+use swinq_qat::job::{Job, OptimizerKeys};
+use swinq_qat::schedule::Schedule;
+use swinq_qat::{Start, Trainer};
 
 use super::*;
 
 fn gpu() -> Option<Device> {
-    match Device::new_cuda(0) {
+    match Device::new_cuda_with_stream(0) {
         Ok(device) => Some(device),
         Err(error) => {
             let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
@@ -34,7 +36,7 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     let mut student = case.student_on(device);
     student.set_passes(passes);
     let teacher_output =
-        Teacher::new(&case.teacher, true, device, None).unwrap().forward(&case.batch).unwrap();
+        Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) =
         student.backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0)).unwrap();
@@ -118,7 +120,7 @@ fn gpu_updates() {
         let start: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin()).collect();
         let p = Tensor::new(start.as_slice(), device).unwrap();
         let parameters = BTreeMap::from([("p".to_owned(), p.clone())]);
-        let mut adam = AdamW::new(&OptimizerKeys::default(), &parameters).unwrap();
+        let mut adam = AdamW::new(&OptimizerKeys::default(), Moments::zeros(&parameters).unwrap());
         adam.passes = passes;
         for i in 1..=5 {
             let gradient = ((&p * f64::from(i)).unwrap() - 1.0).unwrap();
@@ -131,6 +133,63 @@ fn gpu_updates() {
     for (got, want) in update(&device, Passes::Fused).iter().zip(&want) {
         let off = distance(got, want);
         assert!(off < 1e-6, "off by {off}");
+    }
+}
+
+/// Losses of `ITERATIONS` iterations, and how they were launched.
+fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -> (Vec<f64>, Option<String>) {
+    let keys: Vec<(String, String)> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let text = "model: q\nfloat: f\ndata: {path: unused}\noutput: unused\nbatch_size: 3\n";
+    let job = Job::from_yaml("iterations", text, &keys).unwrap();
+    let start = Start {
+        job: &job,
+        float: &case.float,
+        quantized: case.quantized.as_ref(),
+        teacher: Some(&case.teacher),
+        drop_path: 0.3,
+        device: device.clone(),
+    };
+    let mut trainer = Trainer::new(&start, Schedule::of(&job, 100).unwrap()).unwrap();
+    trainer.set_passes(passes);
+    let mut images = Images::of(&case.float.config, 3, 4);
+    let losses = (0..ITERATIONS).map(|_| trainer.iterate(&mut images).unwrap().loss.total).collect();
+    (losses, trainer.launches())
+}
+
+const ITERATIONS: usize = 6;
+
+/// Iterations without the host, launched as graphs from the second one on, give the losses of iterations in which the host
+/// takes part.
+#[test]
+fn gpu_iterations() {
+    let Some(device) = gpu() else { return };
+    let more = [("accumulate", "2"), ("optimizer.ema", "0.9"), ("recompute", "true"), ("optimizer.lr", "1e-3")];
+    let mixed = [("mixing.mixup", "0.8"), ("loss.smoothing", "0.1"), ("optimizer.clip_norm", "0.1")];
+    for keys in [&[][..], &more, &mixed] {
+        for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
+            let case = Case::new(shifted(), recipe, |_| false);
+            let keys = [keys, &[("quant", if recipe.is_some() { "on" } else { "off" })]].concat();
+            let (want, by_host) = losses(&case, &device, Passes::Composed, &keys);
+            let (got, launches) = losses(&case, &device, Passes::Fused, &keys);
+            assert!(by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")), "{launches:?}");
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got / want - 1.0).abs() < tolerance, "{keys:?}: {got} instead of {want}");
+            }
+        }
+    }
+}
+
+/// Learned scales of activations are read by the host, and the training says so.
+#[test]
+fn gpu_iterations_with_learned_scales() {
+    let Some(device) = gpu() else { return };
+    let case = Case::new(shifted(), Some("default"), |_| true);
+    let keys = [("quantization.activation_scales", "learned"), ("quantization.weight_scales", "learned")];
+    let (want, _) = losses(&case, &device, Passes::Composed, &keys);
+    let (got, launches) = losses(&case, &device, Passes::Fused, &keys);
+    assert!(launches.as_ref().is_some_and(|l| l.contains("is learned")), "{launches:?}");
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got / want - 1.0).abs() < 2e-2, "{got} instead of {want}");
     }
 }
 
@@ -186,7 +245,7 @@ fn times(
     let mut case = Case::new(config.clone(), recipe, |_| learned);
     case.batch = Images::of(config, images, 1).batch(0, 0).unwrap();
     let teacher_output =
-        Teacher::new(&case.teacher, true, device, None).unwrap().forward(&case.batch).unwrap();
+        Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
     let mut student = case.student_on(device);
     let reference = Reference::new(&case, student.parameters());
     let plain = median(device, || drop(reference.gradients(&case, &keys(), &teacher_output)));

@@ -17,6 +17,7 @@ use common::{
 use reference::Reference;
 use swinq_calib::set_channel_codes;
 use swinq_float::FloatClassifier;
+use swinq_float::tape::Operands;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BlockId, Classifier, Linear, QuantizedModel, Site, SwinConfig};
 use swinq_qat::export;
@@ -89,7 +90,7 @@ impl Case {
     /// [`Case::student`] on `device`.
     pub(crate) fn student_on(&self, device: &Device) -> Student {
         let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
-        let mut student = Student::new(&self.float, quantized, device, None).unwrap();
+        let mut student = Student::new(&self.float, quantized, device, Operands::F32).unwrap();
         for (name, parameter) in student.parameters().iter().filter(|(name, _)| name.starts_with("scale.")) {
             let part = 0.6 + 0.02 * (name.len() % 20) as f32;
             let ratio = vec![part; parameter.elem_count()];
@@ -115,7 +116,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 fn agree(what: &str, case: &Case, tolerance: f64) {
     let mut student = case.student();
     let teacher_output =
-        Teacher::new(&case.teacher, true, &Device::Cpu, None).unwrap().forward(&case.batch).unwrap();
+        Teacher::new(&case.teacher, true, &Device::Cpu, Operands::F32).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
     let mut complete = BTreeMap::new();
     let mut once = |name: &str, gradient: &Tensor| {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use swinq_kernels::{ColumnQuantizers, Quantizer};
 
 use super::fake_quant::{EDGE, LearnedScale, RANGE, codes, is_inside};
@@ -24,8 +24,29 @@ pub struct FakeChannels {
     pub step: Quantizer,
     /// The quantizer of each channel for this scale.
     pub columns: Arc<ColumnQuantizers>,
+    /// The quantizers on the device, `[3 * channels]`: reciprocals of the scales, zero points, scales; for CUDA.
+    pub resident: Option<Tensor>,
     /// The trained parameter behind the common scale, if it is learned.
     pub learned: Option<LearnedScale>,
+}
+
+impl FakeChannels {
+    /// [`FakeChannels::resident`].
+    #[cfg(feature = "cuda")]
+    pub(super) fn resident(&self) -> Result<&Tensor> {
+        self.resident
+            .as_ref()
+            .ok_or_else(|| candle_core::Error::Msg("the quantizers are not on the device".into()))
+    }
+}
+
+/// The quantizers of `columns` on `device`: [`FakeChannels::resident`].
+///
+/// # Errors
+/// Errors of candle.
+pub fn resident_columns(columns: &ColumnQuantizers, device: &Device) -> Result<Tensor> {
+    let table = [columns.recips(), columns.zero_points(), columns.scales()].concat();
+    Tensor::from_vec(table, 3 * columns.len(), device)
 }
 
 /// Fake quantization of `x` `[rows, channels]`.
@@ -34,18 +55,26 @@ pub struct FakeChannels {
 /// Another number of channels, and errors of candle.
 pub fn fake_quantize_channels(tape: &Tape, x: &Tensor, fake: &FakeChannels) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let host = tape.implementation(&x) == Implementation::Host;
-    let out = if host { fake_quantize_columns(&x, &fake.columns)? } else { composed(&x, fake)?.value };
+    let implementation = tape.implementation(&x);
+    let out = match implementation {
+        Implementation::Host => fake_quantize_columns(&x, &fake.columns)?,
+        #[cfg(feature = "cuda")]
+        Implementation::Cuda => super::cuda::channels(&x, fake, tape.operands())?,
+        Implementation::Composed => composed(&x, fake)?.value,
+    };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let fake = fake.clone();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let grad = grad.tensor().reshape(x.shape())?.contiguous()?;
-        let (dx, dscale) = if host {
-            on_host(&x, &grad, &fake)?
-        } else {
-            let Composed { inside, slope, .. } = composed(&x, &fake)?;
-            ((&grad * inside)?, (&grad * slope)?.sum_all()?.reshape(1)?)
+        let (dx, dscale) = match implementation {
+            Implementation::Host => on_host(&x, &grad, &fake)?,
+            #[cfg(feature = "cuda")]
+            Implementation::Cuda => return super::cuda::channels_gradient(&x, &fake, &grad, sink),
+            Implementation::Composed => {
+                let Composed { inside, slope, .. } = composed(&x, &fake)?;
+                ((&grad * inside)?, (&grad * slope)?.sum_all()?.reshape(1)?)
+            }
         };
         if let Some(learned) = &fake.learned {
             learned.add(sink, &dscale)?;

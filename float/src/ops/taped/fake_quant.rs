@@ -6,15 +6,16 @@
 //! gradient is that of `clamp`. A learned scale has LSQ's gradient (Esser et al., "Learned Step Size
 //! Quantization", ICLR 2020): `code - x r` inside the range, the code at the nearer end outside.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, bail};
 use swinq_kernels::Quantizer;
 
+use super::channels::scale_columns;
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::host::{GRAIN, slices};
 use crate::ops::composed::round_ties_even;
 use crate::ops::fused::vectorised;
-use crate::tape::{Gradient, Gradients, Implementation, Tape};
+use crate::tape::{Gradient, Gradients, Implementation, Operands, Tape};
 use crate::threads::map_each;
 
 /// Learned scales. They are trained as ratios to their initial values, so that updates are relative.
@@ -60,11 +61,20 @@ pub enum FakeProbs {
     S8(FakeActivation),
 }
 
+/// The current scales of a weight: one, or one per output channel.
+#[derive(Clone, Debug)]
+pub enum WeightScales {
+    /// In host memory.
+    Host(Vec<f32>),
+    /// On the device, with their reciprocals and the factors of their gradients, `[3 * scales]`; for CUDA.
+    Device(Tensor),
+}
+
 /// The fake quantization of a weight.
 #[derive(Clone, Debug)]
 pub struct FakeWeight {
-    /// The current scales: one, or one per output channel.
-    pub scales: Vec<f32>,
+    /// The current scales.
+    pub scales: WeightScales,
     /// Largest code: 127, or 7.
     pub largest: f32,
     /// The trained parameters behind the scales, if they are learned; otherwise the scales are constants.
@@ -83,13 +93,26 @@ pub(super) const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 /// # Errors
 /// Errors of candle.
 pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
+    fake_quantize_as(tape, x, fake, Operands::F32)
+}
+
+/// [`fake_quantize`], for the input of a linear layer: on CUDA the result has the tape's type of operands.
+///
+/// # Errors
+/// Errors of candle.
+pub fn fake_quantize_operand(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
+    fake_quantize_as(tape, x, fake, tape.operands())
+}
+
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA has operands of other types"))]
+fn fake_quantize_as(tape: &Tape, x: &Tensor, fake: &FakeActivation, operands: Operands) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
     let implementation = tape.implementation(&x);
     let out = match implementation {
         Implementation::Host => crate::ops::fake_quantize(&x, quantizer)?,
         #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::fake_quantize(&x, fake)?,
+        Implementation::Cuda => cuda::fake_quantize(&x, fake, operands)?,
         Implementation::Composed => composed_forward(&x, quantizer)?,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
@@ -114,25 +137,56 @@ pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<T
     Ok(out)
 }
 
-/// Fake quantization of a weight, whose first dimension is the output channels.
+/// Fake quantization of a weight, whose first dimension is the output channels. `factors` `[2, columns]` are factors of the
+/// columns, which are multiplied before and divided out behind it, and their reciprocals. On CUDA the result has the tape's
+/// type of operands.
 ///
 /// # Errors
 /// Errors of candle.
-pub fn fake_quantize_weight(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
-    let range = (-fake.largest, fake.largest);
-    let recips: Vec<f32> = fake.scales.iter().map(|s| s.recip()).collect();
-    let matrix = w.reshape((fake.scales.len(), ()))?;
-    let implementation = tape.implementation(w);
+pub fn fake_quantize_weight(
+    tape: &Tape,
+    w: &Tensor,
+    fake: &FakeWeight,
+    factors: Option<&Tensor>,
+) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if implementation == Implementation::Cuda {
-        return cuda::fake_quantize_weight(tape, w, fake, &recips);
+    if tape.implementation(w) == Implementation::Cuda {
+        let table = fake.device_table(w.device())?;
+        return cuda::fake_quantize_weight(tape, w, fake, &table, factors);
     }
-    let host = implementation == Implementation::Host;
+    let Some(factors) = factors else { return fake_quantize_matrix(tape, w, fake) };
+    let folded = scale_columns(tape, w, &factors.get(0)?)?;
+    scale_columns(tape, &fake_quantize_matrix(tape, &folded, fake)?, &factors.get(1)?)
+}
+
+impl FakeWeight {
+    /// The scales with their reciprocals and the factors of their gradients, on `device`.
+    #[cfg(feature = "cuda")]
+    fn device_table(&self, device: &candle_core::Device) -> Result<Tensor> {
+        let scales = match &self.scales {
+            WeightScales::Device(table) => return Ok(table.clone()),
+            WeightScales::Host(scales) => scales,
+        };
+        let factor = |i: usize| self.learned.as_ref().map_or(1.0, |l| l.base[i] * l.gradient_scale);
+        let recips = scales.iter().map(|scale| scale.recip());
+        let table: Vec<f32> =
+            scales.iter().copied().chain(recips).chain((0..scales.len()).map(factor)).collect();
+        Tensor::from_vec(table, 3 * scales.len(), device)
+    }
+}
+
+/// [`fake_quantize_weight`] in host memory or in candle's operations, without factors.
+fn fake_quantize_matrix(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
+    let WeightScales::Host(scales) = &fake.scales else { bail!("the scales must be in host memory") };
+    let range = (-fake.largest, fake.largest);
+    let recips: Vec<f32> = scales.iter().map(|s| s.recip()).collect();
+    let matrix = w.reshape((scales.len(), ()))?;
+    let host = tape.implementation(w) == Implementation::Host;
     let out = if host {
-        weight_on_host(&matrix, &fake.scales, &recips, range)?
+        weight_on_host(&matrix, scales, &recips, range)?
     } else {
         let column = |values: &[f32]| Tensor::new(values, w.device())?.unsqueeze(1);
-        codes(&matrix.broadcast_mul(&column(&recips)?)?, range)?.broadcast_mul(&column(&fake.scales)?)?
+        codes(&matrix.broadcast_mul(&column(&recips)?)?, range)?.broadcast_mul(&column(scales)?)?
     };
     let out = out.reshape(w.shape())?;
     let inputs = [Some(w), fake.learned.as_ref().map(|l| &l.ratio)];

@@ -11,6 +11,7 @@ mod cosine;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod fake_quant;
+mod hidden;
 mod host;
 mod norm;
 mod position;
@@ -19,14 +20,16 @@ use candle_core::{D, DType, Result, Tensor};
 
 use super::{Gather, composed, fused};
 use crate::packed::{PackedLinear, product_over_rows};
-use crate::tape::{Implementation, Tape};
+use crate::tape::{Gradients, Implementation, Operands, Tape};
 
 pub use attention::{AttentionSites, attention};
-pub use channels::{FakeChannels, fake_quantize_channels, scale_columns};
+pub use channels::{FakeChannels, fake_quantize_channels, resident_columns, scale_columns};
 pub(crate) use cosine::cosine;
 pub use fake_quant::{
-    FakeActivation, FakeProbs, FakeWeight, LearnedScale, fake_quantize, fake_quantize_weight,
+    FakeActivation, FakeProbs, FakeWeight, LearnedScale, WeightScales, fake_quantize, fake_quantize_operand,
+    fake_quantize_weight,
 };
+pub use hidden::{FakeHidden, hidden};
 pub(super) use norm::{norm, norm_then_gather};
 pub(crate) use position::{position_table, without_key_gradient};
 
@@ -142,21 +145,23 @@ fn composed_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 }
 
 /// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias`
-/// `[out]`. Results and gradients are f32, whatever the tape's type of operands.
+/// `[out]`. Results and gradients are f32, whatever the tape's operands.
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (half, implementation) = (tape.operand_type(), tape.implementation(x));
+    let (operands, implementation) = (tape.operands(), tape.implementation(x));
+    let to_operand = move |x: &Tensor| operand(implementation, x, operands);
     let matrix = weight.flatten_from(1)?;
     // Each operand is converted once, for all products that use it.
-    let (rows, matrix) = (operand(x, half)?, operand(&matrix, half)?);
-    let packed = implementation == Implementation::Host && half.is_none();
+    let (rows, matrix) = (to_operand(x)?, to_operand(&matrix)?);
+    let packed = implementation == Implementation::Host && operands == Operands::F32;
     let workers = packed.then(|| tape.workers()).transpose()?;
+    let product = move |a: (&Tensor, bool), b: (&Tensor, bool)| multiply(implementation, a, b, operands);
     let out = if let Some(workers) = &workers {
         PackedLinear::new(workers, &matrix, bias, None, None)?.run(x)?
     } else {
-        let product = multiply(&rows, &matrix.t()?)?;
+        let product = product((&rows, false), (&matrix, true))?;
         match bias {
             Some(bias) => add_bias(implementation, &product, bias)?,
             None => product,
@@ -165,22 +170,18 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     let (x, weight, bias) = (x.clone(), weight.clone(), bias.cloned());
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = grad.tensor();
-        if let Some(bias) = bias.filter(|bias| sink.wants(bias)) {
-            sink.add(&bias, column_sums(implementation, grad)?)?;
-        }
-        let grad = operand(grad, half)?;
+        let grad = with_bias_gradient(implementation, grad.tensor(), operands, bias.as_ref(), sink)?;
         if sink.wants(&weight) {
             let gradient = match &workers {
                 Some(workers) => product_over_rows(workers, &grad, &rows)?,
-                None => multiply(&grad.t()?, &rows)?,
+                None => product((&grad, true), (&rows, false))?,
             };
             sink.add(&weight, gradient.reshape(weight.shape())?)?;
         }
         if sink.wants(&x) {
             let gradient = match &workers {
                 Some(workers) => PackedLinear::by_inputs(workers, &matrix)?.run(&grad)?,
-                None => multiply(&grad, &matrix)?,
+                None => product((&grad, false), (&matrix, false))?,
             };
             sink.add(&x, gradient)?;
         }
@@ -189,14 +190,51 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
     Ok(out)
 }
 
-/// `x` in the type of operands.
-fn operand(x: &Tensor, half: Option<DType>) -> Result<Tensor> {
-    half.map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half))
+/// `grad` as an operand. Adds the gradient of `bias`, if there is one.
+fn with_bias_gradient(
+    implementation: Implementation,
+    grad: &Tensor,
+    operands: Operands,
+    bias: Option<&Tensor>,
+    sink: &mut Gradients,
+) -> Result<Tensor> {
+    let Some(bias) = bias.filter(|bias| sink.wants(bias)) else {
+        return operand(implementation, grad, operands);
+    };
+    #[cfg(feature = "cuda")]
+    if implementation == Implementation::Cuda && operands.half().is_some() {
+        let (grad, sums) = cuda::converted_with_sums(&grad.contiguous()?, operands)?;
+        sink.add(bias, sums)?;
+        return Ok(grad);
+    }
+    sink.add(bias, column_sums(implementation, grad)?)?;
+    operand(implementation, grad, operands)
 }
 
-/// The product of two operands, in f32.
-fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    a.matmul(b)?.to_dtype(DType::F32)
+/// `x` in the type of operands.
+fn operand(implementation: Implementation, x: &Tensor, operands: Operands) -> Result<Tensor> {
+    match implementation {
+        #[cfg(feature = "cuda")]
+        Implementation::Cuda => cuda::converted(x, operands),
+        _ => operands.half().map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half)),
+    }
+}
+
+/// The product of two operands, each of which may be used transposed, in f32.
+fn multiply(
+    implementation: Implementation,
+    (a, at): (&Tensor, bool),
+    (b, bt): (&Tensor, bool),
+    operands: Operands,
+) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if implementation == Implementation::Cuda {
+        return cuda::product((a, at), (b, bt), operands);
+    }
+    debug_assert!(matches!(implementation, Implementation::Host | Implementation::Composed));
+    let turned = |x: &Tensor, transposed: bool| if transposed { x.t() } else { Ok(x.clone()) };
+    debug_assert!(operands != Operands::Tf32, "TF32 is for CUDA");
+    turned(a, at)?.matmul(&turned(b, bt)?)?.to_dtype(DType::F32)
 }
 
 /// Multiplies the rows of each image by the image's factor: `x` `[images * rows, c]`, `factors` `[images]`.

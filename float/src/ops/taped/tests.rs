@@ -226,13 +226,53 @@ fn fake_quantization_of_channels() {
         round_through(&scaled.clamp(-128f64, 127f64)?)?.broadcast_sub(&z)?.broadcast_mul(&scales)
     };
     let quantizer = Quantizer::new(step).unwrap();
-    let fake = |learned| FakeChannels { step: quantizer, columns: Arc::new(columns.clone()), learned };
+    let fake = |learned| FakeChannels {
+        step: quantizer,
+        columns: Arc::new(columns.clone()),
+        resident: None,
+        learned,
+    };
     let taped =
         |t: &Tape, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(Some(learned(&x[1], &[step]))));
     agree("fake_quantize_channels", &inputs, taped, plain);
     let (out, _) = on_tape(&inputs[..1], |t, x| fake_quantize_channels(t, &x[0], &fake(None)));
     let codes = values(&inputs[0]).into_iter().enumerate().map(|(i, x)| columns.fake(i % 5, x));
     assert!(values(&out).into_iter().zip(codes).all(|(a, b)| a == b));
+}
+
+/// Factors of the columns are multiplied before fake quantization and divided out behind it.
+#[test]
+fn fake_quantization_of_weights_with_factors() {
+    let factors = Tensor::new(&[[0.5f32, 2.0, 1.5], [2.0, 0.5, 1.0 / 1.5]], &Device::Cpu).unwrap();
+    let w = [noise(&[4, 3], 4)];
+    let fake =
+        FakeWeight { scales: WeightScales::Host(vec![0.02, 0.3, 0.1, 0.05]), largest: 7.0, learned: None };
+    let run = |t: &Tape, x: &[Tensor]| fake_quantize_weight(t, &x[0], &fake, Some(&factors));
+    let (out, gradients) = on_tape(&w, run);
+    let (f, inverse) = (factors.get(0).unwrap(), factors.get(1).unwrap());
+    let folded = [w[0].broadcast_mul(&f).unwrap()];
+    let (plain, passed) = on_tape(&folded, |t, x| fake_quantize_weight(t, &x[0], &fake, None));
+    assert_eq!(values(&out), values(&plain.broadcast_mul(&inverse).unwrap()));
+    let inside: Vec<f32> = values(&passed[0]).iter().map(|g| f32::from(u8::from(*g != 0.0))).collect();
+    assert!(inside.contains(&0.0) && inside.contains(&1.0));
+    for (got, inside) in values(&gradients[0]).iter().zip(&inside) {
+        assert_eq!(*got != 0.0, *inside != 0.0);
+    }
+}
+
+/// The hidden layer as one operation is bias, GELU and fake quantization.
+#[test]
+fn hidden_layers() {
+    let inputs = [noise(&[9, 5], 4), noise(&[5], 2)];
+    let quantizer = Quantizer::new(0.03).unwrap();
+    let fake = FakeActivation { quantizer, learned: None };
+    let whole = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Tensor(fake.clone()));
+    let parts = |t: &Tape, x: &[Tensor]| fake_quantize(t, &gelu(t, &add_rows(t, &x[0], &x[1])?)?, &fake);
+    let (got, want) = (on_tape(&inputs, whole), on_tape(&inputs, parts));
+    assert_eq!(values(&got.0), values(&want.0));
+    for (got, want) in got.1.iter().zip(&want.1) {
+        assert_eq!(values(got), values(want));
+    }
 }
 
 #[test]
@@ -257,7 +297,8 @@ fn fake_quantization_of_weights() {
         let taped = |t: &Tape, x: &[Tensor]| {
             let scales = base[..channels].to_vec();
             let learned = Some(learned(&x[1], &scales));
-            fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
+            let fake = FakeWeight { scales: WeightScales::Host(scales), largest: 7.0, learned };
+            fake_quantize_weight(t, &x[0], &fake, None)
         };
         agree("fake_quantize_weight", &inputs, taped, plain);
     }
@@ -270,8 +311,9 @@ fn the_end_of_the_range_is_inside() {
         let w = Tensor::new(&[amax, -amax, 0.5 * amax, 1.0001 * amax, -2.0 * amax], &Device::Cpu).unwrap();
         for tape in [Tape::default(), composed_tape()] {
             tape.watch(&w);
-            let fake = FakeWeight { scales: vec![amax / largest], largest, learned: None };
-            let out = fake_quantize_weight(&tape, &w, &fake).unwrap();
+            let scales = WeightScales::Host(vec![amax / largest]);
+            let fake = FakeWeight { scales, largest, learned: None };
+            let out = fake_quantize_weight(&tape, &w, &fake, None).unwrap();
             let gradients = tape.backward([(out.id(), out.ones_like().unwrap())]).unwrap();
             assert_eq!(values(gradients.get(&w).unwrap()), [1.0, 1.0, 1.0, 0.0, 0.0], "{amax} / {largest}");
         }

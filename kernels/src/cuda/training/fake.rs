@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, uint, vector};
+use super::{Element, THREADS, Training, uint, vector};
 use crate::Quantizer;
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
@@ -18,6 +18,7 @@ struct FakeParams {
     x: u64,
     grad: u64,
     table: u64,
+    factors: u64,
     out: u64,
     partial: u64,
     rows: u32,
@@ -32,6 +33,26 @@ struct FakeParams {
 
 // SAFETY: `repr(C)`, with the fields of `Params` in train_fake.cu in the same order.
 unsafe impl Params for FakeParams {}
+
+impl FakeParams {
+    /// No arrays, and one row of one column.
+    const EMPTY: FakeParams = FakeParams {
+        x: 0,
+        grad: 0,
+        table: 0,
+        factors: 0,
+        out: 0,
+        partial: 0,
+        rows: 1,
+        columns: 1,
+        parts: 1,
+        low: 0.0,
+        high: 0.0,
+        scale: 1.0,
+        recip: 1.0,
+        factor: 1.0,
+    };
+}
 
 /// The scales of fake quantization.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +80,12 @@ pub struct FakeProgram {
     pub vector: usize,
     /// Whether each row has its own scale.
     pub table: bool,
+    /// Whether the columns have factors.
+    pub factors: bool,
     /// Whether the gradients of scales are computed.
     pub steps: bool,
+    /// Type of the results of the forward pass, [`Element::OUT`].
+    pub out: i64,
 }
 
 impl FakeProgram {
@@ -70,7 +95,9 @@ impl FakeProgram {
             .define("THREADS", THREADS.into())
             .define("VECTOR", self.vector as i64)
             .define("TABLE", self.table.into())
+            .define("FACTORS", self.factors.into())
             .define("STEPS", self.steps.into())
+            .define("OUT", self.out)
     }
 
     /// Launch configuration for a matrix.
@@ -86,32 +113,39 @@ impl FakeProgram {
 }
 
 impl Training {
-    /// Fake-quantizes `x` with codes from `low` to `high`.
+    /// Fake-quantizes `x` with codes from `low` to `high`. `factors` `[2, columns]` are factors of the columns, which are
+    /// multiplied before and divided out behind it, and their reciprocals.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// If the number of rows does not divide the number of values or exceeds 65535, or there are no values.
-    pub fn fake_quantize(
+    /// If the number of rows does not divide the number of values or exceeds 65535, or there are no values; if `factors` has
+    /// another length.
+    pub fn fake_quantize<T: Element>(
         &self,
         x: &CudaView<'_, f32>,
         steps: FakeSteps<'_>,
+        factors: Option<&CudaView<'_, f32>>,
         range: (f32, f32),
-    ) -> Result<CudaSlice<f32>, CudaError> {
+    ) -> Result<CudaSlice<T>, CudaError> {
         let mut params = prepared(x.len(), steps, range);
-        let mut out = self.allocate(x.len())?;
+        let mut out = self.allocate_as::<T>(x.len())?;
         let (from, _read) = self.read("fake_quantize", x, x.len());
         let table = table(steps).map(|table| self.read("fake_quantize: steps", table, table.len()));
+        let columns = params.columns as usize;
+        let factors = factors.map(|factors| self.read("fake_quantize: factors", factors, 2 * columns));
         let (to, written) = self.write(&mut out);
         (params.x, params.out) = (from, to);
         params.table = table.as_ref().map_or(0, |(table, _)| *table);
-        let columns = params.columns as usize;
-        let vector = vector(columns, &[from, to]);
-        let program = FakeProgram { vector, table: table.is_some(), steps: false }.program("fake_forward");
+        params.factors = factors.as_ref().map_or(0, |(factors, _)| *factors);
+        let vector = vector(columns, &[from, to, params.factors]);
+        let (table, factors) = (table.is_some(), factors.is_some());
+        let program =
+            FakeProgram { vector, table, factors, steps: false, out: T::OUT }.program("fake_forward");
         let config = FakeProgram::launch(steps.rows(), columns);
-        // SAFETY: `FakeParams` is the kernel's parameter. Both matrices have `rows * columns` values, and the
-        // table three values per row.
+        // SAFETY: `FakeParams` is the kernel's parameter. Both matrices have `rows * columns` values, the
+        // table three values per row, and the factors two per column.
         unsafe { self.launch(&program, config, &params)? };
         drop(written);
         Ok(out)
@@ -130,6 +164,7 @@ impl Training {
         x: &CudaView<'_, f32>,
         grad: &CudaView<'_, f32>,
         steps: FakeSteps<'_>,
+        factors: Option<&CudaView<'_, f32>>,
         range: (f32, f32),
         learned: bool,
     ) -> Result<(CudaSlice<f32>, Option<CudaSlice<f32>>), CudaError> {
@@ -140,12 +175,16 @@ impl Training {
         let (from, _read) = self.read("fake_quantize_gradient", x, x.len());
         let (gradient, _gradient) = self.read("fake_quantize_gradient: gradient", grad, x.len());
         let table = table(steps).map(|table| self.read("fake_quantize_gradient: steps", table, table.len()));
+        let factors =
+            factors.map(|factors| self.read("fake_quantize_gradient: factors", factors, 2 * columns));
         let (to, written) = self.write(&mut out);
         let (sums, summed) = self.write(&mut partial);
         (params.x, params.grad, params.out, params.partial) = (from, gradient, to, sums);
         params.table = table.as_ref().map_or(0, |(table, _)| *table);
-        let vector = vector(columns, &[from, gradient, to]);
-        let compiled = FakeProgram { vector, table: table.is_some(), steps: learned };
+        params.factors = factors.as_ref().map_or(0, |(factors, _)| *factors);
+        let vector = vector(columns, &[from, gradient, to, params.factors]);
+        let (table, factors) = (table.is_some(), factors.is_some());
+        let compiled = FakeProgram { vector, table, factors, steps: learned, out: f32::OUT };
         // SAFETY: as in `fake_quantize`; `partial` has a value for each block.
         unsafe {
             self.launch(&compiled.program("fake_backward"), FakeProgram::launch(rows, columns), &params)?
@@ -161,6 +200,25 @@ impl Training {
         unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(rows), &params)? };
         drop(written);
         Ok((out, Some(gradients)))
+    }
+
+    /// The sum of the parts of a scale's gradient, times `factor`, `[1]`.
+    pub(super) fn sum_of_steps(
+        &self,
+        partial: &CudaSlice<f32>,
+        factor: f32,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        let mut out = self.allocate(1)?;
+        let partial = partial.as_view();
+        let (from, _read) = self.read("steps", &partial, partial.len());
+        let (to, written) = self.write(&mut out);
+        let params =
+            FakeParams { out: to, partial: from, parts: uint(partial.len()), factor, ..FakeParams::EMPTY };
+        let compiled = FakeProgram { vector: 1, table: false, factors: false, steps: true, out: f32::OUT };
+        // SAFETY: `FakeParams` is the kernel's parameter. The one block reads `parts` values and writes one.
+        unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(1), &params)? };
+        drop(written);
+        Ok(out)
     }
 }
 
@@ -187,11 +245,6 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         FakeSteps::Rows(_) => (1.0, 1.0, 1.0),
     };
     FakeParams {
-        x: 0,
-        grad: 0,
-        table: 0,
-        out: 0,
-        partial: 0,
         rows: uint(rows),
         columns,
         parts: columns.div_ceil(PART),
@@ -200,5 +253,6 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         scale,
         recip,
         factor,
+        ..FakeParams::EMPTY
     }
 }

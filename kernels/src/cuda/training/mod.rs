@@ -6,10 +6,18 @@
 //! stream; none waits. The order of sums depends only on sizes.
 
 mod attention;
+mod columns;
+mod element;
 mod fake;
+mod images;
+mod loss;
 mod norm;
 mod pointwise;
+mod product;
 mod rows;
+mod scales;
+mod transfer;
+mod update;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,13 +32,21 @@ use super::error::failed;
 use super::{CudaError, Device, Kernel, LaunchConfig, Params, Program, Stream, launch};
 
 pub use attention::{AttentionGradients, AttentionInputs, AttentionProgram, TrainProbs, WindowAttention};
+pub use columns::{Columns, ColumnsProgram, FakeColumns};
+pub use element::Element;
 pub use fake::{FakeProgram, FakeSteps};
+pub use images::{Patches, patches_launch, patches_program};
+pub use loss::{LossProgram, LossWeights, Targets};
 pub use norm::NormProgram;
 pub use pointwise::{AdamWStep, pointwise_launch, pointwise_program};
+pub use product::{Product, Products};
 pub use rows::{
     RowIndex, column_sums_launch, column_sums_program, gather_launch, gather_program, table_launch,
     table_program,
 };
+pub use scales::{RowScales, ScalesProgram};
+pub use transfer::Staging;
+pub use update::{Controls, Flat, Kind, Outcome, UpdateProgram, UpdateRule};
 
 /// Default number of threads per block.
 const THREADS: u32 = 256;
@@ -41,6 +57,7 @@ pub struct Training {
     stream: Stream,
     cuda: Arc<CudaStream>,
     kernels: Mutex<HashMap<Program, Kernel>>,
+    products: Mutex<Option<product::Handle>>,
 }
 
 impl Training {
@@ -52,7 +69,26 @@ impl Training {
         let device = Device::open(stream.context().ordinal())?;
         let own = Stream::shared(&device, stream)?;
         keep_freed_memory(stream.context())?;
-        Ok(Training { device, stream: own, cuda: Arc::clone(stream), kernels: Mutex::default() })
+        // SAFETY: all work on memory of this context, that of its other users included, is put on this one stream, whose
+        // order takes the place of events. With events, every allocation makes two, and nothing can be captured.
+        unsafe { stream.context().disable_event_tracking() };
+        let (kernels, products) = (Mutex::default(), Mutex::default());
+        Ok(Training { device, stream: own, cuda: Arc::clone(stream), kernels, products })
+    }
+
+    /// The stream, for captures and for work of other kinds.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The stream as its owner has it.
+    pub(crate) fn cuda(&self) -> &Arc<CudaStream> {
+        &self.cuda
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     fn kernel(&self, program: &Program) -> Result<Kernel, CudaError> {
@@ -82,13 +118,18 @@ impl Training {
 
     /// Allocates memory for `len` values, with undefined content.
     fn allocate(&self, len: usize) -> Result<CudaSlice<f32>, CudaError> {
-        // SAFETY: any bits are a valid f32, and every caller launches a kernel that writes all of them.
-        let slice = unsafe { self.cuda.alloc::<f32>(len) };
+        self.allocate_as(len)
+    }
+
+    /// [`Training::allocate`], for values of another type.
+    fn allocate_as<T: Element>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
+        // SAFETY: any bits are a valid `Element`, and every caller launches a kernel that writes all of them.
+        let slice = unsafe { self.cuda.alloc::<T>(len) };
         slice.map_err(|error| failed("cuMemAllocAsync", error))
     }
 
     /// The address of memory that a kernel writes, and a guard that orders later reads after the write.
-    fn write<'a>(&'a self, values: &'a mut CudaSlice<f32>) -> (u64, SyncOnDrop<'a>) {
+    fn write<'a, T: Element>(&'a self, values: &'a mut CudaSlice<T>) -> (u64, SyncOnDrop<'a>) {
         values.device_ptr_mut(&self.cuda)
     }
 

@@ -39,8 +39,8 @@ fn machine(found: &Diagnosis) {
 
 /// Prints the libraries and every GPU, and whether it gives the right results.
 fn gpus(found: &Diagnosis) {
-    for (name, library) in ["driver", "NVRTC", "cuBLASLt", "NVTX"].map(|name| (name, &found.libraries[name]))
-    {
+    let names = ["driver", "NVRTC", "cuBLASLt", "NCCL", "NVTX"];
+    for (name, library) in names.map(|name| (name, &found.libraries[name])) {
         say!("  {name:<15} {library}");
     }
     if let Some(problem) = &found.no_gpu {

@@ -1,11 +1,12 @@
 //! Fake quantization on CUDA. The gradients of scales stay on the device.
 
+use candle_core::cuda_backend::cudarc::driver::CudaView;
 use candle_core::{Result, Tensor};
-use swinq_kernels::cuda::training::FakeSteps;
+use swinq_kernels::cuda::training::{FakeSteps, RowScales};
 
 use super::super::fake_quant::{FakeActivation, FakeWeight, RANGE};
-use super::{Held, device_kernels, failed, tensor, unary};
-use crate::tape::{Gradients, Tape};
+use super::{Held, device_kernels, failed, tensor, unary, with_element};
+use crate::tape::{Gradients, Operands, Tape};
 
 /// The scale of an activation, and the factor of its gradient.
 fn step(fake: &FakeActivation) -> FakeSteps<'static> {
@@ -13,8 +14,14 @@ fn step(fake: &FakeActivation) -> FakeSteps<'static> {
     FakeSteps::One(fake.quantizer, factor)
 }
 
-pub(in super::super) fn fake_quantize(x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
-    unary(x, x.shape(), |training, x| training.fake_quantize(x, step(fake), RANGE))
+pub(in super::super) fn fake_quantize(
+    x: &Tensor,
+    fake: &FakeActivation,
+    operands: Operands,
+) -> Result<Tensor> {
+    with_element!(operands, T => {
+        unary(x, x.shape(), |training, x| training.fake_quantize::<T>(x, step(fake), None, RANGE))
+    })
 }
 
 /// Adds the gradients of `x` and of a learned scale.
@@ -26,7 +33,7 @@ pub(in super::super) fn fake_quantize_gradient(
 ) -> Result<()> {
     let steps = step(fake);
     let ratio = fake.learned.as_ref().map(|learned| &learned.ratio);
-    let dx = gradient(x, grad, steps, RANGE, ratio, sink)?;
+    let dx = gradient(x, grad, (steps, None), RANGE, ratio, sink)?;
     sink.add(x, dx)
 }
 
@@ -34,7 +41,7 @@ pub(in super::super) fn fake_quantize_gradient(
 fn gradient(
     x: &Tensor,
     grad: &Tensor,
-    steps: FakeSteps<'_>,
+    (steps, factors): (FakeSteps<'_>, Option<&CudaView<'_, f32>>),
     range: (f32, f32),
     ratio: Option<&Tensor>,
     sink: &mut Gradients,
@@ -43,7 +50,8 @@ fn gradient(
     let (device, training) = device_kernels(&x)?;
     let (values, gradient) = (Held::new(&x)?, Held::new(&grad)?);
     let learned = ratio.is_some();
-    let passed = training.fake_quantize_gradient(&values.view()?, &gradient.view()?, steps, range, learned);
+    let passed =
+        training.fake_quantize_gradient(&values.view()?, &gradient.view()?, steps, factors, range, learned);
     let (dx, dsteps) = passed.map_err(failed)?;
     if let (Some(ratio), Some(dsteps)) = (ratio, dsteps) {
         sink.add(ratio, tensor(dsteps, &device, ratio.shape()))?;
@@ -51,33 +59,71 @@ fn gradient(
     Ok(tensor(dx, &device, x.shape()))
 }
 
-/// Fake quantization of a weight, recorded on the tape.
+/// Fake quantization of a weight, in the type of operands, recorded on the tape. `table` `[3, rows]` has the scales, their
+/// reciprocals and the factors of their gradients, `factors` `[2, columns]` the factors of the columns and their reciprocals.
 pub(in super::super) fn fake_quantize_weight(
     tape: &Tape,
     w: &Tensor,
     fake: &FakeWeight,
-    recips: &[f32],
+    table: &Tensor,
+    factors: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let factors = fake.scales.iter().enumerate().map(|(i, _)| match &fake.learned {
-        Some(learned) => learned.base[i] * learned.gradient_scale,
-        None => 1.0,
-    });
-    let table: Vec<f32> = fake.scales.iter().chain(recips).copied().chain(factors).collect();
-    let table = Tensor::from_vec(table, 3 * recips.len(), w.device())?;
-    let range = (-fake.largest, fake.largest);
-    let out = {
-        let held = Held::new(&table)?;
-        let steps = held.view()?;
-        unary(w, w.shape(), |training, w| training.fake_quantize(w, FakeSteps::Rows(&steps), range))?
-    };
+    let (operands, range) = (tape.operands(), (-fake.largest, fake.largest));
+    let out = with_table(table, factors, |steps, factors| {
+        with_element!(operands, T => {
+            unary(w, w.shape(), |training, w| training.fake_quantize::<T>(w, steps, factors, range))
+        })
+    })?;
     let ratio = fake.learned.as_ref().map(|learned| learned.ratio.clone());
     let inputs: Vec<Tensor> = [Some(w), ratio.as_ref()].into_iter().flatten().cloned().collect();
-    let w = w.clone();
+    let (w, table, factors) = (w.clone(), table.clone(), factors.cloned());
     tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let held = Held::new(&table)?;
-        let steps = held.view()?;
-        let dw = gradient(&w, grad.tensor(), FakeSteps::Rows(&steps), range, ratio.as_ref(), sink)?;
+        let dw = with_table(&table, factors.as_ref(), |steps, factors| {
+            gradient(&w, grad.tensor(), (steps, factors), range, ratio.as_ref(), sink)
+        })?;
         sink.add(&w, dw)
     });
     Ok(out)
+}
+
+/// Calls `run` with the scales of a weight's rows and the factors of its columns.
+fn with_table<R>(
+    table: &Tensor,
+    factors: Option<&Tensor>,
+    run: impl FnOnce(FakeSteps<'_>, Option<&CudaView<'_, f32>>) -> Result<R>,
+) -> Result<R> {
+    let (table, factors) = (Held::new(table)?, factors.map(Held::new).transpose()?);
+    let table = table.view()?;
+    let factors = factors.as_ref().map(Held::view).transpose()?;
+    run(FakeSteps::Rows(&table), factors.as_ref())
+}
+
+/// The scales of a weight's `rows`, of which the largest magnitude becomes the code `largest`, with their reciprocals and the
+/// factor 1, `[3 * rows]`. `factors` `[2, columns]` are factors of the columns.
+///
+/// # Errors
+/// The kernel does not compile, or the driver fails.
+pub fn scales_of_weight(
+    weight: &Tensor,
+    rows: usize,
+    factors: Option<&Tensor>,
+    largest: f32,
+) -> Result<Tensor> {
+    let (device, training) = device_kernels(weight)?;
+    let (held, factors) = (Held::new(weight)?, factors.map(Held::new).transpose()?);
+    let factors = factors.as_ref().map(Held::view).transpose()?;
+    let of = RowScales::Maxima { weight: &held.view()?, factors: factors.as_ref(), rows };
+    Ok(tensor(training.row_scales(of, largest).map_err(failed)?, &device, 3 * rows))
+}
+
+/// The scales of a weight's rows that are learned as `ratios` to the initial scales `base`, `[rows]` each, with their
+/// reciprocals and the factors of their gradients, `[3 * rows]`.
+///
+/// # Errors
+/// The kernel does not compile, or the driver fails.
+pub fn learned_scales(ratios: &Tensor, base: &Tensor, gradient_scale: f32) -> Result<Tensor> {
+    let (device, training) = device_kernels(ratios)?;
+    let (ratio, initial) = (Held::new(ratios)?, Held::new(base)?);
+    let of = RowScales::Learned { ratios: &ratio.view()?, base: &initial.view()?, gradient_scale };
+    Ok(tensor(training.row_scales(of, 1.0).map_err(failed)?, &device, 3 * ratios.elem_count()))
 }

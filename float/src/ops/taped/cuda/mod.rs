@@ -1,7 +1,10 @@
 //! The passes on CUDA: kernels of [`swinq_kernels::cuda::training`] on candle's tensors and stream.
 
+mod access;
 mod attention;
+mod columns;
 mod fake_quant;
+mod product;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,12 +14,16 @@ use candle_core::cuda_backend::{CudaDType, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Shape, Storage, StorageRef, Tensor, bail};
 use swinq_kernels::cuda::CudaError;
-use swinq_kernels::cuda::training::{NormProgram, RowIndex, Training};
+use swinq_kernels::cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
 
 use crate::ops::{Gather, Norm, composed};
 
+pub use access::{read, write};
 pub(super) use attention::{attention, attention_gradient, takes_attention};
+pub(super) use columns::{channels, channels_gradient, converted, converted_with_sums, hidden};
 pub(super) use fake_quant::{fake_quantize, fake_quantize_gradient, fake_quantize_weight};
+pub use fake_quant::{learned_scales, scales_of_weight};
+pub(super) use product::product;
 
 /// The kernels for the stream of `device`, created at their first use.
 ///
@@ -63,17 +70,42 @@ impl<'a> Held<'a> {
     }
 }
 
+/// Calls `$run` with `$element` standing for the type of operands.
+macro_rules! with_element {
+    ($operands:expr, $element:ident => $run:expr) => {
+        match $operands.half() {
+            None => {
+                type $element = f32;
+                $run
+            }
+            Some(candle_core::DType::BF16) => {
+                type $element = half::bf16;
+                $run
+            }
+            Some(_) => {
+                type $element = half::f16;
+                $run
+            }
+        }
+    };
+}
+use with_element;
+
 /// A tensor with a kernel's results.
-fn tensor(values: CudaSlice<f32>, device: &CudaDevice, shape: impl Into<Shape>) -> Tensor {
+pub fn tensor<T: Element + CudaDType>(
+    values: CudaSlice<T>,
+    device: &CudaDevice,
+    shape: impl Into<Shape>,
+) -> Tensor {
     let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
 /// Runs a kernel with one operand; the result has the shape `shape`.
-fn unary(
+fn unary<T: Element + CudaDType>(
     x: &Tensor,
     shape: impl Into<Shape>,
-    run: impl FnOnce(&Training, &CudaView<'_, f32>) -> std::result::Result<CudaSlice<f32>, CudaError>,
+    run: impl FnOnce(&Training, &CudaView<'_, f32>) -> std::result::Result<CudaSlice<T>, CudaError>,
 ) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (device, training) = device_kernels(&x)?;
@@ -177,4 +209,19 @@ pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> R
     let held = Held::new(&index)?;
     let index = held.view::<u32>()?;
     unary(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
+}
+
+/// The normalised patches of `pixels`, u8 `[images, size, size, 3]`, as [`Swin`](crate::Swin) gathers them:
+/// `[images * grid^2, 3 * patch^2]`. `table` `[3, 256]` has the value of each byte.
+///
+/// # Errors
+/// The kernel does not compile, or the driver fails.
+pub fn patches(pixels: &Tensor, table: &Tensor, patch: usize) -> Result<Tensor> {
+    let (images, size, _, _) = pixels.dims4()?;
+    let (device, training) = device_kernels(pixels)?;
+    let (bytes, values) = (Held::new(pixels)?, Held::new(table)?);
+    let of = Patches { images, size, patch };
+    let found = training.patches(&bytes.view()?, &values.view()?, of).map_err(failed)?;
+    let columns = 3 * patch * patch;
+    Ok(tensor(found, &device, (of.count() / columns, columns)))
 }

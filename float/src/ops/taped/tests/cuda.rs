@@ -4,10 +4,11 @@
 use std::time::Instant;
 
 use super::*;
+use crate::tape::Operands;
 
 /// The GPU, if there is one.
 fn gpu() -> Option<Device> {
-    match Device::new_cuda(0) {
+    match Device::new_cuda_with_stream(0) {
         Ok(device) => Some(device),
         Err(error) => {
             let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
@@ -111,12 +112,101 @@ fn gpu_fake_quantization() {
         let run = |t: &Tape, x: &[Tensor]| {
             let scales = base[..channels].to_vec();
             let learned = Some(learned(&x[1], &scales));
-            fake_quantize_weight(t, &x[0], &FakeWeight { scales, largest: 7.0, learned })
+            let fake = FakeWeight { scales: WeightScales::Host(scales), largest: 7.0, learned };
+            fake_quantize_weight(t, &x[0], &fake, None)
         };
         same(&device, "fake_quantize_weight", &inputs, SCALE_GRADIENTS, &run);
         let (got, want) = (on_device(&device, Passes::Fused, &inputs, &run).0, on_tape(&inputs, run).0);
         assert_eq!(values(&got), values(&want), "codes of weights");
     }
+}
+
+#[test]
+fn gpu_columns() {
+    let Some(device) = gpu() else { return };
+    for (rows, c) in [(70, 7), (3000, 96), (50, 1536)] {
+        let step = 0.02f32;
+        let factors: Vec<f32> = (0..c).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
+        let zero_points: Vec<i8> = (0..c).map(|i| (i % 200) as i8).collect();
+        let columns = Arc::new(ColumnQuantizers::channels(step, &factors, &zero_points).unwrap());
+        let inputs = [noise(&[rows, c], 4), noise(&[c], 5), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
+        let fake = |x: &[Tensor]| FakeChannels {
+            step: Quantizer::new(step).unwrap(),
+            columns: Arc::clone(&columns),
+            resident: Some(resident_columns(&columns, x[0].device()).unwrap()),
+            learned: Some(learned(&x[2], &[step])),
+        };
+        let run = |t: &Tape, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(x));
+        let of_scale = [inputs[0].clone(), inputs[1].clone(), inputs[2].clone()];
+        same(&device, "channels", &of_scale, SCALE_GRADIENTS, &run);
+        let run = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Channels(fake(x)));
+        same(&device, "hidden, channels", &inputs, 2e-2, &run);
+        let run = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Off);
+        same(&device, "hidden", &inputs[..2], 2e-6, &run);
+    }
+}
+
+/// Scales computed on the GPU are those of the host.
+#[test]
+fn gpu_scales_of_weights() {
+    let Some(device) = gpu() else { return };
+    for (rows, columns) in [(1, 9000), (7, 33), (192, 768)] {
+        let w = noise(&[rows, columns], 3);
+        let factors = Tensor::stack(&[noise(&[columns], 4), noise(&[columns], 5)], 0).unwrap();
+        for factors in [None, Some(&factors)] {
+            let folded = factors.map_or_else(|| w.clone(), |f| w.broadcast_mul(&f.get(0).unwrap()).unwrap());
+            let most = values(&folded.abs().unwrap().max(1).unwrap());
+            let scales: Vec<f32> = most.iter().map(|most| most / 127.0).collect();
+            let there = |t: &Tensor| t.to_device(&device).unwrap();
+            let factors = factors.map(there);
+            let table = cuda::scales_of_weight(&there(&w), rows, factors.as_ref(), 127.0).unwrap();
+            let recips = scales.iter().map(|s| 1.0 / s);
+            let want: Vec<f32> = scales.iter().copied().chain(recips).chain(vec![1.0; rows]).collect();
+            assert_eq!(values(&table.to_device(&Device::Cpu).unwrap()), want);
+        }
+    }
+}
+
+/// Products of every kind of operands, against f64.
+#[test]
+fn gpu_products() {
+    let Some(device) = gpu() else { return };
+    let (rows, c, out) = (130, 96, 40);
+    let inputs = [noise(&[rows, c], 1), noise(&[out, c], 2), noise(&[out], 3)];
+    let plain = |t: &Tape, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
+    let want = on_tape(&inputs, plain);
+    for (operands, tolerance) in
+        [(Operands::F32, 1e-5), (Operands::Tf32, 2e-3), (Operands::F16, 2e-3), (Operands::Bf16, 1e-2)]
+    {
+        let tape = Tape::with_operands(operands);
+        let there: Vec<Tensor> = inputs.iter().map(|x| x.to_device(&device).unwrap()).collect();
+        there.iter().for_each(|x| tape.watch(x));
+        let y = plain(&tape, &there).unwrap();
+        let gradients =
+            tape.backward([(y.id(), noise(&[rows, out], 9).to_device(&device).unwrap())]).unwrap();
+        let cpu = |t: &Tensor| t.to_device(&Device::Cpu).unwrap();
+        close(&format!("{operands:?}"), &cpu(&y), &want.0, tolerance);
+        for (x, host) in there.iter().zip(&inputs) {
+            let tape = Tape::default();
+            inputs.iter().for_each(|x| tape.watch(x));
+            let y = plain(&tape, &inputs).unwrap();
+            let found = tape.backward([(y.id(), noise(&[rows, out], 9))]).unwrap();
+            close(
+                &format!("{operands:?}, gradient"),
+                &cpu(gradients.get(x).unwrap()),
+                found.get(host).unwrap(),
+                tolerance,
+            );
+        }
+    }
+}
+
+/// The largest difference is at most `tolerance` times the largest magnitude.
+fn close(what: &str, got: &Tensor, want: &Tensor, tolerance: f64) {
+    let (got, want) = (values(got), values(want));
+    let largest = want.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let off = got.iter().zip(&want).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(f64::from(off) <= tolerance * f64::from(largest), "{what}: off by {off} of {largest}");
 }
 
 /// Inputs of an attention of `windows` windows, with the learned scales of `kind`.

@@ -1,0 +1,111 @@
+// The update of all parameters by AdamW. The parameters lie one after the other, and so do the gradients and the moments.
+//
+// Entry points, in this order: `measure`, `decide`, `update`; and `add`. Defines: THREADS.
+#include "train.cuh"
+#include "train_controls.cuh"
+
+// Bits of a parameter's kind.
+#define DECAYS 1
+#define IS_SCALE 2
+#define NO_GRADIENT 4
+
+struct Params {
+    // `[count]` each.
+    const f32* grad;
+    f32* values;
+    f32* first;
+    f32* second;
+    // Moving average of the parameters, or null.
+    f32* average;
+    const u8* kinds;
+    // Of each block of `measure` the sum of the squares of gradients, and whether a parameter is not finite, `[2, blocks]`.
+    f64* partial;
+    const Controls* controls;
+    Outcome* outcome;
+    u32 count, blocks;
+    // For each moment the factor of its old value and that of the new term; what is added to the root of the second moment;
+    // the largest norm of a gradient (0: any); the share of the old moving average; the largest ratio of a learned scale.
+    f32 keep_first, add_first, keep_second, add_second, epsilon, clip, decay_average, limit;
+};
+
+INLINE f64 block_sum_f64(f64 x, f64* shared) {
+    shared[thread_index()] = x;
+    block_sync();
+    for (u32 half = THREADS / 2; half > 0; half /= 2) {
+        if (thread_index() < half) shared[thread_index()] = shared[thread_index()] + shared[thread_index() + half];
+        block_sync();
+    }
+    f64 sum = shared[0];
+    block_sync();
+    return sum;
+}
+
+KERNEL(measure)(const Params p) {
+    f64* shared = reinterpret_cast<f64*>(shared_memory());
+    f64 sum = 0.0, unusable = 0.0;
+    for (u32 i = block_x() * THREADS + thread_index(); i < p.count; i += blocks_x() * THREADS) {
+        f64 grad = p.kinds[i] & NO_GRADIENT ? 0.0 : p.grad[i];
+        sum = sum + grad * grad;
+        if (!finite(p.values[i])) unusable = 1.0;
+    }
+    sum = block_sum_f64(sum, shared);
+    unusable = block_sum_f64(unusable, shared);
+    if (thread_index() != 0) return;
+    p.partial[block_x()] = sum;
+    p.partial[p.blocks + block_x()] = unusable > 0.0 ? 1.0 : 0.0;
+}
+
+// Whether `x` is neither infinite nor a NaN.
+INLINE bool finite_f64(f64 x) { return x - x == 0.0; }
+
+// One block.
+KERNEL(decide)(const Params p) {
+    f64* shared = reinterpret_cast<f64*>(shared_memory());
+    f64 sum = 0.0, unusable = 0.0;
+    for (u32 i = thread_index(); i < p.blocks; i += THREADS) {
+        sum = sum + p.partial[i];
+        unusable = unusable + p.partial[p.blocks + i];
+    }
+    sum = block_sum_f64(sum, shared);
+    unusable = block_sum_f64(unusable, shared);
+    if (thread_index() != 0) return;
+    Outcome* o = p.outcome;
+    o->norm = div_f64(sqrt_f64(sum), p.controls->loss_scale);
+    o->unusable = unusable;
+    bool good = finite_f64(o->norm) && finite_f64(o->total) && o->total <= p.controls->most_loss && unusable == 0.0;
+    o->updated = good ? 1.0 : 0.0;
+}
+
+KERNEL(update)(const Params p) {
+    if (p.outcome->updated == 0.0) return;
+    f64 norm = p.outcome->norm;
+    f64 shorter = p.clip > 0.0f && norm > p.clip ? div_f64(p.clip, norm) : 1.0;
+    f32 factor = static_cast<f32>(div_f64(shorter, p.controls->loss_scale));
+    f32 unbias = static_cast<f32>(p.controls->unbias);
+    for (u32 i = block_x() * THREADS + thread_index(); i < p.count; i += blocks_x() * THREADS) {
+        u8 kind = p.kinds[i];
+        f32 value = p.values[i];
+        if (!(kind & NO_GRADIENT)) {
+            f32 g = p.grad[i] * factor;
+            f32 first = p.first[i] * p.keep_first + g * p.add_first;
+            f32 second = p.second[i] * p.keep_second + g * g * p.add_second;
+            p.first[i] = first;
+            p.second[i] = second;
+            f32 rate = static_cast<f32>(kind & IS_SCALE ? p.controls->rate_scales : p.controls->rate_weights);
+            f32 keep = kind & DECAYS ? static_cast<f32>(p.controls->keep) : 1.0f;
+            value = value * keep - rate * div_f32(first, sqrt_f32(second * unbias) + p.epsilon);
+            if (kind & IS_SCALE) value = clamp_f32(value, div_f32(1.0f, p.limit), p.limit);
+            p.values[i] = value;
+        }
+        if (p.average != nullptr) {
+            p.average[i] = p.average[i] * p.decay_average + value * (1.0f - p.decay_average);
+        }
+    }
+}
+
+// Adds `grad` to `values`.
+KERNEL(add)(const Params p) {
+    for (u32 i = block_x() * THREADS + thread_index(); i < p.count; i += blocks_x() * THREADS) {
+        p.values[i] = p.values[i] + p.grad[i];
+    }
+}

@@ -1,0 +1,515 @@
+//! Iterations on a GPU without the host: loss, gradient norm, clipping and AdamW run on the device, and the host reads the
+//! result once, at the end. From the second iteration on, a pass over a batch is one CUDA graph, which is recorded once and
+//! launched again for every batch.
+//!
+//! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
+//! rates. What a graph allocates, it also frees.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use candle_core::{DType, Device, Tensor};
+use swinq_float::ops::taped::cuda::{failed, patches, read, tensor, training, write};
+use swinq_kernels::cuda::nccl::{Exchange, Meeting};
+use swinq_kernels::cuda::training::{
+    Controls, Flat as FlatMemory, Kind, LossWeights, Outcome, Staging, Targets, Training, UpdateRule,
+};
+use swinq_kernels::cuda::{CudaError, Graph};
+use swinq_model::Batch;
+
+use crate::drop_path::DropPath;
+use crate::error::QatError;
+use crate::flat::Flat;
+use crate::job::{Job, OptimizerKeys};
+use crate::mixing::Partners;
+use crate::scales::LIMIT;
+use crate::student::{Student, Teacher, decays, is_scale};
+use std::sync::Arc;
+
+/// The memory of a training's iterations on a GPU, and their graphs.
+pub(crate) struct DeviceStep {
+    device: Device,
+    kernels: Arc<Training>,
+    /// Images of a batch.
+    images: usize,
+    staging: Staging,
+    /// u8 `[images, size, size, 3]`.
+    pixels: Tensor,
+    /// The value of each byte, `[3, 256]`.
+    table: Tensor,
+    /// `[images]`.
+    labels: Tensor,
+    /// The classes of the images that are mixed into each, `[images]`.
+    partners: Tensor,
+    /// `[2 * blocks, images]`.
+    dropped: Option<Tensor>,
+    controls: Tensor,
+    outcome: Tensor,
+    /// The gradients, in the order of the parameters' memory.
+    gradients: Tensor,
+    first_moments: Tensor,
+    second_moments: Tensor,
+    average: Option<Tensor>,
+    /// Takes the place of an average that there is not.
+    unused: Tensor,
+    /// The kind of each value, from the second iteration on.
+    kinds: Option<Tensor>,
+    /// The parameters that have gradients.
+    seen: BTreeSet<String>,
+    graphs: BTreeMap<Pass, Graph>,
+    /// Whether passes are recorded, and why not.
+    capture: Result<(), String>,
+    /// Passes run so far. The first one prepares kernels, which cannot be recorded.
+    passes: u64,
+    exchange: Option<Exchange>,
+}
+
+/// The passes that differ in what they do: an iteration's first one stores gradients and later ones add to them, and the last
+/// one exchanges them with other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pass {
+    pub first: bool,
+    pub last: bool,
+    /// Whether images are mixed.
+    pub mixed: bool,
+}
+
+/// What a pass works on.
+pub(crate) struct Work<'a> {
+    pub student: &'a mut Student,
+    pub teacher: Option<&'a Teacher>,
+    pub drop_path: Option<&'a DropPath>,
+    pub job: &'a Job,
+    /// The batch's share of the iteration's loss.
+    pub share: f64,
+}
+
+/// The memory of the optimizer, one piece for each of its parts.
+pub(crate) struct Moments {
+    pub first: Tensor,
+    pub second: Tensor,
+    pub average: Option<Tensor>,
+}
+
+impl DeviceStep {
+    /// Memory for the iterations of `student`.
+    ///
+    /// # Errors
+    /// Too little memory.
+    ///
+    /// # Panics
+    /// If the student is not on a GPU.
+    pub fn new(
+        student: &Student,
+        job: &Job,
+        drop_path: Option<&DropPath>,
+        moments: Moments,
+    ) -> Result<DeviceStep, QatError> {
+        let device = student.device().clone();
+        let kernels = training(device.as_cuda_device()?)?;
+        let (flat, _) = student.flat().expect("the student is on a GPU");
+        let (images, size) = (job.batch_size, student.config().image_size);
+        let pixels = Tensor::zeros((images, size, size, 3), DType::U8, &device)?;
+        let table = student.transform().lookup();
+        let table: Vec<f32> = table.iter().flat_map(|row| row.iter().copied()).collect();
+        let drop = |path: &DropPath| Tensor::zeros((path.branches(), images), DType::F32, &device);
+        let capture = student.scales().needs_host().map_or(Ok(()), Err);
+        Ok(DeviceStep {
+            staging: Staging::new(&kernels, pixels.elem_count()).map_err(failed)?,
+            table: Tensor::from_vec(table, (3, 256), &device)?,
+            labels: Tensor::zeros(images, DType::U32, &device)?,
+            partners: Tensor::zeros(images, DType::U32, &device)?,
+            dropped: drop_path.map(drop).transpose()?,
+            controls: Tensor::zeros(Controls::LEN, DType::F64, &device)?,
+            outcome: Tensor::zeros(Outcome::LEN, DType::F64, &device)?,
+            gradients: flat.zeros(&device)?,
+            first_moments: moments.first,
+            second_moments: moments.second,
+            average: moments.average,
+            unused: Tensor::zeros(1, DType::F32, &device)?,
+            kinds: None,
+            seen: BTreeSet::new(),
+            graphs: BTreeMap::new(),
+            capture,
+            passes: 0,
+            exchange: None,
+            pixels,
+            images,
+            kernels,
+            device,
+        })
+    }
+
+    /// Joins the other processes, with which it adds gradients.
+    ///
+    /// # Errors
+    /// NCCL fails.
+    pub fn join(&mut self, meeting: Meeting, rank: usize, size: usize) -> Result<(), QatError> {
+        self.exchange = Some(Exchange::new(&self.kernels, meeting, rank, size).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Ends the exchange with other processes after an error.
+    pub fn abort(&mut self) {
+        if let Some(exchange) = self.exchange.take() {
+            exchange.abort();
+        }
+    }
+
+    /// How passes are put on the GPU; `None` before that is decided.
+    pub fn launches(&self) -> Option<String> {
+        match &self.capture {
+            Ok(()) if self.graphs.is_empty() => None,
+            Ok(()) => Some("iterations are launched as CUDA graphs".to_owned()),
+            Err(reason) => Some(format!("iterations are launched kernel by kernel: {reason}")),
+        }
+    }
+
+    /// Stores the pixels of the next batch where the GPU copies them from.
+    pub fn stage(&mut self, batch: &Batch) -> Result<(), QatError> {
+        Ok(self.staging.fill(&batch.pixels).map_err(failed)?)
+    }
+
+    /// Puts `batch`, whose pixels are staged, where the next pass reads it. The host goes on while it is copied.
+    pub fn load(
+        &mut self,
+        batch: &Batch,
+        partners: Option<&Partners>,
+        drop_path: Option<&DropPath>,
+    ) -> Result<(), QatError> {
+        let (kernels, staging) = (&self.kernels, &mut self.staging);
+        write(&self.pixels.narrow(0, 0, batch.len())?, |to| staging.send(kernels, to).map_err(failed))?;
+        let upload = |values: &[u32], to: &Tensor| {
+            write(&to.narrow(0, 0, values.len())?, |to| self.kernels.upload(values, to).map_err(failed))
+        };
+        if !batch.labels.is_empty() {
+            upload(&batch.labels, &self.labels)?;
+        }
+        if let Some(partners) = partners {
+            upload(&partners.labels, &self.partners)?;
+        }
+        if let (Some(dropped), Some(drop_path)) = (&self.dropped, drop_path) {
+            let factors = drop_path.all(self.images);
+            write(dropped, |to| self.kernels.upload(&factors, to).map_err(failed))?;
+        }
+        Ok(())
+    }
+
+    /// Sets what the iteration takes from the host.
+    pub fn control(&self, controls: &Controls) -> Result<(), QatError> {
+        let values = controls.values();
+        Ok(write(&self.controls, |to| self.kernels.upload(&values, to).map_err(failed))?)
+    }
+
+    /// The pass over the `count` images of the loaded batch: loss and gradients, which are exchanged in the last pass.
+    pub fn pass(
+        &mut self,
+        work: &mut Work<'_>,
+        count: usize,
+        labelled: bool,
+        pass: Pass,
+    ) -> Result<(), QatError> {
+        let whole = count == self.images && labelled;
+        if whole && let Some(graph) = self.graphs.get(&pass) {
+            graph.launch(self.kernels.stream()).map_err(|error| QatError::Tensor(failed(error)))?;
+            return Ok(());
+        }
+        let device = self.device.as_cuda_device()?.clone();
+        // Graphs read constants from this cache. Without graphs it would only grow.
+        let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
+        self.passes += 1;
+        // The first pass compiles kernels and fills caches. Graphs are recorded once it is known which gradients exist.
+        if !whole || self.passes == 1 || self.kinds.is_none() || self.capture.is_err() {
+            return self.run(work, count, labelled, pass);
+        }
+        let kernels = Arc::clone(&self.kernels);
+        let mut failure = None;
+        let recorded = kernels.stream().capture(|| {
+            self.run(work, count, labelled, pass).map_err(|error| {
+                let text = error.to_string();
+                failure = Some(error);
+                CudaError::Unsupported(text)
+            })
+        });
+        match recorded {
+            Ok(graph) => {
+                graph.launch(kernels.stream()).map_err(|error| QatError::Tensor(failed(error)))?;
+                self.graphs.insert(pass, graph);
+                Ok(())
+            }
+            Err(error) => {
+                self.capture = Err(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
+                self.run(work, count, labelled, pass)
+            }
+        }
+    }
+
+    fn run(&mut self, work: &mut Work<'_>, count: usize, labelled: bool, pass: Pass) -> Result<(), QatError> {
+        let result = self.passes_of(work, count, labelled, pass);
+        work.student.forget();
+        result
+    }
+
+    fn passes_of(
+        &mut self,
+        work: &mut Work<'_>,
+        count: usize,
+        labelled: bool,
+        pass: Pass,
+    ) -> Result<(), QatError> {
+        work.student.update_scales()?;
+        let patch = work.student.config().patch_size;
+        let rows = patches(&self.pixels.narrow(0, 0, count)?, &self.table, patch)?;
+        let wanted = work.teacher.map(|teacher| teacher.forward_images(&rows)).transpose()?;
+        let drop_path = match (work.drop_path, &self.dropped) {
+            (Some(drop_path), Some(dropped)) => {
+                Some(drop_path.resident(dropped.narrow(1, 0, count)?.contiguous()?))
+            }
+            _ => None,
+        };
+        let logits = work.student.forward_images(rows, count, drop_path, false)?;
+        let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
+        let dlogits = self.loss(&logits, teacher, work, (labelled, pass))?;
+        drop(wanted);
+        let mut sink = Sink::new(work.student, pass, self.exchange.take(), &self.seen);
+        let (kernels, gradients) = (&self.kernels, &self.gradients);
+        let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
+            sink.take(kernels, gradients, name, gradient)
+        });
+        let ended = done.map_err(QatError::from).and_then(|_| Ok(sink.finish(kernels, gradients)?));
+        let Sink { exchange, seen, .. } = sink;
+        self.exchange = exchange;
+        self.seen.extend(seen);
+        ended
+    }
+
+    /// The gradient of the logits. The loss is stored or added on the device.
+    fn loss(
+        &self,
+        logits: &Tensor,
+        teacher: Option<&Tensor>,
+        work: &Work<'_>,
+        (labelled, pass): (bool, Pass),
+    ) -> Result<Tensor, QatError> {
+        let (count, keys) = (logits.dim(0)?, &work.job.loss);
+        let weights = LossWeights {
+            labels: keys.labels,
+            kl: if teacher.is_some() { keys.kl } else { 0.0 },
+            smoothing: keys.smoothing,
+            temperature: keys.temperature,
+            share: work.share,
+        };
+        let device = self.device.as_cuda_device()?;
+        let labels = self.labels.narrow(0, 0, count)?;
+        let partners = self.partners.narrow(0, 0, count)?;
+        let teacher = teacher.unwrap_or(logits);
+        let mut gradient = None;
+        read(logits, |x| {
+            read(teacher, |teacher| {
+                read(&labels, |labels| {
+                    read(&partners, |partners| {
+                        read(&self.controls, |controls| {
+                            write(&self.outcome, |mut outcome| {
+                                let targets = Targets {
+                                    teacher: (weights.kl > 0.0).then_some(teacher),
+                                    labels: labelled.then_some(labels),
+                                    partners: pass.mixed.then_some(partners),
+                                };
+                                let found = self.kernels.loss(
+                                    x,
+                                    count,
+                                    targets,
+                                    weights,
+                                    controls,
+                                    &mut outcome,
+                                    pass.first,
+                                );
+                                gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
+                                Ok(())
+                            })
+                        })
+                    })
+                })
+            })
+        })?;
+        Ok(gradient.expect("set by the call"))
+    }
+
+    /// A pass of a process whose batch is empty: it adds nothing.
+    pub fn nothing(&mut self, student: &Student, pass: Pass) -> Result<(), QatError> {
+        if pass.first {
+            let zeros = self.gradients.zeros_like()?;
+            let kernels = &self.kernels;
+            read::<f32, _>(&zeros, |zeros| {
+                write(&self.gradients, |to| kernels.copy(zeros, to).map_err(failed))
+            })?;
+            let zeros = [0.0; Outcome::LEN];
+            write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
+        }
+        let mut sink = Sink::new(student, pass, self.exchange.take(), &self.seen);
+        let ended = sink.finish(&self.kernels, &self.gradients);
+        self.exchange = sink.exchange.take();
+        Ok(ended?)
+    }
+
+    /// The update of the parameters, unless something is not finite or the loss is too high.
+    pub fn update(&mut self, student: &Student, job: &Job) -> Result<(), QatError> {
+        if self.kinds.is_none() {
+            let (flat, _) = student.flat().expect("the student is on a GPU");
+            let kinds = kinds(flat, student, &self.seen);
+            self.kinds = Some(Tensor::from_vec(kinds, flat.len(), &self.device)?);
+        }
+        let (_, values) = student.flat().expect("the student is on a GPU");
+        let kinds = self.kinds.as_ref().expect("just set");
+        let rule = rule(&job.optimizer);
+        let (has_average, average) = (self.average.is_some(), self.average.as_ref().unwrap_or(&self.unused));
+        write(values, |values| {
+            write(&self.first_moments, |first| {
+                write(&self.second_moments, |second| {
+                    read(&self.gradients, |grad| {
+                        read(kinds, |kinds| {
+                            read(&self.controls, |controls| {
+                                write(&self.outcome, |mut outcome| {
+                                    write(average, |average| {
+                                        let average = has_average.then_some(average);
+                                        let flat = FlatMemory { values, first, second, average, grad, kinds };
+                                        self.kernels
+                                            .update(flat, rule, controls, &mut outcome)
+                                            .map_err(failed)
+                                    })
+                                })
+                            })
+                        })
+                    })
+                })
+            })
+        })?;
+        Ok(())
+    }
+
+    /// Waits for the iteration, and reads its result. `waiting` is called now and then meanwhile; its error ends the wait.
+    pub fn outcome(
+        &mut self,
+        waiting: &mut dyn FnMut() -> Result<(), QatError>,
+    ) -> Result<Outcome, QatError> {
+        if let Some(exchange) = &self.exchange {
+            let idle = || self.kernels.stream().is_idle().map_err(|error| QatError::Tensor(failed(error)));
+            let mut polls = 0u32;
+            while !idle()? {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+                polls += 1;
+                if polls.is_multiple_of(1000) {
+                    let healthy = exchange.health().map_err(|error| QatError::Tensor(failed(error)));
+                    healthy.and_then(|()| waiting())?;
+                }
+            }
+        }
+        let values: Vec<f64> = self.outcome.to_vec1()?;
+        Ok(Outcome::from_values(&values.try_into().expect("it has this many values")))
+    }
+
+    /// The gradients by parameter, for messages.
+    pub fn gradients(&self, student: &Student) -> Result<BTreeMap<String, Tensor>, QatError> {
+        let (flat, _) = student.flat().expect("the student is on a GPU");
+        let views = flat.views(&self.gradients)?;
+        Ok(views.into_iter().filter(|(name, _)| self.seen.contains(name)).collect())
+    }
+}
+
+/// Stores the gradients of a pass, and exchanges them.
+struct Sink<'a> {
+    flat: Flat,
+    pass: Pass,
+    exchange: Option<Exchange>,
+    known: &'a BTreeSet<String>,
+    /// For each bucket the gradients that are missing; it is exchanged when there are none. Empty if that is not known.
+    missing: Vec<usize>,
+    sent: usize,
+    seen: Vec<String>,
+}
+
+impl<'a> Sink<'a> {
+    fn new(
+        student: &Student,
+        pass: Pass,
+        exchange: Option<Exchange>,
+        known: &'a BTreeSet<String>,
+    ) -> Sink<'a> {
+        let (flat, _) = student.flat().expect("the student is on a GPU");
+        let missing = |names: &[String]| names.iter().filter(|name| known.contains(*name)).count();
+        let missing = match (known.is_empty(), pass.last && exchange.is_some()) {
+            (false, true) => flat.buckets().iter().map(|bucket| missing(&bucket.names)).collect(),
+            _ => Vec::new(),
+        };
+        Sink { flat: flat.clone(), pass, exchange, known, missing, sent: 0, seen: Vec::new() }
+    }
+
+    fn take(
+        &mut self,
+        kernels: &Training,
+        gradients: &Tensor,
+        name: &str,
+        gradient: &Tensor,
+    ) -> candle_core::Result<()> {
+        let (place, gradient) = (self.flat.view(gradients, name)?, gradient.contiguous()?);
+        read(&gradient, |gradient| {
+            write(&place, |mut place| match self.pass.first {
+                true => kernels.copy(gradient, place).map_err(failed),
+                false => kernels.add_to(&mut place, gradient).map_err(failed),
+            })
+        })?;
+        if !self.known.contains(name) {
+            self.seen.push(name.to_owned());
+        }
+        if let Some(missing) = self.flat.bucket_of(name).and_then(|bucket| self.missing.get_mut(bucket)) {
+            *missing = missing.saturating_sub(1);
+            while self.missing.get(self.sent) == Some(&0) {
+                self.send(kernels, gradients)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
+        let range = self.flat.buckets()[self.sent].range.clone();
+        self.sent += 1;
+        let Some(exchange) = &mut self.exchange else { return Ok(()) };
+        write(&gradients.narrow(0, range.start, range.len())?, |values| {
+            exchange.sum(kernels, values).map_err(failed)
+        })
+    }
+
+    /// Exchanges the other buckets, and makes the stream wait for all of them.
+    fn finish(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
+        if !self.pass.last || self.exchange.is_none() {
+            return Ok(());
+        }
+        while self.sent < self.flat.buckets().len() {
+            self.send(kernels, gradients)?;
+        }
+        let exchange = self.exchange.as_mut().expect("checked above");
+        exchange.join(kernels).map_err(failed)
+    }
+}
+
+fn kinds(flat: &Flat, student: &Student, seen: &BTreeSet<String>) -> Vec<u8> {
+    flat.each(Kind::NO_GRADIENT, |name| {
+        let parameter = &student.parameters()[name];
+        let bits = [
+            (decays(name, parameter), Kind::DECAYS),
+            (is_scale(name), Kind::SCALE),
+            (!seen.contains(name), Kind::NO_GRADIENT),
+        ];
+        bits.into_iter().filter(|(is, _)| *is).map(|(_, bit)| bit).sum()
+    })
+}
+
+fn rule(keys: &OptimizerKeys) -> UpdateRule {
+    let [b1, b2] = keys.betas;
+    UpdateRule {
+        moments: [b1, 1.0 - b1, b2, 1.0 - b2].map(|factor| factor as f32),
+        epsilon: keys.eps as f32,
+        clip: keys.clip_norm as f32,
+        decay_average: keys.ema as f32,
+        limit: LIMIT,
+    }
+}

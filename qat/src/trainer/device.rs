@@ -1,0 +1,258 @@
+//! Iterations on a GPU without the host ([`DeviceStep`]).
+
+use std::time::Instant;
+
+use candle_core::Tensor;
+use swinq_float::tape::Passes;
+use swinq_kernels::cuda::library::{self, Library};
+use swinq_kernels::cuda::nccl::Meeting;
+use swinq_kernels::cuda::training::{Controls, Outcome};
+use swinq_model::{Batch, BatchSource};
+
+use super::{IterationReport, Trainer};
+use crate::device_step::{DeviceStep, Moments, Pass, Work};
+use crate::error::QatError;
+use crate::job::Precision;
+use crate::loss::LossParts;
+use crate::mixing::Partners;
+use crate::schedule::Group;
+
+/// A batch of this process.
+struct Loaded {
+    number: u64,
+    batch: Batch,
+    partners: Option<Partners>,
+    /// Whether its pixels are where the GPU copies them from.
+    staged: bool,
+}
+
+/// The state of iterations on a GPU.
+#[derive(Default)]
+pub(super) struct OnDevice {
+    moments: Option<Moments>,
+    step: Option<DeviceStep>,
+    /// Whether iterations run this way, once that is decided.
+    decided: Option<bool>,
+    /// The batch after the current one, which is read while the GPU computes.
+    ahead: Option<(u64, Result<Loaded, QatError>)>,
+}
+
+impl OnDevice {
+    /// For an optimizer whose tensors lie in `pieces`, if it is on a GPU.
+    pub fn new(pieces: Option<([Tensor; 2], Option<Tensor>)>) -> OnDevice {
+        let moments = pieces.map(|([first, second], average)| Moments { first, second, average });
+        OnDevice { moments, ..OnDevice::default() }
+    }
+
+    pub fn launches(&self) -> Option<String> {
+        self.step.as_ref().and_then(DeviceStep::launches)
+    }
+}
+
+impl Trainer {
+    /// Whether iterations run without the host: on a GPU, without the feature loss, which the host computes, and on several
+    /// processes with NCCL on all of them.
+    pub(super) fn iterates_on_device(&mut self) -> Result<bool, QatError> {
+        if let Some(decided) = self.on_device.decided {
+            return Ok(decided);
+        }
+        let mut able =
+            self.student.flat().is_some() && self.passes == Passes::Fused && self.job.loss.features == 0.0;
+        if able && self.world.size() > 1 {
+            let mut with_nccl = [if library::present(Library::Nccl) { 1.0 } else { 0.0 }];
+            self.world.sum(&mut with_nccl)?;
+            able = with_nccl[0] as usize == self.world.size();
+        }
+        if able {
+            self.prepare()?;
+        }
+        self.on_device.decided = Some(able);
+        Ok(able)
+    }
+
+    fn prepare(&mut self) -> Result<(), QatError> {
+        let moments = self.on_device.moments.take().expect("the student is on a GPU");
+        let mut step = DeviceStep::new(&self.student, &self.job, self.drop_path.as_ref(), moments)?;
+        if self.world.size() > 1 {
+            let make = || -> Result<Vec<u8>, QatError> {
+                Ok(Meeting::new().map_err(swinq_float::ops::taped::cuda::failed)?.bytes().to_vec())
+            };
+            let bytes = self.world.share(make)?;
+            let bytes = bytes.try_into().map_err(|_| QatError::Data("a meeting has 128 bytes".into()))?;
+            let place = self.world.place();
+            step.join(Meeting::from_bytes(bytes), place.rank, place.size)?;
+        }
+        self.on_device.step = Some(step);
+        Ok(())
+    }
+
+    pub(super) fn iterate_on_device(
+        &mut self,
+        source: &mut dyn BatchSource,
+    ) -> Result<IterationReport, QatError> {
+        let mut step = self.on_device.step.take().expect("prepared before");
+        let report = self.iteration(&mut step, source);
+        if report.is_err() {
+            // The others do not take part in its exchanges any more.
+            step.abort();
+        }
+        self.on_device.step = Some(step);
+        report
+    }
+
+    fn iteration(
+        &mut self,
+        step: &mut DeviceStep,
+        source: &mut dyn BatchSource,
+    ) -> Result<IterationReport, QatError> {
+        let (mut images, mut labelled, mut latest) = (0, 0, None);
+        for part in 0..self.job.accumulate {
+            let loaded = self.loaded(source, part)?;
+            let (first, last) = (part == 0, part + 1 == self.job.accumulate);
+            let pass = Pass { first, last, mixed: loaded.partners.is_some() };
+            step.control(&self.controls(loaded.partners.as_ref()))?;
+            images += loaded.batch.len();
+            labelled += loaded.batch.labels.len();
+            if loaded.batch.is_empty() {
+                step.nothing(&self.student, pass)?; // All of its images were skipped as corrupt.
+            } else {
+                self.pass(step, &loaded, pass)?;
+            }
+            latest = Some(loaded).filter(|loaded| !loaded.batch.is_empty()).or(latest);
+            if !last {
+                self.read_ahead(step, source, part);
+            }
+        }
+        let mut everyone = [images as f64];
+        self.world.sum(&mut everyone)?;
+        if everyone[0] == 0.0 {
+            self.progress.iteration += 1;
+            return Ok(self.report(LossParts::default(), 0.0));
+        }
+        step.update(&self.student, &self.job)?;
+        self.read_ahead(step, source, self.job.accumulate - 1);
+        let began = Instant::now();
+        let world = &mut self.world;
+        let outcome = step.outcome(&mut || Ok(world.check(began.elapsed())?))?;
+        self.conclude(step, &outcome, labelled, latest.as_ref(), source)
+    }
+
+    fn pass(&mut self, step: &mut DeviceStep, loaded: &Loaded, pass: Pass) -> Result<(), QatError> {
+        let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(loaded.number));
+        if !loaded.staged {
+            step.stage(&loaded.batch)?;
+        }
+        step.load(&loaded.batch, loaded.partners.as_ref(), drop_path.as_ref())?;
+        let mut work = Work {
+            student: &mut self.student,
+            teacher: self.teacher.as_ref(),
+            drop_path: drop_path.as_ref(),
+            job: &self.job,
+            share: 1.0 / (self.job.accumulate * self.world.size()) as f64,
+        };
+        step.pass(&mut work, loaded.batch.len(), !loaded.batch.labels.is_empty(), pass)
+    }
+
+    /// Batch `part` of this iteration.
+    fn loaded(&mut self, source: &mut dyn BatchSource, part: usize) -> Result<Loaded, QatError> {
+        let number = self.number(part);
+        match self.on_device.ahead.take() {
+            Some((ahead, loaded)) if ahead == number => loaded,
+            _ => self.load(source, number),
+        }
+    }
+
+    fn load(&self, source: &mut dyn BatchSource, number: u64) -> Result<Loaded, QatError> {
+        let (batch, partners) = self.next_batch(source, number)?;
+        Ok(Loaded { number, batch, partners, staged: false })
+    }
+
+    /// Reads the batch after `part`, while the GPU computes. An error is that of the iteration that needs the batch.
+    fn read_ahead(&mut self, step: &mut DeviceStep, source: &mut dyn BatchSource, part: usize) {
+        let iteration = self.progress.iteration;
+        let number = match part + 1 < self.job.accumulate {
+            true => self.number(part + 1),
+            false if iteration + 1 < self.schedule.iterations => self.number_in(iteration + 1, 0),
+            false => return,
+        };
+        let mut loaded = self.load(source, number);
+        if let Ok(loaded) = &mut loaded {
+            loaded.staged = step.stage(&loaded.batch).is_ok();
+        }
+        self.on_device.ahead = Some((number, loaded));
+    }
+
+    fn controls(&self, partners: Option<&Partners>) -> Controls {
+        let iteration = self.progress.iteration;
+        let [first, second] = self.optimizer.corrections(self.optimizer.updates + 1);
+        let lr = [Group::Weights, Group::Scales].map(|group| self.schedule.lr(group, iteration));
+        Controls {
+            loss_scale: self.progress.loss_scale,
+            partner_share: partners.map_or(1.0, |partners| partners.share),
+            // The loss of this process is its share of that of all.
+            most_loss: self.progress.most_loss() / self.world.size() as f64,
+            rates: lr.map(|lr| lr / first),
+            keep: 1.0 - lr[0] * self.job.optimizer.weight_decay,
+            unbias: 1.0 / second,
+        }
+    }
+
+    fn report(&self, loss: LossParts, grad_norm: f64) -> IterationReport {
+        let lr =
+            [Group::Weights, Group::Scales].map(|group| self.schedule.lr(group, self.progress.iteration));
+        IterationReport { loss, grad_norm, lr, skipped: false }
+    }
+
+    /// Records the result of an iteration, or finds out why the parameters were not updated.
+    fn conclude(
+        &mut self,
+        step: &DeviceStep,
+        outcome: &Outcome,
+        labelled: usize,
+        latest: Option<&Loaded>,
+        source: &mut dyn BatchSource,
+    ) -> Result<IterationReport, QatError> {
+        let Outcome { labels, kl, total, correct, norm, updated, unusable } = *outcome;
+        let mut loss = LossParts { labels, kl, features: 0.0, total, correct: correct as usize, labelled };
+        if !updated && unusable {
+            let found = self.student.parameter_not_finite()?;
+            return Err(self.diverged(found.unwrap_or_else(|| "a parameter is not finite".to_owned())));
+        }
+        if !updated && !total.is_finite() {
+            return Err(self.bad_loss(total, latest)?);
+        }
+        if !updated && norm.is_finite() {
+            let usual = self.progress.usual_loss.unwrap_or_default();
+            let total = total * self.world.size() as f64;
+            return Err(self.diverged(format!("the loss explodes: {total:.4} after {usual:.4}")));
+        }
+        loss.add_up(&mut self.world)?;
+        let mut report = self.report(loss, norm);
+        if !updated {
+            if self.job.precision == Precision::F16 && self.progress.loss_scale > 1.0 {
+                self.progress.record_overflow();
+                report.skipped = true;
+                return Ok(report);
+            }
+            self.student.update_scales()?;
+            return Err(self.bad_gradient(&step.gradients(&self.student)?, source)?);
+        }
+        self.optimizer.begin();
+        self.progress.record_update(loss.total, self.optimizer.updates, self.job.precision);
+        Ok(report)
+    }
+
+    /// The error of a loss that is not finite.
+    fn bad_loss(&mut self, total: f64, latest: Option<&Loaded>) -> Result<QatError, QatError> {
+        self.student.update_scales().map_err(|error| self.diverged(error.to_string()))?;
+        let found = match latest {
+            Some(Loaded { number, batch, .. }) => {
+                let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(*number));
+                self.student.first_not_finite(batch, drop_path)?
+            }
+            None => None,
+        };
+        let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
+        Ok(self.diverged(format!("the loss is {total}: {found}")))
+    }
+}
