@@ -5,13 +5,16 @@
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
 //! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are
-//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`) and `ops`, which is `fused` (the
-//! default) or `composed` (candle's operations). The last line is JSON with the median in milliseconds, for
+//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`), `ops`, which is `fused` (the
+//! default) or `composed` (candle's operations), and `iterations`. The last line is JSON with the median in milliseconds, for
 //! `benches/peers/qat_torch.py --swinq`.
+//!
+//! With torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), each process is one of several that
+//! train together; rank 0 prints.
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
@@ -20,32 +23,41 @@ use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, load_config, random_model};
 use swinq_qat::job::Job;
+use swinq_qat::ranks::{Meeting, Place};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
 
 /// Number of iterations before the timing starts, and number of timed iterations.
 const WARMUP: usize = 3;
 const TIMED: usize = 12;
+/// Number of batches, so that processes have different ones.
+const BATCHES: u64 = 8;
 
-/// A source that always returns the same batch.
-struct Fixed(Batch);
+/// A source that returns the same batches in every epoch.
+struct Fixed(Vec<Batch>);
 
-impl BatchSource for Fixed {
-    fn batches(&self) -> usize {
-        1
-    }
-
-    fn images(&self) -> usize {
-        self.0.len()
-    }
-
-    fn batch(&mut self, _: u64, _: usize) -> Result<Batch, BoxError> {
-        Ok(self.0.clone())
+impl Fixed {
+    fn new(size: usize, images: usize, classes: usize) -> Fixed {
+        Fixed((1..=BATCHES).map(|seed| noise(seed, size, images, classes)).collect())
     }
 }
 
-fn noise(size: usize, images: usize, classes: usize) -> Batch {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+impl BatchSource for Fixed {
+    fn batches(&self) -> usize {
+        self.0.len()
+    }
+
+    fn images(&self) -> usize {
+        self.0.iter().map(Batch::len).sum()
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        Ok(self.0[index].clone())
+    }
+}
+
+fn noise(seed: u64, size: usize, images: usize, classes: usize) -> Batch {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
         state ^= state << 13;
         state ^= state >> 7;
@@ -58,23 +70,37 @@ fn noise(size: usize, images: usize, classes: usize) -> Batch {
 }
 
 #[cfg(feature = "cuda")]
-fn device(job: &Job) -> Device {
+fn device(job: &Job, place: Option<&Place>) -> Device {
     match job.device {
         swinq_qat::job::Device::Cpu => Device::Cpu,
-        swinq_qat::job::Device::Cuda(ordinal) => Device::new_cuda_with_stream(ordinal).expect("a GPU"),
+        swinq_qat::job::Device::Cuda(ordinal) => {
+            let ordinal = place.map_or(ordinal, |place| place.local_rank);
+            Device::new_cuda_with_stream(ordinal).expect("a GPU")
+        }
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn device(job: &Job) -> Device {
+fn device(job: &Job, _: Option<&Place>) -> Device {
     assert_eq!(job.device, swinq_qat::job::Device::Cpu, "built without --features cuda");
     Device::Cpu
 }
 
+/// Joins the processes that the environment describes.
+fn join(trainer: &mut Trainer, place: Place, job: &Job) {
+    let meeting = Meeting::new(place, Duration::from_secs(60)).expect("an address");
+    let identity = job.identity(&[]);
+    trainer.join(meeting.wait(&identity, &|| None).expect("all ranks"));
+}
+
+/// Removes the key `name` from the overrides.
+fn take(overrides: &mut Vec<(String, String)>, name: &str) -> Option<String> {
+    overrides.iter().position(|(key, _)| key == name).map(|i| overrides.remove(i).1)
+}
+
 /// Removes the key `ops` from the overrides and parses it.
 fn passes(overrides: &mut Vec<(String, String)>) -> Passes {
-    let ops = overrides.iter().position(|(key, _)| key == "ops").map(|i| overrides.remove(i).1);
-    match ops.as_deref() {
+    match take(overrides, "ops").as_deref() {
         None | Some("fused") => Passes::Fused,
         Some("composed") => Passes::Composed,
         Some(other) => panic!("ops {other}: fused or composed"),
@@ -95,7 +121,8 @@ fn models(calibrated: &str, float: &str, cfg: &str, batch: usize) -> (FloatModel
         return (float, QuantizedModel::load(Path::new(calibrated)).expect("a calibrated checkpoint"));
     }
     let recipe = Recipe::shipped("default").expect("it is shipped");
-    let mut images = Fixed(noise(float.config.image_size, batch.min(4), float.config.num_classes));
+    let mut images = Fixed::new(float.config.image_size, batch.min(4), float.config.num_classes);
+    images.0.truncate(1);
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let found = calibrate(&float, &recipe, &mut images, options).expect("a calibration");
@@ -110,6 +137,9 @@ fn main() {
     let mut overrides: Vec<(String, String)> =
         overrides.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
     let passes = passes(&mut overrides);
+    let timed =
+        take(&mut overrides, "iterations").map_or(TIMED, |n| n.parse().expect("a number of iterations"));
+    let place = Place::from_environment().expect("torchrun's variables");
     let text =
         format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
@@ -121,14 +151,18 @@ fn main() {
         quantized: job.quant.then_some(&quantized),
         teacher: job.loss.needs_teacher().then_some(&float),
         drop_path: job.drop_path.unwrap_or(0.0),
-        device: device(&job),
+        device: device(&job, place.as_ref()),
     };
     let schedule = Schedule::of(&job, 1000).expect("a schedule");
     let mut trainer = Trainer::new(&start, schedule).expect("a trainer");
     trainer.set_passes(passes);
-    let mut images = Fixed(noise(float.config.image_size, job.batch_size, float.config.num_classes));
+    let printing = place.as_ref().is_none_or(Place::is_first);
+    if let Some(place) = place.filter(|place| place.size > 1) {
+        join(&mut trainer, place, &job);
+    }
+    let mut images = Fixed::new(float.config.image_size, job.batch_size, float.config.num_classes);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
-    for iteration in 0..WARMUP + TIMED {
+    for iteration in 0..WARMUP + timed {
         let clock = Instant::now();
         let report = trainer.iterate(&mut images).expect("an iteration");
         // The report's loss and gradient norm are on the host, so the device is done.
@@ -138,16 +172,20 @@ fn main() {
         assert!(report.loss.total.is_finite());
         losses.push(format!("{:.6}", report.loss.total));
     }
+    if !printing {
+        return;
+    }
     println!("losses: {}", losses.join(" "));
     println!("{}", trainer.launches().unwrap_or_else(|| "the host takes part in iterations".to_owned()));
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     println!(
-        "{} images per iteration on {} in {:?} ({passes:?}), {:.1} images/s",
+        "{} x {} images per iteration on {} in {:?} ({passes:?}), {:.1} images/s",
+        trainer.processes() * job.accumulate,
         job.batch_size,
         job.device,
         job.precision,
-        1e3 * job.batch_size as f64 / median
+        1e3 * (trainer.processes() * job.accumulate * job.batch_size) as f64 / median
     );
     println!("{{\"median_step_ms\": {median:.3}, \"least_step_ms\": {:.3}}}", times[0]);
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Device, Tensor};
-use swinq_float::ops::taped::cuda::{failed, patches, read, tensor, training, write};
+use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, training, write};
 use swinq_kernels::cuda::nccl::{Exchange, Meeting};
 use swinq_kernels::cuda::training::{
     Controls, Flat as FlatMemory, Kind, LossWeights, Outcome, Staging, Targets, Training, UpdateRule,
@@ -152,7 +152,14 @@ impl DeviceStep {
     pub fn abort(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.abort();
+            self.release();
         }
+    }
+
+    /// Drops the graphs. Streams hold a graph that they run until they are synchronised, whose errors belong to earlier work.
+    fn release(&mut self) {
+        self.graphs.clear();
+        let _ = self.kernels.stream().synchronize();
     }
 
     /// How passes are put on the GPU; `None` before that is decided.
@@ -298,38 +305,23 @@ impl DeviceStep {
             temperature: keys.temperature,
             share: work.share,
         };
-        let device = self.device.as_cuda_device()?;
-        let labels = self.labels.narrow(0, 0, count)?;
-        let partners = self.partners.narrow(0, 0, count)?;
-        let teacher = teacher.unwrap_or(logits);
+        let (labels, partners) = (self.labels.narrow(0, 0, count)?, self.partners.narrow(0, 0, count)?);
+        let held = (Held::new(logits)?, teacher.map(Held::new).transpose()?);
+        let held = (held, Held::new(&labels)?, Held::new(&partners)?, Held::new(&self.controls)?);
+        let ((x, teacher), labels, partners, controls) = &held;
+        let teacher = teacher.as_ref().map(Held::view).transpose()?;
+        let (x, labels, partners, controls) = (x.view()?, labels.view()?, partners.view()?, controls.view()?);
+        let targets = Targets {
+            teacher: teacher.as_ref(),
+            labels: labelled.then_some(&labels),
+            partners: pass.mixed.then_some(&partners),
+        };
         let mut gradient = None;
-        read(logits, |x| {
-            read(teacher, |teacher| {
-                read(&labels, |labels| {
-                    read(&partners, |partners| {
-                        read(&self.controls, |controls| {
-                            write(&self.outcome, |mut outcome| {
-                                let targets = Targets {
-                                    teacher: (weights.kl > 0.0).then_some(teacher),
-                                    labels: labelled.then_some(labels),
-                                    partners: pass.mixed.then_some(partners),
-                                };
-                                let found = self.kernels.loss(
-                                    x,
-                                    count,
-                                    targets,
-                                    weights,
-                                    controls,
-                                    &mut outcome,
-                                    pass.first,
-                                );
-                                gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
-                                Ok(())
-                            })
-                        })
-                    })
-                })
-            })
+        write(&self.outcome, |mut outcome| {
+            let found = self.kernels.loss(&x, count, targets, weights, &controls, &mut outcome, pass.first);
+            let device = self.device.as_cuda_device()?;
+            gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
+            Ok(())
         })?;
         Ok(gradient.expect("set by the call"))
     }
@@ -362,22 +354,17 @@ impl DeviceStep {
         let kinds = self.kinds.as_ref().expect("just set");
         let rule = rule(&job.optimizer);
         let (has_average, average) = (self.average.is_some(), self.average.as_ref().unwrap_or(&self.unused));
+        let held = (Held::new(&self.gradients)?, Held::new(kinds)?, Held::new(&self.controls)?);
+        let (grad, kinds, controls) = (held.0.view()?, held.1.view()?, held.2.view()?);
+        let (grad, kinds) = (&grad, &kinds);
         write(values, |values| {
             write(&self.first_moments, |first| {
                 write(&self.second_moments, |second| {
-                    read(&self.gradients, |grad| {
-                        read(kinds, |kinds| {
-                            read(&self.controls, |controls| {
-                                write(&self.outcome, |mut outcome| {
-                                    write(average, |average| {
-                                        let average = has_average.then_some(average);
-                                        let flat = FlatMemory { values, first, second, average, grad, kinds };
-                                        self.kernels
-                                            .update(flat, rule, controls, &mut outcome)
-                                            .map_err(failed)
-                                    })
-                                })
-                            })
+                    write(average, |average| {
+                        let average = has_average.then_some(average);
+                        let flat = FlatMemory { values, first, second, average, grad, kinds };
+                        write(&self.outcome, |mut outcome| {
+                            self.kernels.update(flat, rule, &controls, &mut outcome).map_err(failed)
                         })
                     })
                 })
@@ -412,6 +399,13 @@ impl DeviceStep {
         let (flat, _) = student.flat().expect("the student is on a GPU");
         let views = flat.views(&self.gradients)?;
         Ok(views.into_iter().filter(|(name, _)| self.seen.contains(name)).collect())
+    }
+}
+
+impl Drop for DeviceStep {
+    fn drop(&mut self) {
+        // Before the exchange, which waits for graphs that have recorded its sums.
+        self.release();
     }
 }
 
@@ -451,11 +445,11 @@ impl<'a> Sink<'a> {
         gradient: &Tensor,
     ) -> candle_core::Result<()> {
         let (place, gradient) = (self.flat.view(gradients, name)?, gradient.contiguous()?);
-        read(&gradient, |gradient| {
-            write(&place, |mut place| match self.pass.first {
-                true => kernels.copy(gradient, place).map_err(failed),
-                false => kernels.add_to(&mut place, gradient).map_err(failed),
-            })
+        let held = Held::new(&gradient)?;
+        let gradient = held.view()?;
+        write(&place, |mut place| match self.pass.first {
+            true => kernels.copy(&gradient, place).map_err(failed),
+            false => kernels.add_to(&mut place, &gradient).map_err(failed),
         })?;
         if !self.known.contains(name) {
             self.seen.push(name.to_owned());

@@ -63,7 +63,9 @@ impl Library {
             Library::Cublas => {
                 "the CUDA toolkit 12 or 13, or its part: nvidia-cublas from PyPI, libcublas12 from Debian"
             }
-            Library::Nccl => "nvidia-nccl-cu13 or nvidia-nccl-cu12 from PyPI, libnccl2 from NVIDIA's packages",
+            Library::Nccl => {
+                "nvidia-nccl-cu13 or nvidia-nccl-cu12 from PyPI, libnccl2 from NVIDIA's packages"
+            }
             Library::Nvtx => "nvidia-nvtx from PyPI; libnvToolsExt.so of the CUDA toolkit 12 does as well",
         }
     }

@@ -131,7 +131,9 @@ impl Meeting {
     }
 }
 
-/// The GPUs of several processes, as one of them sees them, and the stream on which their sums run beside other work.
+/// The GPUs of several processes, as one of them sees them, and the stream on which their sums run beside other work. A graph
+/// that has recorded a sum must be dropped, and the stream that it ran on synchronised, before the exchange is dropped: NCCL
+/// waits for that.
 pub struct Exchange {
     functions: &'static Functions,
     communicator: Communicator,
@@ -227,11 +229,13 @@ impl Exchange {
         self.functions.check("ncclAllReduce", status)
     }
 
-    /// Ends sums that wait for a process that is gone. The sums are not usable.
+    /// Ends sums that wait for a process that is gone; they are not usable. NCCL returns only when no graph has recorded its
+    /// work any more, so that a thread of its own waits for it.
     pub fn abort(mut self) {
         let communicator = std::mem::replace(&mut self.communicator, std::ptr::null_mut());
-        // SAFETY: the communicator is alive and not used again. A failure has no remedy.
-        let _ = unsafe { (self.functions.abort)(communicator) };
+        let (abort, communicator) = (self.functions.abort, communicator as usize);
+        // SAFETY: the communicator is alive, and only this thread uses it from now on. A failure has no remedy.
+        std::thread::spawn(move || unsafe { abort(communicator as Communicator) });
     }
 
     /// Makes later work on the stream `to` wait for the work on `from`.

@@ -1,7 +1,7 @@
 //! AdamW's update as one CUDA kernel.
 
 use candle_core::{Result, Tensor};
-use swinq_float::ops::taped::cuda::{failed, read, training, write};
+use swinq_float::ops::taped::cuda::{Held, failed, training, write};
 use swinq_kernels::cuda::training::AdamWStep;
 
 use super::{Constants, Moments, Rule};
@@ -22,11 +22,11 @@ pub(super) fn update(rule: &Rule, parameter: &Tensor, gradient: &Tensor, moments
     };
     let gradient = gradient.contiguous()?;
     let all = training(gradient.device().as_cuda_device()?)?;
+    let held = Held::new(&gradient)?;
+    let gradient = held.view()?;
     write(parameter, |p| {
         write(&moments.first, |first| {
-            write(&moments.second, |second| {
-                read(&gradient, |gradient| all.adamw([p, first, second], gradient, step).map_err(failed))
-            })
+            write(&moments.second, |second| all.adamw([p, first, second], &gradient, step).map_err(failed))
         })
     })
 }

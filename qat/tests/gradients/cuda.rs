@@ -163,7 +163,8 @@ const ITERATIONS: usize = 6;
 #[test]
 fn gpu_iterations() {
     let Some(device) = gpu() else { return };
-    let more = [("accumulate", "2"), ("optimizer.ema", "0.9"), ("recompute", "true"), ("optimizer.lr", "1e-3")];
+    let more =
+        [("accumulate", "2"), ("optimizer.ema", "0.9"), ("recompute", "true"), ("optimizer.lr", "1e-3")];
     let mixed = [("mixing.mixup", "0.8"), ("loss.smoothing", "0.1"), ("optimizer.clip_norm", "0.1")];
     for keys in [&[][..], &more, &mixed] {
         for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
@@ -171,7 +172,10 @@ fn gpu_iterations() {
             let keys = [keys, &[("quant", if recipe.is_some() { "on" } else { "off" })]].concat();
             let (want, by_host) = losses(&case, &device, Passes::Composed, &keys);
             let (got, launches) = losses(&case, &device, Passes::Fused, &keys);
-            assert!(by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")), "{launches:?}");
+            assert!(
+                by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")),
+                "{launches:?}"
+            );
             for (got, want) in got.iter().zip(&want) {
                 assert!((got / want - 1.0).abs() < tolerance, "{keys:?}: {got} instead of {want}");
             }

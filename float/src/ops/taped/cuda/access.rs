@@ -1,21 +1,10 @@
-//! The values of tensors on CUDA, for kernels that run outside the tape.
+//! Changes of tensors on CUDA in place.
 
 use std::sync::Mutex;
 
 use candle_core::cuda_backend::CudaDType;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DeviceRepr};
+use candle_core::cuda_backend::cudarc::driver::{CudaViewMut, DeviceRepr};
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Tensor, bail};
-
-use super::Held;
-
-/// Calls `run` with the values of a contiguous tensor.
-///
-/// # Errors
-/// A tensor of another type or on another device, and the errors of `run`.
-pub fn read<T: CudaDType, R>(x: &Tensor, run: impl FnOnce(&CudaView<'_, T>) -> Result<R>) -> Result<R> {
-    let held = Held::new(x)?;
-    run(&held.view()?)
-}
 
 /// Calls `run` with the values of a contiguous tensor, to overwrite them in place.
 ///

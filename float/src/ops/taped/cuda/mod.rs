@@ -18,7 +18,7 @@ use swinq_kernels::cuda::training::{Element, NormProgram, Patches, RowIndex, Tra
 
 use crate::ops::{Gather, Norm, composed};
 
-pub use access::{read, write};
+pub use access::write;
 pub(super) use attention::{attention, attention_gradient, takes_attention};
 pub(super) use columns::{channels, channels_gradient, converted, converted_with_sums, hidden};
 pub(super) use fake_quant::{fake_quantize, fake_quantize_gradient, fake_quantize_weight};
@@ -52,19 +52,27 @@ fn device_kernels(x: &Tensor) -> Result<(CudaDevice, Arc<Training>)> {
 }
 
 /// A read lock on the memory of a contiguous tensor.
-struct Held<'a> {
+pub struct Held<'a> {
     storage: StorageRef<'a>,
     range: (usize, usize),
 }
 
 impl<'a> Held<'a> {
-    fn new(x: &'a Tensor) -> Result<Held<'a>> {
+    /// Locks `x`.
+    ///
+    /// # Errors
+    /// `x` is not contiguous.
+    pub fn new(x: &'a Tensor) -> Result<Held<'a>> {
         let (storage, layout) = x.storage_and_layout();
         let Some(range) = layout.contiguous_offsets() else { bail!("the tensor must be contiguous") };
         Ok(Held { storage, range })
     }
 
-    fn view<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
+    /// The values.
+    ///
+    /// # Errors
+    /// They have another type or are on another device.
+    pub fn view<T: CudaDType>(&self) -> Result<CudaView<'_, T>> {
         let Storage::Cuda(storage) = &*self.storage else { bail!("the tensor must be on CUDA") };
         Ok(storage.as_cuda_slice::<T>()?.slice(self.range.0..self.range.1))
     }
@@ -91,7 +99,7 @@ macro_rules! with_element {
 }
 use with_element;
 
-/// A tensor with a kernel's results.
+/// A tensor of the shape `shape` with a kernel's results, on the device that made them.
 pub fn tensor<T: Element + CudaDType>(
     values: CudaSlice<T>,
     device: &CudaDevice,
