@@ -149,13 +149,15 @@ fn codes(scaled: __m256) -> __m256i {
     _mm256_cvtps_epi32(_mm256_min_ps(numbers, _mm256_set1_ps(127.0)))
 }
 
+/// Stores integers as bytes, saturated, plus 128.
+///
 /// # Safety
 /// Sixteen bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn write_codes2(at: *mut u8, [a, b]: [__m256; 2]) {
+unsafe fn pack2(at: *mut u8, [a, b]: [__m256i; 2]) {
     // Each half holds four codes of `a`, then four of `b`.
-    let words = _mm256_packs_epi32(codes(a), codes(b));
+    let words = _mm256_packs_epi32(a, b);
     let bytes = _mm256_packs_epi16(words, words);
     let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
     // SAFETY: the caller's promise.
@@ -305,7 +307,17 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn write_codes2(self, at: *mut u8, scaled: [__m256; 2]) {
         // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
-        unsafe { write_codes2(at, scaled) }
+        unsafe { pack2(at, [codes(scaled[0]), codes(scaled[1])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m256; 4]) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe {
+            let [a, b, c, d] = scaled.map(|x| _mm256_cvtps_epi32(x));
+            pack2(at, [a, b]);
+            pack2(at.add(16), [c, d]);
+        }
     }
 
     #[inline(always)]

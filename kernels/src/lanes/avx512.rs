@@ -76,12 +76,13 @@ unsafe fn write_codes2(at: *mut u8, [a, b]: [__m512; 2]) {
     unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
 }
 
+/// Stores integers as bytes, saturated, plus 128.
+///
 /// # Safety
 /// 64 bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_codes4(at: *mut u8, [a, b, c, d]: [__m512; 4]) {
-    let [a, b, c, d] = [codes(a), codes(b), codes(c), codes(d)];
+unsafe fn pack4(at: *mut u8, [a, b, c, d]: [__m512i; 4]) {
     let bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
@@ -334,7 +335,13 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn write_codes4(self, at: *mut u8, scaled: [__m512; 4]) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
-        unsafe { write_codes4(at, scaled) }
+        unsafe { pack4(at, [codes(scaled[0]), codes(scaled[1]), codes(scaled[2]), codes(scaled[3])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m512; 4]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { pack4(at, scaled.map(|x| _mm512_cvtps_epi32(x))) }
     }
 
     #[inline(always)]

@@ -169,6 +169,17 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
+    /// `write_codes4` of numbers with magnitudes below 2^31, whose conversion to integers is exact or saturates when
+    /// they are packed.
+    ///
+    /// # Safety
+    /// `4 N` bytes at `at` are writable.
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [Self::F; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_codes4(at, scaled) }
+    }
+
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
