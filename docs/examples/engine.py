@@ -109,25 +109,25 @@ def gelu_quadratic(x):
 # 3. Rows: sums, LayerNorm
 
 
-def partial_sums(x):
+def partial_sums(x, add=lambda sums, x: sums + x):
     """Sums over the last axis as section 3 orders them: sixteen partial sums, then halves added to halves."""
     rest = -x.shape[-1] % 16
     x = np.concatenate([x, np.zeros((*x.shape[:-1], rest), x.dtype)], axis=-1)
     sums = np.zeros((*x.shape[:-1], 16), x.dtype)
     for first in range(0, x.shape[-1], 16):
-        sums = sums + x[..., first : first + 16]
+        sums = add(sums, x[..., first : first + 16])
     for half in (8, 4, 2, 1):
         sums = sums[..., :half] + sums[..., half:]
     return sums
 
 
 def layer_norm(x, gamma, beta, eps):
-    wide, count = x.astype(f64), x.shape[-1]
-    mean = partial_sums(wide) / count
-    variance = np.maximum(partial_sums(wide * wide) / count - mean * mean, 0)
-    inverse = 1 / np.sqrt(variance + f64(f32(eps)))
-    shift = ((mean.astype(f32) - mean) * inverse).astype(f32)
-    return fma(fma(x - mean.astype(f32), inverse.astype(f32), shift), gamma, beta)
+    count = f32(x.shape[-1])
+    mean = partial_sums(x) / count
+    d = x - mean
+    variance = partial_sums(d, lambda sums, d: fma(d, d, sums)) / count
+    inverse = f32(1) / np.sqrt(variance + f32(eps))
+    return fma(fma(d, inverse, -(partial_sums(d) / count * inverse)), gamma, beta)
 
 
 class Quantizer:

@@ -58,7 +58,6 @@ INLINE void warp_sync() { __syncwarp(); }
 
 // Returns the value of the lane whose index is this lane's index ^ mask. Every lane must take part.
 INLINE f32 shuffle_xor(f32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
-INLINE f64 shuffle_xor(f64 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 // Whether `x` is not 0 in any lane. Every lane must take part.
@@ -87,7 +86,6 @@ INLINE f32 rsqrt_approx(f32 x) {
 INLINE f32 rint_f32(f32 x) { return rintf(x); }
 INLINE f64 sqrt_f64(f64 x) { return __dsqrt_rn(x); }
 INLINE f64 div_f64(f64 a, f64 b) { return __ddiv_rn(a, b); }
-INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
 INLINE f64 max_f64(f64 a, f64 b) { return fmax(a, b); }
 // With an error of at most one unit in the last place.
 INLINE f64 exp_f64(f64 x) { return exp(x); }

@@ -47,10 +47,8 @@ INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
         s32 token = round * (THREADS / 4) + thread_index() / 4;
         bool real = token < p.tokens;
         const Stream* row = stream + static_cast<u64>(real ? token : 0) * p.columns;
-        Moments moments;
-        moments.clear();
-        for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(values4(row + at));
-        RowNorm norm = moments.norm(p.columns, p.epsilon);
+        RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
+                                [&](s32 i) { return values4(row + 16 * i + 4 * lane); });
         if (real && lane == 0) norms[token] = norm;
     }
 }

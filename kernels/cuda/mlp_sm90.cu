@@ -187,11 +187,7 @@ struct Rows {
 INLINE void operand_of_row(const Params& p, const Constants& c, const Rows& rows, int half, s32 q,
                       u32 (&codes)[PIECES]) {
 #if STREAM_F32
-    Moments moments;
-    moments.clear();
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) moments.add(rows.read(half, i));
-    RowNorm norm = moments.norm(COLUMNS, p.epsilon);
+    RowNorm norm = row_norm(COLUMNS, PIECES, p.epsilon, [&](s32 i) { return rows.read(half, i); });
 #else
     f32 sum = 0.0f, square = 0.0f;
 #pragma unroll
@@ -380,11 +376,7 @@ INLINE void branch_of_row(const Constants& c, s32 q, const s32 (&sums)[COLUMNS /
 // Replaces a lane's part of a row by its part of LayerNorm of the row, which four lanes share.
 INLINE void normalize(const Params& p, const Constants& c, s32 q, Branch& y) {
 #if STREAM_F32
-    Moments moments;
-    moments.clear();
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) moments.add(f32x4{y[i][0], y[i][1], y[i][2], y[i][3]});
-    RowNorm norm = moments.norm(COLUMNS, p.epsilon);
+    RowNorm norm = row_norm(COLUMNS, PIECES, p.epsilon, [&](s32 i) { return pack(y[i]); });
 #else
     f32 sum = 0.0f, square = 0.0f;
 #pragma unroll

@@ -13,47 +13,56 @@ INLINE f32 apply(const RowNorm& norm, f32 x, f32 gamma, f32 beta) {
     return fma_f32(fma_f32(x - norm.mean, norm.inverse, norm.shift), gamma, beta);
 }
 
-// Sixteen partial sums of a row and of its squares, by the index mod 16; each of four neighbouring lanes
-// holds four.
-struct Moments {
-    f64 sum[4], square[4];
+// Sixteen partial sums of a row, by the index mod 16; each of four neighbouring lanes holds four.
+struct Sum16 {
+    f32 sums[4];
 
     INLINE void clear() {
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum[i] = square[i] = 0.0;
+        for (int i = 0; i < 4; i++) sums[i] = 0.0f;
     }
 
     // Adds the lane's next four elements: indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3.
     INLINE void add(const f32x4& x) {
-        const f32 values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f64 value = static_cast<f64>(values[i]);
-            sum[i] = sum[i] + value;
-            square[i] = fma_f64(value, value, square[i]);
-        }
+        sums[0] = sums[0] + x.x, sums[1] = sums[1] + x.y, sums[2] = sums[2] + x.z, sums[3] = sums[3] + x.w;
     }
 
-    // Returns the statistics of a row of `count` elements to each of the four lanes.
-    INLINE RowNorm norm(s32 count, f32 epsilon) {
-        f64 total = fold(sum), squares = fold(square);
-        f64 n = static_cast<f64>(count);
-        f64 mean = div_f64(total, n);
-        f64 variance = max_f64(div_f64(squares, n) - mean * mean, 0.0);
-        f64 inverse = div_f64(1.0, sqrt_f64(variance + static_cast<f64>(epsilon)));
-        f32 rounded = static_cast<f32>(mean);
-        f32 shift = static_cast<f32>((static_cast<f64>(rounded) - mean) * inverse);
-        return RowNorm{rounded, static_cast<f32>(inverse), shift};
+    // The same with the squares of the elements.
+    INLINE void add_squares(const f32x4& x) {
+        sums[0] = fma_f32(x.x, x.x, sums[0]), sums[1] = fma_f32(x.y, x.y, sums[1]);
+        sums[2] = fma_f32(x.z, x.z, sums[2]), sums[3] = fma_f32(x.w, x.w, sums[3]);
     }
 
-  private:
     // Adds the upper half of the partial sums to the lower half until one is left: lanes 2, 3 to lanes 0, 1,
     // then lane 1 to lane 0, then within the lane. Addition commutes, so every lane gets the same sum.
-    static INLINE f64 fold(f64 (&x)[4]) {
+    INLINE f32 fold() const {
+        f32 x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = x[i] + shuffle_xor(x[i], 2);
+        for (int i = 0; i < 4; i++) x[i] = sums[i] + shuffle_xor(sums[i], 2);
 #pragma unroll
         for (int i = 0; i < 4; i++) x[i] = x[i] + shuffle_xor(x[i], 1);
         return (x[0] + x[2]) + (x[1] + x[3]);
     }
 };
+
+// The statistics of a row of `count` elements, for each of the four lanes. A lane has `pieces` of four elements;
+// `values(i)` is those with the indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3.
+template <typename Values>
+INLINE RowNorm row_norm(s32 count, s32 pieces, f32 epsilon, const Values& values) {
+    Sum16 sum, squares;
+    sum.clear();
+#pragma unroll
+    for (s32 i = 0; i < pieces; i++) sum.add(values(i));
+    f32 n = to_f32(count), mean = div_f32(sum.fold(), n);
+    sum.clear(), squares.clear();
+#pragma unroll
+    for (s32 i = 0; i < pieces; i++) {
+        f32x4 x = values(i), d = {x.x - mean, x.y - mean, x.z - mean, x.w - mean};
+        sum.add(d), squares.add_squares(d);
+    }
+    f32 inverse = rsqrt_f32(div_f32(squares.fold(), n) + epsilon);
+    return RowNorm{mean, inverse, -(div_f32(sum.fold(), n) * inverse)};
+}
+
+// Pieces of the lane in a row of `count` elements.
+INLINE s32 pieces_of(s32 count, s32 lane) { return (count - 4 * lane + 15) / 16; }

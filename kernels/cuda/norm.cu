@@ -77,7 +77,7 @@ KERNEL(norm_exact)(const Params p) {
     wait_for_previous();
     launch_dependents();
     u32 index = block_x() * THREADS + thread_index();
-    u32 lane = index % 4;
+    s32 lane = index % 4;
     bool real = index / 4 < static_cast<u32>(p.total_rows);
     u32 row = real ? index / 4 : 0;
     const f32* stream = static_cast<const f32*>(p.input);
@@ -90,10 +90,8 @@ KERNEL(norm_exact)(const Params p) {
     from[0] = row;
     real = real && target != PAD;
 #endif
-    Moments moments;
-    moments.clear();
-    for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(piece_values(from, stream, piece_columns, at));
-    RowNorm norm = moments.norm(p.columns, p.epsilon);
+    RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
+                            [&](s32 i) { return piece_values(from, stream, piece_columns, 16 * i + 4 * lane); });
     if (!real) return;
     bool padding = PIECES == 1 && from[0] == PAD;
     for (s32 at = 4 * lane; at < p.columns; at += 16) {

@@ -96,10 +96,8 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
         bool real = token < TOKENS && first + token < p.total_tokens;
         const f32* row = y + (token < TOKENS ? token : 0) * p.columns;
 #if NORM
-        Moments moments;
-        moments.clear();
-        for (s32 at = 4 * lane; at < p.columns; at += 16) moments.add(*reinterpret_cast<const f32x4*>(row + at));
-        RowNorm norm = moments.norm(p.columns, p.epsilon);
+        auto values4 = [&](s32 i) { return *reinterpret_cast<const f32x4*>(row + 16 * i + 4 * lane); };
+        RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon, values4);
 #endif
         if (!real) continue;
         u64 to = static_cast<u64>(first + token) * p.columns;

@@ -159,6 +159,10 @@ pub(crate) struct ToFake(pub(crate) Quantizer);
 #[derive(Clone, Copy)]
 pub(crate) struct ToCodes(pub(crate) Quantizer);
 
+/// As [`ToCodes`], of values whose products with the reciprocal scale are numbers with magnitudes below 2^31.
+#[derive(Clone, Copy)]
+pub(crate) struct ToCodesOfNumbers(pub(crate) Quantizer);
+
 impl Cast for ToF32 {
     type To = f32;
 
@@ -187,12 +191,33 @@ impl Cast for ToCodes {
 
     #[inline(always)]
     fn store4<L: Lanes>(self, lanes: L, out: &mut [u8], x: [L::F; 4]) {
-        let (out, recip) = (&mut out[..4 * L::N], lanes.splat(self.0.recip()));
-        let [a, b, c, d] = x;
-        let scaled = [lanes.mul(a, recip), lanes.mul(b, recip), lanes.mul(c, recip), lanes.mul(d, recip)];
+        let out = &mut out[..4 * L::N];
         // SAFETY: `out` holds 4 N bytes.
-        unsafe { lanes.write_codes4(out.as_mut_ptr(), scaled) };
+        unsafe { lanes.write_codes4(out.as_mut_ptr(), scale4(lanes, self.0, x)) };
     }
+}
+
+impl Cast for ToCodesOfNumbers {
+    type To = u8;
+
+    #[inline(always)]
+    fn store<L: Lanes>(self, lanes: L, out: &mut [u8], x: L::F) {
+        ToCodes(self.0).store(lanes, out, x);
+    }
+
+    #[inline(always)]
+    fn store4<L: Lanes>(self, lanes: L, out: &mut [u8], x: [L::F; 4]) {
+        let out = &mut out[..4 * L::N];
+        // SAFETY: `out` holds 4 N bytes.
+        unsafe { lanes.write_codes4_of_numbers(out.as_mut_ptr(), scale4(lanes, self.0, x)) };
+    }
+}
+
+/// Values times the reciprocal scale of `quantizer`.
+#[inline(always)]
+fn scale4<L: Lanes>(lanes: L, quantizer: Quantizer, [a, b, c, d]: [L::F; 4]) -> [L::F; 4] {
+    let recip = lanes.splat(quantizer.recip());
+    [lanes.mul(a, recip), lanes.mul(b, recip), lanes.mul(c, recip), lanes.mul(d, recip)]
 }
 
 /// Adds to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes

@@ -24,7 +24,8 @@ pub fn layer_norm(cpu: Cpu, x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, ou
     let parts = Parts::new(out);
     // SAFETY: rows are distinct, and each is written once.
     let out = |i| Segment::F32(unsafe { parts.get(i * c, c) });
-    let affine = Affine { gamma, beta, eps };
+    // Only codes need a bound.
+    let affine = Affine { gamma, beta, eps, largest: f32::INFINITY };
     normalise(cpu, affine, x.len() / c, |i| Some(&x[i * c..][..c]), out, &mut []);
 }
 

@@ -142,6 +142,40 @@ fn rows_are_gathered_padded_and_quantized() {
     });
 }
 
+/// Rows and parameters whose results are not finite, or exceed every integer.
+#[test]
+fn codes_of_unusual_rows_are_the_references() {
+    for_each_cpu(|cpu| {
+        for c in [33, 64, 96] {
+            for (factor, eps) in [(1.0, EPS), (1.0, 0.0), (1e9, EPS), (1e38, EPS), (f32::NAN, EPS)] {
+                let (mut gamma, beta, mut x) = case(c, 20);
+                gamma[c / 3] *= factor;
+                for (row, value) in
+                    [f32::NAN, f32::INFINITY, -f32::INFINITY, 1e25, 1e-25].into_iter().enumerate()
+                {
+                    x[row * c + row] = value;
+                }
+                x[5 * c..6 * c].fill(1e4);
+                x[6 * c..7 * c].iter_mut().for_each(|x| *x *= 1e-25);
+                x[7 * c..8 * c].iter_mut().for_each(|x| *x *= 1e17);
+                let quantizer = step(0.01);
+                let mut want = vec![128; 20 * code_stride(c)];
+                let mut normed = vec![0.0; c];
+                for (x, want) in x.chunks_exact(c).zip(want.chunks_exact_mut(code_stride(c))) {
+                    reference::layer_norm_row(x, &gamma, &beta, eps, &mut normed);
+                    want.iter_mut()
+                        .zip(&normed)
+                        .for_each(|(w, &y)| *w = quantizer.code(y).cast_unsigned() ^ 0x80);
+                }
+                let mut codes = vec![128; want.len()];
+                let op = LayerNorm::new(cpu, &gamma, &beta, eps, RowStore::Codes(quantizer));
+                op.run(&mut Pool::new(1), 1, &x, &RowMap::identity(20), RowOut::Codes(&mut codes));
+                assert_eq!(codes, want, "{cpu:?} c {c}, gamma times {factor}, epsilon {eps}");
+            }
+        }
+    });
+}
+
 /// The order of two windows of four rows over six tokens, with padding.
 const ORDER: [Option<usize>; 8] = [Some(5), None, Some(0), Some(3), Some(1), Some(2), None, Some(4)];
 

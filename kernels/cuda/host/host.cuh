@@ -79,9 +79,6 @@ INLINE f32 rsqrt_f32(f32 x) { return 1.0f / __builtin_sqrtf(x); }
 INLINE f32 rsqrt_approx(f32 x) { return rsqrt_f32(x); }
 INLINE f32 sqrt_f32(f32 x) { return __builtin_sqrtf(x); }
 INLINE f32 rint_f32(f32 x) { return __builtin_rintf(x); }
-INLINE f64 sqrt_f64(f64 x) { return __builtin_sqrt(x); }
-INLINE f64 div_f64(f64 a, f64 b) { return a / b; }
-INLINE f64 fma_f64(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
 INLINE f32 abs_f32(f32 x) { return from_bits(bits(x) & 0x7fffffffu); }
 INLINE f32 to_f32(s32 x) { return static_cast<f32>(x); }
 
@@ -95,6 +92,8 @@ INLINE T host_min(T a, T b) {
 }
 INLINE f32 min_f32(f32 a, f32 b) { return host_min(a, b); }
 INLINE f32 max_f32(f32 a, f32 b) { return -host_min(-a, -b); }
+INLINE f64 sqrt_f64(f64 x) { return __builtin_sqrt(x); }
+INLINE f64 div_f64(f64 a, f64 b) { return a / b; }
 INLINE f64 exp_f64(f64 x) { return __builtin_exp(x); }
 INLINE f64 log_f64(f64 x) { return __builtin_log(x); }
 INLINE f64 max_f64(f64 a, f64 b) { return -host_min(-a, -b); }

@@ -37,7 +37,6 @@ INLINE T host_shuffle_xor(T value, u32 mask) {
     return lane.result;
 }
 INLINE f32 shuffle_xor(f32 v, u32 mask) { return host_shuffle_xor(v, mask); }
-INLINE f64 shuffle_xor(f64 v, u32 mask) { return host_shuffle_xor(v, mask); }
 INLINE u32 shuffle_xor(u32 v, u32 mask) { return host_shuffle_xor(v, mask); }
 
 // The row is read at once. If another lane writes it without a `warp_sync` in between, one of the two lane

@@ -96,59 +96,6 @@ fn low_bytes(x: __m256i) -> __m128i {
     _mm_packus_epi16(words, words)
 }
 
-/// The registers are added as the halves of sixteen elements, then halves of halves.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn fold_f64(x: [__m256d; 4]) -> f64 {
-    let x = _mm256_add_pd(_mm256_add_pd(x[0], x[2]), _mm256_add_pd(x[1], x[3]));
-    let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd::<1>(x));
-    _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
-}
-
-/// Sixteen partial sums of elements, and of their squares.
-#[derive(Clone, Copy)]
-struct Moments([__m256d; 4], [__m256d; 4]);
-
-impl Moments {
-    /// Adds four elements to the partial sums of quarter `quarter`.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn add(&mut self, quarter: usize, x: __m128) {
-        let x = _mm256_cvtps_pd(x);
-        self.0[quarter] = _mm256_add_pd(self.0[quarter], x);
-        self.1[quarter] = _mm256_fmadd_pd(x, x, self.1[quarter]);
-    }
-
-    /// Adds the sixteen elements of a block.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn add_block(&mut self, x: &[f32; 16]) {
-        // SAFETY: 16 values.
-        let quarters = unsafe { [0, 4, 8, 12].map(|at| _mm_loadu_ps(x[at..].as_ptr())) };
-        self.add(0, quarters[0]);
-        self.add(1, quarters[1]);
-        self.add(2, quarters[2]);
-        self.add(3, quarters[3]);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn moments(x: &[f32]) -> [f64; 2] {
-    let mut sums = Moments([_mm256_setzero_pd(); 4], [_mm256_setzero_pd(); 4]);
-    let (blocks, rest) = x.as_chunks::<16>();
-    for x in blocks {
-        sums.add_block(x);
-    }
-    // The zeros after the last elements change no sum.
-    let mut tail = [0.0; 16];
-    tail[..rest.len()].copy_from_slice(rest);
-    if !rest.is_empty() {
-        sums.add_block(&tail);
-    }
-    [fold_f64(sums.0), fold_f64(sums.1)]
-}
-
 /// # Safety
 /// Sixteen bytes of rows `0..=last.min(7)` are readable.
 #[inline]
@@ -202,13 +149,15 @@ fn codes(scaled: __m256) -> __m256i {
     _mm256_cvtps_epi32(_mm256_min_ps(numbers, _mm256_set1_ps(127.0)))
 }
 
+/// Stores integers as bytes, saturated, plus 128.
+///
 /// # Safety
 /// Sixteen bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn write_codes2(at: *mut u8, [a, b]: [__m256; 2]) {
+unsafe fn pack2(at: *mut u8, [a, b]: [__m256i; 2]) {
     // Each half holds four codes of `a`, then four of `b`.
-    let words = _mm256_packs_epi32(codes(a), codes(b));
+    let words = _mm256_packs_epi32(a, b);
     let bytes = _mm256_packs_epi16(words, words);
     let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
     // SAFETY: the caller's promise.
@@ -253,7 +202,6 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn gelu(self, x: __m256) -> __m256 { math::gelu(x) }
         fn gelu_quadratic(self, x: __m256) -> __m256 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m256) -> __m256 { math::tail(x).1 }
-        fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
         fn add_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
         fn sub_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
         fn xor_i(self, a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
@@ -359,7 +307,17 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn write_codes2(self, at: *mut u8, scaled: [__m256; 2]) {
         // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
-        unsafe { write_codes2(at, scaled) }
+        unsafe { pack2(at, [codes(scaled[0]), codes(scaled[1])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m256; 4]) {
+        // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
+        unsafe {
+            let [a, b, c, d] = scaled.map(|x| _mm256_cvtps_epi32(x));
+            pack2(at, [a, b]);
+            pack2(at.add(16), [c, d]);
+        }
     }
 
     #[inline(always)]

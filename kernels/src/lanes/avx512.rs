@@ -3,7 +3,6 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Lanes};
-use crate::reference::RowNorm;
 use crate::simd_math::avx512 as math;
 
 /// Proof of AVX-512 F, BW, DQ, VL and VNNI.
@@ -42,58 +41,6 @@ fn fold(x: __m512) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
 }
 
-/// The halves are added, then halves of halves.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn fold_f64(x: __m512d) -> f64 {
-    let x = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd::<1>(x));
-    let x = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd::<1>(x));
-    _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
-}
-
-/// Sixteen partial sums of elements, and of their squares.
-#[derive(Clone, Copy)]
-struct Moments([__m512d; 2], [__m512d; 2]);
-
-impl Moments {
-    /// Adds eight elements to the partial sums of half `half`.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn add(&mut self, half: usize, x: __m256) {
-        let x = _mm512_cvtps_pd(x);
-        self.0[half] = _mm512_add_pd(self.0[half], x);
-        self.1[half] = _mm512_fmadd_pd(x, x, self.1[half]);
-    }
-}
-
-/// Eight partial sums of elements, and of their squares: the halves of sixteen are added.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn partial_moments(x: &[f32]) -> [__m512d; 2] {
-    let mut sums = Moments([_mm512_setzero_pd(); 2], [_mm512_setzero_pd(); 2]);
-    let (blocks, tail) = x.as_chunks::<16>();
-    for x in blocks {
-        // SAFETY: 16 values.
-        let [low, high] = unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())] };
-        sums.add(0, low);
-        sums.add(1, high);
-    }
-    if !tail.is_empty() {
-        // SAFETY: only lanes inside `tail` are read. The zeros after them change no sum.
-        let tail = unsafe { _mm512_maskz_loadu_ps(first(tail.len()), tail.as_ptr()) };
-        sums.add(0, _mm512_castps512_ps256(tail));
-        sums.add(1, _mm512_extractf32x8_ps::<1>(tail));
-    }
-    [_mm512_add_pd(sums.0[0], sums.0[1]), _mm512_add_pd(sums.1[0], sums.1[1])]
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn moments(x: &[f32]) -> [f64; 2] {
-    let [sums, squares] = partial_moments(x);
-    [fold_f64(sums), fold_f64(squares)]
-}
-
 /// Lane `i` is the fold of register `i`.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -105,47 +52,6 @@ fn folds(x: [__m512; 16]) -> __m512 {
     let twos = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
     let ones = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
     ones(twos(four(0), four(1)), twos(four(2), four(3)))
-}
-
-/// Lane `i` is the fold of register `i`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn fold8_f64(x: [__m512d; 8]) -> __m512d {
-    let fours = |a, b| _mm512_add_pd(_mm512_shuffle_f64x2::<0x44>(a, b), _mm512_shuffle_f64x2::<0xee>(a, b));
-    let twos = |a, b| _mm512_add_pd(_mm512_shuffle_f64x2::<0x88>(a, b), _mm512_shuffle_f64x2::<0xdd>(a, b));
-    let even = twos(fours(x[0], x[2]), fours(x[4], x[6]));
-    let odd = twos(fours(x[1], x[3]), fours(x[5], x[7]));
-    _mm512_add_pd(_mm512_unpacklo_pd(even, odd), _mm512_unpackhi_pd(even, odd))
-}
-
-/// [`RowNorm::new`] with a row in each lane.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn norms(rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
-    let (mut sums, mut squares) = ([_mm512_setzero_pd(); 8], [_mm512_setzero_pd(); 8]);
-    for (i, row) in rows.into_iter().enumerate() {
-        [sums[i], squares[i]] = partial_moments(row);
-    }
-    let (sums, squares) = (fold8_f64(sums), fold8_f64(squares));
-    let count = _mm512_set1_pd(rows[0].len() as f64);
-    let mean = _mm512_div_pd(sums, count);
-    let variance = _mm512_sub_pd(_mm512_div_pd(squares, count), _mm512_mul_pd(mean, mean));
-    // `max` returns its second operand if the first is a NaN.
-    let variance = _mm512_max_pd(variance, _mm512_setzero_pd());
-    let deviation = _mm512_sqrt_pd(_mm512_add_pd(variance, _mm512_set1_pd(f64::from(eps))));
-    let inverse = _mm512_div_pd(_mm512_set1_pd(1.0), deviation);
-    let rounded = _mm512_cvtpd_ps(mean);
-    let shift = _mm512_mul_pd(_mm512_sub_pd(_mm512_cvtps_pd(rounded), mean), inverse);
-    let mut all = [[0.0; 8]; 3];
-    for (out, x) in all.iter_mut().zip([rounded, _mm512_cvtpd_ps(inverse), _mm512_cvtpd_ps(shift)]) {
-        // SAFETY: eight f32.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), x) };
-    }
-    let mut norms = [RowNorm::default(); 8];
-    for (i, norm) in norms.iter_mut().enumerate() {
-        *norm = RowNorm { mean: all[0][i], inverse: all[1][i], shift: all[2][i] };
-    }
-    norms
 }
 
 /// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
@@ -170,12 +76,13 @@ unsafe fn write_codes2(at: *mut u8, [a, b]: [__m512; 2]) {
     unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
 }
 
+/// Stores integers as bytes, saturated, plus 128.
+///
 /// # Safety
 /// 64 bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_codes4(at: *mut u8, [a, b, c, d]: [__m512; 4]) {
-    let [a, b, c, d] = [codes(a), codes(b), codes(c), codes(d)];
+unsafe fn pack4(at: *mut u8, [a, b, c, d]: [__m512i; 4]) {
     let bytes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), _mm512_set1_epi8(-128));
@@ -324,8 +231,6 @@ impl Lanes for Avx512 {
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
         fn gelu_quadratic(self, x: __m512) -> __m512 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
-        fn moments(self, x: &[f32]) -> [f64; 2] { moments(x) }
-        fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] { norms(rows, eps) }
         fn add_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn sub_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
         fn xor_i(self, a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
@@ -430,7 +335,13 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn write_codes4(self, at: *mut u8, scaled: [__m512; 4]) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
-        unsafe { write_codes4(at, scaled) }
+        unsafe { pack4(at, [codes(scaled[0]), codes(scaled[1]), codes(scaled[2]), codes(scaled[3])]) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m512; 4]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { pack4(at, scaled.map(|x| _mm512_cvtps_epi32(x))) }
     }
 
     #[inline(always)]

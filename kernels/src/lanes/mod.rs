@@ -22,7 +22,6 @@ pub(crate) use neon::Neon;
 
 use crate::cpu::Cpu;
 use crate::isa::Isa;
-use crate::reference::RowNorm;
 use crate::types::Quantizer;
 
 /// Work that is written once for any [`Lanes`] and once in scalar code.
@@ -170,6 +169,17 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
+    /// `write_codes4` of numbers with magnitudes below 2^31, whose conversion to integers is exact or saturates when
+    /// they are packed.
+    ///
+    /// # Safety
+    /// `4 N` bytes at `at` are writable.
+    #[inline(always)]
+    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [Self::F; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_codes4(at, scaled) }
+    }
+
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
@@ -197,18 +207,6 @@ pub(crate) trait Lanes: Copy {
     /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at
     /// `-|x|`.
     fn gelu_tail(self, x: Self::F) -> Self::F;
-    /// [`moments`](crate::reference::moments) of `x`.
-    fn moments(self, x: &[f32]) -> [f64; 2];
-
-    /// [`RowNorm::new`] of the moments of eight rows of the same length.
-    #[inline(always)]
-    fn norms(self, rows: [&[f32]; 8], eps: f32) -> [RowNorm; 8] {
-        let mut norms = [RowNorm::default(); 8];
-        for (row, norm) in rows.into_iter().zip(&mut norms) {
-            *norm = RowNorm::new(self.moments(row), row.len(), eps);
-        }
-        norms
-    }
 
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
@@ -266,43 +264,5 @@ pub(crate) trait Lanes: Copy {
     fn fake(self, x: Self::F, quantizer: Quantizer) -> Self::F {
         let codes = self.round(self.clamp(self.mul(x, self.splat(quantizer.recip()))));
         self.mul(self.float(codes), self.splat(quantizer.scale()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::reference;
-
-    struct Moments<'a>(&'a [f32], &'a mut [f64; 2]);
-
-    impl Kernel for Moments<'_> {
-        fn scalar(self) {
-            *self.1 = reference::moments(self.0);
-        }
-
-        #[inline(always)]
-        fn vector<L: Lanes>(self, lanes: L) {
-            *self.1 = lanes.moments(self.0);
-        }
-    }
-
-    /// Rounding a norm to f32 hides the order of its sums; here every bit is compared.
-    #[test]
-    fn moments_are_the_references() {
-        let available = Cpu::available();
-        eprintln!("implementations: {:?}", available.iter().map(|cpu| cpu.name()).collect::<Vec<_>>());
-        for len in [0, 1, 3, 4, 7, 8, 12, 15, 16, 17, 31, 33, 49, 96, 1023] {
-            // Magnitudes from 2^-20 to 2^20, so that f64 sums are rounded too.
-            let value =
-                |i: usize| ((i * 7919 % 1009) as f32 / 504.0 - 1.0) * 2f32.powi((i * 31 % 41) as i32 - 20);
-            let x: Vec<f32> = (0..len).map(value).collect();
-            let want = reference::moments(&x);
-            for &cpu in &available {
-                let mut got = [f64::NAN; 2];
-                dispatch(cpu, Moments(&x, &mut got));
-                assert_eq!(got.map(f64::to_bits), want.map(f64::to_bits), "{cpu:?}, {len} values");
-            }
-        }
     }
 }

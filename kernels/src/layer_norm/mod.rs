@@ -16,7 +16,7 @@ pub use residual::ResidualNorm;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference::{self, RowNorm};
-use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
+use crate::rows::{AddToStream, Segment, ToCodes, ToCodesOfNumbers, ToF32, ToFake};
 use crate::types::Quantizer;
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
@@ -28,6 +28,26 @@ pub(crate) struct Affine<'a> {
     pub(crate) gamma: &'a [f32],
     pub(crate) beta: &'a [f32],
     pub(crate) eps: f32,
+    /// No result of a row whose [`RowNorm`] is finite is larger; see [`largest_result`].
+    pub(crate) largest: f32,
+}
+
+/// A bound on the magnitudes of the results of a row whose variance is finite; NaN or infinite if there is none. A value's
+/// square is at most the sum of the row's squares, so `(x - mean) / sqrt(var)` and the shift are at most `sqrt(n)` each,
+/// and twice that with all rounding errors. The sums of gamma and of beta bound their values and keep a NaN.
+fn largest_result(gamma: &[f32], beta: &[f32]) -> f32 {
+    let sum = |x: &[f32]| x.iter().map(|x| x.abs()).sum::<f32>();
+    4.0 * (gamma.len() as f32).sqrt() * sum(gamma) + sum(beta)
+}
+
+impl Affine<'_> {
+    /// Whether all results of a row with this norm, times the reciprocal scale, are numbers with magnitudes below 2^31. A
+    /// NaN or an infinity in the row makes the mean infinite or NaN, and a variance that overflows makes the inverse 0.
+    #[inline(always)]
+    fn results_are_numbers(&self, norm: RowNorm, quantizer: Quantizer) -> bool {
+        let finite = norm.mean.is_finite() && norm.inverse.is_finite() && norm.inverse > 0.0;
+        finite && self.largest * quantizer.recip() < 1e9
+    }
 }
 
 /// Where a normalised row goes.
@@ -41,7 +61,7 @@ pub(crate) trait Target {
 
 /// Stores the row, or zeros if the row has no source.
 impl Target for Segment<'_> {
-    fn put_scalar(self, Affine { gamma, beta, eps }: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]) {
+    fn put_scalar(self, Affine { gamma, beta, eps, .. }: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]) {
         match (x, self) {
             (None, mut out) => out.clear(),
             (Some(x), Segment::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
@@ -58,6 +78,9 @@ impl Target for Segment<'_> {
         match self {
             Segment::F32(out) => vector::apply(lanes, affine, norm, x, out, ToF32),
             Segment::Fake(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToFake(quantizer)),
+            Segment::Codes(out, quantizer) if affine.results_are_numbers(norm, quantizer) => {
+                vector::apply(lanes, affine, norm, x, out, ToCodesOfNumbers(quantizer));
+            }
             Segment::Codes(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToCodes(quantizer)),
         }
     }
@@ -72,7 +95,7 @@ struct StreamRow<'s> {
 }
 
 impl Target for StreamRow<'_> {
-    fn put_scalar(self, Affine { gamma, beta, eps }: Affine<'_>, x: Option<&[f32]>, _: &mut [f32]) {
+    fn put_scalar(self, Affine { gamma, beta, eps, .. }: Affine<'_>, x: Option<&[f32]>, _: &mut [f32]) {
         if let (Some(x), Some(row)) = (x, self.row) {
             reference::add_layer_norm_row(x, gamma, beta, eps, [self.branch, self.shortcut], row);
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Affine, MIN_VALUES, Target, normalise};
+use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
@@ -20,6 +20,7 @@ pub(super) struct Owned {
     gamma: Vec<f32>,
     beta: Vec<f32>,
     eps: f32,
+    largest: f32,
 }
 
 impl Owned {
@@ -28,7 +29,7 @@ impl Owned {
         assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
         assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
         elements(op, "working memory", &[TOGETHER + 1, gamma.len(), size_of::<f32>()]);
-        Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps }
+        Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps, largest: largest_result(gamma, beta) }
     }
 
     pub(super) fn channels(&self) -> usize {
@@ -43,7 +44,8 @@ impl Owned {
         out: impl Fn(usize) -> T,
         buffer: &mut [f32],
     ) {
-        let affine = Affine { gamma: &self.gamma, beta: &self.beta, eps: self.eps };
+        let Owned { gamma, beta, eps, largest, .. } = self;
+        let affine = Affine { gamma, beta, eps: *eps, largest: *largest };
         normalise(self.cpu, affine, count, source, out, buffer);
     }
 }

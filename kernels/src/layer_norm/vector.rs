@@ -7,8 +7,8 @@ use crate::lanes::Lanes;
 use crate::reference::RowNorm;
 use crate::rows::Cast;
 
-/// The most rows that are normalised together.
-const ROWS: usize = 8;
+/// The most rows that are normalised together: as many as [`Lanes::folds`] folds.
+const ROWS: usize = 16;
 
 /// The most f32 values of rows that are normalised together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;
@@ -31,7 +31,12 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
         for (i, row) in sources[..rows].iter_mut().enumerate() {
             *row = source(from + i);
         }
-        let norms = norms(lanes, affine.eps, sources);
+        // Rows that are summed side by side, because the additions of one row wait for each other: as many as registers
+        // hold the sums of.
+        let norms = match L::N {
+            16 => norms::<L, 4>(lanes, affine.eps, &sources[..rows]),
+            _ => norms::<L, 2>(lanes, affine.eps, &sources[..rows]),
+        };
         for (i, (source, norm)) in sources[..rows].iter().zip(norms).enumerate() {
             out(from + i).put_vector(lanes, affine, norm, *source);
         }
@@ -39,19 +44,111 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
     }
 }
 
-/// The norm of each row; meaningless for `None`.
+/// [`RowNorm::of`] each of at most [`ROWS`] rows of the same length, `R` side by side; meaningless for `None`.
 #[inline(always)]
-fn norms<L: Lanes>(lanes: L, eps: f32, rows: [Option<&[f32]>; ROWS]) -> [RowNorm; ROWS] {
-    if let [Some(a), Some(b), Some(c), Some(d), Some(e), Some(f), Some(g), Some(h)] = rows {
-        return lanes.norms([a, b, c, d, e, f, g, h], eps);
-    }
+fn norms<L: Lanes, const R: usize>(lanes: L, eps: f32, sources: &[Option<&[f32]>]) -> [RowNorm; ROWS] {
     let mut norms = [RowNorm::default(); ROWS];
-    for (row, norm) in rows.into_iter().zip(&mut norms) {
-        if let Some(row) = row {
-            *norm = RowNorm::new(lanes.moments(row), row.len(), eps);
-        }
+    let Some(&any) = sources.iter().flatten().next() else { return norms };
+    // A row without a source has a stand-in.
+    let mut rows = [any; ROWS];
+    rows.iter_mut().zip(sources).for_each(|(row, source)| *row = source.unwrap_or(any));
+    assert!(rows.iter().all(|row| row.len() == any.len()), "rows of one length");
+    let (rows, _) = rows[..sources.len().next_multiple_of(R)].as_chunks::<R>();
+    let (zero, count) = (lanes.splat(0.0), lanes.splat(any.len() as f32));
+
+    let mut sums = [zero; ROWS];
+    for (rows, sums) in rows.iter().zip(sums.as_chunks_mut::<R>().0) {
+        *sums = sums_of(lanes, rows);
+    }
+    let mut means = lanes.folds(sums);
+    for means in means.chunks_exact_mut(L::N) {
+        lanes.store(means, lanes.div(lanes.load(means), count));
+    }
+
+    let (mut rests, mut squares) = ([zero; ROWS], [zero; ROWS]);
+    let sums = rests.as_chunks_mut::<R>().0.iter_mut().zip(squares.as_chunks_mut::<R>().0);
+    for ((rows, means), (rests, squares)) in rows.iter().zip(means.as_chunks::<R>().0).zip(sums) {
+        [*rests, *squares] = differences_of(lanes, rows, means);
+    }
+    let (mut shifts, mut inverses) = (lanes.folds(rests), lanes.folds(squares));
+    for (shifts, inverses) in shifts.chunks_exact_mut(L::N).zip(inverses.chunks_exact_mut(L::N)) {
+        let variance = lanes.div(lanes.load(inverses), count);
+        let deviation = lanes.sqrt(lanes.add(variance, lanes.splat(eps)));
+        let inverse = lanes.div(lanes.splat(1.0), deviation);
+        lanes.store(inverses, inverse);
+        lanes.store(shifts, lanes.mul(lanes.div(lanes.load(shifts), count), inverse));
+    }
+    for (i, norm) in norms.iter_mut().enumerate() {
+        *norm = RowNorm { mean: means[i], inverse: inverses[i], shift: -shifts[i] };
     }
     norms
+}
+
+/// Sixteen partial sums of each row, which have one length. A register holds sixteen lanes, or the sums of the two halves.
+#[inline(always)]
+fn sums_of<L: Lanes, const R: usize>(lanes: L, rows: &[&[f32]; R]) -> [L::F; R] {
+    let mut sums = [[lanes.splat(0.0); R]; 2];
+    let len = rows[0].len();
+    let whole = len - len % 16;
+    for at in (0..whole).step_by(16) {
+        for (half, sums) in sums.iter_mut().enumerate().take(16 / L::N) {
+            for (row, sum) in rows.iter().zip(sums) {
+                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be one.
+                *sum = lanes.add(*sum, unsafe { lanes.read(row.as_ptr().add(at + half * L::N)) });
+            }
+        }
+    }
+    for (from, sums) in (whole..len).step_by(L::N).zip(&mut sums) {
+        for (row, sum) in rows.iter().zip(sums) {
+            *sum = lanes.add(*sum, lanes.load_part(&row[from..]));
+        }
+    }
+    halves(lanes, sums)
+}
+
+/// As [`sums_of`], of the differences from the row's mean, and of their squares.
+#[inline(always)]
+fn differences_of<L: Lanes, const R: usize>(
+    lanes: L,
+    rows: &[&[f32]; R],
+    means: &[f32; R],
+) -> [[L::F; R]; 2] {
+    let [mut rests, mut squares] = [[[lanes.splat(0.0); R]; 2]; 2];
+    let means = means.map(|mean| lanes.splat(mean));
+    let len = rows[0].len();
+    let whole = len - len % 16;
+    for at in (0..whole).step_by(16) {
+        for half in 0..16 / L::N {
+            for (i, row) in rows.iter().enumerate() {
+                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be one.
+                let x = unsafe { lanes.read(row.as_ptr().add(at + half * L::N)) };
+                let d = lanes.sub(x, means[i]);
+                rests[half][i] = lanes.add(rests[half][i], d);
+                squares[half][i] = lanes.fma(d, d, squares[half][i]);
+            }
+        }
+    }
+    for (half, from) in (whole..len).step_by(L::N).enumerate() {
+        for (i, row) in rows.iter().enumerate() {
+            let d = lanes.sub(lanes.load_part(&row[from..]), means[i]);
+            let d = lanes.keep(d, len - from);
+            rests[half][i] = lanes.add(rests[half][i], d);
+            squares[half][i] = lanes.fma(d, d, squares[half][i]);
+        }
+    }
+    [halves(lanes, rests), halves(lanes, squares)]
+}
+
+/// Sixteen lanes in one register, or the sums of the two halves.
+#[inline(always)]
+fn halves<L: Lanes, const R: usize>(lanes: L, [low, high]: [[L::F; R]; 2]) -> [L::F; R] {
+    let mut sums = low;
+    if L::N < 16 {
+        for (sum, high) in sums.iter_mut().zip(high) {
+            *sum = lanes.add(*sum, high);
+        }
+    }
+    sums
 }
 
 /// [`RowNorm::apply`] to each element.

@@ -2,60 +2,54 @@
 
 use crate::types::Quantizer;
 
-/// The three numbers that normalise one row, computed from its sums.
+/// The three numbers that normalise one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowNorm {
-    /// The mean, rounded to f32.
+    /// The mean.
     pub mean: f32,
-    /// `1 / sqrt(var + eps)`, rounded to f32.
+    /// `1 / sqrt(var + eps)`.
     pub inverse: f32,
     /// The rounding error of the mean, normalised.
     pub shift: f32,
 }
 
 impl RowNorm {
-    /// The norm of a row of `count` elements with the given sums of them and of their squares.
+    /// The norm of the row `x`, in f32:
     ///
     /// ```text
-    /// mean = sum / count                  all of this in f64
-    /// var  = max(squares / count - mean * mean, 0)
+    /// mean = sum16(x) / n             d = x - mean, for each element
+    /// rest = sum16(d) / n
+    /// var  = sum16(d * d) / n         each square and its addition are one fma
     /// inverse = 1 / sqrt(var + eps)
-    /// shift = (f32(mean) - mean) * inverse
+    /// shift = -(rest * inverse)
     /// ```
-    /// Squares of f32 are exact in f64, so the difference loses less than rounding the mean to f32 would.
-    #[inline(always)]
-    pub fn new([sum, squares]: [f64; 2], count: usize, eps: f32) -> RowNorm {
-        let count = count as f64;
-        let mean = sum / count;
-        let variance = (squares / count - mean * mean).max(0.0);
-        let inverse = 1.0 / (variance + f64::from(eps)).sqrt();
-        let rounded = mean as f32;
-        let shift = ((f64::from(rounded) - mean) * inverse) as f32;
-        RowNorm { mean: rounded, inverse: inverse as f32, shift }
+    /// `sum16` has sixteen partial sums, selected by the index mod 16 and summed in the order of the index from 0 on;
+    /// then [`fold`]. `rest` is most of the rounding error of the mean, which would dominate the errors of rows whose mean
+    /// is large compared with their spread.
+    pub fn of(x: &[f32], eps: f32) -> RowNorm {
+        let count = x.len() as f32;
+        let [mut sums, mut rests, mut squares] = [[0.0; 16]; 3];
+        x.iter().enumerate().for_each(|(i, x)| sums[i % 16] += x);
+        let mean = fold(sums) / count;
+        for (i, x) in x.iter().enumerate() {
+            let d = x - mean;
+            rests[i % 16] += d;
+            squares[i % 16] = d.mul_add(d, squares[i % 16]);
+        }
+        let variance = fold(squares) / count;
+        let inverse = 1.0 / (variance + eps).sqrt();
+        RowNorm { mean, inverse, shift: -(fold(rests) / count * inverse) }
     }
 
-    /// `fma(fma(x - mean, inverse, shift), gamma, beta)`, in f32.
+    /// `fma(fma(x - mean, inverse, shift), gamma, beta)`.
     #[inline(always)]
     pub fn apply(self, x: f32, gamma: f32, beta: f32) -> f32 {
         (x - self.mean).mul_add(self.inverse, self.shift).mul_add(gamma, beta)
     }
 }
 
-/// The sums of `x` and of its squares in f64: sixteen partial sums each, selected by the index mod 16 and
-/// summed in the order of the index with one rounding per element; then [`fold`].
-pub fn moments(x: &[f32]) -> [f64; 2] {
-    let (mut sums, mut squares) = ([0.0; 16], [0.0; 16]);
-    for (i, &x) in x.iter().enumerate() {
-        let x = f64::from(x);
-        sums[i % 16] += x;
-        // The product is exact, so this rounds once, as a fused multiply-add does.
-        squares[i % 16] += x * x;
-    }
-    [fold(sums), fold(squares)]
-}
-
 /// The sum of sixteen partial sums: the upper half is added to the lower, element by element, down to one.
-pub fn fold<T: Copy + std::ops::AddAssign>(mut sums: [T; 16]) -> T {
+pub fn fold(mut sums: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
             let upper = sums[i + half];
@@ -65,10 +59,10 @@ pub fn fold<T: Copy + std::ops::AddAssign>(mut sums: [T; 16]) -> T {
     sums[0]
 }
 
-/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: [`RowNorm`] of
-/// the row's [`moments`], applied to each element.
+/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: the row's [`RowNorm`],
+/// applied to each element.
 pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
-    let norm = RowNorm::new(moments(x), x.len(), eps);
+    let norm = RowNorm::of(x, eps);
     for (((o, &x), &gamma), &beta) in out.iter_mut().zip(x).zip(gamma).zip(beta) {
         *o = norm.apply(x, gamma, beta);
     }
@@ -85,7 +79,7 @@ pub fn add_layer_norm_row(
     stream: &mut [f32],
 ) {
     let fake = |quantizer: Option<Quantizer>, x: f32| quantizer.map_or(x, |quantizer| quantizer.fake(x));
-    let norm = RowNorm::new(moments(x), x.len(), eps);
+    let norm = RowNorm::of(x, eps);
     for (((held, &x), &gamma), &beta) in stream.iter_mut().zip(x).zip(gamma).zip(beta) {
         *held = fake(shortcut, *held) + fake(branch, norm.apply(x, gamma, beta));
     }

@@ -14,21 +14,16 @@ struct Params {
     u32 n;
 };
 
-// For k < 5, `out[k][thread]` is the value of `in` from the lane whose index differs in bit k. `out[5]` and
-// `out[6]` are sums over the warp, in f32 and in f64.
+// For k < 5, `out[k][thread]` is the value of `in` from the lane whose index differs in bit k. `out[5]` is
+// the sum of the low halves over the warp, in f32.
 KERNEL(shuffle)(const Params p) {
     u32 t = block_x() * THREADS + thread_index();
     u32 value = static_cast<const u32*>(p.in)[t];
     u32* out = static_cast<u32*>(p.out);
     for (u32 k = 0; k < 5; k++) out[k * p.n + t] = shuffle_xor(value, 1 << k);
-    f32 low = static_cast<f32>(value & 0xffff);
-    f64 high = static_cast<f64>(value >> 16);
-    for (u32 mask = 16; mask > 0; mask /= 2) {
-        low = low + shuffle_xor(low, mask);
-        high = high + shuffle_xor(high, mask);
-    }
-    out[5 * p.n + t] = static_cast<u32>(low);
-    out[6 * p.n + t] = static_cast<u32>(high);
+    f32 sum = static_cast<f32>(value & 0xffff);
+    for (u32 mask = 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
+    out[5 * p.n + t] = static_cast<u32>(sum);
 }
 
 // Matrix loads of 32 rows of 16 bytes: `out[transposed][thread][4]`. Each row is copied by the neighbour of

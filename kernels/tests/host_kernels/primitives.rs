@@ -36,14 +36,13 @@ fn lanes_exchange_values() {
     let Some(compiler) = Compiler::get() else { return };
     let bytes = Rng(1).bytes(4 * 192);
     let input = words(&bytes);
-    let got = words(&output(compiler, &launch(&program("shuffle", 96), 2, 192, &bytes, &[0; 4 * 7 * 192])));
+    let got = words(&output(compiler, &launch(&program("shuffle", 96), 2, 192, &bytes, &[0; 4 * 6 * 192])));
     for t in 0..192 {
         for k in 0..5 {
             assert_eq!(got[k * 192 + t], input[t ^ (1 << k)], "thread {t}, mask {}", 1 << k);
         }
         let warp = &input[t / 32 * 32..][..32];
         assert_eq!(got[5 * 192 + t], warp.iter().map(|x| x & 0xffff).sum::<u32>());
-        assert_eq!(got[6 * 192 + t], warp.iter().map(|x| x >> 16).sum::<u32>());
     }
 }
 

@@ -225,13 +225,14 @@ impl QuantizedModel {
         if self.site(Site::Input(Linear::Fc2(block))).spec.enabled { self.gelu } else { Gelu::Erf }
     }
 
-    /// The oldest version of the number contract (`docs/inference.md`) by which the model can run: 4 if an MLP has
-    /// [`Gelu::Quadratic`], 3 for a Swin V2, 2 for channels with their own scales and zero points, else 1.
+    /// The version of the number contract (`docs/inference.md`) that a file of the model states: the newest, unless the
+    /// model has [`Gelu::Erf`] where GELU is quantized next. Then it is the oldest that has the model's other features: 3
+    /// for a Swin V2, 2 for channels with their own scales and zero points, else 1.
     pub fn numbers(&self) -> u64 {
-        let quadratic =
-            |linear| matches!(linear, Linear::Fc1(block) if self.gelu_of(block) == Gelu::Quadratic);
-        if all_linears(&self.config).into_iter().any(quadratic) {
-            return 4;
+        let quantized_gelu =
+            |linear| matches!(linear, Linear::Fc2(_)) && self.site(Site::Input(linear)).spec.enabled;
+        if self.gelu == Gelu::Quadratic || !all_linears(&self.config).into_iter().any(quantized_gelu) {
+            return file::NUMBERS_VERSION;
         }
         match self.config.version {
             SwinVersion::V2 => 3,

@@ -140,7 +140,6 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
         fn gelu(self, x: F) -> F { both!(math::gelu, x) }
         fn gelu_quadratic(self, x: F) -> F { both!(math::gelu_quadratic, x) }
         fn gelu_tail(self, x: F) -> F { [math::tail(x[0]).1, math::tail(x[1]).1] }
-        fn moments(self, x: &[f32]) -> [f64; 2] { sums::moments(x) }
         fn add_i(self, a: I, b: I) -> I { both!(vaddq_s32, a, b) }
         fn sub_i(self, a: I, b: I) -> I { both!(vsubq_s32, a, b) }
         fn xor_i(self, a: I, b: I) -> I { both!(veorq_s32, a, b) }
