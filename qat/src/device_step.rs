@@ -329,11 +329,10 @@ impl DeviceStep {
     /// A pass of a process whose batch is empty: it adds nothing.
     pub fn nothing(&mut self, student: &Student, pass: Pass) -> Result<(), QatError> {
         if pass.first {
-            let zeros = self.gradients.zeros_like()?;
-            let kernels = &self.kernels;
-            read::<f32, _>(&zeros, |zeros| {
-                write(&self.gradients, |to| kernels.copy(zeros, to).map_err(failed))
-            })?;
+            let (zeros, kernels) = (self.gradients.zeros_like()?, &self.kernels);
+            let held = Held::new(&zeros)?;
+            let zeros = held.view::<f32>()?;
+            write(&self.gradients, |to| kernels.copy(&zeros, to).map_err(failed))?;
             let zeros = [0.0; Outcome::LEN];
             write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
         }
