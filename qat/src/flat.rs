@@ -16,10 +16,6 @@ const ALIGNMENT: usize = 64;
 pub(crate) struct Flat {
     slots: BTreeMap<String, Slot>,
     /// The parameters that are exchanged together, in the order in which the backward pass completes them.
-    #[cfg_attr(
-        not(any(test, feature = "cuda")),
-        expect(dead_code, reason = "only CUDA updates all parameters together")
-    )]
     buckets: Vec<Bucket>,
     len: usize,
 }

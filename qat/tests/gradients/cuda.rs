@@ -3,11 +3,8 @@
 
 use std::time::Instant;
 
-use swinq_float::tape::Passes;
 use swinq_qat::adamw::{AdamW, Moments, Update};
-use swinq_qat::job::{Job, OptimizerKeys};
-use swinq_qat::schedule::Schedule;
-use swinq_qat::{Start, Trainer};
+use swinq_qat::job::OptimizerKeys;
 
 use super::*;
 
@@ -35,6 +32,7 @@ const NOISE: f64 = 0.2;
 fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     let mut student = case.student_on(device);
     student.set_passes(passes);
+    student.update_scales().unwrap();
     let teacher_output =
         Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
     let logits = student.forward(&case.batch, None, true).unwrap();
@@ -136,28 +134,6 @@ fn gpu_updates() {
     }
 }
 
-/// Losses of `ITERATIONS` iterations, and how they were launched.
-fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -> (Vec<f64>, Option<String>) {
-    let keys: Vec<(String, String)> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    let text = "model: q\nfloat: f\ndata: {path: unused}\noutput: unused\nbatch_size: 3\n";
-    let job = Job::from_yaml("iterations", text, &keys).unwrap();
-    let start = Start {
-        job: &job,
-        float: &case.float,
-        quantized: case.quantized.as_ref(),
-        teacher: Some(&case.teacher),
-        drop_path: 0.3,
-        device: device.clone(),
-    };
-    let mut trainer = Trainer::new(&start, Schedule::of(&job, 100).unwrap()).unwrap();
-    trainer.set_passes(passes);
-    let mut images = Images::of(&case.float.config, 3, 4);
-    let losses = (0..ITERATIONS).map(|_| trainer.iterate(&mut images).unwrap().loss.total).collect();
-    (losses, trainer.launches())
-}
-
-const ITERATIONS: usize = 6;
-
 /// Iterations without the host, launched as graphs from the second one on, give the losses of iterations in which the host
 /// takes part.
 #[test]
@@ -169,9 +145,8 @@ fn gpu_iterations() {
     for keys in [&[][..], &more, &mixed] {
         for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
             let case = Case::new(shifted(), recipe, |_| false);
-            let keys = [keys, &[("quant", if recipe.is_some() { "on" } else { "off" })]].concat();
-            let (want, by_host) = losses(&case, &device, Passes::Composed, &keys);
-            let (got, launches) = losses(&case, &device, Passes::Fused, &keys);
+            let (want, by_host) = losses(&case, &device, Passes::Composed, keys);
+            let (got, launches) = losses(&case, &device, Passes::Fused, keys);
             assert!(
                 by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")),
                 "{launches:?}"

@@ -17,13 +17,15 @@ use common::{
 use reference::Reference;
 use swinq_calib::set_channel_codes;
 use swinq_float::FloatClassifier;
-use swinq_float::tape::Operands;
+use swinq_float::tape::{Operands, Passes};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BlockId, Classifier, Linear, QuantizedModel, Site, SwinConfig};
 use swinq_qat::export;
-use swinq_qat::job::{LossKeys, Scales};
+use swinq_qat::job::{Job, LossKeys, Scales};
 use swinq_qat::scales::sites_with_scales;
+use swinq_qat::schedule::Schedule;
 use swinq_qat::student::{Student, Teacher, is_scale};
+use swinq_qat::{Start, Trainer};
 
 /// A recipe that quantizes every site with signed codes.
 pub(crate) const EVERYTHING: &str = "name: everything\nrules:\n  - {match: '**', enable: true, granularity: channel, calibrator: max}\n  - \
@@ -272,4 +274,46 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
 /// Copies of parameters, which no training changes.
 pub(crate) fn copies(parameters: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     parameters.iter().map(|(name, tensor)| (name.clone(), tensor.copy().unwrap())).collect()
+}
+
+/// Losses of `ITERATIONS` iterations, and how they were launched.
+fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -> (Vec<f64>, Option<String>) {
+    let keys: Vec<(String, String)> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let model = if case.quantized.is_some() { "model: q" } else { "quant: off" };
+    let text = format!("{model}\nfloat: f\ndata: {{path: unused}}\noutput: unused\nbatch_size: 3\n");
+    let job = Job::from_yaml("iterations", &text, &keys).unwrap();
+    let start = Start {
+        job: &job,
+        float: &case.float,
+        quantized: case.quantized.as_ref(),
+        teacher: Some(&case.teacher),
+        drop_path: 0.3,
+        device: device.clone(),
+    };
+    let mut trainer = Trainer::new(&start, Schedule::of(&job, 100).unwrap()).unwrap();
+    trainer.set_passes(passes);
+    let mut images = Images::of(&case.float.config, 3, 4);
+    let losses = (0..ITERATIONS).map(|_| trainer.iterate(&mut images).unwrap().loss.total).collect();
+    (losses, trainer.launches())
+}
+
+const ITERATIONS: usize = 6;
+
+/// Iterations in candle's operations are those of the host's passes.
+#[test]
+fn iterations_in_candles_operations() {
+    let more =
+        [("accumulate", "2"), ("optimizer.ema", "0.9"), ("recompute", "true"), ("optimizer.lr", "1e-3")];
+    let mixed = [("mixing.mixup", "0.8"), ("loss.smoothing", "0.1"), ("optimizer.clip_norm", "0.1")];
+    for keys in [&[][..], &more, &mixed] {
+        for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
+            let case = Case::new(shifted(), recipe, |_| false);
+            let (want, _) = losses(&case, &Device::Cpu, Passes::Composed, keys);
+            let (got, launches) = losses(&case, &Device::Cpu, Passes::Fused, keys);
+            assert_eq!(launches, None);
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got / want - 1.0).abs() < tolerance, "{keys:?}: {got} instead of {want}");
+            }
+        }
+    }
 }

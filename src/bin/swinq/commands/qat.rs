@@ -27,10 +27,10 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     if !place.is_first() {
         set_rank(place.rank);
     }
-    let mut job = Job::load(&args.job, &args::pairs(&args.opts)?)?;
-    if let Some(device) = args.devices.first() {
-        job.device = launch::of_job(*device);
-    }
+    let mut opts = args::pairs(&args.opts)?;
+    // As an option, so that the job's other keys are checked against it.
+    opts.extend(args.devices.first().map(|first| ("device".to_owned(), launch::of_job(*first).to_string())));
+    let job = Job::load(&args.job, &opts)?;
     if args.dry_run {
         return prepare(args, job, &place).map(drop);
     }
