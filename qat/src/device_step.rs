@@ -304,6 +304,7 @@ impl DeviceStep {
             smoothing: keys.smoothing,
             temperature: keys.temperature,
             share: work.share,
+            first: pass.first,
         };
         let (labels, partners) = (self.labels.narrow(0, 0, count)?, self.partners.narrow(0, 0, count)?);
         let held = (Held::new(logits)?, teacher.map(Held::new).transpose()?);
@@ -318,7 +319,7 @@ impl DeviceStep {
         };
         let mut gradient = None;
         write(&self.outcome, |mut outcome| {
-            let found = self.kernels.loss(&x, count, targets, weights, &controls, &mut outcome, pass.first);
+            let found = self.kernels.loss(&x, count, targets, weights, &controls, &mut outcome);
             let device = self.device.as_cuda_device()?;
             gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
             Ok(())

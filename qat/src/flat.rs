@@ -142,5 +142,6 @@ mod tests {
         let covered: usize = flat.buckets().iter().map(|bucket| bucket.range.len()).sum();
         assert_eq!(covered, flat.len());
         assert_eq!(flat.bucket_of("head.weight"), Some(0));
+        assert!(flat.buckets()[0].names.contains(&"head.weight".to_owned()));
     }
 }

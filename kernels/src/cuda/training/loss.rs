@@ -30,7 +30,7 @@ struct LossParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in train_loss.cu in the same order.
 unsafe impl Params for LossParams {}
 
-/// The parts of the loss.
+/// The parts of a batch's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossWeights {
     /// Weight of the cross-entropy.
@@ -43,6 +43,8 @@ pub struct LossWeights {
     pub temperature: f64,
     /// The batch's share of the iteration's loss.
     pub share: f64,
+    /// Whether the batch is the iteration's first, whose loss is stored; those of others are added.
+    pub first: bool,
 }
 
 /// What the logits are compared with.
@@ -78,7 +80,7 @@ impl LossProgram {
 
 impl Training {
     /// The gradient of the loss of `logits` `[images, classes]`, times the factor of the loss in `controls`. Stores the loss
-    /// in `outcome` if the batch is the iteration's `first`, else adds it.
+    /// in `outcome`, or adds it.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -93,7 +95,6 @@ impl Training {
         weights: LossWeights,
         controls: &CudaView<'_, f64>,
         outcome: &mut CudaViewMut<'_, f64>,
-        first: bool,
     ) -> Result<CudaSlice<f32>, CudaError> {
         assert!(images > 0 && logits.len().is_multiple_of(images), "loss: {} logits", logits.len());
         let classes = logits.len() / images;
@@ -126,7 +127,7 @@ impl Training {
             factor: weights.share / images as f64,
             images: uint(images),
             classes: uint(classes),
-            first: first.into(),
+            first: weights.first.into(),
         };
         // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. Labels are compared
         // with classes and used as an index of the logits only below `classes`, which the caller of the model ensures.
