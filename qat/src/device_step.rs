@@ -5,7 +5,10 @@
 //! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
 //! rates. What a graph allocates, it also frees.
 
+mod sink;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, training, write};
@@ -23,7 +26,7 @@ use crate::job::{Job, OptimizerKeys};
 use crate::mixing::Partners;
 use crate::scales::LIMIT;
 use crate::student::{Student, Teacher, decays, is_scale};
-use std::sync::Arc;
+use sink::Sink;
 
 /// The memory of a training's iterations on a GPU, and their graphs.
 pub(crate) struct DeviceStep {
@@ -282,7 +285,7 @@ impl DeviceStep {
         let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
             sink.take(kernels, gradients, name, gradient)
         });
-        let ended = done.map_err(QatError::from).and_then(|_| Ok(sink.finish(kernels, gradients)?));
+        let ended = done.and_then(|_| Ok(sink.finish(kernels, gradients)?));
         let Sink { exchange, seen, .. } = sink;
         self.exchange = exchange;
         self.seen.extend(seen);
@@ -406,82 +409,6 @@ impl Drop for DeviceStep {
     fn drop(&mut self) {
         // Before the exchange, which waits for graphs that have recorded its sums.
         self.release();
-    }
-}
-
-/// Stores the gradients of a pass, and exchanges them.
-struct Sink<'a> {
-    flat: Flat,
-    pass: Pass,
-    exchange: Option<Exchange>,
-    known: &'a BTreeSet<String>,
-    /// For each bucket the gradients that are missing; it is exchanged when there are none. Empty if that is not known.
-    missing: Vec<usize>,
-    sent: usize,
-    seen: Vec<String>,
-}
-
-impl<'a> Sink<'a> {
-    fn new(
-        student: &Student,
-        pass: Pass,
-        exchange: Option<Exchange>,
-        known: &'a BTreeSet<String>,
-    ) -> Sink<'a> {
-        let (flat, _) = student.flat().expect("the student is on a GPU");
-        let missing = |names: &[String]| names.iter().filter(|name| known.contains(*name)).count();
-        let missing = match (known.is_empty(), pass.last && exchange.is_some()) {
-            (false, true) => flat.buckets().iter().map(|bucket| missing(&bucket.names)).collect(),
-            _ => Vec::new(),
-        };
-        Sink { flat: flat.clone(), pass, exchange, known, missing, sent: 0, seen: Vec::new() }
-    }
-
-    fn take(
-        &mut self,
-        kernels: &Training,
-        gradients: &Tensor,
-        name: &str,
-        gradient: &Tensor,
-    ) -> candle_core::Result<()> {
-        let (place, gradient) = (self.flat.view(gradients, name)?, gradient.contiguous()?);
-        let held = Held::new(&gradient)?;
-        let gradient = held.view()?;
-        write(&place, |mut place| match self.pass.first {
-            true => kernels.copy(&gradient, place).map_err(failed),
-            false => kernels.add_to(&mut place, &gradient).map_err(failed),
-        })?;
-        if !self.known.contains(name) {
-            self.seen.push(name.to_owned());
-        }
-        if let Some(missing) = self.flat.bucket_of(name).and_then(|bucket| self.missing.get_mut(bucket)) {
-            *missing = missing.saturating_sub(1);
-            while self.missing.get(self.sent) == Some(&0) {
-                self.send(kernels, gradients)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
-        let range = self.flat.buckets()[self.sent].range.clone();
-        self.sent += 1;
-        let Some(exchange) = &mut self.exchange else { return Ok(()) };
-        write(&gradients.narrow(0, range.start, range.len())?, |values| {
-            exchange.sum(kernels, values).map_err(failed)
-        })
-    }
-
-    /// Exchanges the other buckets, and makes the stream wait for all of them.
-    fn finish(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
-        if !self.pass.last || self.exchange.is_none() {
-            return Ok(());
-        }
-        while self.sent < self.flat.buckets().len() {
-            self.send(kernels, gradients)?;
-        }
-        let exchange = self.exchange.as_mut().expect("checked above");
-        exchange.join(kernels).map_err(failed)
     }
 }
 
