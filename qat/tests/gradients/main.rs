@@ -84,7 +84,9 @@ impl Case {
         self
     }
 
-    /// A student whose learned scales are below their initial values.
+    /// A student whose learned scales are below their initial values, by factors without simple ratios to each other. Two
+    /// sites in a row may have one range, such as `qkv.output` and `q`: with a simple ratio of their scales, such as 3/4,
+    /// many values would lie halfway between two codes, where the last bit decides.
     pub(crate) fn student(&self) -> Student {
         self.student_on(&Device::Cpu)
     }
@@ -94,7 +96,7 @@ impl Case {
         let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
         let mut student = Student::new(&self.float, quantized, device, Operands::F32).unwrap();
         for (name, parameter) in student.parameters().iter().filter(|(name, _)| name.starts_with("scale.")) {
-            let part = 0.6 + 0.02 * (name.len() % 20) as f32;
+            let part = 0.6 + 0.4 * (name.len() as f32 * GOLDEN_RATIO).fract();
             let ratio = vec![part; parameter.elem_count()];
             parameter.slice_set(&Tensor::new(ratio, device).unwrap(), 0, 0).unwrap();
         }
@@ -102,6 +104,8 @@ impl Case {
         student
     }
 }
+
+const GOLDEN_RATIO: f32 = 1.618_034;
 
 fn keys() -> LossKeys {
     LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, features: 0.4 }
@@ -114,8 +118,25 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (difference / squares(&mut b.iter().map(|&b| f64::from(b)))).sqrt()
 }
 
-/// Compares the student's loss and gradients with the reference's, within the relative `tolerance`.
-fn agree(what: &str, case: &Case, tolerance: f64) {
+/// Compares the student's losses and gradients of [`BATCHES`] batches with the reference's. Sums in another order may round
+/// a value to the neighbouring code, and in a network this small one code may change a whole gradient. Where no code
+/// differs, only rounding does. So one batch must agree within [`ROUNDING`], which a wrong formula exceeds in every batch,
+/// and all within [`NOISE`]; without quantization all agree within [`ROUNDING`].
+fn agree(what: &str, mut case: Case) {
+    let most = if case.quantized.is_some() { NOISE } else { ROUNDING };
+    let far = (0..BATCHES).map(|batch| {
+        case.batch = Images::of(&case.float.config, 3, BATCHES).batch(0, batch).unwrap();
+        let (far, of) = farthest(what, &case);
+        eprintln!("{what}, batch {batch}: the farthest is {of} by {far:.1e}");
+        assert!(far < most, "{what}: {of} is off by {far}");
+        far
+    });
+    let least = far.min_by(f64::total_cmp).unwrap();
+    assert!(least < ROUNDING, "{what}: off by at least {least}");
+}
+
+/// The largest distance of the student's loss and gradients from the reference's, with its name.
+fn farthest(what: &str, case: &Case) -> (f64, String) {
     let mut student = case.student();
     let teacher_output =
         Teacher::new(&case.teacher, true, &Device::Cpu, Operands::F32).unwrap().forward(&case.batch).unwrap();
@@ -134,8 +155,8 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
         .unwrap();
     let reference = Reference::new(case, student.parameters());
     let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
-    assert!((parts.total / loss - 1.0).abs() < tolerance, "{what}: {} instead of {loss}", parts.total);
-    let (mut errors, mut scales) = (Vec::new(), BTreeMap::<&str, Vec<f64>>::new());
+    let mut errors = vec![((parts.total / loss - 1.0).abs(), "the loss".to_owned())];
+    let mut scales = BTreeMap::<&str, Vec<f64>>::new();
     for (name, parameter) in student.parameters() {
         let want = values(&wanted[name]);
         assert!(want.iter().all(|w| w.is_finite()), "{what}: the gradient of {name} is not finite");
@@ -146,23 +167,22 @@ fn agree(what: &str, case: &Case, tolerance: f64) {
             Some(&gradient.id()),
             "{what}: {name} was complete too early, or never"
         );
-        let got = values(gradient);
-        let error = distance(&got, &want);
+        let error = distance(&values(gradient), &want);
         match is_scale(name) {
             true => scales.entry(kind(name)).or_default().push(error),
-            false => errors.push((error, name)),
+            false => errors.push((error, name.clone())),
         }
     }
-    let worst = errors.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-    eprintln!("{what}: {} gradients, the farthest {} by {:.1e}", wanted.len(), worst.1, worst.0);
-    assert!(worst.0 < tolerance, "{what}: the gradient of {} is off by {}", worst.1, worst.0);
-    for (kind, mut errors) in scales {
-        errors.sort_by(f64::total_cmp);
-        let (median, last) = (errors[(errors.len() - 1) / 2], errors[errors.len() - 1]);
-        eprintln!("    {} scales of kind {kind}: {median:.1e}, at most {last:.1e}", errors.len());
-        assert!(median < tolerance, "{what}: the gradients of scales of kind {kind} are off by {median}");
-        assert!(last.is_finite(), "{what}: {kind}");
-    }
+    errors
+        .extend(scales.into_iter().map(|(kind, errors)| (median(errors), format!("scales of kind {kind}"))));
+    errors.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+}
+
+/// The median; of an even number of values, the lower one.
+fn median(mut values: Vec<f64>) -> f64 {
+    assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
+    values.sort_by(f64::total_cmp);
+    values[(values.len() - 1) / 2]
 }
 
 /// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of
@@ -172,16 +192,17 @@ fn kind(name: &str) -> &str {
     name.rsplit('.').next().unwrap()
 }
 
-/// Tolerance without quantization: student and reference add the same numbers, in different orders.
+/// Number of batches to compare.
+const BATCHES: usize = 5;
+/// Tolerance where student and reference add the same numbers in different orders.
 const ROUNDING: f64 = 1e-4;
-/// Tolerance with quantization: some values round to different neighbouring codes in student and reference.
-/// The gradients then differ by at most a few percent. A wrong formula makes a larger difference.
-const CODES: f64 = 2e-2;
+/// Tolerance where some values round to different codes.
+const NOISE: f64 = 0.2;
 
 #[test]
 fn float_training() {
     for config in [shifted(), padded(), odd()] {
-        agree(&config.name.clone(), &Case::new(config, None, |_| false), ROUNDING);
+        agree(&config.name.clone(), Case::new(config, None, |_| false));
     }
 }
 
@@ -199,7 +220,7 @@ fn second_version(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Sit
 #[test]
 fn float_training_of_the_second_version() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), &second_version(config, None, |_| false), ROUNDING);
+        agree(&config.name.clone(), second_version(config, None, |_| false));
     }
 }
 
@@ -210,9 +231,9 @@ const WITHOUT_SCORES: &str = "name: everything\nrules:\n  - {match: '**', enable
 #[test]
 fn the_second_version_quantized() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), &second_version(config, Some("default"), |_| false), CODES);
+        agree(&config.name.clone(), second_version(config, Some("default"), |_| false));
     }
-    agree("every site", &second_version(second(), Some(WITHOUT_SCORES), |_| true), CODES);
+    agree("every site", second_version(second(), Some(WITHOUT_SCORES), |_| true));
     let scores = second_version(second(), Some(EVERYTHING), |_| false);
     let message = scores.student().forward(&scores.batch, None, false).unwrap_err().to_string();
     assert!(message.contains("layers.0.blocks.0.attn.scores") && message.contains("Swin V2"), "{message}");
@@ -221,25 +242,25 @@ fn the_second_version_quantized() {
 #[test]
 fn the_default_recipe() {
     for config in [shifted(), padded(), odd()] {
-        agree(&config.name.clone(), &Case::new(config, Some("default"), |_| false), CODES);
+        agree(&config.name.clone(), Case::new(config, Some("default"), |_| false));
     }
 }
 
 #[test]
 fn mode1() {
-    agree("mode1", &Case::new(padded(), Some("mode1"), |_| false), CODES);
+    agree("mode1", Case::new(padded(), Some("mode1"), |_| false));
 }
 
 #[test]
 fn every_site_with_a_trained_scale() {
-    agree("everything", &Case::new(shifted(), Some(EVERYTHING), |_| true), CODES);
-    agree("everything, odd", &Case::new(odd(), Some(EVERYTHING), |_| true), CODES);
+    agree("everything", Case::new(shifted(), Some(EVERYTHING), |_| true));
+    agree("everything, odd", Case::new(odd(), Some(EVERYTHING), |_| true));
 }
 
 #[test]
 fn four_bits_and_one_scale_per_tensor() {
-    agree("w4, recomputed", &Case::new(shifted(), Some(W4), |_| false), CODES);
-    agree("w4, trained", &Case::new(shifted(), Some(W4), |site| site.is_weight()), CODES);
+    agree("w4, recomputed", Case::new(shifted(), Some(W4), |_| false));
+    agree("w4, trained", Case::new(shifted(), Some(W4), |site| site.is_weight()));
 }
 
 /// The signal-to-noise ratio of `got`, in dB.
@@ -299,6 +320,14 @@ fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -
 
 const ITERATIONS: usize = 6;
 
+/// Each loss of `got` is that of `want`, within the relative `tolerance`.
+fn same_losses(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (got, want) in got.iter().zip(want) {
+        assert!((got / want - 1.0).abs() < tolerance, "{what}: {got} instead of {want}");
+    }
+}
+
 /// Iterations in candle's operations are those of the host's passes.
 #[test]
 fn iterations_in_candles_operations() {
@@ -311,9 +340,7 @@ fn iterations_in_candles_operations() {
             let (want, _) = losses(&case, &Device::Cpu, Passes::Composed, keys);
             let (got, launches) = losses(&case, &Device::Cpu, Passes::Fused, keys);
             assert_eq!(launches, None);
-            for (got, want) in got.iter().zip(&want) {
-                assert!((got / want - 1.0).abs() < tolerance, "{keys:?}: {got} instead of {want}");
-            }
+            same_losses(&format!("{keys:?}"), &got, &want, tolerance);
         }
     }
 }

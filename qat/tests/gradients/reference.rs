@@ -30,9 +30,9 @@ struct SiteScale {
     lowest: f64,
 }
 
-/// A tensor with the values of `forward` and the gradient of `x`.
+/// A tensor with exactly the values of `forward`, and the gradient of `x`.
 fn straight_through(x: &Tensor, forward: &Tensor) -> Result<Tensor> {
-    x + (forward.detach() - x.detach())?
+    (x - x.detach())? + forward.detach()
 }
 
 /// Rounds to the nearest integer, ties to even: adding 1.5 * 2^23 leaves no fractional bits in f32.
