@@ -1,4 +1,4 @@
-// Code that the training kernels share: sums over warps and blocks, and fake quantization with its gradients.
+// Code that the training kernels share: sums over warps and blocks, AdamW, and fake quantization with its gradients.
 #pragma once
 
 #include "prelude.cuh"
@@ -25,6 +25,38 @@ INLINE f32 block_sum(f32 x, f32* shared) {
     for (u32 i = 1; i < WARPS; i++) sum = sum + shared[i];
     block_sync();
     return sum;
+}
+
+// Sum over the block in f64, or the largest value, returned to each thread; the order is fixed. `shared` has a value for each
+// thread.
+template <bool largest>
+INLINE f64 over_block(f64 x, f64* shared) {
+    shared[thread_index()] = x;
+    block_sync();
+    for (u32 half = THREADS / 2; half > 0; half /= 2) {
+        if (thread_index() < half) {
+            f64 a = shared[thread_index()], b = shared[thread_index() + half];
+            shared[thread_index()] = largest ? max_f64(a, b) : a + b;
+        }
+        block_sync();
+    }
+    f64 result = shared[0];
+    block_sync();
+    return result;
+}
+
+// AdamW's factors: for each moment that of its old value and that of the new term; and what is added to the root of the second
+// moment.
+struct MomentRule {
+    f32 keep_first, add_first, keep_second, add_second, epsilon;
+};
+
+// A value after its update by AdamW, whose moments are updated in place. `keep` is the value's factor (weight decay), `rate`
+// the learning rate with the bias correction of the first moment, `unbias` that of the second moment.
+INLINE f32 adamw_value(f32 value, f32 grad, f32& first, f32& second, const MomentRule& rule, f32 keep, f32 rate, f32 unbias) {
+    first = first * rule.keep_first + grad * rule.add_first;
+    second = second * rule.keep_second + grad * grad * rule.add_second;
+    return value * keep - rate * div_f32(first, sqrt_f32(second * unbias) + rule.epsilon);
 }
 
 // A quantization scale and its reciprocal.

@@ -31,23 +31,6 @@ struct Params {
     u32 first;
 };
 
-// Sum over the block, or the largest value, returned to each thread; the order is fixed. `shared` has a value for each thread.
-template <bool largest>
-INLINE f64 over_block(f64 x, f64* shared) {
-    shared[thread_index()] = x;
-    block_sync();
-    for (u32 half = THREADS / 2; half > 0; half /= 2) {
-        if (thread_index() < half) {
-            f64 a = shared[thread_index()], b = shared[thread_index() + half];
-            shared[thread_index()] = largest ? max_f64(a, b) : a + b;
-        }
-        block_sync();
-    }
-    f64 result = shared[0];
-    block_sync();
-    return result;
-}
-
 // `log(sum exp(x / temperature))`.
 INLINE f64 log_total(const f32* x, u32 classes, f64 temperature, f64* shared) {
     f64 most = x[0] / temperature, total = 0.0;

@@ -14,10 +14,9 @@ struct Params {
     f32* first;
     f32* second;
     u32 count;
-    // AdamW: the gradient's factor; for each moment the factor of its old value and that of the new term; the
-    // parameter's factor (weight decay); the learning rate; the bias correction of the second moment; and the
-    // epsilon that is added to its root.
-    f32 factor, keep_first, add_first, keep_second, add_second, keep, rate, unbias, epsilon;
+    // AdamW: its rule, the gradient's factor, and the arguments of `adamw_value`.
+    MomentRule rule;
+    f32 factor, keep, rate, unbias;
 };
 
 INLINE u32 position() { return block_x() * THREADS + thread_index(); }
@@ -40,11 +39,7 @@ KERNEL(gelu_backward)(const Params p) {
 
 KERNEL(adamw)(const Params p) {
     for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) {
-        f32 g = p.grad[i] * p.factor;
-        f32 first = p.first[i] * p.keep_first + g * p.add_first;
-        f32 second = p.second[i] * p.keep_second + g * g * p.add_second;
-        p.first[i] = first;
-        p.second[i] = second;
-        p.out[i] = p.out[i] * p.keep - p.rate * div_f32(first, sqrt_f32(second * p.unbias) + p.epsilon);
+        f32 grad = p.grad[i] * p.factor;
+        p.out[i] = adamw_value(p.out[i], grad, p.first[i], p.second[i], p.rule, p.keep, p.rate, p.unbias);
     }
 }

@@ -23,22 +23,10 @@ struct Params {
     const Controls* controls;
     Outcome* outcome;
     u32 count, blocks;
-    // For each moment the factor of its old value and that of the new term; what is added to the root of the second moment;
-    // the largest norm of a gradient (0: any); the share of the old moving average; the largest ratio of a learned scale.
-    f32 keep_first, add_first, keep_second, add_second, epsilon, clip, decay_average, limit;
+    MomentRule rule;
+    // The largest norm of a gradient (0: any); the share of the old moving average; the largest ratio of a learned scale.
+    f32 clip, decay_average, limit;
 };
-
-INLINE f64 block_sum_f64(f64 x, f64* shared) {
-    shared[thread_index()] = x;
-    block_sync();
-    for (u32 half = THREADS / 2; half > 0; half /= 2) {
-        if (thread_index() < half) shared[thread_index()] = shared[thread_index()] + shared[thread_index() + half];
-        block_sync();
-    }
-    f64 sum = shared[0];
-    block_sync();
-    return sum;
-}
 
 KERNEL(measure)(const Params p) {
     f64* shared = reinterpret_cast<f64*>(shared_memory());
@@ -48,8 +36,8 @@ KERNEL(measure)(const Params p) {
         sum = sum + grad * grad;
         if (!finite(p.values[i])) unusable = 1.0;
     }
-    sum = block_sum_f64(sum, shared);
-    unusable = block_sum_f64(unusable, shared);
+    sum = over_block<false>(sum, shared);
+    unusable = over_block<false>(unusable, shared);
     if (thread_index() != 0) return;
     p.partial[block_x()] = sum;
     p.partial[p.blocks + block_x()] = unusable > 0.0 ? 1.0 : 0.0;
@@ -66,8 +54,8 @@ KERNEL(decide)(const Params p) {
         sum = sum + p.partial[i];
         unusable = unusable + p.partial[p.blocks + i];
     }
-    sum = block_sum_f64(sum, shared);
-    unusable = block_sum_f64(unusable, shared);
+    sum = over_block<false>(sum, shared);
+    unusable = over_block<false>(unusable, shared);
     if (thread_index() != 0) return;
     Outcome* o = p.outcome;
     o->norm = div_f64(sqrt_f64(sum), p.controls->loss_scale);
@@ -86,14 +74,9 @@ KERNEL(update)(const Params p) {
         u8 kind = p.kinds[i];
         f32 value = p.values[i];
         if (!(kind & NO_GRADIENT)) {
-            f32 g = p.grad[i] * factor;
-            f32 first = p.first[i] * p.keep_first + g * p.add_first;
-            f32 second = p.second[i] * p.keep_second + g * g * p.add_second;
-            p.first[i] = first;
-            p.second[i] = second;
             f32 rate = static_cast<f32>(kind & IS_SCALE ? p.controls->rate_scales : p.controls->rate_weights);
             f32 keep = kind & DECAYS ? static_cast<f32>(p.controls->keep) : 1.0f;
-            value = value * keep - rate * div_f32(first, sqrt_f32(second * unbias) + p.epsilon);
+            value = adamw_value(value, p.grad[i] * factor, p.first[i], p.second[i], p.rule, keep, rate, unbias);
             if (kind & IS_SCALE) value = clamp_f32(value, div_f32(1.0f, p.limit), p.limit);
             p.values[i] = value;
         }

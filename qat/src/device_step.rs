@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, training, write};
+use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, training, write, write_if_some};
 use swinq_kernels::cuda::nccl::{Exchange, Meeting};
 use swinq_kernels::cuda::training::{
-    Controls, Flat as FlatMemory, Kind, LossWeights, Outcome, Staging, Targets, Training, UpdateRule,
+    Controls, Flat as FlatMemory, Kind, LossWeights, MomentRule, Outcome, Staging, Targets, Training,
+    UpdateRule,
 };
 use swinq_kernels::cuda::{CudaError, Graph};
 use swinq_model::Batch;
@@ -52,8 +53,6 @@ pub(crate) struct DeviceStep {
     first_moments: Tensor,
     second_moments: Tensor,
     average: Option<Tensor>,
-    /// Takes the place of an average that there is not.
-    unused: Tensor,
     /// The kind of each value, from the second iteration on.
     kinds: Option<Tensor>,
     /// The parameters that have gradients.
@@ -74,6 +73,8 @@ pub(crate) struct Pass {
     pub last: bool,
     /// Whether images are mixed.
     pub mixed: bool,
+    /// Whether images have labels.
+    pub labelled: bool,
 }
 
 /// What a pass works on.
@@ -82,6 +83,8 @@ pub(crate) struct Work<'a> {
     pub teacher: Option<&'a Teacher>,
     pub drop_path: Option<&'a DropPath>,
     pub job: &'a Job,
+    /// Images of the loaded batch.
+    pub count: usize,
     /// The batch's share of the iteration's loss.
     pub share: f64,
 }
@@ -128,7 +131,6 @@ impl DeviceStep {
             first_moments: moments.first,
             second_moments: moments.second,
             average: moments.average,
-            unused: Tensor::zeros(1, DType::F32, &device)?,
             kinds: None,
             seen: BTreeSet::new(),
             graphs: BTreeMap::new(),
@@ -210,15 +212,9 @@ impl DeviceStep {
         Ok(write(&self.controls, |to| self.kernels.upload(&values, to).map_err(failed))?)
     }
 
-    /// The pass over the `count` images of the loaded batch: loss and gradients, which are exchanged in the last pass.
-    pub fn pass(
-        &mut self,
-        work: &mut Work<'_>,
-        count: usize,
-        labelled: bool,
-        pass: Pass,
-    ) -> Result<(), QatError> {
-        let whole = count == self.images && labelled;
+    /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
+    pub fn pass(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        let whole = work.count == self.images;
         if whole && let Some(graph) = self.graphs.get(&pass) {
             graph.launch(self.kernels.stream()).map_err(|error| QatError::Tensor(failed(error)))?;
             return Ok(());
@@ -229,12 +225,12 @@ impl DeviceStep {
         self.passes += 1;
         // The first pass compiles kernels and fills caches. Graphs are recorded once it is known which gradients exist.
         if !whole || self.passes == 1 || self.kinds.is_none() || self.capture.is_err() {
-            return self.run(work, count, labelled, pass);
+            return self.run(work, pass);
         }
         let kernels = Arc::clone(&self.kernels);
         let mut failure = None;
         let recorded = kernels.stream().capture(|| {
-            self.run(work, count, labelled, pass).map_err(|error| {
+            self.run(work, pass).map_err(|error| {
                 let text = error.to_string();
                 failure = Some(error);
                 CudaError::Unsupported(text)
@@ -248,24 +244,19 @@ impl DeviceStep {
             }
             Err(error) => {
                 self.capture = Err(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
-                self.run(work, count, labelled, pass)
+                self.run(work, pass)
             }
         }
     }
 
-    fn run(&mut self, work: &mut Work<'_>, count: usize, labelled: bool, pass: Pass) -> Result<(), QatError> {
-        let result = self.passes_of(work, count, labelled, pass);
+    fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        let result = self.passes_of(work, pass);
         work.student.forget();
         result
     }
 
-    fn passes_of(
-        &mut self,
-        work: &mut Work<'_>,
-        count: usize,
-        labelled: bool,
-        pass: Pass,
-    ) -> Result<(), QatError> {
+    fn passes_of(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        let count = work.count;
         work.student.update_scales()?;
         let patch = work.student.config().patch_size;
         let rows = patches(&self.pixels.narrow(0, 0, count)?, &self.table, patch)?;
@@ -278,7 +269,7 @@ impl DeviceStep {
         };
         let logits = work.student.forward_images(rows, count, drop_path, false)?;
         let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
-        let dlogits = self.loss(&logits, teacher, work, (labelled, pass))?;
+        let dlogits = self.loss(&logits, teacher, work, pass)?;
         drop(wanted);
         let mut sink = Sink::new(work.student, pass, self.exchange.take(), &self.seen);
         let (kernels, gradients) = (&self.kernels, &self.gradients);
@@ -298,9 +289,9 @@ impl DeviceStep {
         logits: &Tensor,
         teacher: Option<&Tensor>,
         work: &Work<'_>,
-        (labelled, pass): (bool, Pass),
+        pass: Pass,
     ) -> Result<Tensor, QatError> {
-        let (count, keys) = (logits.dim(0)?, &work.job.loss);
+        let (count, keys) = (work.count, &work.job.loss);
         let weights = LossWeights {
             labels: keys.labels,
             kl: if teacher.is_some() { keys.kl } else { 0.0 },
@@ -317,7 +308,7 @@ impl DeviceStep {
         let (x, labels, partners, controls) = (x.view()?, labels.view()?, partners.view()?, controls.view()?);
         let targets = Targets {
             teacher: teacher.as_ref(),
-            labels: labelled.then_some(&labels),
+            labels: pass.labelled.then_some(&labels),
             partners: pass.mixed.then_some(&partners),
         };
         let mut gradient = None;
@@ -346,25 +337,40 @@ impl DeviceStep {
         Ok(ended?)
     }
 
-    /// The update of the parameters, unless something is not finite or the loss is too high.
-    pub fn update(&mut self, student: &Student, job: &Job) -> Result<(), QatError> {
-        if self.kinds.is_none() {
-            let (flat, _) = student.flat().expect("the student is on a GPU");
-            let kinds = kinds(flat, student, &self.seen);
-            self.kinds = Some(Tensor::from_vec(kinds, flat.len(), &self.device)?);
+    /// Settles which parameters have gradients, after the first iteration with images: those that have one in any process.
+    /// `sum` adds values over all processes.
+    pub fn settle(
+        &mut self,
+        student: &Student,
+        sum: &mut dyn FnMut(&mut [f64]) -> Result<(), QatError>,
+    ) -> Result<(), QatError> {
+        if self.kinds.is_some() {
+            return Ok(());
         }
+        let (flat, _) = student.flat().expect("the student is on a GPU");
+        let names = student.parameters().keys();
+        let mut found: Vec<f64> =
+            names.clone().map(|name| f64::from(u8::from(self.seen.contains(name)))).collect();
+        sum(&mut found)?;
+        self.seen =
+            names.zip(found).filter(|(_, found)| *found > 0.0).map(|(name, _)| name.clone()).collect();
+        self.kinds = Some(Tensor::from_vec(kinds(flat, student, &self.seen), flat.len(), &self.device)?);
+        Ok(())
+    }
+
+    /// The update of the parameters, unless something is not finite or the loss is too high. Call [`DeviceStep::settle`]
+    /// before.
+    pub fn update(&mut self, student: &Student, job: &Job) -> Result<(), QatError> {
         let (_, values) = student.flat().expect("the student is on a GPU");
-        let kinds = self.kinds.as_ref().expect("just set");
+        let kinds = self.kinds.as_ref().expect("settled before");
         let rule = rule(&job.optimizer);
-        let (has_average, average) = (self.average.is_some(), self.average.as_ref().unwrap_or(&self.unused));
         let held = (Held::new(&self.gradients)?, Held::new(kinds)?, Held::new(&self.controls)?);
         let (grad, kinds, controls) = (held.0.view()?, held.1.view()?, held.2.view()?);
         let (grad, kinds) = (&grad, &kinds);
         write(values, |values| {
             write(&self.first_moments, |first| {
                 write(&self.second_moments, |second| {
-                    write(average, |average| {
-                        let average = has_average.then_some(average);
+                    write_if_some(self.average.as_ref(), |average| {
                         let flat = FlatMemory { values, first, second, average, grad, kinds };
                         write(&self.outcome, |mut outcome| {
                             self.kernels.update(flat, rule, &controls, &mut outcome).map_err(failed)
@@ -425,10 +431,8 @@ fn kinds(flat: &Flat, student: &Student, seen: &BTreeSet<String>) -> Vec<u8> {
 }
 
 fn rule(keys: &OptimizerKeys) -> UpdateRule {
-    let [b1, b2] = keys.betas;
     UpdateRule {
-        moments: [b1, 1.0 - b1, b2, 1.0 - b2].map(|factor| factor as f32),
-        epsilon: keys.eps as f32,
+        moments: MomentRule::new(keys.betas, keys.eps),
         clip: keys.clip_norm as f32,
         decay_average: keys.ema as f32,
         limit: LIMIT,

@@ -1,6 +1,7 @@
 //! The network in training (the student) and its teacher.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
 use swinq_float::tape::{Gradients, Operands, Passes, Tape};
@@ -128,7 +129,7 @@ pub struct Student {
     /// Every parameter by name, in Microsoft's naming; ratios of learned scales are `scale.SITE`.
     parameters: BTreeMap<String, Tensor>,
     /// On a GPU, the memory in which all parameters lie.
-    flat: Option<(Flat, Tensor)>,
+    flat: Option<(Arc<Flat>, Tensor)>,
     passes: Passes,
     /// The names of the parameters.
     names: HashMap<TensorId, String>,
@@ -167,7 +168,7 @@ impl Student {
             let values = places.gathered(&parameters, device)?;
             parameters = places.views(&values)?;
             scales.rebind(&parameters);
-            flat = Some((places, values));
+            flat = Some((Arc::new(places), values));
         }
         let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
         parameters.values().for_each(|parameter| tape.watch(parameter));
@@ -199,7 +200,7 @@ impl Student {
     }
 
     /// On a GPU, where the parameters lie, and the memory in which they do.
-    pub(crate) fn flat(&self) -> Option<&(Flat, Tensor)> {
+    pub(crate) fn flat(&self) -> Option<&(Arc<Flat>, Tensor)> {
         self.flat.as_ref()
     }
 

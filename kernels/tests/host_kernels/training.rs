@@ -200,7 +200,7 @@ fn value_by_value() {
     let (x, grad) = (rng.floats(count, 7.0), rng.floats(count, 1.0));
     let (first, second) =
         (rng.floats(count, 1.0), rng.bytes(count).into_iter().map(f32::from).collect::<Vec<_>>());
-    let constants = [0.5f32, 0.9, 0.1, 0.99, 0.01, 0.998, 0.02, 1.5, 1e-6];
+    let constants = [0.9f32, 0.1, 0.99, 0.01, 1e-6, 0.5, 0.998, 0.02, 1.5];
     let run = |entry| {
         let launch = Launch::new(&pointwise_program(entry), pointwise_launch(count)).array(&x).array(&grad);
         let launch = launch.array(&x).array(&first).array(&second).int(count);
@@ -216,7 +216,7 @@ fn value_by_value() {
         &x.iter().zip(&grad).map(slope).collect::<Vec<_>>(),
         2e-6,
     );
-    let [factor, k1, a1, k2, a2, keep, rate, unbias, eps] = constants;
+    let [k1, a1, k2, a2, eps, factor, keep, rate, unbias] = constants;
     let updated = run("adamw");
     for i in 0..count {
         let g = grad[i] * factor;

@@ -2,24 +2,14 @@
 
 use candle_core::{Result, Tensor};
 use swinq_float::ops::taped::cuda::{Held, failed, training, write};
-use swinq_kernels::cuda::training::AdamWStep;
+use swinq_kernels::cuda::training::{AdamWStep, MomentRule};
 
 use super::{Constants, Moments, Rule};
 
 /// Updates `parameter` and its moments in place.
 pub(super) fn update(rule: &Rule, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
-    let Constants { betas, rest, factor, keep, lr, unbias, eps } = rule.constants();
-    let step = AdamWStep {
-        factor,
-        keep_first: betas[0],
-        add_first: rest[0],
-        keep_second: betas[1],
-        add_second: rest[1],
-        keep,
-        rate: lr,
-        unbias,
-        epsilon: eps,
-    };
+    let Constants { factor, keep, lr, unbias, .. } = rule.constants();
+    let step = AdamWStep { moments: MomentRule::new(rule.betas, rule.eps), factor, keep, rate: lr, unbias };
     let gradient = gradient.contiguous()?;
     let all = training(gradient.device().as_cuda_device()?)?;
     let held = Held::new(&gradient)?;

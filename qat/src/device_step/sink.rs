@@ -1,6 +1,7 @@
 //! Where the gradients of a pass go: into the memory of all gradients, and to the other processes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use candle_core::Tensor;
 use swinq_float::ops::taped::cuda::{Held, failed, write};
@@ -13,7 +14,7 @@ use crate::student::Student;
 
 /// Stores the gradients of a pass, and exchanges them.
 pub(super) struct Sink<'a> {
-    flat: Flat,
+    flat: Arc<Flat>,
     pass: Pass,
     pub exchange: Option<Exchange>,
     known: &'a BTreeSet<String>,
@@ -38,7 +39,7 @@ impl<'a> Sink<'a> {
             (false, true) => flat.buckets().iter().map(|bucket| missing(&bucket.names)).collect(),
             _ => Vec::new(),
         };
-        Sink { flat: flat.clone(), pass, exchange, known, missing, sent: 0, seen: Vec::new() }
+        Sink { flat: Arc::clone(flat), pass, exchange, known, missing, sent: 0, seen: Vec::new() }
     }
 
     /// Takes the gradient of the parameter `name`, which is complete.

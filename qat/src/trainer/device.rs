@@ -108,8 +108,13 @@ impl Trainer {
         let (mut images, mut labelled, mut latest) = (0, 0, None);
         for part in 0..self.job.accumulate {
             let loaded = self.loaded(source, part)?;
-            let (first, last) = (part == 0, part + 1 == self.job.accumulate);
-            let pass = Pass { first, last, mixed: loaded.partners.is_some() };
+            let last = part + 1 == self.job.accumulate;
+            let pass = Pass {
+                first: part == 0,
+                last,
+                mixed: loaded.partners.is_some(),
+                labelled: !loaded.batch.labels.is_empty(),
+            };
             step.control(&self.controls(loaded.partners.as_ref()))?;
             images += loaded.batch.len();
             labelled += loaded.batch.labels.len();
@@ -129,6 +134,8 @@ impl Trainer {
             self.progress.iteration += 1;
             return Ok(self.report(LossParts::default(), 0.0));
         }
+        let world = &mut self.world;
+        step.settle(&self.student, &mut |found| Ok(world.sum(found)?))?;
         step.update(&self.student, &self.job)?;
         self.read_ahead(step, source, self.job.accumulate - 1);
         let began = Instant::now();
@@ -148,9 +155,10 @@ impl Trainer {
             teacher: self.teacher.as_ref(),
             drop_path: drop_path.as_ref(),
             job: &self.job,
+            count: loaded.batch.len(),
             share: 1.0 / (self.job.accumulate * self.world.size()) as f64,
         };
-        step.pass(&mut work, loaded.batch.len(), !loaded.batch.labels.is_empty(), pass)
+        step.pass(&mut work, pass)
     }
 
     /// Batch `part` of this iteration.

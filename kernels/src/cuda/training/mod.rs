@@ -46,7 +46,7 @@ pub use rows::{
 };
 pub use scales::{RowScales, ScalesProgram};
 pub use transfer::Staging;
-pub use update::{Controls, Flat, Kind, Outcome, UpdateProgram, UpdateRule};
+pub use update::{Controls, Flat, Kind, MomentRule, Outcome, UpdateProgram, UpdateRule};
 
 /// Default number of threads per block.
 const THREADS: u32 = 256;

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
-use super::{THREADS, Training, uint};
+use super::{MomentRule, THREADS, Training, uint};
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
@@ -26,25 +26,20 @@ struct PointwiseParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in train_pointwise.cu in the same order.
 unsafe impl Params for PointwiseParams {}
 
-/// The constants of an update by AdamW:
-///
-/// ```text
-/// g = gradient * factor     m = keep_first m + add_first g     v = keep_second v + add_second g^2
-/// p = keep p - rate m / (sqrt(unbias v) + epsilon)
-/// ```
+/// The constants of an update by AdamW.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(missing_docs, reason = "the formula has them")]
 pub struct AdamWStep {
+    /// How values change.
+    pub moments: MomentRule,
+    /// The gradient's factor.
     pub factor: f32,
-    pub keep_first: f32,
-    pub add_first: f32,
-    pub keep_second: f32,
-    pub add_second: f32,
+    /// The parameter's factor: 1 without weight decay.
     pub keep: f32,
+    /// Learning rate with the bias correction of the first moment.
     pub rate: f32,
+    /// Bias correction of the second moment.
     pub unbias: f32,
-    pub epsilon: f32,
 }
 
 /// The program of `entry`: `gelu_forward`, `gelu_backward` or `adamw`.

@@ -29,14 +29,38 @@ struct UpdateParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in train_update.cu in the same order.
 unsafe impl Params for UpdateParams {}
 
+/// How AdamW computes moments `m` and `v` of a gradient `g`, and a parameter `p`:
+///
+/// ```text
+/// m = keep_first m + add_first g     v = keep_second v + add_second g^2
+/// p = keep p - rate m / (sqrt(unbias v) + epsilon)
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the formula has them")]
+pub struct MomentRule {
+    pub keep_first: f32,
+    pub add_first: f32,
+    pub keep_second: f32,
+    pub add_second: f32,
+    pub epsilon: f32,
+}
+
+impl MomentRule {
+    /// The rule of the decay rates `betas`.
+    pub fn new(betas: [f64; 2], epsilon: f64) -> MomentRule {
+        let [[keep_first, add_first], [keep_second, add_second]] =
+            betas.map(|beta| [beta, 1.0 - beta].map(|factor| factor as f32));
+        MomentRule { keep_first, add_first, keep_second, add_second, epsilon: epsilon as f32 }
+    }
+}
+
 /// The constants of all updates of a training.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UpdateRule {
-    /// For each moment the factor of its old value and that of the new term.
-    pub moments: [f32; 4],
-    /// Is added to the root of the second moment.
-    pub epsilon: f32,
+    /// How values change.
+    pub moments: MomentRule,
     /// Gradients with a larger norm are scaled down to it; 0 is off.
     pub clip: f32,
     /// The share of the old value in the moving average.

@@ -17,6 +17,20 @@ pub fn write<T: CudaDType + DeviceRepr>(
     x.inplace_op1(&Change { run: Mutex::new(Some(run)), kind: std::marker::PhantomData::<T> })
 }
 
+/// [`write`], if there is a tensor; otherwise calls `run` with `None`.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_if_some<T: CudaDType + DeviceRepr>(
+    x: Option<&Tensor>,
+    run: impl FnOnce(Option<CudaViewMut<'_, T>>) -> Result<()>,
+) -> Result<()> {
+    match x {
+        Some(x) => write(x, |values| run(Some(values))),
+        None => run(None),
+    }
+}
+
 /// A change of a tensor's values, applied once.
 struct Change<F, T> {
     run: Mutex<Option<F>>,

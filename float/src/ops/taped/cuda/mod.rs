@@ -18,7 +18,7 @@ use swinq_kernels::cuda::training::{Element, NormProgram, Patches, RowIndex, Tra
 
 use crate::ops::{Gather, Norm, composed};
 
-pub use access::write;
+pub use access::{write, write_if_some};
 pub(super) use attention::{attention, attention_gradient, takes_attention};
 pub(super) use columns::{channels, channels_gradient, converted, converted_with_sums, hidden};
 pub(super) use fake_quant::{fake_quantize, fake_quantize_gradient, fake_quantize_weight};

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::ops::taped::cuda::scales_of_weight;
 use crate::tape::Operands;
 
 /// The GPU, if there is one.
@@ -129,16 +130,16 @@ fn gpu_columns() {
         let factors: Vec<f32> = (0..c).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
         let zero_points: Vec<i8> = (0..c).map(|i| (i % 200) as i8).collect();
         let columns = Arc::new(ColumnQuantizers::channels(step, &factors, &zero_points).unwrap());
-        let inputs = [noise(&[rows, c], 4), noise(&[c], 5), Tensor::new(&[1.0f32], &Device::Cpu).unwrap()];
+        let ratio = Tensor::new(&[1.0f32], &Device::Cpu).unwrap();
+        let inputs = [noise(&[rows, c], 4), noise(&[c], 5), ratio.clone()];
         let fake = |x: &[Tensor]| FakeChannels {
             step: Quantizer::new(step).unwrap(),
             columns: Arc::clone(&columns),
             resident: Some(resident_columns(&columns, x[0].device()).unwrap()),
-            learned: Some(learned(&x[2], &[step])),
+            learned: Some(learned(&x[x.len() - 1], &[step])),
         };
         let run = |t: &Tape, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(x));
-        let of_scale = [inputs[0].clone(), inputs[1].clone(), inputs[2].clone()];
-        same(&device, "channels", &of_scale, SCALE_GRADIENTS, &run);
+        same(&device, "channels", &[inputs[0].clone(), ratio], SCALE_GRADIENTS, &run);
         let run = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Channels(fake(x)));
         same(&device, "hidden, channels", &inputs, 2e-2, &run);
         let run = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Off);
@@ -159,7 +160,7 @@ fn gpu_scales_of_weights() {
             let scales: Vec<f32> = most.iter().map(|most| most / 127.0).collect();
             let there = |t: &Tensor| t.to_device(&device).unwrap();
             let factors = factors.map(there);
-            let table = cuda::scales_of_weight(&there(&w), rows, factors.as_ref(), 127.0).unwrap();
+            let table = scales_of_weight(&there(&w), rows, factors.as_ref(), 127.0).unwrap();
             let recips = scales.iter().map(|s| 1.0 / s);
             let want: Vec<f32> = scales.iter().copied().chain(recips).chain(vec![1.0; rows]).collect();
             assert_eq!(values(&table.to_device(&Device::Cpu).unwrap()), want);
