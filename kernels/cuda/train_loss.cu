@@ -51,6 +51,8 @@ KERNEL(loss_of_images)(const Params p) {
     u32 partner = p.partners == nullptr ? own : p.partners[block_x()];
     f64 share = p.partners == nullptr ? 1.0 : p.controls->partner_share;
     u32 main = share >= 0.5 ? own : partner;
+    // A label that is no class counts as wrong.
+    bool counted = labelled && main < p.classes;
     f64 t = p.temperature, spread = p.smoothing / p.classes;
     f64 log_labels = log_total(logits, p.classes, 1.0, shared);
     f64 log_p = teacher == nullptr ? 0.0 : log_total(logits, p.classes, t, shared);
@@ -58,7 +60,7 @@ KERNEL(loss_of_images)(const Params p) {
     f64 labels = 0.0, kl = 0.0, above = 0.0;
     for (u32 i = thread_index(); i < p.classes; i += THREADS) {
         f64 slope = 0.0;
-        if (labelled) {
+        if (counted) {
             above = above + (logits[i] > logits[main] || (logits[i] == logits[main] && i < main) ? 1.0 : 0.0);
         }
         if (labelled && p.weight_labels > 0.0) {
@@ -85,7 +87,7 @@ KERNEL(loss_of_images)(const Params p) {
     f64* to = p.of_images + 3 * static_cast<u64>(block_x());
     to[0] = labels;
     to[1] = t * t * kl;
-    to[2] = labelled && above == 0.0 ? 1.0 : 0.0;
+    to[2] = counted && above == 0.0 ? 1.0 : 0.0;
 }
 
 // Adds the losses of the images in their order.

@@ -42,8 +42,8 @@ pub(crate) struct DeviceStep {
     table: Tensor,
     /// `[images]`.
     labels: Tensor,
-    /// The classes of the images that are mixed into each, `[images]`.
-    partners: Tensor,
+    /// The classes of the images that are mixed into each, `[images]`, if the job mixes images.
+    partners: Option<Tensor>,
     /// `[2 * blocks, images]`.
     dropped: Option<Tensor>,
     controls: Tensor,
@@ -60,8 +60,8 @@ pub(crate) struct DeviceStep {
     graphs: BTreeMap<Pass, Graph>,
     /// Whether passes are recorded, and why not.
     capture: Result<(), String>,
-    /// Passes run so far. The first one prepares kernels, which cannot be recorded.
-    passes: u64,
+    /// Whether a pass over a whole batch has run, which compiles kernels and fills caches. That cannot be recorded.
+    warm: bool,
     exchange: Option<Exchange>,
 }
 
@@ -71,8 +71,6 @@ pub(crate) struct DeviceStep {
 pub(crate) struct Pass {
     pub first: bool,
     pub last: bool,
-    /// Whether images are mixed.
-    pub mixed: bool,
     /// Whether images have labels.
     pub labelled: bool,
 }
@@ -118,12 +116,13 @@ impl DeviceStep {
         let table = student.transform().lookup();
         let table: Vec<f32> = table.iter().flat_map(|row| row.iter().copied()).collect();
         let drop = |path: &DropPath| Tensor::zeros((path.branches(), images), DType::F32, &device);
+        let partners = (!job.mixing.is_off()).then(|| Tensor::zeros(images, DType::U32, &device));
         let capture = student.scales().needs_host().map_or(Ok(()), Err);
         Ok(DeviceStep {
             staging: Staging::new(&kernels, pixels.elem_count()).map_err(failed)?,
             table: Tensor::from_vec(table, (3, 256), &device)?,
             labels: Tensor::zeros(images, DType::U32, &device)?,
-            partners: Tensor::zeros(images, DType::U32, &device)?,
+            partners: partners.transpose()?,
             dropped: drop_path.map(drop).transpose()?,
             controls: Tensor::zeros(Controls::LEN, DType::F64, &device)?,
             outcome: Tensor::zeros(Outcome::LEN, DType::F64, &device)?,
@@ -135,7 +134,7 @@ impl DeviceStep {
             seen: BTreeSet::new(),
             graphs: BTreeMap::new(),
             capture,
-            passes: 0,
+            warm: false,
             exchange: None,
             pixels,
             images,
@@ -191,13 +190,15 @@ impl DeviceStep {
         let (kernels, staging) = (&self.kernels, &mut self.staging);
         write(&self.pixels.narrow(0, 0, batch.len())?, |to| staging.send(kernels, to).map_err(failed))?;
         let upload = |values: &[u32], to: &Tensor| {
+            if values.is_empty() {
+                return Ok(());
+            }
             write(&to.narrow(0, 0, values.len())?, |to| self.kernels.upload(values, to).map_err(failed))
         };
-        if !batch.labels.is_empty() {
-            upload(&batch.labels, &self.labels)?;
-        }
-        if let Some(partners) = partners {
-            upload(&partners.labels, &self.partners)?;
+        upload(&batch.labels, &self.labels)?;
+        if let Some(memory) = &self.partners {
+            // Images of a batch that is not mixed are their own partners.
+            upload(partners.map_or(&batch.labels, |partners| &partners.labels), memory)?;
         }
         if let (Some(dropped), Some(drop_path)) = (&self.dropped, drop_path) {
             let factors = drop_path.all(self.images);
@@ -212,22 +213,24 @@ impl DeviceStep {
         Ok(write(&self.controls, |to| self.kernels.upload(&values, to).map_err(failed))?)
     }
 
-    /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
-    pub fn pass(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
-        let whole = work.count == self.images;
-        if whole && let Some(graph) = self.graphs.get(&pass) {
-            graph.launch(self.kernels.stream()).map_err(|error| QatError::Tensor(failed(error)))?;
-            return Ok(());
-        }
-        let device = self.device.as_cuda_device()?.clone();
-        // Graphs read constants from this cache. Without graphs it would only grow.
-        let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
-        self.passes += 1;
-        // The first pass compiles kernels and fills caches. Graphs are recorded once it is known which gradients exist.
-        if !whole || self.passes == 1 || self.kinds.is_none() || self.capture.is_err() {
-            return self.run(work, pass);
-        }
-        let kernels = Arc::clone(&self.kernels);
+    /// Whether passes over `count` images may be recorded now.
+    pub fn may_record(&self, count: usize) -> bool {
+        count == self.images && self.warm && self.kinds.is_some() && self.capture.is_ok()
+    }
+
+    /// Whether kernels are still to be compiled, which takes a while.
+    pub fn is_cold(&self) -> bool {
+        !self.warm
+    }
+
+    /// Whether `pass` is recorded.
+    pub fn is_recorded(&self, pass: Pass) -> bool {
+        self.graphs.contains_key(&pass)
+    }
+
+    /// Records `pass` over the loaded batch. `false` if that fails; no pass is recorded from then on.
+    pub fn record(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<bool, QatError> {
+        let (kernels, device) = (Arc::clone(&self.kernels), self.device.as_cuda_device()?.clone());
         let mut failure = None;
         let recorded = kernels.stream().capture(|| {
             self.run(work, pass).map_err(|error| {
@@ -238,20 +241,43 @@ impl DeviceStep {
         });
         match recorded {
             Ok(graph) => {
-                graph.launch(kernels.stream()).map_err(|error| QatError::Tensor(failed(error)))?;
                 self.graphs.insert(pass, graph);
-                Ok(())
+                // Graphs have memory of their own.
+                kernels.trim().map_err(failed)?;
+                Ok(true)
             }
             Err(error) => {
-                self.capture = Err(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
-                self.run(work, pass)
+                self.stop_recording(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
+                // What was freed while it failed left an error behind, which the next use of the device would return.
+                let _ = device.cuda_stream().context().check_err();
+                Ok(false)
             }
         }
     }
 
-    fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+    /// Records no pass from now on, for `reason`, and forgets those that are recorded.
+    pub fn stop_recording(&mut self, reason: String) {
+        self.release();
+        self.capture = Err(reason);
+    }
+
+    /// Launches the recorded `pass` over the loaded batch.
+    ///
+    /// # Panics
+    /// If it is not recorded.
+    pub fn launch(&self, pass: Pass) -> Result<(), QatError> {
+        let launched = self.graphs[&pass].launch(self.kernels.stream());
+        launched.map_err(|error| QatError::Tensor(failed(error)))
+    }
+
+    /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
+    pub fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        // Graphs read constants from this cache. Without graphs it would only grow.
+        let device = self.device.as_cuda_device()?.clone();
+        let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
         let result = self.passes_of(work, pass);
         work.student.forget();
+        self.warm |= result.is_ok() && work.count == self.images;
         result
     }
 
@@ -271,7 +297,8 @@ impl DeviceStep {
         let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
         let dlogits = self.loss(&logits, teacher, work, pass)?;
         drop(wanted);
-        let mut sink = Sink::new(work.student, pass, self.exchange.take(), &self.seen);
+        let mut sink =
+            Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
         let (kernels, gradients) = (&self.kernels, &self.gradients);
         let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
             sink.take(kernels, gradients, name, gradient)
@@ -300,16 +327,17 @@ impl DeviceStep {
             share: work.share,
             first: pass.first,
         };
-        let (labels, partners) = (self.labels.narrow(0, 0, count)?, self.partners.narrow(0, 0, count)?);
-        let held = (Held::new(logits)?, teacher.map(Held::new).transpose()?);
-        let held = (held, Held::new(&labels)?, Held::new(&partners)?, Held::new(&self.controls)?);
-        let ((x, teacher), labels, partners, controls) = &held;
-        let teacher = teacher.as_ref().map(Held::view).transpose()?;
-        let (x, labels, partners, controls) = (x.view()?, labels.view()?, partners.view()?, controls.view()?);
+        let labels = self.labels.narrow(0, 0, count)?;
+        let partners = self.partners.as_ref().map(|partners| partners.narrow(0, 0, count)).transpose()?;
+        let (x, labels, controls) = (Held::new(logits)?, Held::new(&labels)?, Held::new(&self.controls)?);
+        let (x, labels, controls) = (x.view()?, labels.view()?, controls.view()?);
+        let optional = (teacher.map(Held::new).transpose()?, partners.as_ref().map(Held::new).transpose()?);
+        let teacher = optional.0.as_ref().map(Held::view).transpose()?;
+        let partners = optional.1.as_ref().map(Held::view).transpose()?;
         let targets = Targets {
             teacher: teacher.as_ref(),
             labels: pass.labelled.then_some(&labels),
-            partners: pass.mixed.then_some(&partners),
+            partners: partners.as_ref(),
         };
         let mut gradient = None;
         write(&self.outcome, |mut outcome| {
@@ -331,7 +359,7 @@ impl DeviceStep {
             let zeros = [0.0; Outcome::LEN];
             write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
         }
-        let mut sink = Sink::new(student, pass, self.exchange.take(), &self.seen);
+        let mut sink = Sink::new(student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
         let ended = sink.finish(&self.kernels, &self.gradients);
         self.exchange = sink.exchange.take();
         Ok(ended?)

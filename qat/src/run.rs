@@ -117,7 +117,7 @@ pub fn run(
         Run { job, identity, trainer, course, hooks, log, folder, saved }.whole(source)
     });
     if let Err(error) = &outcome {
-        trainer.world().end(&error.to_string());
+        trainer.end(&error.to_string());
     }
     outcome
 }
@@ -256,9 +256,10 @@ impl Run<'_> {
         loop {
             let report = self.iterate(source)?;
             let done = self.trainer.iterations_done();
-            if launches.is_none() {
-                launches = self.trainer.launches();
-                launches.iter().for_each(|text| self.hooks.say(text));
+            let now = self.trainer.launches();
+            if now != launches {
+                now.iter().for_each(|text| self.hooks.say(text));
+                launches = now;
             }
             since.iterations += 1;
             since.loss.add(&report.loss);

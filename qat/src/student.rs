@@ -229,7 +229,7 @@ impl Student {
         &self.config
     }
 
-    /// Recomputes the scales from the parameters; call it once per iteration.
+    /// Recomputes the scales from the parameters; call it whenever they changed, and after [`Student::forget`].
     ///
     /// # Errors
     /// The errors of [`ScaleTable::update`].
@@ -237,8 +237,10 @@ impl Student {
         self.sites.scales.update(&self.parameters, self.passes)
     }
 
-    /// Drops everything that a pass left behind: the recorded operations and the scales of weights that are on a GPU.
+    /// Drops everything that a pass left behind: the recorded operations, the factors of dropped branches and the scales of
+    /// weights that are on a GPU.
     pub fn forget(&mut self) {
+        self.sites.drop_path = None;
         self.tape.clear();
         self.inputs.clear();
         self.sites.scales.forget();

@@ -130,6 +130,13 @@ impl Trainer {
         &mut self.world
     }
 
+    /// Ends the training of all processes after an error, for `reason`.
+    pub fn end(&mut self, reason: &str) {
+        self.world.end(reason);
+        #[cfg(feature = "cuda")]
+        self.on_device.abort();
+    }
+
     /// Number of processes that train together.
     pub fn processes(&self) -> usize {
         self.world.size()
@@ -229,6 +236,11 @@ impl Trainer {
             parts.add(&loss);
             self.collect(&gradients, &mut sums)?;
         }
+        // The loss of this process is its share of that of all.
+        let total = parts.total * self.world.size() as f64;
+        if let Some(usual) = self.progress.exploded_from(total) {
+            return Err(self.diverged(format!("the loss explodes: {total:.4} after {usual:.4}")));
+        }
         Ok((parts, sums))
     }
 
@@ -293,10 +305,6 @@ impl Trainer {
             let found = self.student.first_not_finite(batch, drop_path)?;
             let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
-        }
-        // `loss` is the batch's share of the iteration's loss.
-        if let Some(usual) = self.progress.exploded_from(loss.total * batches) {
-            return Err(self.diverged(format!("the loss explodes: {:.4} after {usual:.4}", loss.total)));
         }
         Ok((loss, gradients))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Tensor, bail};
 use swinq_float::ops::taped::cuda::{Held, failed, write};
 use swinq_kernels::cuda::nccl::Exchange;
 use swinq_kernels::cuda::training::Training;
@@ -18,6 +18,8 @@ pub(super) struct Sink<'a> {
     pass: Pass,
     pub exchange: Option<Exchange>,
     known: &'a BTreeSet<String>,
+    /// Whether no other gradients exist.
+    settled: bool,
     /// For each bucket the gradients that are missing; it is exchanged when there are none. Empty if that is not known.
     missing: Vec<usize>,
     sent: usize,
@@ -26,12 +28,12 @@ pub(super) struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// For a pass of `student`. The gradients of `known` parameters exist.
+    /// For a pass of `student`. The gradients of `known` parameters exist; `settled` says that there are no others.
     pub fn new(
         student: &Student,
         pass: Pass,
         exchange: Option<Exchange>,
-        known: &'a BTreeSet<String>,
+        (known, settled): (&'a BTreeSet<String>, bool),
     ) -> Sink<'a> {
         let (flat, _) = student.flat().expect("the student is on a GPU");
         let missing = |names: &[String]| names.iter().filter(|name| known.contains(*name)).count();
@@ -39,7 +41,7 @@ impl<'a> Sink<'a> {
             (false, true) => flat.buckets().iter().map(|bucket| missing(&bucket.names)).collect(),
             _ => Vec::new(),
         };
-        Sink { flat: Arc::clone(flat), pass, exchange, known, missing, sent: 0, seen: Vec::new() }
+        Sink { flat: Arc::clone(flat), pass, exchange, known, settled, missing, sent: 0, seen: Vec::new() }
     }
 
     /// Takes the gradient of the parameter `name`, which is complete.
@@ -50,6 +52,9 @@ impl<'a> Sink<'a> {
         name: &str,
         gradient: &Tensor,
     ) -> candle_core::Result<()> {
+        if self.settled && !self.known.contains(name) {
+            bail!("{name} has a gradient that it did not have in the first iteration");
+        }
         let (place, gradient) = (self.flat.view(gradients, name)?, gradient.contiguous()?);
         let held = Held::new(&gradient)?;
         let gradient = held.view()?;

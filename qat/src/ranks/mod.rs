@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Runs `work` while a thread gives the other ranks signs of life, four in each time limit.
-    fn while_alive<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn while_alive<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let (done, waiting) = std::sync::mpsc::channel::<()>();
         let (links, pause) = (&mut self.links, self.timeout / 4);
         std::thread::scope(|scope| {

@@ -15,6 +15,7 @@ use crate::error::QatError;
 use crate::job::Precision;
 use crate::loss::LossParts;
 use crate::mixing::Partners;
+use crate::ranks::World;
 use crate::schedule::Group;
 
 /// A batch of this process.
@@ -33,6 +34,8 @@ pub(super) struct OnDevice {
     step: Option<DeviceStep>,
     /// Whether iterations run this way, once that is decided.
     decided: Option<bool>,
+    /// Why the host takes part in iterations, if it does.
+    reason: Option<String>,
     /// The batch after the current one, which is read while the GPU computes.
     ahead: Option<(u64, Result<Loaded, QatError>)>,
 }
@@ -45,7 +48,12 @@ impl OnDevice {
     }
 
     pub fn launches(&self) -> Option<String> {
-        self.step.as_ref().and_then(DeviceStep::launches)
+        self.reason.clone().or_else(|| self.step.as_ref()?.launches())
+    }
+
+    /// Ends the exchange with other processes after an error.
+    pub fn abort(&mut self) {
+        self.step.iter_mut().for_each(DeviceStep::abort);
     }
 }
 
@@ -56,13 +64,11 @@ impl Trainer {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
         }
-        let mut able =
-            self.student.flat().is_some() && self.passes == Passes::Fused && self.job.loss.features == 0.0;
-        if able && self.world.size() > 1 {
-            let mut with_nccl = [if library::present(Library::Nccl) { 1.0 } else { 0.0 }];
-            self.world.sum(&mut with_nccl)?;
-            able = with_nccl[0] as usize == self.world.size();
+        let able = self.student.flat().is_some() && self.passes == Passes::Fused;
+        if able {
+            self.on_device.reason = self.needs_host()?;
         }
+        let able = able && self.on_device.reason.is_none();
         if able {
             self.prepare()?;
         }
@@ -70,10 +76,30 @@ impl Trainer {
         Ok(able)
     }
 
+    /// Why the host takes part in iterations on a GPU; `None` if it does not.
+    fn needs_host(&mut self) -> Result<Option<String>, QatError> {
+        if self.job.loss.features > 0.0 {
+            return Ok(Some("iterations wait for the host: it computes `loss.features`".to_owned()));
+        }
+        let mut without_nccl = [if library::present(Library::Nccl) { 0.0 } else { 1.0 }];
+        if self.world.size() > 1 {
+            self.world.sum(&mut without_nccl)?;
+            if without_nccl[0] > 0.0 {
+                let (count, all) = (without_nccl[0], self.world.size());
+                return Ok(Some(format!(
+                    "iterations wait for the host, which adds gradients over TCP: {count} of {all} processes have no NCCL"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
     fn prepare(&mut self) -> Result<(), QatError> {
         let moments = self.on_device.moments.take().expect("the student is on a GPU");
         let mut step = DeviceStep::new(&self.student, &self.job, self.drop_path.as_ref(), moments)?;
         if self.world.size() > 1 {
+            // NCCL waits without end for a process that failed before it.
+            self.world.sum(&mut [0.0])?;
             let make = || -> Result<Vec<u8>, QatError> {
                 Ok(Meeting::new().map_err(swinq_float::ops::taped::cuda::failed)?.bytes().to_vec())
             };
@@ -105,25 +131,15 @@ impl Trainer {
         step: &mut DeviceStep,
         source: &mut dyn BatchSource,
     ) -> Result<IterationReport, QatError> {
-        let (mut images, mut labelled, mut latest) = (0, 0, None);
+        let (mut images, mut labelled) = (0, 0);
         for part in 0..self.job.accumulate {
             let loaded = self.loaded(source, part)?;
             let last = part + 1 == self.job.accumulate;
-            let pass = Pass {
-                first: part == 0,
-                last,
-                mixed: loaded.partners.is_some(),
-                labelled: !loaded.batch.labels.is_empty(),
-            };
+            let pass = Pass { first: part == 0, last, labelled: !loaded.batch.labels.is_empty() };
             step.control(&self.controls(loaded.partners.as_ref()))?;
             images += loaded.batch.len();
             labelled += loaded.batch.labels.len();
-            if loaded.batch.is_empty() {
-                step.nothing(&self.student, pass)?; // All of its images were skipped as corrupt.
-            } else {
-                self.pass(step, &loaded, pass)?;
-            }
-            latest = Some(loaded).filter(|loaded| !loaded.batch.is_empty()).or(latest);
+            self.pass(step, &loaded, pass)?;
             if !last {
                 self.read_ahead(step, source, part);
             }
@@ -131,8 +147,9 @@ impl Trainer {
         let mut everyone = [images as f64];
         self.world.sum(&mut everyone)?;
         if everyone[0] == 0.0 {
+            let report = self.report(LossParts::default(), 0.0);
             self.progress.iteration += 1;
-            return Ok(self.report(LossParts::default(), 0.0));
+            return Ok(report);
         }
         let world = &mut self.world;
         step.settle(&self.student, &mut |found| Ok(world.sum(found)?))?;
@@ -141,24 +158,46 @@ impl Trainer {
         let began = Instant::now();
         let world = &mut self.world;
         let outcome = step.outcome(&mut || Ok(world.check(began.elapsed())?))?;
-        self.conclude(step, &outcome, labelled, latest.as_ref(), source)
+        self.conclude(step, &outcome, labelled, source)
     }
 
+    /// The pass over a batch: as a graph if all processes that exchange gradients in it can, because NCCL's sums must be in
+    /// graphs on all of them or on none.
     fn pass(&mut self, step: &mut DeviceStep, loaded: &Loaded, pass: Pass) -> Result<(), QatError> {
+        let (world, count) = (&mut self.world, loaded.batch.len());
+        let share = 1.0 / (self.job.accumulate * world.size()) as f64;
+        let together = pass.last && world.size() > 1;
+        if count == 0 {
+            // All of its images were skipped as corrupt.
+            all_say(world, together, false)?;
+            return step.nothing(&self.student, pass);
+        }
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(loaded.number));
         if !loaded.staged {
             step.stage(&loaded.batch)?;
         }
         step.load(&loaded.batch, loaded.partners.as_ref(), drop_path.as_ref())?;
-        let mut work = Work {
-            student: &mut self.student,
-            teacher: self.teacher.as_ref(),
-            drop_path: drop_path.as_ref(),
-            job: &self.job,
-            count: loaded.batch.len(),
-            share: 1.0 / (self.job.accumulate * self.world.size()) as f64,
+        let (student, teacher) = (&mut self.student, self.teacher.as_ref());
+        let mut work = Work { student, teacher, drop_path: drop_path.as_ref(), job: &self.job, count, share };
+        let mut as_graph = all_say(world, together, step.may_record(count))?;
+        if as_graph && !step.is_recorded(pass) {
+            let recorded = step.record(&mut work, pass)?;
+            as_graph = all_say(world, together, recorded)?;
+            if recorded && !as_graph {
+                step.stop_recording("another process cannot record them".to_owned());
+            }
+        }
+        let done = if as_graph {
+            step.launch(pass)
+        } else if together && step.is_cold() {
+            world.while_alive(|| step.run(&mut work, pass))
+        } else {
+            step.run(&mut work, pass)
         };
-        step.pass(&mut work, pass)
+        done.map_err(|error| match self.student.parameter_not_finite() {
+            Ok(Some(found)) => self.diverged(found),
+            _ => error,
+        })
     }
 
     /// Batch `part` of this iteration.
@@ -217,7 +256,6 @@ impl Trainer {
         step: &DeviceStep,
         outcome: &Outcome,
         labelled: usize,
-        latest: Option<&Loaded>,
         source: &mut dyn BatchSource,
     ) -> Result<IterationReport, QatError> {
         let Outcome { labels, kl, total, correct, norm, updated, unusable } = *outcome;
@@ -227,7 +265,7 @@ impl Trainer {
             return Err(self.diverged(found.unwrap_or_else(|| "a parameter is not finite".to_owned())));
         }
         if !updated && !total.is_finite() {
-            return Err(self.bad_loss(total, latest)?);
+            return Err(self.bad_loss(total, source)?);
         }
         if !updated && norm.is_finite() {
             let usual = self.progress.usual_loss.unwrap_or_default();
@@ -251,16 +289,28 @@ impl Trainer {
     }
 
     /// The error of a loss that is not finite.
-    fn bad_loss(&mut self, total: f64, latest: Option<&Loaded>) -> Result<QatError, QatError> {
+    fn bad_loss(&mut self, total: f64, source: &mut dyn BatchSource) -> Result<QatError, QatError> {
         self.student.update_scales().map_err(|error| self.diverged(error.to_string()))?;
-        let found = match latest {
-            Some(Loaded { number, batch, .. }) => {
-                let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(*number));
-                self.student.first_not_finite(batch, drop_path)?
+        let mut found = None;
+        for part in 0..self.job.accumulate {
+            let number = self.number(part);
+            let (batch, _) = self.next_batch(source, number)?;
+            if found.is_none() && !batch.is_empty() {
+                let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
+                found = self.student.first_not_finite(&batch, drop_path)?;
             }
-            None => None,
-        };
+        }
         let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
         Ok(self.diverged(format!("the loss is {total}: {found}")))
     }
+}
+
+/// Whether all processes say yes, if they decide `together`; otherwise what this one says.
+fn all_say(world: &mut World, together: bool, yes: bool) -> Result<bool, QatError> {
+    if !together {
+        return Ok(yes);
+    }
+    let mut against = [if yes { 0.0 } else { 1.0 }];
+    world.sum(&mut against)?;
+    Ok(against[0] == 0.0)
 }

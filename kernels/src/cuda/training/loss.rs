@@ -129,8 +129,8 @@ impl Training {
             classes: uint(classes),
             first: weights.first.into(),
         };
-        // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. Labels are compared
-        // with classes and used as an index of the logits only below `classes`, which the caller of the model ensures.
+        // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. A label is an
+        // index of the logits only if it is below `classes`, which the kernel checks.
         unsafe {
             self.launch(
                 &LossProgram::program("loss_of_images"),

@@ -128,6 +128,15 @@ impl Training {
         slice.map_err(|error| failed("cuMemAllocAsync", error))
     }
 
+    /// Waits for the work on the stream, and returns the memory that it freed to the GPU.
+    ///
+    /// # Errors
+    /// The driver fails, or the work did.
+    pub fn trim(&self) -> Result<(), CudaError> {
+        self.stream().synchronize()?;
+        return_freed_memory(self.cuda.context())
+    }
+
     /// The address of memory that a kernel writes, and a guard that orders later reads after the write.
     fn write<'a, T: Element>(&'a self, values: &'a mut CudaSlice<T>) -> (u64, SyncOnDrop<'a>) {
         values.device_ptr_mut(&self.cuda)
@@ -150,6 +159,17 @@ impl Training {
         assert_eq!(values.len(), len, "{what}: length");
         assert!(values.stream().context() == self.cuda.context(), "{what}: memory of another GPU");
     }
+}
+
+/// Returns the freed memory that the GPU's memory pool keeps.
+fn return_freed_memory(context: &CudaContext) -> Result<(), CudaError> {
+    if !context.has_async_alloc() {
+        return Ok(());
+    }
+    // SAFETY: the device belongs to a living context, and its default pool lives as long as it does.
+    let trimmed =
+        unsafe { get_default_mem_pool(context.cu_device()).and_then(|pool| mem_pool::trim_to(pool, 0)) };
+    trimmed.map_err(|error| failed("cuMemPoolTrimTo", error))
 }
 
 /// Lets the GPU's memory pool keep freed memory. By default the pool returns all of it whenever the host

@@ -216,7 +216,8 @@ fn losses() {
         let row = &logits[image * classes..][..classes];
         (0..classes).fold(0, |best, i| if row[i] > row[best] { i } else { best })
     };
-    let labels = [best(0) as u32, 7, 299];
+    // The last label is no class.
+    let labels = [best(0) as u32, 7, 300];
     let partners = [5u32, best(1) as u32, 299];
     for (taught, mixed) in [(true, true), (true, false), (false, false)] {
         let controls = words_of(&[loss_scale, share, 0.0, 0.0, 0.0, 0.0, 0.0]);
