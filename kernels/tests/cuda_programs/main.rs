@@ -4,10 +4,10 @@
 //! sm_90a, the architecture with the most instructions, gets the large set of programs: every tile shape of a
 //! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
 //! of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80 and less shared memory,
-//! get a small set ([`Scope`]). Other architectures use the same code paths; those of [`MORE_ARCHS`] are compiled only if
-//! asked for.
+//! get a sample of a small set ([`Scope`]): each entry, and every fourth of its programs. Other architectures use the same
+//! code paths; those of [`MORE_ARCHS`] are compiled only if asked for.
 //!
-//! `SWINQ_COMPILE=archs` adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue
+//! `SWINQ_COMPILE=archs` compiles the whole small set, and adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue
 //! for every architecture, which takes much longer. Any other value compiles only the programs whose description
 //! contains it, such as `attention_f16` or `STORE=2`.
 //!
@@ -16,7 +16,7 @@
 mod linears;
 mod ops;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
@@ -139,10 +139,22 @@ fn work() -> Vec<(Program, &'static str)> {
         let scope = if all { Scope::All } else { arch.scope };
         let of_ops = ops::programs(arch, scope).into_iter().chain(ops::window_blocks(arch));
         let programs: BTreeSet<Program> = of_ops.chain(linears::programs(arch, scope)).collect();
+        let programs = if chosen.is_empty() && scope == Scope::Few { sample(programs) } else { programs };
         programs.into_iter().map(|program| (program, arch.name))
     };
     let wanted = |program: &Program| !part || program.to_string().contains(&chosen);
     ARCHS.iter().chain(more).flat_map(of_arch).filter(|(program, _)| wanted(program)).collect()
+}
+
+/// The first and every fourth program of each entry.
+fn sample(programs: BTreeSet<Program>) -> BTreeSet<Program> {
+    let mut of_entry = BTreeMap::new();
+    let mut chosen = |program: &Program| {
+        let count = of_entry.entry((program.file, program.entry)).or_insert(0);
+        *count += 1;
+        *count % 4 == 1
+    };
+    programs.into_iter().filter(|program| chosen(program)).collect()
 }
 
 /// Whether NVRTC is available.
