@@ -60,8 +60,8 @@ pub(super) struct Document {
     /// The hash of the tensors and of this document ([`super::hash`]); absent in version 1 of the format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
-    /// The oldest version of the number contract by which the model can run. In version 1 of the format it may be
-    /// absent, which is version 1 of the contract.
+    /// The version of the number contract that the file states ([`QuantizedModel::numbers`]). In version 1 of the format it
+    /// may be absent, which is version 1 of the contract.
     #[serde(default = "first")]
     pub numbers: u64,
     pub architecture: SwinConfig,

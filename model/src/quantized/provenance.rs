@@ -131,7 +131,8 @@ pub struct Provenance {
     pub tool_version: String,
     /// The float checkpoint.
     pub source: Source,
-    /// The calibration; absent if every range was imported or fixed by the recipe.
+    /// The calibration; absent if none ran, because ranges were imported or given, or the model is in float. Its list of
+    /// images is empty if no image was needed, because the recipe fixes every range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
     /// The file of ranges that were imported; absent if they were calibrated or fixed by the recipe.

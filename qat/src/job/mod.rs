@@ -92,7 +92,7 @@ pub struct Job {
     pub threads: usize,
     /// `cpu`, `cuda` or `cuda:N`. Default `cpu`.
     pub device: Device,
-    /// `f32`, or on a GPU `bf16` or `f16`. Default `f32`.
+    /// `f32`, or on a GPU `tf32`, `bf16` or `f16`. Default `f32`.
     pub precision: Precision,
     /// The optimizer, AdamW.
     pub optimizer: OptimizerKeys,
