@@ -1,4 +1,4 @@
-//! Weights are packed once for any number of engines, and inferences after the first allocate nothing.
+//! Weights are packed once for any number of engines, and inferences after the first three allocate nothing.
 
 mod common;
 

@@ -120,7 +120,7 @@ fn a_process_that_hangs_ends_all() {
     let output = first.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    for word in ["rank 1 (127.0.0.1:", "gave no sign of life for 3 s", "--timeout"] {
+    for word in ["rank 1 (127.0.0.1:", "sent nothing for 3 s", "--timeout"] {
         assert!(err.contains(word), "`{word}` is not in: {err}");
     }
     assert!(!Path::new(&format!("/proc/{other}")).exists(), "the process that hangs is killed");

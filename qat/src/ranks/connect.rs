@@ -38,9 +38,9 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// The meeting of the rank at `place`. Later, a rank is taken to hang if it gives no sign of life for `timeout` (rank 0: twice
-    /// as long, because it may be waiting for another). Rank 0
-    /// listens from now on; with port 0, on a free port, which [`Meeting::place`] then states.
+    /// The meeting of the rank at `place`. Later, a rank is taken to hang if it sends nothing for `timeout` (rank 0: twice
+    /// as long, because it may be waiting for another). Rank 0 listens from now on; with port 0, on a free port, which
+    /// [`Meeting::place`] then states.
     ///
     /// # Errors
     /// [`RankError::Connect`] if the address is unknown or in use.

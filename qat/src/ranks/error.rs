@@ -31,7 +31,7 @@ pub enum RankError {
     },
     /// A rank hangs.
     #[error(
-        "rank {rank} ({address}) gave no sign of life for {seconds} s; if it does not hang, its iterations take longer: raise \
+        "rank {rank} ({address}) sent nothing for {seconds} s; if it does not hang, its iterations take longer: raise \
          --timeout"
     )]
     Silent {

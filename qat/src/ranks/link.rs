@@ -25,7 +25,7 @@ pub(super) enum Kind {
     Numbers = 2,
     /// A document that rank 0 shares.
     Document = 3,
-    /// A sign of life, without content.
+    /// A heartbeat message, without content.
     Alive = 4,
     /// The sender ends the training; the content is the reason.
     End = 5,

@@ -92,7 +92,7 @@ impl World {
         Ok(sums)
     }
 
-    /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 gives the others signs of life, so
+    /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 sends the others heartbeat messages, so
     /// that the work may take longer than the time limit. A failure on rank 0 is left to [`World::end`] to tell.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl World {
         Ok(bytes)
     }
 
-    /// Runs `work` while a thread gives the other ranks signs of life, four in each time limit.
+    /// Runs `work` while a thread sends the other ranks heartbeat messages, four in each time limit.
     pub(crate) fn while_alive<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let (done, waiting) = std::sync::mpsc::channel::<()>();
         let (links, pause) = (&mut self.links, self.timeout / 4);

@@ -127,7 +127,7 @@ fn a_rank_that_is_gone_or_silent_is_named() {
             },
             |_| identity(""),
         );
-        let word = if silent { "gave no sign of life for 1 s" } else { "closed its connection" };
+        let word = if silent { "sent nothing for 1 s" } else { "closed its connection" };
         for error in &found[..2] {
             assert!(error.starts_with("rank 2 (127.0.0.1:") && error.contains(word), "{error}");
         }

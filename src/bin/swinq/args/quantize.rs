@@ -93,7 +93,7 @@ pub struct QatArgs {
     /// (`cpu,cpu`). Every process trains on `batch_size` images.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<Device>,
-    /// With several processes: seconds without a sign of life after which a process is taken to hang.
+    /// With several processes: seconds without a message after which a process is taken to hang.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: u64,
 }
