@@ -5,29 +5,26 @@
 //! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
 //! rates. What a graph allocates, it also frees.
 
+mod graphs;
+mod pass;
 mod sink;
+mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, training, write, write_if_some};
+use swinq_float::ops::taped::cuda::{failed, training, write};
+use swinq_kernels::cuda::Graph;
 use swinq_kernels::cuda::nccl::{Exchange, Meeting};
-use swinq_kernels::cuda::training::{
-    Controls, Flat as FlatMemory, Kind, LossWeights, MomentRule, Outcome, Staging, Targets, Training,
-    UpdateRule,
-};
-use swinq_kernels::cuda::{CudaError, Graph};
+use swinq_kernels::cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_model::Batch;
 
 use crate::drop_path::DropPath;
 use crate::error::QatError;
-use crate::flat::Flat;
-use crate::job::{Job, OptimizerKeys};
+use crate::job::Job;
 use crate::mixing::Partners;
-use crate::scales::LIMIT;
-use crate::student::{Student, Teacher, decays, is_scale};
-use sink::Sink;
+use crate::student::{Student, Teacher};
 
 /// The memory of a training's iterations on a GPU, and their graphs.
 pub(crate) struct DeviceStep {
@@ -212,257 +209,11 @@ impl DeviceStep {
         let values = controls.values();
         Ok(write(&self.controls, |to| self.kernels.upload(&values, to).map_err(failed))?)
     }
-
-    /// Whether passes over `count` images may be recorded now.
-    pub fn may_record(&self, count: usize) -> bool {
-        count == self.images && self.warm && self.kinds.is_some() && self.capture.is_ok()
-    }
-
-    /// Whether kernels are still to be compiled, which takes a while.
-    pub fn is_cold(&self) -> bool {
-        !self.warm
-    }
-
-    /// Whether `pass` is recorded.
-    pub fn is_recorded(&self, pass: Pass) -> bool {
-        self.graphs.contains_key(&pass)
-    }
-
-    /// Records `pass` over the loaded batch. `false` if that fails; no pass is recorded from then on.
-    pub fn record(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<bool, QatError> {
-        let (kernels, device) = (Arc::clone(&self.kernels), self.device.as_cuda_device()?.clone());
-        let mut failure = None;
-        let recorded = kernels.stream().capture(|| {
-            self.run(work, pass).map_err(|error| {
-                let text = error.to_string();
-                failure = Some(error);
-                CudaError::Unsupported(text)
-            })
-        });
-        match recorded {
-            Ok(graph) => {
-                self.graphs.insert(pass, graph);
-                // Graphs have memory of their own.
-                kernels.trim().map_err(failed)?;
-                Ok(true)
-            }
-            Err(error) => {
-                self.stop_recording(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
-                // What was freed while it failed left an error behind, which the next use of the device would return.
-                let _ = device.cuda_stream().context().check_err();
-                Ok(false)
-            }
-        }
-    }
-
-    /// Records no pass from now on, for `reason`, and forgets those that are recorded.
-    pub fn stop_recording(&mut self, reason: String) {
-        self.release();
-        self.capture = Err(reason);
-    }
-
-    /// Launches the recorded `pass` over the loaded batch.
-    ///
-    /// # Panics
-    /// If it is not recorded.
-    pub fn launch(&self, pass: Pass) -> Result<(), QatError> {
-        let launched = self.graphs[&pass].launch(self.kernels.stream());
-        launched.map_err(|error| QatError::Tensor(failed(error)))
-    }
-
-    /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
-    pub fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
-        // Graphs read constants from this cache. Without graphs it would only grow.
-        let device = self.device.as_cuda_device()?.clone();
-        let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
-        let result = self.passes_of(work, pass);
-        work.student.forget();
-        self.warm |= result.is_ok() && work.count == self.images;
-        result
-    }
-
-    fn passes_of(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
-        let count = work.count;
-        work.student.update_scales()?;
-        let patch = work.student.config().patch_size;
-        let rows = patches(&self.pixels.narrow(0, 0, count)?, &self.table, patch)?;
-        let wanted = work.teacher.map(|teacher| teacher.forward_images(&rows)).transpose()?;
-        let drop_path = match (work.drop_path, &self.dropped) {
-            (Some(drop_path), Some(dropped)) => {
-                Some(drop_path.resident(dropped.narrow(1, 0, count)?.contiguous()?))
-            }
-            _ => None,
-        };
-        let logits = work.student.forward_images(rows, count, drop_path, false)?;
-        let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
-        let dlogits = self.loss(&logits, teacher, work, pass)?;
-        drop(wanted);
-        let mut sink =
-            Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
-        let (kernels, gradients) = (&self.kernels, &self.gradients);
-        let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
-            sink.take(kernels, gradients, name, gradient)
-        });
-        let ended = done.and_then(|_| Ok(sink.finish(kernels, gradients)?));
-        let Sink { exchange, seen, .. } = sink;
-        self.exchange = exchange;
-        self.seen.extend(seen);
-        ended
-    }
-
-    /// The gradient of the logits. The loss is stored or added on the device.
-    fn loss(
-        &self,
-        logits: &Tensor,
-        teacher: Option<&Tensor>,
-        work: &Work<'_>,
-        pass: Pass,
-    ) -> Result<Tensor, QatError> {
-        let (count, keys) = (work.count, &work.job.loss);
-        let weights = LossWeights {
-            labels: keys.labels,
-            kl: if teacher.is_some() { keys.kl } else { 0.0 },
-            smoothing: keys.smoothing,
-            temperature: keys.temperature,
-            share: work.share,
-            first: pass.first,
-        };
-        let labels = self.labels.narrow(0, 0, count)?;
-        let partners = self.partners.as_ref().map(|partners| partners.narrow(0, 0, count)).transpose()?;
-        let (x, labels, controls) = (Held::new(logits)?, Held::new(&labels)?, Held::new(&self.controls)?);
-        let (x, labels, controls) = (x.view()?, labels.view()?, controls.view()?);
-        let optional = (teacher.map(Held::new).transpose()?, partners.as_ref().map(Held::new).transpose()?);
-        let teacher = optional.0.as_ref().map(Held::view).transpose()?;
-        let partners = optional.1.as_ref().map(Held::view).transpose()?;
-        let targets = Targets {
-            teacher: teacher.as_ref(),
-            labels: pass.labelled.then_some(&labels),
-            partners: partners.as_ref(),
-        };
-        let mut gradient = None;
-        write(&self.outcome, |mut outcome| {
-            let found = self.kernels.loss(&x, count, targets, weights, &controls, &mut outcome);
-            let device = self.device.as_cuda_device()?;
-            gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
-            Ok(())
-        })?;
-        Ok(gradient.expect("set by the call"))
-    }
-
-    /// A pass of a process whose batch is empty: it adds nothing.
-    pub fn nothing(&mut self, student: &Student, pass: Pass) -> Result<(), QatError> {
-        if pass.first {
-            let (zeros, kernels) = (self.gradients.zeros_like()?, &self.kernels);
-            let held = Held::new(&zeros)?;
-            let zeros = held.view::<f32>()?;
-            write(&self.gradients, |to| kernels.copy(&zeros, to).map_err(failed))?;
-            let zeros = [0.0; Outcome::LEN];
-            write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
-        }
-        let mut sink = Sink::new(student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
-        let ended = sink.finish(&self.kernels, &self.gradients);
-        self.exchange = sink.exchange.take();
-        Ok(ended?)
-    }
-
-    /// Settles which parameters have gradients, after the first iteration with images: those that have one in any process.
-    /// `sum` adds values over all processes.
-    pub fn settle(
-        &mut self,
-        student: &Student,
-        sum: &mut dyn FnMut(&mut [f64]) -> Result<(), QatError>,
-    ) -> Result<(), QatError> {
-        if self.kinds.is_some() {
-            return Ok(());
-        }
-        let (flat, _) = student.flat().expect("the student is on a GPU");
-        let names = student.parameters().keys();
-        let mut found: Vec<f64> =
-            names.clone().map(|name| f64::from(u8::from(self.seen.contains(name)))).collect();
-        sum(&mut found)?;
-        self.seen =
-            names.zip(found).filter(|(_, found)| *found > 0.0).map(|(name, _)| name.clone()).collect();
-        self.kinds = Some(Tensor::from_vec(kinds(flat, student, &self.seen), flat.len(), &self.device)?);
-        Ok(())
-    }
-
-    /// The update of the parameters, unless something is not finite or the loss is too high. Call [`DeviceStep::settle`]
-    /// before.
-    pub fn update(&mut self, student: &Student, job: &Job) -> Result<(), QatError> {
-        let (_, values) = student.flat().expect("the student is on a GPU");
-        let kinds = self.kinds.as_ref().expect("settled before");
-        let rule = rule(&job.optimizer);
-        let held = (Held::new(&self.gradients)?, Held::new(kinds)?, Held::new(&self.controls)?);
-        let (grad, kinds, controls) = (held.0.view()?, held.1.view()?, held.2.view()?);
-        let (grad, kinds) = (&grad, &kinds);
-        write(values, |values| {
-            write(&self.first_moments, |first| {
-                write(&self.second_moments, |second| {
-                    write_if_some(self.average.as_ref(), |average| {
-                        let flat = FlatMemory { values, first, second, average, grad, kinds };
-                        write(&self.outcome, |mut outcome| {
-                            self.kernels.update(flat, rule, &controls, &mut outcome).map_err(failed)
-                        })
-                    })
-                })
-            })
-        })?;
-        Ok(())
-    }
-
-    /// Waits for the iteration, and reads its result. `waiting` is called now and then meanwhile; its error ends the wait.
-    pub fn outcome(
-        &mut self,
-        waiting: &mut dyn FnMut() -> Result<(), QatError>,
-    ) -> Result<Outcome, QatError> {
-        if let Some(exchange) = &self.exchange {
-            let idle = || self.kernels.stream().is_idle().map_err(|error| QatError::Tensor(failed(error)));
-            let mut polls = 0u32;
-            while !idle()? {
-                std::thread::sleep(std::time::Duration::from_micros(50));
-                polls += 1;
-                if polls.is_multiple_of(1000) {
-                    let healthy = exchange.health().map_err(|error| QatError::Tensor(failed(error)));
-                    healthy.and_then(|()| waiting())?;
-                }
-            }
-        }
-        let values: Vec<f64> = self.outcome.to_vec1()?;
-        Ok(Outcome::from_values(&values.try_into().expect("it has this many values")))
-    }
-
-    /// The gradients by parameter, for messages.
-    pub fn gradients(&self, student: &Student) -> Result<BTreeMap<String, Tensor>, QatError> {
-        let (flat, _) = student.flat().expect("the student is on a GPU");
-        let views = flat.views(&self.gradients)?;
-        Ok(views.into_iter().filter(|(name, _)| self.seen.contains(name)).collect())
-    }
 }
 
 impl Drop for DeviceStep {
     fn drop(&mut self) {
         // Before the exchange, which waits for graphs that have recorded its sums.
         self.release();
-    }
-}
-
-fn kinds(flat: &Flat, student: &Student, seen: &BTreeSet<String>) -> Vec<u8> {
-    flat.each(Kind::NO_GRADIENT, |name| {
-        let parameter = &student.parameters()[name];
-        let bits = [
-            (decays(name, parameter), Kind::DECAYS),
-            (is_scale(name), Kind::SCALE),
-            (!seen.contains(name), Kind::NO_GRADIENT),
-        ];
-        bits.into_iter().filter(|(is, _)| *is).map(|(_, bit)| bit).sum()
-    })
-}
-
-fn rule(keys: &OptimizerKeys) -> UpdateRule {
-    UpdateRule {
-        moments: MomentRule::new(keys.betas, keys.eps),
-        clip: keys.clip_norm as f32,
-        decay_average: keys.ema as f32,
-        limit: LIMIT,
     }
 }

@@ -1,0 +1,107 @@
+//! A pass over a batch: forward, loss and backward, kernel by kernel.
+
+use candle_core::Tensor;
+use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, write};
+use swinq_kernels::cuda::training::{LossWeights, Outcome, Targets};
+
+use super::sink::Sink;
+use super::{DeviceStep, Pass, Work};
+use crate::error::QatError;
+use crate::student::Student;
+
+impl DeviceStep {
+    /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
+    pub fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        // Graphs read constants from this cache. Without graphs it would only grow.
+        let device = self.device.as_cuda_device()?.clone();
+        let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
+        let result = self.passes_of(work, pass);
+        work.student.forget();
+        self.warm |= result.is_ok() && work.count == self.images;
+        result
+    }
+
+    fn passes_of(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+        let count = work.count;
+        work.student.update_scales()?;
+        let patch = work.student.config().patch_size;
+        let rows = patches(&self.pixels.narrow(0, 0, count)?, &self.table, patch)?;
+        let wanted = work.teacher.map(|teacher| teacher.forward_images(&rows)).transpose()?;
+        let drop_path = match (work.drop_path, &self.dropped) {
+            (Some(drop_path), Some(dropped)) => {
+                Some(drop_path.resident(dropped.narrow(1, 0, count)?.contiguous()?))
+            }
+            _ => None,
+        };
+        let logits = work.student.forward_images(rows, count, drop_path, false)?;
+        let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
+        let dlogits = self.loss(&logits, teacher, work, pass)?;
+        drop(wanted);
+        let mut sink =
+            Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
+        let (kernels, gradients) = (&self.kernels, &self.gradients);
+        let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
+            sink.take(kernels, gradients, name, gradient)
+        });
+        let ended = done.and_then(|_| Ok(sink.finish(kernels, gradients)?));
+        let Sink { exchange, seen, .. } = sink;
+        self.exchange = exchange;
+        self.seen.extend(seen);
+        ended
+    }
+
+    /// The gradient of the logits. The loss is stored or added on the device.
+    fn loss(
+        &self,
+        logits: &Tensor,
+        teacher: Option<&Tensor>,
+        work: &Work<'_>,
+        pass: Pass,
+    ) -> Result<Tensor, QatError> {
+        let (count, keys) = (work.count, &work.job.loss);
+        let weights = LossWeights {
+            labels: keys.labels,
+            kl: if teacher.is_some() { keys.kl } else { 0.0 },
+            smoothing: keys.smoothing,
+            temperature: keys.temperature,
+            share: work.share,
+            first: pass.first,
+        };
+        let labels = self.labels.narrow(0, 0, count)?;
+        let partners = self.partners.as_ref().map(|partners| partners.narrow(0, 0, count)).transpose()?;
+        let (x, labels, controls) = (Held::new(logits)?, Held::new(&labels)?, Held::new(&self.controls)?);
+        let (x, labels, controls) = (x.view()?, labels.view()?, controls.view()?);
+        let optional = (teacher.map(Held::new).transpose()?, partners.as_ref().map(Held::new).transpose()?);
+        let teacher = optional.0.as_ref().map(Held::view).transpose()?;
+        let partners = optional.1.as_ref().map(Held::view).transpose()?;
+        let targets = Targets {
+            teacher: teacher.as_ref(),
+            labels: pass.labelled.then_some(&labels),
+            partners: partners.as_ref(),
+        };
+        let mut gradient = None;
+        write(&self.outcome, |mut outcome| {
+            let found = self.kernels.loss(&x, count, targets, weights, &controls, &mut outcome);
+            let device = self.device.as_cuda_device()?;
+            gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
+            Ok(())
+        })?;
+        Ok(gradient.expect("set by the call"))
+    }
+
+    /// A pass of a process whose batch is empty: it adds nothing.
+    pub fn nothing(&mut self, student: &Student, pass: Pass) -> Result<(), QatError> {
+        if pass.first {
+            let (zeros, kernels) = (self.gradients.zeros_like()?, &self.kernels);
+            let held = Held::new(&zeros)?;
+            let zeros = held.view::<f32>()?;
+            write(&self.gradients, |to| kernels.copy(&zeros, to).map_err(failed))?;
+            let zeros = [0.0; Outcome::LEN];
+            write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
+        }
+        let mut sink = Sink::new(student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
+        let ended = sink.finish(&self.kernels, &self.gradients);
+        self.exchange = sink.exchange.take();
+        Ok(ended?)
+    }
+}
