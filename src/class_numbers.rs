@@ -37,7 +37,8 @@ pub fn numbered_for(
         let example = dataset.beyond(own).map_or(String::new(), |image| format!(" ({image})"));
         return Err(format!(
             "{data}, but {} has {own}, from 0 to {}{example}; is it the data the model was trained on? (a float \
-             checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes})",
+             checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes}, in a job \
+             opts.MODEL.NUM_CLASSES)",
             config.name,
             own.saturating_sub(1)
         ));
@@ -90,7 +91,7 @@ fn in_sorted_order(dataset: &Dataset) -> Option<String> {
     let number = names.iter().position(|name| name == first)?;
     Some(format!(
         "no model given has these class names, which are therefore numbered in sorted order: {first} is class {number}. If \
-         the models have another order, give their names with --labels"
+         the models have another order, give their names with --labels; a job takes a list file with class numbers instead"
     ))
 }
 

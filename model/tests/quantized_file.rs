@@ -211,7 +211,9 @@ fn other_files_are_refused() {
     let bytes = saved(&model("default"));
     assert_message(load_bytes(&bytes[..bytes.len() - 1]), &["is a truncated or damaged safetensors file"]);
     assert_message(load_bytes(&[]), &["truncated or damaged safetensors file"]);
-    let words = ["this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float"];
+    let words = [
+        "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to a command that also runs float models",
+    ];
     assert_message(Parts::new("default").load(false), &words);
     refused(&["format version 3", "reads versions 1 to 2"], |p| p.document["format_version"] = json!(3));
     refused(&["no format_version"], |p| p.document["format_version"] = json!("one"));

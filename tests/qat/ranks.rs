@@ -78,8 +78,8 @@ fn two_processes_give_the_bits_of_one_with_twice_the_batches() {
         }
     }
     // The number of processes is part of the training.
-    refused(two.run(&["--resume"]), 1, &["processes is absent and was 2"]);
-    refused(two.run(&["--resume", "--devices", "cpu,cpu,cpu"]), 1, &["processes is 3 and was 2"]);
+    refused(two.run(&["--resume"]), 1, &["it ran on 2 processes, and this is 1 (--devices"]);
+    refused(two.run(&["--resume", "--devices", "cpu,cpu,cpu"]), 1, &["it ran on 2 processes, and this is 3"]);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_signal_to_any_process_saves_and_ends_all() {
     let output = first.wait_with_output().unwrap();
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
-    assert!(out.contains("job.yaml --resume` continues from "), "{out}");
+    assert!(out.contains("job.yaml --resume --devices cpu,cpu` continues from "), "{out}");
     assert!(err.contains("another process was asked to stop"), "{err}");
     let mut first = folder.start(&["--devices", "cpu,cpu", "--resume"]);
     wait_for_an_iteration(&mut first);

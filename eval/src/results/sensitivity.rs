@@ -201,7 +201,7 @@ impl Sensitivity {
 /// # Errors
 /// [`EvalError::Io`], or [`EvalError::File`] if the text is not such JSON of version [`SENSITIVITY_SCHEMA`].
 pub fn read_sensitivity(path: &Path) -> Result<Sensitivity, EvalError> {
-    file::read(path, "swinq sensitivity --json", SENSITIVITY_SCHEMA)
+    file::read(path, "swinq sensitivity", SENSITIVITY_SCHEMA)
 }
 
 /// Writes `results` as indented JSON. The file is replaced atomically.

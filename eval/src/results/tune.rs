@@ -186,7 +186,7 @@ pub enum SearchEnd {
 /// # Errors
 /// [`EvalError::Io`], or [`EvalError::File`] if the text is not such JSON of version [`TUNE_SCHEMA`].
 pub fn read_tuning(path: &Path) -> Result<Tuning, EvalError> {
-    file::read(path, "swinq tune --json", TUNE_SCHEMA)
+    file::read(path, "swinq tune", TUNE_SCHEMA)
 }
 
 /// Writes `results` as indented JSON. The file is replaced atomically.

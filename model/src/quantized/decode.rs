@@ -70,7 +70,7 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(e.to_string()))?;
     let text = metadata.metadata().as_ref().and_then(|map| map.get(METADATA_KEY)).ok_or_else(|| {
         let problem =
-            "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to run it in float";
+            "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to a command that also runs float models";
         ModelError::file(path, problem)
     })?;
     json_keys::check(text.as_bytes(), json_keys::MAX_KEYS).map_err(damaged)?;

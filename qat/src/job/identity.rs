@@ -10,6 +10,9 @@ use super::Job;
 use super::error::JobError;
 use super::values::Device;
 
+/// The number of processes among the keys of an identity, if it is not 1.
+const PROCESSES: &str = "processes";
+
 /// Keys and sections that have no effect on the trained model: outputs, observation, and cost.
 const WITHOUT_INFLUENCE: [&str; 12] = [
     "name",
@@ -55,7 +58,7 @@ impl Identity {
     #[must_use]
     pub fn on(mut self, processes: usize) -> Identity {
         if processes > 1 {
-            self.0.insert("processes".to_owned(), Value::from(processes));
+            self.0.insert(PROCESSES.to_owned(), Value::from(processes));
         }
         self
     }
@@ -84,11 +87,18 @@ impl Identity {
             return Ok(());
         }
         let text = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
-        let named = keys
-            .iter()
-            .take(MAX_NAMED)
-            .map(|key| format!("{key} is {} and was {}", text(self.0.get(*key)), text(started.0.get(*key))));
-        let mut differences = named.collect::<Vec<_>>().join(", ");
+        let named = |key: &&String| match (self.0.get(*key), started.0.get(*key)) {
+            (now, before) if *key == PROCESSES => {
+                let count = |value: Option<&Value>| value.map_or("1".to_owned(), Value::to_string);
+                format!(
+                    "it ran on {} processes, and this is {} (--devices, or the launcher's WORLD_SIZE)",
+                    count(before),
+                    count(now)
+                )
+            }
+            (now, before) => format!("{key} is {} and was {}", text(now), text(before)),
+        };
+        let mut differences = keys.iter().take(MAX_NAMED).map(named).collect::<Vec<_>>().join(", ");
         if keys.len() > MAX_NAMED {
             differences += &format!(", and {} more", keys.len() - MAX_NAMED);
         }

@@ -80,7 +80,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub tuning: Option<PathBuf>,
     /// Output folder of a `swinq qat` run, to show its curves and job in the report.
-    #[arg(long, value_name = "FOLDER", help_heading = "Report options")]
+    #[arg(long, value_name = "FOLDER", requires = "report", help_heading = "Report options")]
     pub training: Option<PathBuf>,
 }
 
@@ -159,9 +159,9 @@ pub struct CompareArgs {
     /// JSON of the second run.
     pub second: PathBuf,
     /// Fail with exit code 4 if the top-1 accuracy of a model drops by more than this, in percentage points.
-    #[arg(long, value_name = "POINTS", value_parser = points)]
+    #[arg(long, value_name = "POINTS", value_parser = points, allow_negative_numbers = true)]
     pub max_drop: Option<f64>,
     /// Fail with exit code 4 if the median latency of a model at a batch size rises by more than this.
-    #[arg(long, value_name = "PERCENT", value_parser = points)]
+    #[arg(long, value_name = "PERCENT", value_parser = points, allow_negative_numbers = true)]
     pub max_slowdown: Option<f64>,
 }

@@ -78,7 +78,7 @@ pub struct QatArgs {
     /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
     pub job: String,
     /// Overrides of the job, as `KEY VALUE` pairs up to the next option (optimizer.lr 1e-4).
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., action = clap::ArgAction::Append)]
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append)]
     pub opts: Vec<String>,
     /// Continue from the latest checkpoint in the job's output folder.
     #[arg(long)]
@@ -113,6 +113,15 @@ impl Device {
         match self {
             Device::Cpu => None,
             Device::Gpu(number) => Some(number),
+        }
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Gpu(number) => write!(f, "{number}"),
         }
     }
 }

@@ -53,7 +53,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub images: Option<usize>,
     /// The largest drop of top-1 accuracy, in percentage points.
-    #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points)]
+    #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points, allow_negative_numbers = true)]
     pub max_drop: f64,
     /// The least speedup over the float model on the same engine.
     #[arg(long, value_name = "FACTOR", value_parser = positive)]

@@ -21,7 +21,7 @@ pub struct FloatArgs {
     pub cfg: Option<String>,
     /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10); models stand
     /// before it.
-    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., action = clap::ArgAction::Append, help_heading = "Model options")]
+    #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
     #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft", help_heading = "Model options")]

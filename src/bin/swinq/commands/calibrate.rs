@@ -189,7 +189,7 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     let count = images.len();
     info!("images     {count} of {}, seed {}, batches of {}", images.describe(), args.seed, args.batch_size);
     if count < wanted {
-        info!("           ({wanted} were asked for; the data set has no more)");
+        caution!("the data set has {}, and {wanted} were asked for", counted(count, "image"));
     }
     if let Some(shard) = args.shard {
         info!("shard      {shard} of these images");

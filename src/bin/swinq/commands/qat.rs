@@ -14,7 +14,7 @@ use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
 use crate::args::{self, QatArgs, Usage};
-use crate::out::{caution, info, say, set_rank};
+use crate::out::{caution, info, note, say, set_rank};
 use crate::paths::check_outputs;
 use crate::{float_device, interrupt, tables};
 use hooks::TrainHooks;
@@ -64,6 +64,11 @@ fn place(args: &QatArgs) -> anyhow::Result<Place> {
 /// Trains as one of the processes of `meeting`. `others` are those that this process started.
 fn rank(args: &QatArgs, job: Job, meeting: Meeting, others: &Others) -> anyhow::Result<()> {
     let (mut training, mut trainer) = prepare(args, job, meeting.place())?;
+    let place = meeting.place();
+    if place.size > 1 && place.is_first() && args.devices.is_empty() {
+        let (host, port) = &place.address;
+        note!("waiting for {} other processes at {host}:{port}", place.size - 1);
+    }
     let give_up = || match interrupt::requested() {
         true => Some("interrupted while the processes were waiting for each other".to_owned()),
         false => others.ended(),
@@ -107,7 +112,7 @@ fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyh
     }
     let outcome = outcome?;
     if trainer.world().is_first() {
-        ended(training, trainer, &mut hooks, outcome)?;
+        ended(args, training, trainer, &mut hooks, outcome)?;
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
         info!("peak memory {}", swinq::eval::mebibytes(bytes));
@@ -117,6 +122,7 @@ fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyh
 
 /// Writes the trained model and compares it with the others, or says how to continue.
 fn ended(
+    args: &QatArgs,
     training: &Training,
     trainer: &Trainer,
     hooks: &mut TrainHooks,
@@ -135,7 +141,15 @@ fn ended(
         }
         Outcome::Stopped(path) => {
             let [.., job] = training.outputs();
-            say!("stopped; `swinq qat {} --resume` continues from {}", job.display(), path.display());
+            let on = match (trainer.processes(), args.devices.as_slice()) {
+                (1, _) => "`".to_owned(),
+                (count, []) => format!("` on {count} processes"),
+                (_, devices) => {
+                    let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+                    format!(" --devices {}`", devices.join(","))
+                }
+            };
+            say!("stopped; `swinq qat {} --resume{on} continues from {}", job.display(), path.display());
             if !interrupt::requested() {
                 bail!("another process was asked to stop");
             }
@@ -148,6 +162,9 @@ fn ended(
 fn check_files(training: &Training) -> anyhow::Result<()> {
     let job = &training.job;
     if !job.output.is_dir() {
+        if job.output.exists() {
+            bail!("output: {} is a file; give a folder", job.output.display());
+        }
         return Ok(());
     }
     let models = [&job.model, &job.float, &job.teacher, &job.data.val_path].into_iter().flatten();
