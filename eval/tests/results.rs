@@ -204,7 +204,7 @@ fn sensitivity_and_tuning_survive_a_round_trip_and_other_files_are_refused() {
     write_sensitivity(&path, &sensitivity).unwrap();
     assert_eq!(read_sensitivity(&path).unwrap(), sensitivity);
     let error = read_tuning(&path).unwrap_err().to_string();
-    assert!(error.contains("of `swinq tune`"), "{error}");
+    assert!(error.contains("`swinq tune` wrote"), "{error}");
     std::fs::write(&path, std::fs::read_to_string(&path).unwrap().replace("\"schema\": 1", "\"schema\": 7"))
         .unwrap();
     let error = read_sensitivity(&path).unwrap_err().to_string();
