@@ -7,9 +7,9 @@
 //! get a sample of a small set ([`Scope`]): each entry, and every fourth of its programs. Other architectures use the same
 //! code paths; those of [`MORE_ARCHS`] are compiled only if asked for.
 //!
-//! `SWINQ_COMPILE=archs` compiles the whole small set, and adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue
-//! for every architecture, which takes much longer. Any other value compiles only the programs whose description
-//! contains it, such as `attention_f16` or `STORE=2`.
+//! `SWINQ_COMPILE=archs` compiles the whole small set, and adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every
+//! tile shape with every epilogue for every architecture, which takes much longer. Any other value compiles only the
+//! programs whose description contains it, such as `attention_f16` or `STORE=2`.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 

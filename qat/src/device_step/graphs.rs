@@ -51,7 +51,7 @@ impl DeviceStep {
         }
     }
 
-    /// Records no pass from now on, for `reason`, and forgets those that are recorded.
+    /// Drops all graphs. No pass is recorded from now on; `reason` says why, for [`DeviceStep::launches`].
     pub fn stop_recording(&mut self, reason: String) {
         self.release();
         self.capture = Err(reason);

@@ -14,8 +14,8 @@ use crate::scales::LIMIT;
 use crate::student::{Student, decays, is_scale};
 
 impl DeviceStep {
-    /// Settles which parameters have gradients, after the first iteration with images: those that have one in any process.
-    /// `sum` adds values over all processes.
+    /// Finds the parameters that have a gradient in any process. Call it after the passes of an iteration; only the first
+    /// call does anything. `sum` adds values over all processes.
     pub fn settle(
         &mut self,
         student: &Student,

@@ -64,11 +64,11 @@ impl Trainer {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
         }
-        let able = self.student.flat().is_some() && self.passes == Passes::Fused;
+        let mut able = self.student.flat().is_some() && self.passes == Passes::Fused;
         if able {
             self.on_device.reason = self.needs_host()?;
+            able = self.on_device.reason.is_none();
         }
-        let able = able && self.on_device.reason.is_none();
         if able {
             self.prepare()?;
         }
@@ -295,9 +295,13 @@ impl Trainer {
         for part in 0..self.job.accumulate {
             let number = self.number(part);
             let (batch, _) = self.next_batch(source, number)?;
-            if found.is_none() && !batch.is_empty() {
-                let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
-                found = self.student.first_not_finite(&batch, drop_path)?;
+            if batch.is_empty() {
+                continue; // All of its images were skipped as corrupt.
+            }
+            let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
+            found = self.student.first_not_finite(&batch, drop_path)?;
+            if found.is_some() {
+                break;
             }
         }
         let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());

@@ -158,7 +158,7 @@ fn ended(
     Ok(())
 }
 
-/// Refuses an output folder where the training would replace one of its own inputs.
+/// Refuses an output that is a file, and an output folder where the training would replace one of its own inputs.
 fn check_files(training: &Training) -> anyhow::Result<()> {
     let job = &training.job;
     if !job.output.is_dir() {
