@@ -1,6 +1,7 @@
 //! Whole networks on a GPU against the same networks on the CPU. Without a GPU the tests say SKIPPED, or fail
 //! if `REQUIRE_IMPL` names `candle_cuda`.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use swinq_qat::adamw::{AdamW, Moments, Update};
@@ -8,9 +9,17 @@ use swinq_qat::job::OptimizerKeys;
 
 use super::*;
 
-fn gpu() -> Option<Device> {
+/// The GPU, for one test at a time: a module that another thread loads may end the recording of a graph.
+struct Gpu {
+    device: Device,
+    _alone: MutexGuard<'static, ()>,
+}
+
+fn gpu() -> Option<Gpu> {
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+    let alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     match Device::new_cuda_with_stream(0) {
-        Ok(device) => Some(device),
+        Ok(device) => Some(Gpu { device, _alone: alone }),
         Err(error) => {
             let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
             assert!(!required.split(',').any(|name| name == "candle_cuda"), "candle_cuda: {error}");
@@ -22,9 +31,6 @@ fn gpu() -> Option<Device> {
 
 /// Gradients by parameter name.
 type Gradients = BTreeMap<String, Vec<f32>>;
-
-/// Tolerance of the best of [`BATCHES`] batches with quantization.
-const CODES: f64 = 2e-2;
 
 /// Loss and gradients of an iteration on `device`; the gradients are copied to the host.
 fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
@@ -42,41 +48,46 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     (parts.total, all)
 }
 
-/// Distances of an iteration on the GPU from the same iteration on the CPU: the distance of the loss, and the
-/// largest distance of a gradient with the gradient's name. Gradients of single values are excluded, because
-/// most terms of their sums cancel.
-fn distances(case: &Case, passes: Passes, device: &Device, want: &(f64, Gradients)) -> (f64, f64, String) {
-    let (loss, gradients) = iteration(case, device, passes);
-    let several = want.1.iter().filter(|(_, want)| want.len() > 1);
-    let worst = several.map(|(name, want)| (distance(&gradients[name], want), name));
-    let (worst, name) = worst.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-    ((loss / want.0 - 1.0).abs(), worst, name.clone())
+/// The largest distance of an iteration's loss and gradients from `want`, with its name.
+fn farthest_from(want: &(f64, Gradients), got: &(f64, Gradients)) -> (f64, String) {
+    let mut errors = Errors::of_loss(got.0, want.0);
+    want.1.iter().for_each(|(name, want)| errors.add(name, distance(&got.1[name], want)));
+    errors.farthest()
 }
 
-/// Compares losses and gradients of several batches. A value near the edge of two codes may round to the
-/// other code on the GPU, and in a small network one code can change a whole gradient. Therefore only the
-/// best batch must be within `tolerance`, which a wrong formula would exceed in every batch; every batch must
-/// be within [`NOISE`].
-fn gpu_agrees(what: &str, mut case: Case, tolerance: f64) {
-    let Some(device) = gpu() else { return };
-    let mut far: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+/// Tolerance of the best of [`BATCHES`] batches on the GPU against the CPU, with quantization. Products differ in their last
+/// bits there, so that a network with many sites has other codes in every batch.
+const CODES: f64 = 5e-2;
+
+/// Compares losses and gradients of several batches: candle's operations on the GPU with the CPU, and our kernels on the GPU
+/// with candle's operations there, whose products have the same bits. With quantization, one code that differs may change a
+/// whole gradient ([`agree`]), so that not every batch can be compared.
+fn gpu_agrees(what: &str, mut case: Case) {
+    let Some(gpu) = gpu() else { return };
+    let (mut composed_off, mut fused_off) = (Vec::new(), Vec::new());
     for batch in 0..BATCHES {
         case.batch = Images::of(&case.float.config, 3, BATCHES).batch(0, batch).unwrap();
-        let want = iteration(&case, &Device::Cpu, Passes::Fused);
-        for (passes, key) in [(Passes::Composed, "composed"), (Passes::Fused, "fused")] {
-            let (loss, worst, name) = distances(&case, passes, &device, &want);
-            eprintln!("{what}, {key}: loss off by {loss:.1e}, the farthest {name} by {worst:.1e}");
-            assert!(
-                loss < NOISE && worst < NOISE,
-                "{what}, {key}: {name} is off by {worst}, the loss by {loss}"
-            );
-            far.entry(key).or_default().push(worst.max(loss));
+        let cpu = iteration(&case, &Device::Cpu, Passes::Fused);
+        let [composed, fused] =
+            [Passes::Composed, Passes::Fused].map(|passes| iteration(&case, &gpu.device, passes));
+        for (kind, want, got, off) in
+            [("composed", &cpu, &composed, &mut composed_off), ("fused", &composed, &fused, &mut fused_off)]
+        {
+            let (far, of) = farthest_from(want, got);
+            eprintln!("{what}, batch {batch}, {kind}: the farthest is {of} by {far:.1e}");
+            off.push(far);
         }
     }
-    for (key, far) in far {
-        assert!(far.iter().any(|far| *far < tolerance), "{what}, {key}: {far:?}");
+    let least = |off: &[f64]| off.iter().copied().fold(f64::INFINITY, f64::min);
+    if case.quantized.is_some() {
+        assert!(least(&composed_off) < CODES, "{what}, composed: {composed_off:?}");
+        assert!(least(&fused_off) < ROUNDING, "{what}, fused: {fused_off:?}");
+        assert!(super::median(fused_off.clone()) < NOISE, "{what}, fused: {fused_off:?}");
+    } else {
+        let all = composed_off.iter().chain(&fused_off);
+        assert!(all.clone().all(|off| *off < ROUNDING), "{what}: {composed_off:?}, {fused_off:?}");
     }
-    let [once, again] = [(); 2].map(|()| iteration(&case, &device, Passes::Fused).1);
+    let [once, again] = [(); 2].map(|()| iteration(&case, &gpu.device, Passes::Fused).1);
     assert_eq!(once, again, "{what}: a second run gives other bits");
 }
 
@@ -93,24 +104,24 @@ fn wide() -> [SwinConfig; 2] {
 #[test]
 fn gpu_float_training() {
     for config in [shifted(), padded(), odd()].into_iter().chain(wide()) {
-        gpu_agrees(&config.name.clone(), Case::new(config, None, |_| false), ROUNDING);
+        gpu_agrees(&config.name.clone(), Case::new(config, None, |_| false));
     }
 }
 
 #[test]
 fn gpu_quantized_training() {
     for config in [shifted(), padded(), odd()].into_iter().chain(wide()) {
-        gpu_agrees(&config.name.clone(), Case::new(config, Some("default"), |_| false), CODES);
+        gpu_agrees(&config.name.clone(), Case::new(config, Some("default"), |_| false));
     }
     for config in wide() {
-        gpu_agrees("everything", Case::new(config, Some(EVERYTHING), |_| true), CODES);
+        gpu_agrees("everything", Case::new(config, Some(EVERYTHING), |_| true));
     }
-    gpu_agrees("w4", Case::new(padded(), Some(W4), |_| true), CODES);
+    gpu_agrees("w4", Case::new(padded(), Some(W4), |_| true));
 }
 
 #[test]
 fn gpu_updates() {
-    let Some(device) = gpu() else { return };
+    let Some(Gpu { device, .. }) = &gpu() else { return };
     let values_of = |p: &Tensor| values(&p.to_device(&Device::Cpu).unwrap());
     let update = |device: &Device, passes| {
         let start: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -126,7 +137,7 @@ fn gpu_updates() {
         [values_of(&p), values_of(&adam.moments["p"].first), values_of(&adam.moments["p"].second)]
     };
     let want = update(&Device::Cpu, Passes::Fused);
-    for (got, want) in update(&device, Passes::Fused).iter().zip(&want) {
+    for (got, want) in update(device, Passes::Fused).iter().zip(&want) {
         let off = distance(got, want);
         assert!(off < 1e-6, "off by {off}");
     }
@@ -136,18 +147,18 @@ fn gpu_updates() {
 /// takes part.
 #[test]
 fn gpu_iterations() {
-    let Some(device) = gpu() else { return };
+    let Some(Gpu { device, .. }) = &gpu() else { return };
     let more =
         [("accumulate", "2"), ("optimizer.ema", "0.9"), ("recompute", "true"), ("optimizer.lr", "1e-3")];
     let mixed = [("mixing.mixup", "0.8"), ("loss.smoothing", "0.1"), ("optimizer.clip_norm", "0.1")];
     for keys in [&[][..], &more, &mixed] {
         for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
             let case = Case::new(shifted(), recipe, |_| false);
-            let (want, by_host) = losses(&case, &device, Passes::Composed, keys);
-            let (got, launches) = losses(&case, &device, Passes::Fused, keys);
+            let (want, by_host) = losses(&case, device, Passes::Composed, keys);
+            let (got, launches) = losses(&case, device, Passes::Fused, keys);
             assert!(
                 by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")),
-                "{launches:?}"
+                "{recipe:?}, {keys:?}: {launches:?}"
             );
             same_losses(&format!("{keys:?}"), &got, &want, tolerance);
         }
@@ -157,11 +168,11 @@ fn gpu_iterations() {
 /// Learned scales of activations are read by the host, and the training says so.
 #[test]
 fn gpu_iterations_with_learned_scales() {
-    let Some(device) = gpu() else { return };
+    let Some(Gpu { device, .. }) = &gpu() else { return };
     let case = Case::new(shifted(), Some("default"), |_| true);
     let keys = [("quantization.activation_scales", "learned"), ("quantization.weight_scales", "learned")];
-    let (want, _) = losses(&case, &device, Passes::Composed, &keys);
-    let (got, launches) = losses(&case, &device, Passes::Fused, &keys);
+    let (want, _) = losses(&case, device, Passes::Composed, &keys);
+    let (got, launches) = losses(&case, device, Passes::Fused, &keys);
     assert!(launches.as_ref().is_some_and(|l| l.contains("is learned")), "{launches:?}");
     same_losses("learned scales", &got, &want, 2e-2);
 }
@@ -187,7 +198,7 @@ fn median(device: &Device, mut run: impl FnMut()) -> f64 {
 #[test]
 #[ignore = "a measurement"]
 fn gpu_times() {
-    let Some(device) = gpu() else { return };
+    let Some(Gpu { device, .. }) = &gpu() else { return };
     let sample = SwinConfig {
         image_size: 56,
         embed_dim: 64,
@@ -200,7 +211,7 @@ fn gpu_times() {
         println!("forward and backward of {name}, {images} images of {}; milliseconds", config.image_size);
         println!("{:<14} {:>22} {:>12} {:>10}", "recipe", "candle's own gradients", "composed", "fused");
         for (recipe, learned) in [(None, false), (Some("default"), false), (Some("default"), true)] {
-            let [plain, composed, fused] = times(&device, &config, images, recipe, learned);
+            let [plain, composed, fused] = times(device, &config, images, recipe, learned);
             let what = format!("{}{}", recipe.unwrap_or("float"), if learned { ", LSQ" } else { "" });
             println!("{what:<14} {plain:>22.1} {composed:>12.1} {fused:>10.1}");
         }

@@ -155,8 +155,7 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
         .unwrap();
     let reference = Reference::new(case, student.parameters());
     let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
-    let mut errors = vec![((parts.total / loss - 1.0).abs(), "the loss".to_owned())];
-    let mut scales = BTreeMap::<&str, Vec<f64>>::new();
+    let mut errors = Errors::of_loss(parts.total, loss);
     for (name, parameter) in student.parameters() {
         let want = values(&wanted[name]);
         assert!(want.iter().all(|w| w.is_finite()), "{what}: the gradient of {name} is not finite");
@@ -167,15 +166,44 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
             Some(&gradient.id()),
             "{what}: {name} was complete too early, or never"
         );
-        let error = distance(&values(gradient), &want);
+        errors.add(name, distance(&values(gradient), &want));
+    }
+    errors.farthest()
+}
+
+/// The distances of a loss and of gradients. The gradient of a scale is one sum of terms of both signs; where the terms cancel,
+/// one different code may change the sum a lot. A wrong formula changes the gradients of all scales of a kind, so their median
+/// counts.
+struct Errors {
+    of_loss: f64,
+    of_parameters: Vec<(f64, String)>,
+    /// By [`kind`].
+    of_scales: BTreeMap<String, Vec<f64>>,
+}
+
+impl Errors {
+    fn of_loss(got: f64, want: f64) -> Errors {
+        Errors { of_loss: (got / want - 1.0).abs(), of_parameters: Vec::new(), of_scales: BTreeMap::new() }
+    }
+
+    /// Adds the distance of the gradient of the parameter `name`.
+    fn add(&mut self, name: &str, distance: f64) {
         match is_scale(name) {
-            true => scales.entry(kind(name)).or_default().push(error),
-            false => errors.push((error, name.clone())),
+            true => self.of_scales.entry(kind(name).to_owned()).or_default().push(distance),
+            false => self.of_parameters.push((distance, name.to_owned())),
         }
     }
-    errors
-        .extend(scales.into_iter().map(|(kind, errors)| (median(errors), format!("scales of kind {kind}"))));
-    errors.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+
+    /// The largest, with its name.
+    fn farthest(self) -> (f64, String) {
+        let of_scales = self
+            .of_scales
+            .into_iter()
+            .map(|(kind, errors)| (median(errors), format!("scales of kind {kind}")));
+        let all =
+            self.of_parameters.into_iter().chain(of_scales).chain([(self.of_loss, "the loss".to_owned())]);
+        all.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
+    }
 }
 
 /// The median; of an even number of values, the lower one.
@@ -185,9 +213,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[(values.len() - 1) / 2]
 }
 
-/// The kind of a scale's site, such as `input`, `q`, `weight`. The gradient of a scale is one sum of terms of
-/// both signs; where the terms cancel, one different code may change the sum a lot. A wrong formula changes
-/// the gradients of all scales of a kind, so the median is compared.
+/// The kind of a scale's site, such as `input`, `q`, `weight`.
 fn kind(name: &str) -> &str {
     name.rsplit('.').next().unwrap()
 }
