@@ -1,15 +1,15 @@
 //! Checks that every program that an engine requests compiles without local memory. Needs NVRTC but no GPU;
 //! with `REQUIRE_IMPL=nvrtc` a missing NVRTC is a failure.
 //!
-//! sm_90a, the architecture with the most instructions, gets the large set of programs: every tile shape of a
+//! sm_90a, the architecture with the most instructions, has the large set of programs: every tile shape of a
 //! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
 //! of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80 and less shared memory,
-//! get a sample of a small set ([`Scope`]): each entry, and every fourth of its programs. Other architectures use the same
-//! code paths; those of [`MORE_ARCHS`] are compiled only if asked for.
+//! have a small set ([`Scope`]). Of each set a sample is compiled: the first program of each entry, and every third or fourth
+//! after it.
 //!
-//! `SWINQ_COMPILE=archs` compiles the whole small set, and adds [`MORE_ARCHS`]. `SWINQ_COMPILE=all` also compiles every
-//! tile shape with every epilogue for every architecture, which takes much longer. Any other value compiles only the
-//! programs whose description contains it, such as `attention_f16` or `STORE=2`.
+//! `SWINQ_COMPILE=archs` compiles the whole sets, and adds [`MORE_ARCHS`], which use the same code paths: run it after changes
+//! of kernels. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue for every architecture, which takes much
+//! longer. Any other value compiles only the programs whose description contains it, such as `attention_f16` or `STORE=2`.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
@@ -71,15 +71,23 @@ fn every_program_compiles_without_local_memory() {
     // All children are read at the same time: one whose pipe is full waits.
     let children: Vec<_> =
         (0..processes).map(|share| std::thread::spawn(move || run_share(share, processes))).collect();
-    let (mut compiled, mut wrong) = (0, Vec::new());
+    let (mut compiled, mut wrong, mut times) = (0, Vec::new(), BTreeMap::<String, (usize, u64)>::new());
     for child in children {
         let output = child.join().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "a share of the programs failed:\n{text}");
-        compiled += text.lines().filter(|line| line.starts_with("compiled ")).count();
+        for line in text.lines().filter_map(|line| line.strip_prefix("compiled ")) {
+            let mut words = line.split(' ');
+            let of_file = times.entry(words.next().unwrap().to_owned()).or_default();
+            *of_file = (of_file.0 + 1, of_file.1 + words.next().unwrap().parse::<u64>().unwrap());
+            compiled += 1;
+        }
         wrong.extend(text.lines().filter_map(|line| line.strip_prefix("wrong ")).map(str::to_owned));
     }
     println!("{compiled} programs compiled in {:.0} s", start.elapsed().as_secs_f32());
+    times
+        .iter()
+        .for_each(|(file, (programs, ms))| println!("{file}: {programs} in {:.0} s", *ms as f64 / 1e3));
     assert_eq!(compiled, work().len(), "every program is compiled once");
     assert!(wrong.is_empty(), "{} of {compiled} programs:\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -102,9 +110,11 @@ fn one_share() {
     // multiplicative hash of the index distributes them at random.
     let of_share = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % processes == share;
     for (program, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, program)| program) {
+        let start = Instant::now();
+        let fault = fault(&program, arch);
         // Start a new line, because the test harness may have written to the current one.
-        println!("\ncompiled {program} {arch}");
-        if let Some(what) = fault(&program, arch) {
+        println!("\ncompiled {} {} {program} {arch}", program.file, start.elapsed().as_millis());
+        if let Some(what) = fault {
             println!("wrong {} {program} for {arch}: {what}", program.file);
         }
     }
@@ -139,20 +149,21 @@ fn work() -> Vec<(Program, &'static str)> {
         let scope = if all { Scope::All } else { arch.scope };
         let of_ops = ops::programs(arch, scope).into_iter().chain(ops::window_blocks(arch));
         let programs: BTreeSet<Program> = of_ops.chain(linears::programs(arch, scope)).collect();
-        let programs = if chosen.is_empty() && scope == Scope::Few { sample(programs) } else { programs };
+        let programs = if chosen.is_empty() { sample(programs, arch.scope) } else { programs };
         programs.into_iter().map(|program| (program, arch.name))
     };
     let wanted = |program: &Program| !part || program.to_string().contains(&chosen);
     ARCHS.iter().chain(more).flat_map(of_arch).filter(|(program, _)| wanted(program)).collect()
 }
 
-/// The first and every fourth program of each entry.
-fn sample(programs: BTreeSet<Program>) -> BTreeSet<Program> {
+/// The first program of each entry, and every third or, of a small set, every fourth after it.
+fn sample(programs: BTreeSet<Program>, scope: Scope) -> BTreeSet<Program> {
+    let every = if scope == Scope::Few { 4 } else { 3 };
     let mut of_entry = BTreeMap::new();
     let mut chosen = |program: &Program| {
         let count = of_entry.entry((program.file, program.entry)).or_insert(0);
         *count += 1;
-        *count % 4 == 1
+        *count % every == 1
     };
     programs.into_iter().filter(|program| chosen(program)).collect()
 }
