@@ -12,7 +12,7 @@ use swinq_kernels::cuda::{Program, contract::contract_header};
 
 /// As on a GPU, each operation follows IEEE 754 and type punning is permitted.
 const FLAGS: [&str; 7] = [
-    "-g",
+    "-g1",
     "-std=c++17",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
@@ -114,7 +114,7 @@ impl Compiler {
         let (file, entry) = (source(program.file), program.entry);
         let text = format!("#include \"host.cuh\"\n{defines}#include {file:?}\nSWINQ_ENTRY({entry})\n");
         fs::write(&main, text).unwrap();
-        let mut arguments: Vec<String> = vec!["-O1".into(), main.to_str().unwrap().into()];
+        let mut arguments: Vec<String> = vec!["-O0".into(), main.to_str().unwrap().into()];
         arguments.extend(self.objects.iter().map(|object| object.to_str().unwrap().into()));
         self.compile(&arguments, &executable);
         executable
