@@ -141,6 +141,16 @@ fn unknown_keys_are_refused_with_the_nearest() {
     assert_eq!(nearest("epoch: 3\n", &[]), ("epoch".into(), "epochs".into()));
     assert_eq!(nearest("loss: {klw: 3}\n", &[]), ("loss.klw".into(), "loss.kl".into()));
     assert_eq!(nearest("log: {}\nloss:\n  x: 1\n", &[]).0, "loss.x");
+    let schema = super::schema();
+    for (theirs, ours) in super::tree::SYNONYMS {
+        let (section, _) = ours.rsplit_once('.').unwrap_or_default();
+        let section = schema.get(section).unwrap_or(&schema);
+        assert!(section.get(theirs).is_none(), "{theirs} is a key");
+        assert_eq!(nearest("", &[(theirs, "1")]).1, ours);
+        let known = super::tree::keys(&schema);
+        assert!(ours.starts_with("augment.") || known.iter().any(|key| key == ours), "{ours}");
+    }
+    assert_eq!(nearest("", &[("optimizer.learning_rate", "1")]).1, "optimizer.lr");
     let rule = message("quantization: {rules: [{match: '**', scale: fixed}]}\n", &[]);
     assert!(rule.contains("quantization.rules[0]") && rule.contains("`scales`"), "{rule}");
 }

@@ -164,15 +164,38 @@ pub(super) fn keys(schema: &Value) -> Vec<String> {
     names
 }
 
-/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one;
-/// else the key with the most similar last part, then the most similar path.
+/// What other training programs call a key of a job.
+pub(super) const SYNONYMS: [(&str, &str); 15] = [
+    ("learning_rate", "optimizer.lr"),
+    ("base_lr", "optimizer.lr"),
+    ("clip_grad", "optimizer.clip_norm"),
+    ("grad_clip", "optimizer.clip_norm"),
+    ("max_grad_norm", "optimizer.clip_norm"),
+    ("ema_decay", "optimizer.ema"),
+    ("model_ema", "optimizer.ema"),
+    ("warmup", "schedule.warmup_steps"),
+    ("warmup_epochs", "schedule.warmup_steps"),
+    ("label_smoothing", "loss.smoothing"),
+    ("reprob", "augment.erasing"),
+    ("amp", "precision"),
+    ("workers", "threads"),
+    ("accumulation_steps", "accumulate"),
+    ("use_checkpoint", "recompute"),
+];
+
+/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one; else the key
+/// that others call so; else the key with the most similar last part, then the most similar path.
 fn nearest_key(key: &str, schema: &Value) -> String {
     let known = keys(schema);
+    let name = key.rsplit('.').next().unwrap_or_default().to_lowercase();
     let above = key.match_indices('.').map(|(at, _)| &key[..at]);
     let is_leaf =
         |name: &str| !schema.pointer(&format!("/{}", name.replace('.', "/"))).is_none_or(Value::is_object);
     if let Some(leaf) = above.into_iter().find(|name| is_leaf(name)) {
         return leaf.to_owned();
+    }
+    if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == name) {
+        return (*ours).to_owned();
     }
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let distance = |known: &String| {

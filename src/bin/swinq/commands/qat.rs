@@ -31,12 +31,14 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     // As an option, so that the job's other keys are checked against it.
     opts.extend(args.devices.first().map(|first| ("device".to_owned(), launch::of_job(*first).to_string())));
     let job = Job::load(&args.job, &opts)?;
+    let training = open(args, job, &place)?;
     if args.dry_run {
-        return prepare(args, job, &place).map(drop);
+        return Ok(training.trainer().map(drop)?);
     }
     let meeting = Meeting::new(place, Duration::from_secs(args.timeout)).map_err(QatError::from)?;
+    // Only now, so that an error of the job or of its files is printed once.
     let others = Others::start(args, meeting.place())?;
-    match rank(args, job, meeting, &others) {
+    match rank(args, training, meeting, &others) {
         Ok(()) => others.wait(),
         Err(error) => {
             others.end();
@@ -62,8 +64,8 @@ fn place(args: &QatArgs) -> anyhow::Result<Place> {
 }
 
 /// Trains as one of the processes of `meeting`. `others` are those that this process started.
-fn rank(args: &QatArgs, job: Job, meeting: Meeting, others: &Others) -> anyhow::Result<()> {
-    let (mut training, mut trainer) = prepare(args, job, meeting.place())?;
+fn rank(args: &QatArgs, mut training: Training, meeting: Meeting, others: &Others) -> anyhow::Result<()> {
+    let mut trainer = training.trainer()?;
     let place = meeting.place();
     if place.size > 1 && place.is_first() && args.devices.is_empty() {
         let (host, port) = &place.address;
@@ -78,7 +80,7 @@ fn rank(args: &QatArgs, job: Job, meeting: Meeting, others: &Others) -> anyhow::
 }
 
 /// Loads everything that the process at `place` needs, checks it, and prints the effective job.
-fn prepare(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<(Training, Trainer)> {
+fn open(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<Training> {
     use_threads(swinq::train::threads(&job, place))?;
     let training = Training::open_at(job, place)?;
     if place.is_first() {
@@ -94,8 +96,7 @@ fn prepare(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<(Training,
     if let Device::Cuda(ordinal) = training.job.device {
         float_device::check(FloatDevice::Cuda(ordinal), "the job's device")?;
     }
-    let trainer = training.trainer()?;
-    Ok((training, trainer))
+    Ok(training)
 }
 
 fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyhow::Result<()> {
