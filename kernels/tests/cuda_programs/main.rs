@@ -76,11 +76,12 @@ fn every_program_compiles_without_local_memory() {
         let output = child.join().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "a share of the programs failed:\n{text}");
-        for line in text.lines().filter_map(|line| line.strip_prefix("compiled ")) {
-            let mut words = line.split(' ');
-            let of_file = times.entry(words.next().unwrap().to_owned()).or_default();
-            *of_file = (of_file.0 + 1, of_file.1 + words.next().unwrap().parse::<u64>().unwrap());
-            compiled += 1;
+        compiled += text.lines().filter(|line| line.starts_with("compiled ")).count();
+        for (file, ms) in
+            text.lines().filter_map(|line| line.strip_prefix("took ")).filter_map(|line| line.split_once(' '))
+        {
+            let (programs, sum) = times.entry(file.to_owned()).or_default();
+            (*programs, *sum) = (*programs + 1, *sum + ms.parse::<u64>().unwrap());
         }
         wrong.extend(text.lines().filter_map(|line| line.strip_prefix("wrong ")).map(str::to_owned));
     }
@@ -110,10 +111,12 @@ fn one_share() {
     // multiplicative hash of the index distributes them at random.
     let of_share = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % processes == share;
     for (program, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, program)| program) {
+        // Before the compilation, so that a crash has a name. Start a new line, because the test harness may have written to
+        // the current one.
+        println!("\ncompiled {program} {arch}");
         let start = Instant::now();
         let fault = fault(&program, arch);
-        // Start a new line, because the test harness may have written to the current one.
-        println!("\ncompiled {} {} {program} {arch}", program.file, start.elapsed().as_millis());
+        println!("took {} {}", program.file, start.elapsed().as_millis());
         if let Some(what) = fault {
             println!("wrong {} {program} for {arch}: {what}", program.file);
         }

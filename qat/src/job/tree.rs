@@ -187,17 +187,17 @@ pub(super) const SYNONYMS: [(&str, &str); 15] = [
 /// that others call so; else the key with the most similar last part, then the most similar path.
 fn nearest_key(key: &str, schema: &Value) -> String {
     let known = keys(schema);
-    let name = key.rsplit('.').next().unwrap_or_default().to_lowercase();
     let above = key.match_indices('.').map(|(at, _)| &key[..at]);
     let is_leaf =
         |name: &str| !schema.pointer(&format!("/{}", name.replace('.', "/"))).is_none_or(Value::is_object);
     if let Some(leaf) = above.into_iter().find(|name| is_leaf(name)) {
         return leaf.to_owned();
     }
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let name = last(key).to_lowercase();
     if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == name) {
         return (*ours).to_owned();
     }
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let distance = |known: &String| {
         (strsim::damerau_levenshtein(&last(key), &last(known)), strsim::damerau_levenshtein(key, known))
     };

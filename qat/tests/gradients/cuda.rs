@@ -75,6 +75,8 @@ fn gpu_agrees(what: &str, mut case: Case) {
         {
             let (far, of) = farthest_from(want, got);
             eprintln!("{what}, batch {batch}, {kind}: the farthest is {of} by {far:.1e}");
+            let of_loss = (got.0 / want.0 - 1.0).abs();
+            assert!(of_loss < NOISE, "{what}, batch {batch}, {kind}: the loss is off by {of_loss}");
             off.push(far);
         }
     }
