@@ -54,6 +54,28 @@ impl<'a> RowSink<'a> {
         matches!(self.out, Out::Codes(..))
     }
 
+    /// The addresses of columns `from..from + len` of `R` rows from `row` on, and their quantizer, if codes are stored.
+    ///
+    /// # Panics
+    /// Outside the output.
+    #[inline(always)]
+    pub(crate) fn codes<const R: usize>(
+        &self,
+        row: usize,
+        from: usize,
+        len: usize,
+    ) -> Option<([*mut u8; R], Quantizer)> {
+        assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
+        let Out::Codes(parts, quantizer) = &self.out else { return None };
+        let stride = code_stride(self.columns);
+        let first = parts.start_of(row * stride + from, (R - 1) * stride + len);
+        let mut rows = [first; R];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = first.wrapping_add(r * stride);
+        }
+        Some((rows, *quantizer))
+    }
+
     /// Columns `from..from + len` of row `row`.
     ///
     /// # Safety

@@ -97,6 +97,9 @@ pub struct WindowAttention {
     tables: Tables,
     /// How logits are computed, for each head.
     finish: Vec<Finish>,
+    /// Whether results of integers, in units of a stored code, are below 2^31. A result is a mean of values, weighted by
+    /// the probabilities, so none exceeds the largest value.
+    results_are_bounded: bool,
     /// A zero for each key of a query's logits, if a head has two codes.
     zeros: Vec<f32>,
     layout: Layout,
@@ -155,8 +158,24 @@ impl WindowAttention {
         let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
         let AttentionSpec { windows, quant, store, .. } = spec;
+        let largest = quant.v.map_or(f32::INFINITY, |v| 128.0 * v.scale());
+        let results_are_bounded =
+            matches!(store, RowStore::Codes(to) if largest * to.recip() < (1u32 << 30) as f32);
         let zeros = vec![0.0; if two_codes > 0 { layout.n_padded } else { 0 }];
-        WindowAttention { cpu, shape, windows, scores, low, quant, store, tables, finish, zeros, layout }
+        WindowAttention {
+            cpu,
+            shape,
+            windows,
+            scores,
+            low,
+            quant,
+            store,
+            tables,
+            finish,
+            results_are_bounded,
+            zeros,
+            layout,
+        }
     }
 
     /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.

@@ -2,7 +2,7 @@
 //! [`crate::reference::attention_row_u8`] define them.
 
 use crate::lanes::Lanes;
-use crate::reference::FLOOR;
+use crate::reference::{CODE_FLOOR, FLOOR};
 use crate::types::Quantizer;
 
 /// The largest of `logits`, ignoring NaNs, in every lane.
@@ -29,12 +29,11 @@ fn exponential<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::F {
     lanes.exp_falling(lanes.max(lanes.splat(FLOOR), lanes.sub(x, max)))
 }
 
-/// `round(255 * exp(max(x - max, -60)))`; 0 for a NaN.
+/// `round(exp_255(max(x - max, -11)))`; 0 for a NaN.
 #[inline(always)]
 pub(super) fn unsigned_code<L: Lanes>(lanes: L, x: L::F, max: L::F) -> L::I {
     // `max` returns its second operand if either is a NaN.
-    let e = lanes.exp_falling(lanes.max(lanes.sub(x, max), lanes.splat(FLOOR)));
-    lanes.round(lanes.mul(e, lanes.splat(255.0)))
+    lanes.round(lanes.exp_255(lanes.max(lanes.sub(x, max), lanes.splat(CODE_FLOOR))))
 }
 
 /// Replaces each logit by `exp(max(x - max, -60))` and returns the sum. A NaN stays a NaN.
@@ -58,7 +57,7 @@ pub(crate) fn exponentials<L: Lanes>(lanes: L, logits: &mut [f32]) -> f32 {
     lanes.fold(sums)
 }
 
-/// Stores codes `round(255 * exp(max(x - max, -60)))` (0 for a NaN) and returns their sum. `codes` may be
+/// Stores codes `round(exp_255(max(x - max, -11)))` (0 for a NaN) and returns their sum. `codes` may be
 /// longer than `logits`; the rest of the last register is filled with codes 0.
 #[inline(always)]
 pub(crate) fn unsigned_codes<L: Lanes>(lanes: L, logits: &[f32], codes: &mut [u8]) -> i32 {

@@ -1,6 +1,6 @@
 //! Bias and mask in the layout that the kernels read.
 
-use super::Shape;
+use super::{Shape, Unit};
 use crate::sizes::{check_len, elements};
 
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
@@ -54,6 +54,19 @@ impl Tables {
                 patterns.len() - 1
             }));
         }
+    }
+
+    /// Bias and mask (if anything in the window is masked) of the queries from `query` on: rows of padded keys, and the
+    /// length of a row.
+    pub(super) fn from(
+        &self,
+        Unit { window, head, .. }: Unit,
+        query: usize,
+    ) -> (&[f32], Option<&[f32]>, usize) {
+        let (size, first) = (self.n * self.padded, query * self.padded);
+        let bias = &self.bias[head * size..][first..size];
+        let mask = self.mask_of[window].map(|mask| &self.masks[mask][first..]);
+        (bias, mask, self.padded)
     }
 
     /// Bias of one query: a row of padded keys.

@@ -199,6 +199,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn highest(self, x: __m256) -> f32 { fold!(x, halves, _mm_max_ps) }
         fn exp(self, x: __m256) -> __m256 { math::exp(x) }
         fn exp_falling(self, x: __m256) -> __m256 { math::exp_falling(x) }
+        fn exp_255(self, x: __m256) -> __m256 { math::exp_255(x) }
         fn gelu(self, x: __m256) -> __m256 { math::gelu(x) }
         fn gelu_quadratic(self, x: __m256) -> __m256 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m256) -> __m256 { math::tail(x).1 }

@@ -195,6 +195,23 @@ unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
     unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
 }
 
+/// # Safety
+/// 32 bytes at each address are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_woven_codes_of_numbers(at: [*mut u8; 2], [first, second]: [[__m512; 2]; 2]) {
+    let words = |[a, b]: [__m512; 2]| _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    // Each 128-bit lane holds eight bytes of the first row, then eight of the second.
+    let bytes = _mm512_packs_epi16(words(first), words(second));
+    let bytes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes);
+    let bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm256_storeu_si256(at[0].cast(), _mm512_castsi512_si256(bytes));
+        _mm256_storeu_si256(at[1].cast(), _mm512_extracti64x4_epi64::<1>(bytes));
+    }
+}
+
 /// The bodies of methods that are one expression of instructions.
 macro_rules! instructions {
     ($($(#[$doc:meta])* fn $name:ident(self $(, $arg:ident: $type:ty)*) -> $out:ty { $body:expr })*) => {$(
@@ -228,6 +245,7 @@ impl Lanes for Avx512 {
         fn highest(self, x: __m512) -> f32 { _mm512_reduce_max_ps(x) }
         fn exp(self, x: __m512) -> __m512 { math::exp(x) }
         fn exp_falling(self, x: __m512) -> __m512 { math::exp_in_range(x) }
+        fn exp_255(self, x: __m512) -> __m512 { math::exp_255(x) }
         fn gelu(self, x: __m512) -> __m512 { math::gelu(x) }
         fn gelu_quadratic(self, x: __m512) -> __m512 { math::gelu_quadratic(x) }
         fn gelu_tail(self, x: __m512) -> __m512 { math::tail(x).1 }
@@ -360,6 +378,12 @@ impl Lanes for Avx512 {
     unsafe fn weave(self, rows: [*const u8; 4]) -> [__m512i; 2] {
         // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
         unsafe { weave(rows) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_woven_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
+        // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
+        unsafe { write_woven_codes_of_numbers(at, scaled) }
     }
 
     #[inline(always)]

@@ -200,6 +200,8 @@ pub(crate) trait Lanes: Copy {
     fn exp(self, x: Self::F) -> Self::F;
     /// [`exp`](crate::reference::exp) of lanes in [-87, 0]; a NaN stays a NaN.
     fn exp_falling(self, x: Self::F) -> Self::F;
+    /// [`exp_255`](crate::reference::exp_255) of lanes in [-11, 0].
+    fn exp_255(self, x: Self::F) -> Self::F;
     /// [`gelu`](crate::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
     /// [`gelu_quadratic`](crate::reference::gelu_quadratic) of each lane.
@@ -252,6 +254,18 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `2 N` bytes at `at` are writable.
     unsafe fn write_woven_codes(self, at: *mut u8, scaled: [Self::F; 2]);
+    /// [`Lanes::write_woven_codes`] of two rows, whose magnitudes are below 2^31.
+    ///
+    /// # Safety
+    /// `2 N` bytes at each address are writable.
+    #[inline(always)]
+    unsafe fn write_woven_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[Self::F; 2]; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.write_woven_codes(at[0], scaled[0]);
+            self.write_woven_codes(at[1], scaled[1]);
+        }
+    }
 
     fn float(self, x: Self::I) -> Self::F;
     /// To the nearest integer, ties to even.

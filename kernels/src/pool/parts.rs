@@ -55,9 +55,12 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts(self.start_of(start, len), len) }
     }
 
-    /// The address of the elements `start..start + len`.
+    /// The address of the elements `start..start + len`, which are inside the slice.
+    ///
+    /// # Panics
+    /// Outside the slice.
     #[inline(always)]
-    fn start_of(&self, start: usize, len: usize) -> *mut T {
+    pub(crate) fn start_of(&self, start: usize, len: usize) -> *mut T {
         if start > self.len || len > self.len - start {
             outside(start, len, self.len);
         }

@@ -7,7 +7,7 @@ use crate::types::Quantizer;
 pub enum Probs {
     /// f32 softmax.
     Float,
-    /// Codes `round_ties_even(255 * exp(x - rowmax))`, normalised after the product by their own integer sum.
+    /// Codes `round_ties_even(255 e^(x - rowmax))`, normalised after the product by their own integer sum.
     U8,
     /// Signed codes of the softmax (FasterTransformer's).
     S8(Quantizer),
@@ -17,20 +17,23 @@ pub enum Probs {
 /// that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
 pub(crate) const FLOOR: f32 = -60.0;
 
+/// As [`FLOOR`], for codes: `255 e^-11` is less than a half, so that the code is 0.
+pub(crate) const CODE_FLOOR: f32 = -11.0;
+
 /// The largest of `logits`, ignoring NaNs; -inf if there is none.
 fn largest(logits: &[f32]) -> f32 {
     logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
 }
 
 /// Unsigned codes of one row of logits, in `codes`, and their sum:
-/// `round_ties_even(255 * exp(max(x - rowmax, -60)))`. A NaN has code 0.
+/// `round_ties_even(exp_255(max(x - rowmax, -11)))`. A NaN has code 0.
 pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     let max = largest(logits);
     let mut sum = 0;
     for (code, &x) in codes.iter_mut().zip(logits) {
         let below = x - max;
-        let below = if below > FLOOR { below } else { FLOOR };
-        *code = libm::rintf(255.0 * super::exp(below)) as u8;
+        let below = if below > CODE_FLOOR { below } else { CODE_FLOOR };
+        *code = libm::rintf(super::exp_255(below)) as u8;
         sum += u32::from(*code);
     }
     sum

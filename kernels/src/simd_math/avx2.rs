@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use crate::reference::math::{
-    EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER, TAIL,
-    TAIL_LAST, TAIL_PER_UNIT,
+    EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
+    SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
 /// [`crate::reference::gelu`] of each lane.
@@ -93,6 +93,21 @@ pub(crate) fn exp(x: __m256) -> __m256 {
 pub(crate) fn exp_falling(x: __m256) -> __m256 {
     let (p, n) = exp_parts(x);
     _mm256_mul_ps(p, power_of_two(n))
+}
+
+/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn exp_255(x: __m256) -> __m256 {
+    let (per_unit, rounder) = (_mm256_set1_ps(std::f32::consts::LOG2_E), _mm256_set1_ps(SIGNED_ROUNDER));
+    let sum = _mm256_fmadd_ps(x, per_unit, rounder);
+    let f = _mm256_fmsub_ps(x, per_unit, _mm256_sub_ps(sum, rounder));
+    let mut p = _mm256_set1_ps(EXP_255[5]);
+    for power in (0..5).rev() {
+        p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(EXP_255[power]));
+    }
+    let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(sum));
+    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent))
 }
 
 /// `p` and `n` of [`crate::reference::exp`].

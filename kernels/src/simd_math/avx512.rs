@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use crate::reference::math::{
-    EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER, TAIL,
-    TAIL_LAST, TAIL_PER_UNIT,
+    EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
+    SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
 /// [`crate::reference::gelu`] of each lane.
@@ -92,4 +92,19 @@ pub(crate) fn exp_in_range(x: __m512) -> __m512 {
         p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP[power]));
     }
     _mm512_scalef_ps(p, n)
+}
+
+/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn exp_255(x: __m512) -> __m512 {
+    let (per_unit, rounder) = (_mm512_set1_ps(std::f32::consts::LOG2_E), _mm512_set1_ps(SIGNED_ROUNDER));
+    let sum = _mm512_fmadd_ps(x, per_unit, rounder);
+    let f = _mm512_fmsub_ps(x, per_unit, _mm512_sub_ps(sum, rounder));
+    let mut p = _mm512_set1_ps(EXP_255[5]);
+    for power in (0..5).rev() {
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP_255[power]));
+    }
+    let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(sum));
+    _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), exponent))
 }

@@ -3,8 +3,8 @@
 use std::arch::aarch64::*;
 
 use crate::reference::math::{
-    EXP, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER, TAIL,
-    TAIL_LAST, TAIL_PER_UNIT,
+    EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
+    SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
 /// [`crate::reference::gelu`] of each lane.
@@ -111,6 +111,21 @@ pub(crate) fn exp(x: float32x4_t) -> float32x4_t {
 pub(crate) fn exp_falling(x: float32x4_t) -> float32x4_t {
     let (p, n) = exp_parts(x);
     vmulq_f32(p, power_of_two(n))
+}
+
+/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn exp_255(x: float32x4_t) -> float32x4_t {
+    let (per_unit, rounder) = (vdupq_n_f32(std::f32::consts::LOG2_E), vdupq_n_f32(SIGNED_ROUNDER));
+    let sum = vfmaq_f32(rounder, x, per_unit);
+    let f = vfmaq_f32(vsubq_f32(rounder, sum), x, per_unit);
+    let mut p = vdupq_n_f32(EXP_255[5]);
+    for power in (0..5).rev() {
+        p = vfmaq_f32(vdupq_n_f32(EXP_255[power]), p, f);
+    }
+    let exponent = vshlq_n_s32::<23>(vreinterpretq_s32_f32(sum));
+    vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), exponent))
 }
 
 /// `p` and `n` of [`crate::reference::exp`].

@@ -11,6 +11,8 @@ enum Of {
     Gelu,
     GeluQuadratic,
     Exp,
+    /// In [-11, 0].
+    Exp255,
 }
 
 impl Of {
@@ -19,6 +21,7 @@ impl Of {
             Of::Gelu => reference::gelu,
             Of::GeluQuadratic => reference::gelu_quadratic,
             Of::Exp => reference::exp,
+            Of::Exp255 => reference::exp_255,
         }
     }
 }
@@ -43,6 +46,7 @@ impl Kernel for Function<'_> {
                 Of::Gelu => lanes.gelu(value),
                 Of::GeluQuadratic => lanes.gelu_quadratic(value),
                 Of::Exp => lanes.exp(value),
+                Of::Exp255 => lanes.exp_255(value),
             };
             lanes.store_part(x, value);
         }
@@ -76,9 +80,11 @@ fn arguments() -> Vec<f32> {
 
 #[test]
 fn vectors_give_the_bits_of_the_reference() {
-    let x = arguments();
-    for of in [Of::Gelu, Of::GeluQuadratic, Of::Exp] {
-        for (cpu, y) in implementations(of, &x) {
+    let all = arguments();
+    let falling: Vec<f32> = all.iter().copied().filter(|x| (-11.0..=0.0).contains(x)).collect();
+    let cases = [(Of::Gelu, &all), (Of::GeluQuadratic, &all), (Of::Exp, &all), (Of::Exp255, &falling)];
+    for (of, x) in cases {
+        for (cpu, y) in implementations(of, x) {
             assert_eq!(y.len(), x.len());
             for (&x, &y) in x.iter().zip(&y) {
                 let want = of.reference()(x);
@@ -122,6 +128,14 @@ fn exp_is_within_one_unit_in_the_last_place() {
         let unit = libm::exp2(libm::log2(truth).floor().max(-126.0) - 23.0);
         assert!((f64::from(y) - truth).abs() <= unit, "exp({x}) = {y:e}, not {truth:e}");
     }
+}
+
+#[test]
+fn exp_255_errs_by_less_than_its_bound() {
+    let error = |&x: &f32| f64::from(reference::exp_255(x)) / (255.0 * libm::exp(f64::from(x))) - 1.0;
+    let worst = grid(-11.0, 0.0, 500_001).iter().map(|x| error(x).abs()).fold(0.0, f64::max);
+    assert!((1e-7..3e-7).contains(&worst), "{worst:e}");
+    assert_eq!([0.0, -0.0, -11.0].map(|x| libm::rintf(reference::exp_255(x))), [255.0, 255.0, 0.0]);
 }
 
 #[test]

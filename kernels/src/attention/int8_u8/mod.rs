@@ -13,10 +13,10 @@ mod weights;
 use super::operands::{Part, Rows, Source};
 use super::scores::Finish;
 use super::work::words_mut;
-use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
+use super::{AttentionIn, Shape, Unit, WindowAttention, apart, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::buffer::bytes_mut;
-use crate::lanes::Lanes;
+use crate::lanes::{Kernel, Lanes};
 use crate::reference::Probs;
 use crate::rows::RowSink;
 
@@ -155,8 +155,10 @@ pub(super) fn unit<L: Lanes, const TWO_CODES: bool>(
     operands::pack_values(lanes, sizes, values, &mut work);
     for from in (0..sizes.n).step_by(CHUNK) {
         let finish = op.finish[unit.head];
-        let chunk = Chunk { op, unit, sizes, finish, from, count: CHUNK.min(sizes.n - from) };
-        chunk.run(lanes, queries, keys, &mut work, sink);
+        let (bias, mask, padded) = op.tables.from(unit, from);
+        let count = CHUNK.min(sizes.n - from);
+        let chunk = Chunk { op, unit, sizes, finish, from, count, bias, mask, padded };
+        chunk.run(queries, keys, &mut work, sink);
     }
 }
 
@@ -178,29 +180,105 @@ struct Chunk<'a> {
     /// The first query.
     from: usize,
     count: usize,
+    /// Bias and mask of the queries, a row of `padded` keys for each.
+    bias: &'a [f32],
+    mask: Option<&'a [f32]>,
+    padded: usize,
 }
 
 impl Chunk<'_> {
+    /// Each step is compiled apart: in one function they would compete for registers.
+    fn run(&self, queries: Queries<'_>, keys: Rows<'_, u8>, work: &mut Work<'_>, sink: &RowSink<'_>) {
+        let mut state = State::new();
+        apart(self.op.cpu, Scores { chunk: self, queries, keys, work, state: &mut state });
+        apart(self.op.cpu, Weights { chunk: self, work, sink, state: &mut state });
+        apart(self.op.cpu, Results { chunk: self, work, sink, state: &state });
+    }
+}
+
+/// What the steps of a chunk pass on.
+struct State {
+    /// The largest logit of each query.
+    largest: Column<f32>,
+    /// Logits and weights of the lone key.
+    lone: Column<f32>,
+    lone_weights: Column<i32>,
+    /// Factors of the results.
+    factors: Column<f32>,
+}
+
+impl State {
+    fn new() -> State {
+        let (largest, lone) = ([f32::NEG_INFINITY; CHUNK], [0.0; CHUNK]);
+        State { largest, lone, lone_weights: [0; CHUNK], factors: [0.0; CHUNK] }
+    }
+}
+
+/// From queries and keys to logits.
+struct Scores<'c, 'a, 's> {
+    chunk: &'c Chunk<'a>,
+    queries: Queries<'a>,
+    keys: Rows<'a, u8>,
+    work: &'c mut Work<'s>,
+    state: &'c mut State,
+}
+
+/// From logits to weights and factors.
+struct Weights<'c, 'a, 's> {
+    chunk: &'c Chunk<'a>,
+    work: &'c mut Work<'s>,
+    sink: &'c RowSink<'c>,
+    state: &'c mut State,
+}
+
+/// From weights and values to results.
+struct Results<'c, 'a, 's> {
+    chunk: &'c Chunk<'a>,
+    work: &'c Work<'s>,
+    sink: &'c RowSink<'c>,
+    state: &'c State,
+}
+
+impl Kernel for Scores<'_, '_, '_> {
+    fn scalar(self) {
+        unreachable!("this path has vector registers")
+    }
+
     #[inline(always)]
-    fn run<L: Lanes>(
-        &self,
-        lanes: L,
-        queries: Queries<'_>,
-        keys: Rows<'_, u8>,
-        work: &mut Work<'_>,
-        sink: &RowSink<'_>,
-    ) {
-        let (mut largest, mut lone) = ([f32::NEG_INFINITY; CHUNK], [0.0; CHUNK]);
-        self.scores(lanes, queries, work, &mut largest);
-        if self.sizes.lone {
-            self.lone_scores(lanes, queries.codes, keys, &mut largest, &mut lone);
+    fn vector<L: Lanes>(self, lanes: L) {
+        let Scores { chunk, queries, keys, work, state } = self;
+        chunk.scores(lanes, queries, work, &mut state.largest);
+        if chunk.sizes.lone {
+            chunk.lone_scores(lanes, queries.codes, keys, &mut state.largest, &mut state.lone);
         }
-        let (mut sums, mut lone_weights) = ([0; CHUNK], [0; CHUNK]);
-        self.weights(lanes, work, &largest, &mut sums);
-        if self.sizes.lone {
-            self.lone_weights(lanes, &largest, &lone, &mut lone_weights, &mut sums);
+    }
+}
+
+impl Kernel for Weights<'_, '_, '_> {
+    fn scalar(self) {
+        unreachable!("this path has vector registers")
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let Weights { chunk, work, sink, state } = self;
+        let mut sums = [0; CHUNK];
+        chunk.weights(lanes, work, &state.largest, &mut sums);
+        if chunk.sizes.lone {
+            chunk.lone_weights(lanes, &state.largest, &state.lone, &mut state.lone_weights, &mut sums);
         }
-        let factors = self.factors(lanes, &sums, sink);
-        self.results(lanes, work, &lone_weights, &factors, sink);
+        state.factors = chunk.factors(lanes, &sums, sink);
+    }
+}
+
+impl Kernel for Results<'_, '_, '_> {
+    fn scalar(self) {
+        unreachable!("this path has vector registers")
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let Results { chunk, work, sink, state } = self;
+        chunk.results(lanes, work, &state.lone_weights, &state.factors, sink);
     }
 }

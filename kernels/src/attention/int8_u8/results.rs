@@ -2,7 +2,7 @@
 
 use super::{Chunk, Column, Work};
 use crate::lanes::Lanes;
-use crate::rows::{RowSink, Segment};
+use crate::rows::RowSink;
 
 impl Chunk<'_> {
     /// Stores the results of all queries.
@@ -94,28 +94,53 @@ impl Chunk<'_> {
         factors: &Column<f32>,
         sink: &RowSink<'_>,
     ) {
-        let column = self.unit.head * self.sizes.d + pair * 2 * L::N;
-        for (r, [a, b]) in sums.into_iter().enumerate() {
-            let factor = lanes.splat(factors[row + r]);
-            let values = [lanes.mul(lanes.float(a), factor), lanes.mul(lanes.float(b), factor)];
-            // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
-            // their heads; the segment does not outlive this iteration.
-            let mut out = unsafe { sink.segment(self.unit.row + self.from + row + r, column, 2 * L::N) };
-            if let Segment::Codes(out, quantizer) = out {
-                let recip = lanes.splat(quantizer.recip());
-                // SAFETY: the segment has `2 N` columns.
-                unsafe {
-                    lanes.write_woven_codes(
-                        out.as_mut_ptr(),
-                        [lanes.mul(values[0], recip), lanes.mul(values[1], recip)],
-                    );
-                }
-            } else {
-                let [a, b] = lanes.unweave(values);
-                out.put(lanes, 0, a);
-                out.put(lanes, L::N, b);
-            }
+        let (column, factors) = (self.unit.head * self.sizes.d + pair * 2 * L::N, &factors[row..row + R]);
+        let first = self.unit.row + self.from + row;
+        let mut values = [[lanes.splat(0.0); 2]; R];
+        for ((values, sums), &factor) in values.iter_mut().zip(sums).zip(factors) {
+            let factor = lanes.splat(factor);
+            *values = [lanes.mul(lanes.float(sums[0]), factor), lanes.mul(lanes.float(sums[1]), factor)];
         }
+        if let Some((rows, quantizer)) = sink.codes::<R>(first, column, 2 * L::N) {
+            let recip = lanes.splat(quantizer.recip());
+            for values in &mut values {
+                *values = [lanes.mul(values[0], recip), lanes.mul(values[1], recip)];
+            }
+            // SAFETY: the addresses are those of `2 N` bytes. Each unit belongs to one task, and two units differ in
+            // their rows or in the columns of their heads, so that nobody else writes these bytes.
+            return unsafe { write_codes(lanes, rows, values, self.op.results_are_bounded) };
+        }
+        for (r, values) in values.into_iter().enumerate() {
+            // SAFETY: as above; the segment does not outlive this iteration.
+            let mut out = unsafe { sink.segment(first + r, column, 2 * L::N) };
+            let [a, b] = lanes.unweave(values);
+            out.put(lanes, 0, a);
+            out.put(lanes, L::N, b);
+        }
+    }
+}
+
+/// Writes codes of `2 N` woven columns at each of `rows`; `bounded` says that their magnitudes are below 2^31.
+///
+/// # Safety
+/// `2 N` bytes at each of `rows` are writable.
+#[inline(always)]
+unsafe fn write_codes<L: Lanes, const R: usize>(
+    lanes: L,
+    rows: [*mut u8; R],
+    scaled: [[L::F; 2]; R],
+    bounded: bool,
+) {
+    if bounded && R.is_multiple_of(2) {
+        for (rows, scaled) in rows.as_chunks().0.iter().zip(scaled.as_chunks().0) {
+            // SAFETY: the caller's promise.
+            unsafe { lanes.write_woven_codes_of_numbers(*rows, *scaled) };
+        }
+        return;
+    }
+    for (row, scaled) in rows.into_iter().zip(scaled) {
+        // SAFETY: the caller's promise.
+        unsafe { lanes.write_woven_codes(row, scaled) };
     }
 }
 

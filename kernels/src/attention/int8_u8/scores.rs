@@ -132,23 +132,24 @@ impl Chunk<'_> {
         out: &mut [f32],
         max: &mut [L::F; R],
     ) {
-        let (tables, width, from) = (&self.op.tables, self.sizes.logits::<L>(), block * L::N);
+        let (width, from, len) = (self.sizes.logits::<L>(), block * L::N, T * L::N);
         let finish = if SITE { self.finish } else { Finish { site: None, ..self.finish } };
+        let terms = starts::<R>(self.bias.len(), row * self.padded + from, self.padded, len);
+        assert!(self.mask.is_none_or(|mask| mask.len() == self.bias.len()), "a mask for each bias");
+        let rows = starts::<R>(out.len(), row * width + from, width, len);
         for (r, products) in products.into_iter().enumerate() {
-            let query = self.from + row + r;
-            let mut biases = registers::<L, T>(lanes, &tables.bias(self.unit.head, query)[from..]);
-            if let Some(mask) = tables.mask(self.unit.window, query) {
-                let masks = registers::<L, T>(lanes, &mask[from..]);
-                for (bias, mask) in biases.iter_mut().zip(masks) {
-                    *bias = lanes.add(*bias, mask);
+            for (t, product) in products.into_iter().enumerate() {
+                // SAFETY: `starts` has found that the rows have `len` values.
+                let mut bias = unsafe { lanes.read(self.bias.as_ptr().add(terms[r] + t * L::N)) };
+                if let Some(mask) = self.mask {
+                    // SAFETY: as above; mask and bias are equally long.
+                    bias = lanes.add(bias, unsafe { lanes.read(mask.as_ptr().add(terms[r] + t * L::N)) });
                 }
-            }
-            let out = &mut out[(row + r) * width + from..][..T * L::N];
-            for t in 0..T {
-                let logit = finish.logit(lanes, products[t], biases[t], true);
+                let logit = finish.logit(lanes, product, bias, true);
                 // `max` returns its second operand if the first is a NaN.
                 max[r] = lanes.max(logit, max[r]);
-                lanes.store(&mut out[t * L::N..], logit);
+                // SAFETY: as above.
+                unsafe { lanes.write(out.as_mut_ptr().add(rows[r] + t * L::N), logit) };
             }
         }
     }
@@ -220,13 +221,16 @@ impl Chunk<'_> {
     }
 }
 
-/// The first `T` registers of `x`.
+/// Where `R` rows of `len` values start, the first at `first`.
+///
+/// # Panics
+/// If one is not inside `total` values.
 #[inline(always)]
-fn registers<L: Lanes, const T: usize>(lanes: L, x: &[f32]) -> [L::F; T] {
-    let x = &x[..T * L::N];
-    let mut all = [lanes.splat(0.0); T];
-    for (t, register) in all.iter_mut().enumerate() {
-        *register = lanes.load(&x[t * L::N..]);
+fn starts<const R: usize>(total: usize, first: usize, stride: usize, len: usize) -> [usize; R] {
+    let mut starts = [first; R];
+    for (r, start) in starts.iter_mut().enumerate() {
+        *start += r * stride;
     }
-    all
+    assert!(starts[R - 1] + len <= total, "rows are inside their memory");
+    starts
 }

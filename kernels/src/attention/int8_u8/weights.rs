@@ -9,7 +9,7 @@ use crate::rows::RowSink;
 const ROWS: usize = 4;
 
 impl Chunk<'_> {
-    /// Stores the codes of all keys except the lone key in `work`, and their sums in `sums`.
+    /// Stores the codes of all keys except the lone key in `work`, and adds them to `sums`.
     #[inline(always)]
     pub(super) fn weights<L: Lanes>(
         &self,
@@ -18,16 +18,66 @@ impl Chunk<'_> {
         largest: &Column<f32>,
         sums: &mut Column<i32>,
     ) {
-        let (wide, bytes) = (self.sizes.logits::<L>(), self.sizes.weights::<L>());
-        for first in (0..self.count).step_by(ROWS) {
-            let mut totals = [lanes.splat_i(0); ROWS];
-            for (row, total) in (first..self.count).zip(&mut totals) {
-                let logits = &work.logits[row * wide..][..wide];
-                let weights = &mut work.weights[row * bytes..][..bytes];
-                *total = row_weights(lanes, logits, lanes.splat(largest[row]), weights);
+        for pack in 0..self.sizes.packs {
+            match self.sizes.blocks_of(pack) {
+                4 => self.pack_of_weights::<L, 4>(lanes, pack, work, largest, sums),
+                3 => self.pack_of_weights::<L, 3>(lanes, pack, work, largest, sums),
+                2 => self.pack_of_weights::<L, 2>(lanes, pack, work, largest, sums),
+                _ => self.pack_of_weights::<L, 1>(lanes, pack, work, largest, sums),
             }
-            sums[first..first + ROWS].copy_from_slice(&lanes.sum4_i(totals));
         }
+    }
+
+    /// [`Chunk::weights`] of the `B` blocks of one register of weights.
+    #[inline(always)]
+    fn pack_of_weights<L: Lanes, const B: usize>(
+        &self,
+        lanes: L,
+        pack: usize,
+        work: &mut Work<'_>,
+        largest: &Column<f32>,
+        sums: &mut Column<i32>,
+    ) {
+        let mut row = 0;
+        while self.count - row >= ROWS {
+            // Not a loop: the registers of a loop over an array lie in memory.
+            let totals = [
+                self.row_weights::<L, B>(lanes, pack, row, work, largest),
+                self.row_weights::<L, B>(lanes, pack, row + 1, work, largest),
+                self.row_weights::<L, B>(lanes, pack, row + 2, work, largest),
+                self.row_weights::<L, B>(lanes, pack, row + 3, work, largest),
+            ];
+            let sums = &mut sums[row..][..ROWS];
+            sums.iter_mut().zip(lanes.sum4_i(totals)).for_each(|(sum, total)| *sum += total);
+            row += ROWS;
+        }
+        for row in row..self.count {
+            sums[row] += lanes.sum_i(self.row_weights::<L, B>(lanes, pack, row, work, largest));
+        }
+    }
+
+    /// Stores the codes of the `B` blocks of register `pack` of query `row`, in the order of [`Lanes::pack`]; returns
+    /// their sums by lane.
+    #[inline(always)]
+    fn row_weights<L: Lanes, const B: usize>(
+        &self,
+        lanes: L,
+        pack: usize,
+        row: usize,
+        work: &mut Work<'_>,
+        largest: &Column<f32>,
+    ) -> L::I {
+        let (wide, bytes, at) = (self.sizes.logits::<L>(), self.sizes.weights::<L>(), pack * 4 * L::N);
+        let logits = &work.logits[row * wide + at..][..B * L::N];
+        let (mut codes, largest) = ([lanes.splat_i(0); 4], lanes.splat(largest[row]));
+        for b in 0..B {
+            codes[b] = unsigned_code(lanes, lanes.load(&logits[b * L::N..]), largest);
+        }
+        let packed = lanes.pack(codes);
+        let weights = &mut work.weights[row * bytes + at..][..4 * L::N];
+        // SAFETY: `weights` holds 4 N bytes.
+        unsafe { lanes.write_i(weights.as_mut_ptr(), packed) };
+        lanes.dot(lanes.splat_i(0), packed, lanes.splat_i(0x0101_0101))
     }
 
     /// Stores the codes of the lone key in `weights` and adds them to `sums`.
@@ -68,33 +118,4 @@ impl Chunk<'_> {
         }
         factors
     }
-}
-
-/// Stores the codes of one query's logits in the order of [`Lanes::pack`]; returns their sums by lane.
-#[inline(always)]
-fn row_weights<L: Lanes>(lanes: L, logits: &[f32], max: L::F, weights: &mut [u8]) -> L::I {
-    let mut total = lanes.splat_i(0);
-    for (logits, weights) in logits.chunks(4 * L::N).zip(weights.chunks_exact_mut(4 * L::N)) {
-        let packed = match logits.len() / L::N {
-            4 => packed_weights::<L, 4>(lanes, logits, max),
-            3 => packed_weights::<L, 3>(lanes, logits, max),
-            2 => packed_weights::<L, 2>(lanes, logits, max),
-            _ => packed_weights::<L, 1>(lanes, logits, max),
-        };
-        total = lanes.dot(total, packed, lanes.splat_i(0x0101_0101));
-        // SAFETY: `chunks_exact_mut` gives 4 N bytes.
-        unsafe { lanes.write_i(weights.as_mut_ptr(), packed) };
-    }
-    total
-}
-
-/// The codes of `B` blocks of logits.
-#[inline(always)]
-fn packed_weights<L: Lanes, const B: usize>(lanes: L, logits: &[f32], max: L::F) -> L::I {
-    let logits = &logits[..B * L::N];
-    let mut codes = [lanes.splat_i(0); 4];
-    for b in 0..B {
-        codes[b] = unsigned_code(lanes, lanes.load(&logits[b * L::N..]), max);
-    }
-    lanes.pack(codes)
 }

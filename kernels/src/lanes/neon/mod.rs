@@ -137,6 +137,7 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
         fn highest(self, x: F) -> f32 { vmaxvq_f32(vmaxq_f32(x[0], x[1])) }
         fn exp(self, x: F) -> F { both!(math::exp, x) }
         fn exp_falling(self, x: F) -> F { both!(math::exp_falling, x) }
+        fn exp_255(self, x: F) -> F { both!(math::exp_255, x) }
         fn gelu(self, x: F) -> F { both!(math::gelu, x) }
         fn gelu_quadratic(self, x: F) -> F { both!(math::gelu_quadratic, x) }
         fn gelu_tail(self, x: F) -> F { [math::tail(x[0]).1, math::tail(x[1]).1] }
