@@ -181,10 +181,6 @@ pub(crate) struct ToFake(pub(crate) Quantizer);
 #[derive(Clone, Copy)]
 pub(crate) struct ToCodes(pub(crate) Quantizer);
 
-/// As [`ToCodes`], of values whose products with the reciprocal scale are numbers with magnitudes below 2^31.
-#[derive(Clone, Copy)]
-pub(crate) struct ToCodesOfNumbers(pub(crate) Quantizer);
-
 impl Cast for ToF32 {
     type To = f32;
 
@@ -216,22 +212,6 @@ impl Cast for ToCodes {
         let out = &mut out[..4 * L::N];
         // SAFETY: `out` holds 4 N bytes.
         unsafe { lanes.write_codes4(out.as_mut_ptr(), scale4(lanes, self.0, x)) };
-    }
-}
-
-impl Cast for ToCodesOfNumbers {
-    type To = u8;
-
-    #[inline(always)]
-    fn store<L: Lanes>(self, lanes: L, out: &mut [u8], x: L::F) {
-        ToCodes(self.0).store(lanes, out, x);
-    }
-
-    #[inline(always)]
-    fn store4<L: Lanes>(self, lanes: L, out: &mut [u8], x: [L::F; 4]) {
-        let out = &mut out[..4 * L::N];
-        // SAFETY: `out` holds 4 N bytes.
-        unsafe { lanes.write_codes4_of_numbers(out.as_mut_ptr(), scale4(lanes, self.0, x)) };
     }
 }
 

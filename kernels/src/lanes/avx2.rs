@@ -140,6 +140,23 @@ unsafe fn write_woven_codes(at: *mut u8, scaled: [__m256; 2]) {
     unsafe { _mm_storeu_si128(at.cast(), _mm_xor_si128(_mm256_castsi256_si128(bytes), _mm_set1_epi8(-128))) };
 }
 
+/// # Safety
+/// 16 bytes at each address are writable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_pair_of_codes_of_numbers(at: [*mut u8; 2], [first, second]: [[__m256; 2]; 2]) {
+    let words = |[a, b]: [__m256; 2]| _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    // Each 128-bit lane holds four codes of each register.
+    let bytes = _mm256_packs_epi16(words(first), words(second));
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let bytes = _mm256_xor_si256(_mm256_permutevar8x32_epi32(bytes, order), _mm256_set1_epi8(-128));
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm_storeu_si128(at[0].cast(), _mm256_castsi256_si128(bytes));
+        _mm_storeu_si128(at[1].cast(), _mm256_extracti128_si256::<1>(bytes));
+    }
+}
+
 /// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
 /// smallest i32; instructions that pack saturate everything below -128.
 #[inline]
@@ -294,6 +311,12 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: every processor of this architecture has the instruction, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn widen(self, at: *const u8) -> __m256i {
         // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
         unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())) }
@@ -312,13 +335,9 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m256; 4]) {
+    unsafe fn write_pair_of_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[__m256; 2]; 2]) {
         // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
-        unsafe {
-            let [a, b, c, d] = scaled.map(|x| _mm256_cvtps_epi32(x));
-            pack2(at, [a, b]);
-            pack2(at.add(16), [c, d]);
-        }
+        unsafe { write_pair_of_codes_of_numbers(at, scaled) }
     }
 
     #[inline(always)]

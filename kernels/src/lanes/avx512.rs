@@ -195,16 +195,43 @@ unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
     unsafe { _mm256_storeu_si256(at.cast(), _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))) };
 }
 
+/// The codes of two rows, which are numbers: four of each register, in each of four 128-bit lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn packed_pair([first, second]: [[__m512; 2]; 2]) -> __m512i {
+    let words = |[a, b]: [__m512; 2]| _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    _mm512_packs_epi16(words(first), words(second))
+}
+
 /// # Safety
 /// 32 bytes at each address are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_woven_codes_of_numbers(at: [*mut u8; 2], [first, second]: [[__m512; 2]; 2]) {
-    let words = |[a, b]: [__m512; 2]| _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
-    // Each 128-bit lane holds eight bytes of the first row, then eight of the second.
-    let bytes = _mm512_packs_epi16(words(first), words(second));
-    let bytes = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), bytes);
-    let bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+unsafe fn write_pair_of_codes_of_numbers(at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    // SAFETY: the caller's promise.
+    unsafe { write_halves(at, _mm512_permutexvar_epi32(order, packed_pair(scaled))) };
+}
+
+/// # Safety
+/// 32 bytes at each address are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_woven_codes_of_numbers(at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
+    // The registers are woven, so that the eight codes of a row in a lane are adjacent columns.
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    // SAFETY: the caller's promise.
+    unsafe { write_halves(at, _mm512_permutexvar_epi64(order, packed_pair(scaled))) };
+}
+
+/// Writes each half of `codes`, plus 128.
+///
+/// # Safety
+/// 32 bytes at each address are writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn write_halves(at: [*mut u8; 2], codes: __m512i) {
+    let bytes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
     // SAFETY: the caller's promise.
     unsafe {
         _mm256_storeu_si256(at[0].cast(), _mm512_castsi512_si256(bytes));
@@ -330,6 +357,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: every processor of this architecture has the instruction, and it reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn widen(self, at: *const u8) -> __m512i {
         // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
@@ -357,9 +390,9 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [__m512; 4]) {
+    unsafe fn write_pair_of_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
-        unsafe { pack4(at, scaled.map(|x| _mm512_cvtps_epi32(x))) }
+        unsafe { write_pair_of_codes_of_numbers(at, scaled) }
     }
 
     #[inline(always)]

@@ -169,16 +169,22 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
-    /// `write_codes4` of numbers with magnitudes below 2^31, whose conversion to integers is exact or saturates when
-    /// they are packed.
+    /// `write_codes2` at each of two places, of numbers with magnitudes below 2^31.
     ///
     /// # Safety
-    /// `4 N` bytes at `at` are writable.
+    /// `2 N` bytes at each address are writable.
     #[inline(always)]
-    unsafe fn write_codes4_of_numbers(self, at: *mut u8, scaled: [Self::F; 4]) {
+    unsafe fn write_pair_of_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[Self::F; 2]; 2]) {
         // SAFETY: the caller's promise.
-        unsafe { self.write_codes4(at, scaled) }
+        unsafe {
+            self.write_codes2(at[0], scaled[0]);
+            self.write_codes2(at[1], scaled[1]);
+        }
     }
+
+    /// Prefetches the cache line at `at`, which may be any address, where there is an instruction for it.
+    #[inline(always)]
+    fn prefetch(self, _at: *const f32) {}
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;

@@ -16,8 +16,9 @@ pub use residual::ResidualNorm;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference::{self, RowNorm};
-use crate::rows::{AddToStream, Segment, ToCodes, ToCodesOfNumbers, ToF32, ToFake};
+use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
 use crate::types::Quantizer;
+use vector::{Group, Norms};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
@@ -41,12 +42,10 @@ fn largest_result(gamma: &[f32], beta: &[f32]) -> f32 {
 }
 
 impl Affine<'_> {
-    /// Whether all results of a row with this norm, times the reciprocal scale, are numbers with magnitudes below 2^31. A
-    /// NaN or an infinity in the row makes the mean infinite or NaN, and a variance that overflows makes the inverse 0.
-    #[inline(always)]
-    fn results_are_numbers(&self, norm: RowNorm, quantizer: Quantizer) -> bool {
-        let finite = norm.mean.is_finite() && norm.inverse.is_finite() && norm.inverse > 0.0;
-        finite && self.largest * quantizer.recip() < 1e9
+    /// Whether all results of rows with these norms, times the reciprocal scale, are numbers with magnitudes below 2^31. A
+    /// NaN or an infinity in a row makes its mean infinite or NaN.
+    fn results_are_numbers(&self, norms: &Norms, quantizer: Quantizer) -> bool {
+        norms.are_finite() && self.largest * quantizer.recip() < 1e9
     }
 }
 
@@ -57,6 +56,21 @@ pub(crate) trait Target {
     fn put_scalar(self, affine: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]);
     /// As [`Target::put_scalar`], with vectors and the norm of the row, which is already computed.
     fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>);
+    /// [`Target::put_vector`] of each row `i` of `group` into `out(i)`.
+    #[inline(always)]
+    fn put_group<L: Lanes>(
+        lanes: L,
+        affine: Affine<'_>,
+        norms: &Norms,
+        group: &Group<'_>,
+        out: impl Fn(usize) -> Self,
+    ) where
+        Self: Sized,
+    {
+        for i in 0..group.count() {
+            out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
+        }
+    }
 }
 
 /// Stores the row, or zeros if the row has no source.
@@ -78,10 +92,33 @@ impl Target for Segment<'_> {
         match self {
             Segment::F32(out) => vector::apply(lanes, affine, norm, x, out, ToF32),
             Segment::Fake(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToFake(quantizer)),
-            Segment::Codes(out, quantizer) if affine.results_are_numbers(norm, quantizer) => {
-                vector::apply(lanes, affine, norm, x, out, ToCodesOfNumbers(quantizer));
-            }
             Segment::Codes(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToCodes(quantizer)),
+        }
+    }
+
+    #[inline(always)]
+    fn put_group<L: Lanes>(
+        lanes: L,
+        affine: Affine<'_>,
+        norms: &Norms,
+        group: &Group<'_>,
+        out: impl Fn(usize) -> Self,
+    ) {
+        let whole = group.is_full() && affine.gamma.len().is_multiple_of(2 * L::N);
+        if let (true, Segment::Codes(_, quantizer)) = (whole, out(0))
+            && affine.results_are_numbers(norms, quantizer)
+        {
+            let mut places = [std::ptr::null_mut(); vector::ROWS];
+            for (i, place) in places[..group.count()].iter_mut().enumerate() {
+                let Segment::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
+                assert_eq!(out.len(), affine.gamma.len(), "a row of codes");
+                *place = out.as_mut_ptr();
+            }
+            // SAFETY: the places are those of rows of codes.
+            return unsafe { vector::codes_of_numbers(lanes, affine, norms, group, quantizer, &places) };
+        }
+        for i in 0..group.count() {
+            out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
         }
     }
 }

@@ -6,12 +6,16 @@ use super::{Affine, Target};
 use crate::lanes::Lanes;
 use crate::reference::RowNorm;
 use crate::rows::Cast;
+use crate::types::Quantizer;
 
 /// The most rows that are normalised together: as many as [`Lanes::folds`] folds.
-const ROWS: usize = 16;
+pub(super) const ROWS: usize = 16;
 
 /// The most f32 values of rows that are normalised together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;
+
+/// f32 values of a cache line.
+const LINE: usize = 16;
 
 /// Normalises `count` rows: reads row `i` from `source(i)` (`None` is a row without a source) and writes it
 /// to `out(i)`.
@@ -24,37 +28,112 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
     out: impl Fn(usize) -> T,
 ) {
     let together = (VALUES / affine.gamma.len()).clamp(1, ROWS);
-    let mut from = 0;
-    while from < count {
+    let group_from = |from| {
         let rows = together.min(count - from);
-        let mut sources = [None; ROWS];
-        for (i, row) in sources[..rows].iter_mut().enumerate() {
-            *row = source(from + i);
-        }
+        Group::new(rows, affine.gamma.len(), |i| source(from + i))
+    };
+    let (mut from, mut group) = (0, group_from(0));
+    while group.count > 0 {
+        let next = group_from(from + group.count);
+        next.prefetch(lanes);
         // Rows that are summed side by side, because the additions of one row wait for each other: as many as registers
         // hold the sums of.
         let norms = match L::N {
-            16 => norms::<L, 4>(lanes, affine.eps, &sources[..rows]),
-            _ => norms::<L, 2>(lanes, affine.eps, &sources[..rows]),
+            16 => norms::<L, 4>(lanes, affine.eps, &group),
+            _ => norms::<L, 2>(lanes, affine.eps, &group),
         };
-        for (i, (source, norm)) in sources[..rows].iter().zip(norms).enumerate() {
-            out(from + i).put_vector(lanes, affine, norm, *source);
-        }
-        from += rows;
+        T::put_group(lanes, affine, &norms, &group, |i| out(from + i));
+        from += group.count;
+        group = next;
     }
 }
 
-/// [`RowNorm::of`] each of at most [`ROWS`] rows of the same length, `R` side by side; meaningless for `None`.
+/// Rows of one length that are normalised together.
+pub(crate) struct Group<'x> {
+    /// The rows; a row without a source, and a row beyond the last, has another one for a stand-in.
+    rows: [&'x [f32]; ROWS],
+    count: usize,
+    /// Whether each row has a source.
+    present: [bool; ROWS],
+}
+
+impl<'x> Group<'x> {
+    /// `count` rows of `len` values.
+    ///
+    /// # Panics
+    /// If a row has another length.
+    #[inline(always)]
+    fn new(count: usize, len: usize, source: impl Fn(usize) -> Option<&'x [f32]>) -> Group<'x> {
+        let mut group = Group { rows: [&[]; ROWS], count, present: [false; ROWS] };
+        let mut any: &[f32] = &[];
+        for (i, (row, present)) in group.rows[..count].iter_mut().zip(&mut group.present).enumerate() {
+            if let Some(source) = source(i) {
+                assert_eq!(source.len(), len, "rows of one length");
+                (*row, *present, any) = (source, true, source);
+            }
+        }
+        group.rows.iter_mut().filter(|row| row.is_empty()).for_each(|row| *row = any);
+        group
+    }
+
+    /// Prefetches the rows into the second-level cache.
+    #[inline(always)]
+    fn prefetch<L: Lanes>(&self, lanes: L) {
+        for row in &self.rows[..self.count] {
+            for line in row.chunks(LINE).take(2) {
+                lanes.prefetch(line.as_ptr());
+            }
+        }
+    }
+
+    /// Row `i`, unless it has no source.
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> Option<&'x [f32]> {
+        self.present[i].then(|| self.rows[i])
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether every row has a source.
+    pub(super) fn is_full(&self) -> bool {
+        self.present[..self.count].iter().all(|&present| present)
+    }
+}
+
+/// [`RowNorm`]s of a [`Group`].
+#[derive(Default)]
+pub(crate) struct Norms {
+    means: [f32; ROWS],
+    inverses: [f32; ROWS],
+    shifts: [f32; ROWS],
+    /// Whether all means, variances and inverses are finite.
+    finite: bool,
+}
+
+impl Norms {
+    /// Whether the means, the variances and the inverses of all rows are finite.
+    pub(super) fn are_finite(&self) -> bool {
+        self.finite
+    }
+
+    #[inline(always)]
+    pub(super) fn of(&self, row: usize) -> RowNorm {
+        RowNorm { mean: self.means[row], inverse: self.inverses[row], shift: self.shifts[row] }
+    }
+}
+
+/// [`RowNorm::of`] each row of `group`, `R` side by side; meaningless for rows without a source.
 #[inline(always)]
-fn norms<L: Lanes, const R: usize>(lanes: L, eps: f32, sources: &[Option<&[f32]>]) -> [RowNorm; ROWS] {
-    let mut norms = [RowNorm::default(); ROWS];
-    let Some(&any) = sources.iter().flatten().next() else { return norms };
-    // A row without a source has a stand-in.
-    let mut rows = [any; ROWS];
-    rows.iter_mut().zip(sources).for_each(|(row, source)| *row = source.unwrap_or(any));
-    assert!(rows.iter().all(|row| row.len() == any.len()), "rows of one length");
-    let (rows, _) = rows[..sources.len().next_multiple_of(R)].as_chunks::<R>();
-    let (zero, count) = (lanes.splat(0.0), lanes.splat(any.len() as f32));
+fn norms<L: Lanes, const R: usize>(lanes: L, eps: f32, group: &Group<'_>) -> Norms {
+    let len = group.rows[0].len();
+    if len == 0 {
+        // No row has a source.
+        return Norms::default();
+    }
+    let (rows, _) = group.rows[..group.count.next_multiple_of(R)].as_chunks::<R>();
+    let (zero, count) = (lanes.splat(0.0), lanes.splat(len as f32));
 
     let mut sums = [zero; ROWS];
     for (rows, sums) in rows.iter().zip(sums.as_chunks_mut::<R>().0) {
@@ -71,17 +150,22 @@ fn norms<L: Lanes, const R: usize>(lanes: L, eps: f32, sources: &[Option<&[f32]>
         [*rests, *squares] = differences_of(lanes, rows, means);
     }
     let (mut shifts, mut inverses) = (lanes.folds(rests), lanes.folds(squares));
-    for (shifts, inverses) in shifts.chunks_exact_mut(L::N).zip(inverses.chunks_exact_mut(L::N)) {
+    let mut finite = zero;
+    let rows = shifts.chunks_exact_mut(L::N).zip(inverses.chunks_exact_mut(L::N));
+    for ((shifts, inverses), means) in rows.zip(means.chunks_exact(L::N)) {
         let variance = lanes.div(lanes.load(inverses), count);
         let deviation = lanes.sqrt(lanes.add(variance, lanes.splat(eps)));
         let inverse = lanes.div(lanes.splat(1.0), deviation);
         lanes.store(inverses, inverse);
-        lanes.store(shifts, lanes.mul(lanes.div(lanes.load(shifts), count), inverse));
+        let shift = lanes.mul(lanes.div(lanes.load(shifts), count), inverse);
+        lanes.store(shifts, lanes.mul(shift, lanes.splat(-1.0)));
+        // Zero, or a NaN if one of the three is not finite.
+        let zeros = lanes.add(lanes.mul(variance, zero), lanes.mul(inverse, zero));
+        finite = lanes.add(finite, lanes.fma(lanes.load(means), zero, zeros));
     }
-    for (i, norm) in norms.iter_mut().enumerate() {
-        *norm = RowNorm { mean: means[i], inverse: inverses[i], shift: -shifts[i] };
-    }
-    norms
+    // `max` returns its second operand if the first is a NaN.
+    let finite = lanes.highest(lanes.sub(zero, lanes.max(finite, lanes.splat(-1.0)))) == 0.0;
+    Norms { means, inverses, shifts, finite }
 }
 
 /// Sixteen partial sums of each row, which have one length. A register holds sixteen lanes, or the sums of the two halves.
@@ -151,6 +235,49 @@ fn halves<L: Lanes, const R: usize>(lanes: L, [low, high]: [[L::F; R]; 2]) -> [L
     sums
 }
 
+/// Writes the codes of `group`, whose rows all have a source and results that are numbers, at `out`: two rows by two
+/// registers at a time, so that `gamma` and `beta` are loaded once for all rows.
+///
+/// # Safety
+/// As many bytes as a row has values are writable at the first `group.count()` of `out`.
+///
+/// # Panics
+/// Unless rows are whole pairs of registers.
+#[inline(always)]
+pub(super) unsafe fn codes_of_numbers<L: Lanes>(
+    lanes: L,
+    affine: Affine<'_>,
+    norms: &Norms,
+    group: &Group<'_>,
+    quantizer: Quantizer,
+    out: &[*mut u8; ROWS],
+) {
+    let (len, recip) = (affine.gamma.len(), lanes.splat(quantizer.recip()));
+    assert!(len.is_multiple_of(2 * L::N) && affine.beta.len() == len);
+    assert!(group.rows.iter().all(|row| row.len() == len));
+    for at in (0..len).step_by(2 * L::N) {
+        let [gamma, beta] = [&affine.gamma[at..], &affine.beta[at..]];
+        let [gamma, beta] = [gamma, beta].map(|x| [&x[..L::N], &x[L::N..]]);
+        let gamma = [lanes.load(gamma[0]), lanes.load(gamma[1])];
+        let beta = [lanes.load(beta[0]), lanes.load(beta[1])];
+        for first in (0..group.count).step_by(2) {
+            // A last row without a partner is its own.
+            let pair = [first, (first + 1).min(group.count - 1)];
+            let mut scaled = [[recip; 2]; 2];
+            for (&row, scaled) in pair.iter().zip(&mut scaled) {
+                let normed = Normed::new(lanes, norms.of(row));
+                for (i, y) in scaled.iter_mut().enumerate() {
+                    // SAFETY: rows have `len` values, of which `at + 2 N` is at most the last.
+                    let x = unsafe { lanes.read(group.rows[row].as_ptr().add(at + i * L::N)) };
+                    *y = lanes.mul(normed.of(lanes, x, gamma[i], beta[i]), recip);
+                }
+            }
+            // SAFETY: the caller's promise, for columns `at..at + 2 N`.
+            unsafe { lanes.write_pair_of_codes_of_numbers(pair.map(|row| out[row].add(at)), scaled) };
+        }
+    }
+}
+
 /// [`RowNorm::apply`] to each element.
 #[inline(always)]
 pub(super) fn apply<L: Lanes, C: Cast>(
@@ -162,11 +289,7 @@ pub(super) fn apply<L: Lanes, C: Cast>(
     cast: C,
 ) {
     let (gamma, beta) = (affine.gamma, affine.beta);
-    let normed = Normed {
-        mean: lanes.splat(norm.mean),
-        inverse: lanes.splat(norm.inverse),
-        shift: lanes.splat(norm.shift),
-    };
+    let normed = Normed::new(lanes, norm);
     let fours = x.len() - x.len() % (4 * L::N);
     for at in (0..fours).step_by(4 * L::N) {
         let (x, gamma, beta) = (&x[at..], &gamma[at..], &beta[at..]);
@@ -197,6 +320,11 @@ struct Normed<F> {
 }
 
 impl<F: Copy> Normed<F> {
+    #[inline(always)]
+    fn new<L: Lanes<F = F>>(lanes: L, RowNorm { mean, inverse, shift }: RowNorm) -> Normed<F> {
+        Normed { mean: lanes.splat(mean), inverse: lanes.splat(inverse), shift: lanes.splat(shift) }
+    }
+
     /// [`RowNorm::apply`].
     #[inline(always)]
     fn of<L: Lanes<F = F>>(&self, lanes: L, x: F, gamma: F, beta: F) -> F {
