@@ -7,6 +7,7 @@ mod emulated;
 mod probe;
 mod product;
 mod real;
+mod resident;
 mod rows;
 mod self_test;
 mod tile;
@@ -17,7 +18,7 @@ mod tests;
 use std::ops::Range;
 
 use super::Block;
-use super::avx512::{COLUMNS, LAYOUT, each_tile, finish};
+use super::avx512::{COLUMNS, LAYOUT, Prefetch, each_tile, finish};
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::{BlockI8, Int8Kernel};
@@ -28,6 +29,7 @@ use crate::probe::{INT8_AMX, Peak};
 use emulated::Emulated;
 use product::{Accumulators, ROWS, Steps, product};
 use real::Real;
+use resident::Resident;
 use rows::AlignedRows;
 use tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
 
@@ -93,21 +95,42 @@ fn block<T: Tiles>(
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
 ) {
-    let steps = Steps::new(LAYOUT.groups(block.k));
+    let groups = LAYOUT.groups(block.k);
     let input = AlignedRows::new(block, scratch);
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let mut tiles = Configured::new(tiles, &steps.config());
+    let row_tiles = whole_tiles(block.rows.clone());
     let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
-    each_tile(block, LAYOUT, whole_tiles(block.rows.clone()), dest, &starts, |at, prefetch| {
-        let operands = input.operands(block, initial, at);
-        product(tiles.tiles(), &steps, operands, &mut acc, |groups| {
-            for group in groups {
-                prefetch.weights(group);
-                prefetch.results(group);
+    if let Some(resident) = Resident::new(groups) {
+        let mut tiles = Configured::new(tiles, &resident.config());
+        let mut loaded = None;
+        each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
+            let operands = input.operands(block, initial, at);
+            if loaded != Some(at.row) {
+                resident.load(tiles.tiles(), operands);
+                loaded = Some(at.row);
             }
+            resident.product(tiles.tiles(), operands, &mut acc, |groups| fetch(prefetch, groups));
+            finish(epilogue, &acc.0, at, dest);
         });
+        return;
+    }
+    let steps = Steps::new(groups);
+    let mut tiles = Configured::new(tiles, &steps.config());
+    each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
+        let operands = input.operands(block, initial, at);
+        product(tiles.tiles(), &steps, operands, &mut acc, |groups| fetch(prefetch, groups));
         finish(epilogue, &acc.0, at, dest);
     });
+}
+
+/// Prefetches what belongs to `groups`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn fetch(prefetch: &Prefetch<'_, i8>, groups: Range<usize>) {
+    for group in groups {
+        prefetch.weights(group);
+        prefetch.results(group);
+    }
 }
 
 /// Full tiles, and the remaining rows: every tile of the processor is multiplied as 16 rows, so equal shares would

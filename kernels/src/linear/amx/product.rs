@@ -12,13 +12,13 @@ use super::tile::{Config, ROW_BYTES, Shape, TILE_ROWS, Tiles};
 pub(super) const ROWS: usize = 2 * TILE_ROWS;
 
 /// The most groups of a step.
-const GROUPS: usize = ROW_BYTES / 4;
+pub(super) const GROUPS: usize = ROW_BYTES / 4;
 
 /// Bytes of weights of a group.
-const GROUP_BYTES: usize = 4 * COLUMNS;
+pub(super) const GROUP_BYTES: usize = 4 * COLUMNS;
 
 /// Bytes from one row of accumulators to the next.
-const STRIDE: usize = 4 * COLUMNS;
+pub(super) const STRIDE: usize = 4 * COLUMNS;
 
 /// Accumulators of a product. The rows are whole cache lines.
 #[repr(C, align(1024))]

@@ -1,9 +1,12 @@
 //! A few products on given tiles, compared with the emulation. It runs once in a process before it uses the
 //! processor's tiles.
 
+use std::ops::Range;
+
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
 use super::product::{Accumulators, Operands, ROWS, Steps, product};
+use super::resident::Resident;
 use super::tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
 
@@ -62,15 +65,22 @@ impl Case {
 
     /// The accumulators of `tiles`.
     pub(super) fn run<T: Tiles>(&self, tiles: T) -> Accumulators {
-        let groups = LAYOUT.groups(self.k);
-        let steps = Steps::new(groups);
-        let mut tiles = Configured::new(tiles, &steps.config());
+        let (groups, operands) = (LAYOUT.groups(self.k), self.operands());
         let mut out = Accumulators([[i32::MIN; COLUMNS]; ROWS]);
         let mut seen = 0;
-        product(tiles.tiles(), &steps, self.operands(), &mut out, |of_step| {
+        let after = |of_step: Range<usize>| {
             assert_eq!(of_step.start, seen, "steps follow each other");
             seen = of_step.end;
-        });
+        };
+        if let Some(resident) = Resident::new(groups) {
+            let mut tiles = Configured::new(tiles, &resident.config());
+            resident.load(tiles.tiles(), operands);
+            resident.product(tiles.tiles(), operands, &mut out, after);
+        } else {
+            let steps = Steps::new(groups);
+            let mut tiles = Configured::new(tiles, &steps.config());
+            product(tiles.tiles(), &steps, operands, &mut out, after);
+        }
         assert_eq!(seen, groups, "steps cover all inputs");
         out
     }

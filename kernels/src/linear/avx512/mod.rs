@@ -20,7 +20,7 @@ use crate::isa::Isa;
 use crate::lanes::Avx512;
 use crate::probe;
 
-use prefetch::Prefetch;
+pub(super) use prefetch::Prefetch;
 
 /// The most rows of a tile.
 const ROWS: usize = 14;
