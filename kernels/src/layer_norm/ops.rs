@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::vector::together;
 use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
@@ -10,9 +11,6 @@ use crate::reference;
 use crate::rows::{MapRows, RowSink, Segment, units_per_task};
 use crate::sizes::{check_len, elements};
 use crate::types::{PAD, RowMap, RowOut, RowStore};
-
-/// Rows that are copied and then normalised together.
-const TOGETHER: usize = 8;
 
 /// An instruction set and an [`Affine`].
 pub(super) struct Owned {
@@ -28,7 +26,7 @@ impl Owned {
         assert!(!gamma.is_empty(), "{op}: no channels");
         assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
         assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
-        elements(op, "working memory", &[TOGETHER + 1, gamma.len(), size_of::<f32>()]);
+        elements(op, "working memory", &[together(gamma.len()) + 1, gamma.len(), size_of::<f32>()]);
         Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps, largest: largest_result(gamma, beta) }
     }
 
@@ -145,11 +143,12 @@ impl LayerNorm {
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / c + 1);
         let parts = Parts::new(x);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.op.reserve((TOGETHER + 1) * c * size_of::<f32>());
-            let (buffer, copy) = scratch.op.as_f32_mut()[..(TOGETHER + 1) * c].split_at_mut(c);
+            let together = together(c);
+            scratch.op.reserve((together + 1) * c * size_of::<f32>());
+            let (buffer, copy) = scratch.op.as_f32_mut()[..(together + 1) * c].split_at_mut(c);
             let end = rows.min((task + 1) * each);
-            for from in (task * each..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - from);
+            for from in (task * each..end).step_by(together) {
+                let count = together.min(end - from);
                 // SAFETY: rows are distinct, and each belongs to the one task that holds it.
                 copy[..count * c].copy_from_slice(unsafe { parts.get(from * c, count * c) });
                 // SAFETY: as above; the part copied from is no longer held.
@@ -210,11 +209,12 @@ impl MergeNorm {
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / wide + 1);
         pool.run(rows.div_ceil(each), &|task, scratch| {
-            scratch.op.reserve((TOGETHER + 1) * wide * size_of::<f32>());
-            let (buffer, merged) = scratch.op.as_f32_mut()[..(TOGETHER + 1) * wide].split_at_mut(wide);
+            let together = together(wide);
+            scratch.op.reserve((together + 1) * wide * size_of::<f32>());
+            let (buffer, merged) = scratch.op.as_f32_mut()[..(together + 1) * wide].split_at_mut(wide);
             let end = rows.min((task + 1) * each);
-            for from in (task * each..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - from);
+            for from in (task * each..end).step_by(together) {
+                let count = together.min(end - from);
                 for (row, merged) in (from..from + count).zip(merged.chunks_exact_mut(wide)) {
                     let image = &x[row / n * self.tokens * c..][..self.tokens * c];
                     gather(image, &self.sources[row % n], merged);

@@ -14,6 +14,11 @@ pub(super) const ROWS: usize = 16;
 /// The most f32 values of rows that are normalised together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;
 
+/// How many rows of `channels` values are normalised together.
+pub(super) fn together(channels: usize) -> usize {
+    (VALUES / channels).clamp(1, ROWS)
+}
+
 /// f32 values of a cache line.
 const LINE: usize = 16;
 
@@ -27,15 +32,18 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
     source: impl Fn(usize) -> Option<&'x [f32]>,
     out: impl Fn(usize) -> T,
 ) {
-    let together = (VALUES / affine.gamma.len()).clamp(1, ROWS);
+    let together = together(affine.gamma.len());
     let group_from = |from| {
         let rows = together.min(count - from);
         Group::new(rows, affine.gamma.len(), |i| source(from + i))
     };
-    let (mut from, mut group) = (0, group_from(0));
-    while group.count > 0 {
-        let next = group_from(from + group.count);
-        next.prefetch(lanes);
+    let (mut from, mut next) = (0, (count > 0).then(|| group_from(0)));
+    while let Some(group) = next {
+        let end = from + group.count;
+        next = (end < count).then(|| group_from(end));
+        if let Some(next) = &next {
+            next.prefetch(lanes);
+        }
         // Rows that are summed side by side, because the additions of one row wait for each other: as many as registers
         // hold the sums of.
         let norms = match L::N {
@@ -43,8 +51,7 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
             _ => norms::<L, 2>(lanes, affine.eps, &group),
         };
         T::put_group(lanes, affine, &norms, &group, |i| out(from + i));
-        from += group.count;
-        group = next;
+        from = end;
     }
 }
 
