@@ -296,16 +296,24 @@ pub(super) fn apply<L: Lanes, C: Cast>(
     cast: C,
 ) {
     let (gamma, beta) = (affine.gamma, affine.beta);
+    assert!([gamma.len(), beta.len(), out.len()].iter().all(|&len| len == x.len()), "rows of one length");
     let normed = Normed::new(lanes, norm);
     let fours = x.len() - x.len() % (4 * L::N);
-    for at in (0..fours).step_by(4 * L::N) {
-        let (x, gamma, beta) = (&x[at..], &gamma[at..], &beta[at..]);
+    for first in (0..fours).step_by(4 * L::N) {
         let mut four = [normed.mean; 4];
         for (i, y) in four.iter_mut().enumerate() {
-            let i = i * L::N;
-            *y = normed.of(lanes, lanes.load(&x[i..]), lanes.load(&gamma[i..]), lanes.load(&beta[i..]));
+            let at = first + i * L::N;
+            // SAFETY: `at + N` is at most `fours`, and the three are as long as `x`.
+            let [x, gamma, beta] = unsafe {
+                [
+                    lanes.read(x.as_ptr().add(at)),
+                    lanes.read(gamma.as_ptr().add(at)),
+                    lanes.read(beta.as_ptr().add(at)),
+                ]
+            };
+            *y = normed.of(lanes, x, gamma, beta);
         }
-        cast.store4(lanes, &mut out[at..], four);
+        cast.store4(lanes, &mut out[first..], four);
     }
     let whole = x.len() - x.len() % L::N;
     for at in (fours..whole).step_by(L::N) {

@@ -102,8 +102,8 @@ pub(crate) fn exp_255(x: __m256) -> __m256 {
     let (per_unit, rounder) = (_mm256_set1_ps(std::f32::consts::LOG2_E), _mm256_set1_ps(SIGNED_ROUNDER));
     let sum = _mm256_fmadd_ps(x, per_unit, rounder);
     let f = _mm256_fmsub_ps(x, per_unit, _mm256_sub_ps(sum, rounder));
-    let mut p = _mm256_set1_ps(EXP_255[5]);
-    for power in (0..5).rev() {
+    let mut p = _mm256_set1_ps(EXP_255[4]);
+    for power in (0..4).rev() {
         p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(EXP_255[power]));
     }
     let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(sum));

@@ -101,8 +101,8 @@ pub(crate) fn exp_255(x: __m512) -> __m512 {
     let (per_unit, rounder) = (_mm512_set1_ps(std::f32::consts::LOG2_E), _mm512_set1_ps(SIGNED_ROUNDER));
     let sum = _mm512_fmadd_ps(x, per_unit, rounder);
     let f = _mm512_fmsub_ps(x, per_unit, _mm512_sub_ps(sum, rounder));
-    let mut p = _mm512_set1_ps(EXP_255[5]);
-    for power in (0..5).rev() {
+    let mut p = _mm512_set1_ps(EXP_255[4]);
+    for power in (0..4).rev() {
         p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(EXP_255[power]));
     }
     let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(sum));

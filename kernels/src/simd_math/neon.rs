@@ -120,8 +120,8 @@ pub(crate) fn exp_255(x: float32x4_t) -> float32x4_t {
     let (per_unit, rounder) = (vdupq_n_f32(std::f32::consts::LOG2_E), vdupq_n_f32(SIGNED_ROUNDER));
     let sum = vfmaq_f32(rounder, x, per_unit);
     let f = vfmaq_f32(vsubq_f32(rounder, sum), x, per_unit);
-    let mut p = vdupq_n_f32(EXP_255[5]);
-    for power in (0..5).rev() {
+    let mut p = vdupq_n_f32(EXP_255[4]);
+    for power in (0..4).rev() {
         p = vfmaq_f32(vdupq_n_f32(EXP_255[power]), p, f);
     }
     let exponent = vshlq_n_s32::<23>(vreinterpretq_s32_f32(sum));

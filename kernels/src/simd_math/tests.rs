@@ -134,7 +134,7 @@ fn exp_is_within_one_unit_in_the_last_place() {
 fn exp_255_errs_by_less_than_its_bound() {
     let error = |&x: &f32| f64::from(reference::exp_255(x)) / (255.0 * libm::exp(f64::from(x))) - 1.0;
     let worst = grid(-11.0, 0.0, 500_001).iter().map(|x| error(x).abs()).fold(0.0, f64::max);
-    assert!((1e-7..3e-7).contains(&worst), "{worst:e}");
+    assert!((2.5e-6..3e-6).contains(&worst), "{worst:e}");
     assert_eq!([0.0, -0.0, -11.0].map(|x| libm::rintf(reference::exp_255(x))), [255.0, 255.0, 0.0]);
 }
 
