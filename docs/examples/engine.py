@@ -53,6 +53,19 @@ def exp(x):
     return np.ldexp(np.ldexp(p, half), n.astype(np.int32) - half)
 
 
+EXP_255 = np.array([254.99982, 176.74606, 61.2631, 14.259054, 2.440376], f32)
+
+
+def exp_255(x):
+    per_unit, rounder = f32(1.4426950408889634), f32(12582912)
+    n = fma(x, per_unit, np.full_like(x, rounder)) - rounder
+    f = fma(x, per_unit, -n)
+    p = np.full_like(x, EXP_255[4])
+    for c in EXP_255[3::-1]:
+        p = fma(p, f, c)
+    return np.ldexp(p, n.astype(np.int32))
+
+
 TAIL = np.array([
     [0.5, 0.34967172, 0.2199347, 0.12330542, 0.061193984, 0.026739392, 0.010245292, 0.003431206,
      0.0010019452, 2.5460735e-04, 5.6215587e-05, 1.0771176e-05, 1.7891792e-06, 2.5743756e-07, 3.206436e-08, 0.0],
@@ -244,11 +257,12 @@ class Engine:
 
     def probabilities(self, site, logits):
         """The weights of the values, and either the divisor of their product or its factor."""
-        exps = exp(np.maximum(logits - logits.max(axis=-1, keepdims=True), f32(-60)))
+        below = logits - logits.max(axis=-1, keepdims=True)
         entry = self.document["sites"][site]
         if entry["enabled"] and entry["kind"] == "u8":
-            codes = np.rint(f32(255) * exps)
+            codes = np.rint(exp_255(np.maximum(below, f32(-11))))
             return codes, codes.sum(axis=-1, keepdims=True, dtype=f64).astype(f32), None
+        exps = exp(np.maximum(below, f32(-60)))
         total = partial_sums(exps)
         if entry["enabled"]:
             quantizer = self.quantizer(site)

@@ -197,7 +197,8 @@ KERNEL(softmax_codes)(const Params p) {
         u32 packed = 0;
 #pragma unroll
         for (s32 i = 0; i < VECTOR; i++) {
-            u32 code = static_cast<u32>(round_s32(255.0f * exp_of(row.value[g][i], largest)));
+            f32 below = max_f32(row.value[g][i] - largest, from_bits(CODE_FLOOR_BITS));
+            u32 code = static_cast<u32>(round_s32(exp_255(below)));
             sum = sum + code;
             packed = packed | code << (8 * i);
         }

@@ -23,7 +23,7 @@ INLINE f32 weight_of(f32 logit, f32 largest) {
 // 255 e^(logit - largest), rounded to an integer, in the low byte.
 INLINE u32 code_of(f32 logit, f32 largest) {
 #if EXACT
-    return bits(255.0f * weight_of(logit, largest) + ROUNDER);
+    return bits(exp_255(max_f32(logit - largest, from_bits(CODE_FLOOR_BITS))) + ROUNDER);
 #else
     return bits(fma_f32(255.0f, weight_of(logit, largest), ROUNDER));
 #endif

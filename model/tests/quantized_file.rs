@@ -298,7 +298,7 @@ fn metadata_that_contradicts_is_refused() {
 fn scales_and_zero_points_of_channels_are_kept_and_need_version_2_of_the_numbers() {
     let model = with_channels();
     let mut parts = Parts::of(&model);
-    assert_eq!(parts.document["numbers"], json!(5));
+    assert_eq!(parts.document["numbers"], json!(6));
     assert_eq!(parts.load(true).unwrap(), model);
     parts.document["numbers"] = json!(2);
     assert_eq!(parts.load(true).unwrap(), QuantizedModel { gelu: Gelu::Erf, ..model.clone() });
@@ -308,8 +308,8 @@ fn scales_and_zero_points_of_channels_are_kept_and_need_version_2_of_the_numbers
     assert_eq!(model.size_bytes(), self::model("default").size_bytes() + 8 * 5);
 
     refused(&["no numbers"], |p| drop(p.document.as_object_mut().unwrap().remove("numbers")));
-    for unknown in [json!(0), json!(6), json!("2")] {
-        refused(&["version", "number contract", "1 to 5"], |p| p.document["numbers"] = unknown.clone());
+    for unknown in [json!(0), json!(7), json!("2")] {
+        refused(&["version", "number contract", "1 to 6"], |p| p.document["numbers"] = unknown.clone());
     }
 }
 
@@ -318,7 +318,7 @@ fn files_of_versions_before_4_of_the_numbers_keep_their_gelu() {
     let model = model("default");
     let older = QuantizedModel { gelu: Gelu::Erf, ..model.clone() };
     let mut parts = Parts::of(&model);
-    assert_eq!(parts.document["numbers"], json!(5));
+    assert_eq!(parts.document["numbers"], json!(6));
     for numbers in [1, 2, 3] {
         parts.document["numbers"] = json!(numbers);
         assert_eq!(parts.load(true).unwrap(), older);
@@ -329,7 +329,7 @@ fn files_of_versions_before_4_of_the_numbers_keep_their_gelu() {
     assert_eq!(Parts::of(&older).document["numbers"], json!(1));
     // Without codes of GELU, both forms are the same model.
     let float = Parts::new("float");
-    assert_eq!(float.document["numbers"], json!(5));
+    assert_eq!(float.document["numbers"], json!(6));
     assert_eq!(float.load(true).unwrap(), self::model("float"));
 }
 

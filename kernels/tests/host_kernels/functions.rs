@@ -121,13 +121,13 @@ fn four_codes_are_packed_and_saturated() {
 }
 
 #[test]
-fn gelu_and_the_exponential_are_the_reference() {
+fn gelu_and_the_exponentials_are_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
     let x = values();
-    let launch = launch(&program("functions", 64), 2, x.len(), &bytes(&x), &vec![0; 12 * x.len()]);
+    let launch = launch(&program("functions", 64), 2, x.len(), &bytes(&x), &vec![0; 16 * x.len()]);
     let got = floats(&launch.run(compiler)[1]);
-    let column = |i: usize| got.iter().copied().skip(i).step_by(3).collect::<Vec<f32>>();
-    let [gelu, quadratic, exp] = [0, 1, 2].map(column);
+    let column = |i: usize| got.iter().copied().skip(i).step_by(4).collect::<Vec<f32>>();
+    let [gelu, quadratic, exp, exp_255] = [0, 1, 2, 3].map(column);
     let want: Vec<f32> = x.iter().map(|&x| reference::gelu(x)).collect();
     assert_same(&gelu, &want, "GELU");
     let want: Vec<f32> = x.iter().map(|&x| reference::gelu_quadratic(x)).collect();
@@ -135,6 +135,8 @@ fn gelu_and_the_exponential_are_the_reference() {
     // A NaN becomes the floor, as in the reference's comparison `below > FLOOR`.
     let want = x.iter().map(|&x| reference::exp((-x.abs()).max(-60.0)));
     assert_same(&exp, &want.collect::<Vec<f32>>(), "exponential");
+    let want = x.iter().map(|&x| reference::exp_255((-x.abs()).max(-11.0)));
+    assert_same(&exp_255, &want.collect::<Vec<f32>>(), "255 times the exponential");
 }
 
 /// `gelu_fast` stays within its error bound of GELU in f64 for all values. 2^x stays within two units in the

@@ -229,7 +229,8 @@ KERNEL(places)(const Params p) {
     if (thread_index() < 4) out[thread_index()] = place[thread_index()];
 }
 
-// For each of `n` f32 values: GELU in both forms, and the exponential of minus its magnitude, which is limited to 60.
+// For each of `n` f32 values: GELU in both forms, and `exp_below` and `exp_255` of minus its magnitude, which is limited to 60
+// and to 11.
 KERNEL(functions)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
     f32* quadratic = tail + TAIL_FLOATS;
@@ -239,8 +240,9 @@ KERNEL(functions)(const Params p) {
     const f32* in = static_cast<const f32*>(p.in);
     f32* out = static_cast<f32*>(p.out);
     for (u32 i = block_x() * THREADS + thread_index(); i < p.n; i += blocks_x() * THREADS) {
-        out[3 * i] = gelu(in[i], tail);
-        out[3 * i + 1] = gelu_quadratic(in[i], quadratic);
-        out[3 * i + 2] = exp_below(max_f32(-abs_f32(in[i]), from_bits(FLOOR_BITS)));
+        out[4 * i] = gelu(in[i], tail);
+        out[4 * i + 1] = gelu_quadratic(in[i], quadratic);
+        out[4 * i + 2] = exp_below(max_f32(-abs_f32(in[i]), from_bits(FLOOR_BITS)));
+        out[4 * i + 3] = exp_255(max_f32(-abs_f32(in[i]), from_bits(CODE_FLOOR_BITS)));
     }
 }

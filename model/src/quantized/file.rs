@@ -22,9 +22,9 @@ use crate::site::Site;
 pub const FORMAT_VERSION: u64 = 2;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
 /// with their own scales and zero points, version 3 has Swin V2. Version 4 has quadratic GELU for values that are
-/// quantized next; files of older versions keep the GELU by the error function. Version 5 has LayerNorm in f32; files of
-/// older versions have it, too.
-pub const NUMBERS_VERSION: u64 = 5;
+/// quantized next; files of older versions keep the GELU by the error function. Version 5 has LayerNorm in f32, version
+/// 6 has weights of attention by a power of two; files of older versions have both, too.
+pub const NUMBERS_VERSION: u64 = 6;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
