@@ -241,7 +241,7 @@ fn inspect_and_doctor_print_json() {
     let found = json(swinq(["inspect", "--json", "--plan", "--backend", "cpu"]).arg(&int8));
     assert_eq!(found["config"]["num_classes"], 10);
     assert_eq!(found["recipe"]["name"], "default");
-    assert_eq!((&found["format_version"], &found["numbers"]), (&2.into(), &5.into()));
+    assert_eq!((&found["format_version"], &found["numbers"]), (&2.into(), &6.into()));
     let hash = found["hash"].as_str().unwrap();
     let text = stdout(&swinq(["inspect"]).arg(&int8).assert().success());
     assert!(hash.starts_with("xxh3-128:") && text.contains(&format!("hash {hash}, verified")), "{text}");

@@ -4,7 +4,7 @@
 //! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use swinq_kernels::reference::{QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
+use swinq_kernels::reference::{CODE_FLOOR, EXP_255, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
 use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
@@ -188,14 +188,31 @@ pub(super) fn fake_if(x: &Tensor, q: Option<Quantizer>) -> Result<Tensor> {
     q.map_or(Ok(x.clone()), |q| fake(x, q))
 }
 
+/// [`exp_255`](swinq_kernels::reference::exp_255), with products and sums that are rounded separately.
+fn exp_255(x: &Tensor) -> Result<Tensor> {
+    let exponent = times(x, std::f32::consts::LOG2_E)?;
+    let whole = exponent.round()?;
+    let rest = (exponent - &whole)?;
+    let [low @ .., highest] = &EXP_255;
+    let mut sum = rest.affine(0.0, f64::from(*highest))?;
+    for &coefficient in low.iter().rev() {
+        sum = (sum * &rest)?.affine(1.0, f64::from(coefficient))?;
+    }
+    sum * times(&whole, std::f32::consts::LN_2)?.exp()?
+}
+
 /// Softmax of `logits` times the values, with the quantization of both.
 fn softmax_times_values(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> Result<Tensor> {
-    let exps = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.maximum(FLOOR)?.exp()?;
+    let below = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?;
+    let exps = || below.maximum(FLOOR)?.exp();
     let sum = |x: &Tensor| x.sum_keepdim(D::Minus1);
     match (quant.probs, quant.v) {
-        (Probs::Float, site) => probs_times_values(&exps, &fake_if(v, site)?)?.broadcast_div(&sum(&exps)?),
+        (Probs::Float, site) => {
+            let exps = exps()?;
+            probs_times_values(&exps, &fake_if(v, site)?)?.broadcast_div(&sum(&exps)?)
+        }
         (Probs::U8, site) => {
-            let weights = round(&times(&exps, 255.0)?)?;
+            let weights = round(&exp_255(&below.maximum(CODE_FLOOR)?)?)?;
             let total = sum(&weights)?;
             match site {
                 Some(s_v) => {
@@ -206,6 +223,7 @@ fn softmax_times_values(logits: &Tensor, v: &Tensor, quant: &AttentionQuant) -> 
             }
         }
         (Probs::S8(s_p), site) => {
+            let exps = exps()?;
             let weights = codes(&exps.broadcast_mul(&sum(&exps)?.recip()?)?, s_p)?;
             match site {
                 Some(s_v) => {

@@ -18,7 +18,7 @@ pub enum Probs {
 pub(crate) const FLOOR: f32 = -60.0;
 
 /// As [`FLOOR`], for codes: `255 e^-11` is less than a half, so that the code is 0.
-pub(crate) const CODE_FLOOR: f32 = -11.0;
+pub const CODE_FLOOR: f32 = -11.0;
 
 /// The largest of `logits`, ignoring NaNs; -inf if there is none.
 fn largest(logits: &[f32]) -> f32 {

@@ -263,7 +263,7 @@ pub(crate) const EXP: [f32; 7] =
 pub(crate) const SIGNED_ROUNDER: f32 = 12_582_912.0;
 
 /// `p` of [`exp_255`], lowest power first: least maximal relative error of `255 * 2^f` over [-1/2, 1/2].
-pub(crate) const EXP_255: [f32; 5] = [254.999_82, 176.746_06, 61.263_1, 14.259_054, 2.440_376];
+pub const EXP_255: [f32; 5] = [254.999_82, 176.746_06, 61.263_1, 14.259_054, 2.440_376];
 
 /// The leading bits of ln(2): its product with any exponent of an f32 is exact.
 pub(crate) const LN2_HIGH: f32 = 0.693_359_4;

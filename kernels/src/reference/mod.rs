@@ -9,15 +9,16 @@ mod linear;
 pub(crate) mod math;
 mod normalize;
 
+pub use attention::CODE_FLOOR;
+pub(crate) use attention::FLOOR;
 pub use attention::{
     AttentionQuant, HeadScores, Probs, attention_row_exp, attention_row_u8, attention_window,
 };
-pub(crate) use attention::{CODE_FLOOR, FLOOR};
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{
-    Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, gelu, gelu_derivative,
-    gelu_quadratic,
+    EXP_255, Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, gelu,
+    gelu_derivative, gelu_quadratic,
 };
 pub use normalize::{SHORTEST, inverse_length, normalize};
 

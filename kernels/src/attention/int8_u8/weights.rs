@@ -51,8 +51,8 @@ impl Chunk<'_> {
             sums.iter_mut().zip(lanes.sum4_i(totals)).for_each(|(sum, total)| *sum += total);
             row += ROWS;
         }
-        for row in row..self.count {
-            sums[row] += lanes.sum_i(self.row_weights::<L, B>(lanes, pack, row, work, largest));
+        for (row, sum) in sums[..self.count].iter_mut().enumerate().skip(row) {
+            *sum += lanes.sum_i(self.row_weights::<L, B>(lanes, pack, row, work, largest));
         }
     }
 

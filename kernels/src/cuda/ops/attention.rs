@@ -16,6 +16,8 @@ const THREADS: u32 = 128;
 const SMALL_TOKENS: usize = 40;
 /// Number of blocks of small f16 windows that the compiler leaves registers for.
 const SMALL_BLOCKS: i64 = 4;
+/// Number of blocks of bit-exact tiled kernels with u8 probabilities that the compiler leaves registers for.
+const TILED_BLOCKS: i64 = 3;
 /// Maximum registers of a thread in the tiled kernels.
 const TILED_REGISTERS: u32 = 168;
 
@@ -121,6 +123,10 @@ impl AttentionConfig {
             let small = self.elements == AttentionElements::Half && self.tokens <= SMALL_TOKENS;
             return if small { program.define("MIN_BLOCKS", SMALL_BLOCKS) } else { program };
         }
+        // Without a number of blocks the compiler spills a register so that one more block fits.
+        let tight =
+            self.elements == AttentionElements::Codes && self.exact && !self.probs_s8 && !self.two_codes;
+        let program = if tight { program.define("MIN_BLOCKS", TILED_BLOCKS) } else { program };
         let integer = self.elements == AttentionElements::Codes;
         // Without the limit the compiler spills a register so that one more block fits.
         Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
