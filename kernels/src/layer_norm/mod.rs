@@ -6,6 +6,7 @@
 //! ```
 //! The definition is [`crate::reference::layer_norm_row`], which every instruction set equals bit for bit.
 
+mod norms;
 mod ops;
 mod residual;
 mod vector;
@@ -18,7 +19,7 @@ use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::reference::{self, RowNorm};
 use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
 use crate::types::Quantizer;
-use vector::{Group, Norms};
+use norms::{Group, Norms, ROWS};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
@@ -45,7 +46,7 @@ impl Affine<'_> {
     /// Whether all results of rows with these norms, times the reciprocal scale, are numbers with magnitudes below 2^31. A
     /// NaN or an infinity in a row makes its mean infinite or NaN.
     fn results_are_numbers(&self, norms: &Norms, quantizer: Quantizer) -> bool {
-        norms.are_finite() && self.largest * quantizer.recip() < 1e9
+        norms.finite && self.largest * quantizer.recip() < 1e9
     }
 }
 
@@ -67,7 +68,7 @@ pub(crate) trait Target {
     ) where
         Self: Sized,
     {
-        for i in 0..group.count() {
+        for i in 0..group.count {
             out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
         }
     }
@@ -108,8 +109,8 @@ impl Target for Segment<'_> {
         if let (true, Segment::Codes(_, quantizer)) = (whole, out(0))
             && affine.results_are_numbers(norms, quantizer)
         {
-            let mut places = [std::ptr::null_mut(); vector::ROWS];
-            for (i, place) in places[..group.count()].iter_mut().enumerate() {
+            let mut places = [std::ptr::null_mut(); ROWS];
+            for (i, place) in places[..group.count].iter_mut().enumerate() {
                 let Segment::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
                 assert_eq!(out.len(), affine.gamma.len(), "a row of codes");
                 *place = out.as_mut_ptr();
@@ -117,7 +118,7 @@ impl Target for Segment<'_> {
             // SAFETY: the places are those of rows of codes.
             return unsafe { vector::codes_of_numbers(lanes, affine, norms, group, quantizer, &places) };
         }
-        for i in 0..group.count() {
+        for i in 0..group.count {
             out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
         }
     }
