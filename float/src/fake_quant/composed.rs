@@ -4,7 +4,7 @@
 //! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use swinq_kernels::reference::{CODE_FLOOR, EXP_255, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
+use swinq_kernels::reference::{CODE_FLOOR, EXP_255, FLOOR, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
 use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
@@ -12,9 +12,6 @@ use crate::Attention;
 use crate::error::FloatError;
 use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
-
-/// Logits are clamped to this difference from the largest logit, as in the reference.
-const FLOOR: f32 = -60.0;
 
 /// Rounds to whole numbers, ties to even; NaN becomes 0. Magnitudes must be at most 2^22.
 fn round(x: &Tensor) -> Result<Tensor> {

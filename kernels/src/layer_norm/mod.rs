@@ -57,20 +57,19 @@ pub(crate) trait Target {
     fn put_scalar(self, affine: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]);
     /// As [`Target::put_scalar`], with vectors and the norm of the row, which is already computed.
     fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>);
-    /// [`Target::put_vector`] of each row `i` of `group` into `out(i)`.
+    /// As [`Target::put_vector`] of each row `i` of `group` into `out(i)`, if there is a faster way; returns whether there is.
     #[inline(always)]
     fn put_group<L: Lanes>(
-        lanes: L,
-        affine: Affine<'_>,
-        norms: &Norms,
-        group: &Group<'_>,
-        out: impl Fn(usize) -> Self,
-    ) where
+        _lanes: L,
+        _affine: Affine<'_>,
+        _norms: &Norms,
+        _group: &Group<'_>,
+        _out: impl Fn(usize) -> Self,
+    ) -> bool
+    where
         Self: Sized,
     {
-        for i in 0..group.count {
-            out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
-        }
+        false
     }
 }
 
@@ -104,23 +103,22 @@ impl Target for Segment<'_> {
         norms: &Norms,
         group: &Group<'_>,
         out: impl Fn(usize) -> Self,
-    ) {
-        let whole = group.is_full() && affine.gamma.len().is_multiple_of(2 * L::N);
-        if let (true, Segment::Codes(_, quantizer)) = (whole, out(0))
-            && affine.results_are_numbers(norms, quantizer)
-        {
-            let mut places = [std::ptr::null_mut(); ROWS];
-            for (i, place) in places[..group.count].iter_mut().enumerate() {
-                let Segment::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
-                assert_eq!(out.len(), affine.gamma.len(), "a row of codes");
-                *place = out.as_mut_ptr();
-            }
-            // SAFETY: the places are those of rows of codes.
-            return unsafe { vector::codes_of_numbers(lanes, affine, norms, group, quantizer, &places) };
+    ) -> bool {
+        let Segment::Codes(_, quantizer) = out(0) else { return false };
+        if !affine.gamma.len().is_multiple_of(2 * L::N) || !affine.results_are_numbers(norms, quantizer) {
+            return false;
         }
-        for i in 0..group.count {
-            out(i).put_vector(lanes, affine, norms.of(i), group.row(i));
+        let mut places = [std::ptr::null_mut(); ROWS];
+        for (i, place) in places[..group.count].iter_mut().enumerate() {
+            let Segment::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
+            assert_eq!(out.len(), affine.gamma.len(), "a row of codes");
+            *place = out.as_mut_ptr();
         }
+        // SAFETY: the places are those of rows of codes.
+        unsafe { vector::codes_of_numbers(lanes, affine, norms, group, quantizer, &places) };
+        // Rows without a source have the codes of their stand-ins.
+        (0..group.count).filter(|&i| group.row(i).is_none()).for_each(|i| out(i).clear());
+        true
     }
 }
 

@@ -11,7 +11,7 @@ const LINE: usize = 16;
 
 /// Rows of one length that are normalised together.
 pub(crate) struct Group<'x> {
-    /// The rows; a row without a source, and a row beyond the last, has another one for a stand-in.
+    /// The rows, all of one length; a row without a source, and a row beyond the last, has another one for a stand-in.
     pub(super) rows: [&'x [f32]; ROWS],
     pub(super) count: usize,
     /// Whether each row has a source.
@@ -52,11 +52,6 @@ impl<'x> Group<'x> {
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> Option<&'x [f32]> {
         self.present[i].then(|| self.rows[i])
-    }
-
-    /// Whether every row has a source.
-    pub(super) fn is_full(&self) -> bool {
-        self.present[..self.count].iter().all(|&present| present)
     }
 }
 

@@ -45,12 +45,16 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
             16 => norms::<L, 4>(lanes, affine.eps, &group),
             _ => norms::<L, 2>(lanes, affine.eps, &group),
         };
-        T::put_group(lanes, affine, &norms, &group, |i| out(from + i));
+        if !T::put_group(lanes, affine, &norms, &group, |i| out(from + i)) {
+            for i in 0..group.count {
+                out(from + i).put_vector(lanes, affine, norms.of(i), group.row(i));
+            }
+        }
         from = end;
     }
 }
 
-/// Writes the codes of `group`, whose rows all have a source and results that are numbers, at `out`: two rows by two
+/// Writes the codes of `group`, whose results are all numbers, at `out`: two rows by two
 /// registers at a time, so that `gamma` and `beta` are loaded once for all rows.
 ///
 /// # Safety
@@ -69,7 +73,7 @@ pub(super) unsafe fn codes_of_numbers<L: Lanes>(
 ) {
     let (len, recip) = (affine.gamma.len(), lanes.splat(quantizer.recip()));
     assert!(len.is_multiple_of(2 * L::N) && affine.beta.len() == len);
-    assert!(group.rows.iter().all(|row| row.len() == len));
+    assert_eq!(group.rows[0].len(), len, "rows of the same length as the parameters");
     for at in (0..len).step_by(2 * L::N) {
         let [gamma, beta] = [&affine.gamma[at..], &affine.beta[at..]];
         let [gamma, beta] = [gamma, beta].map(|x| [&x[..L::N], &x[L::N..]]);
@@ -82,7 +86,7 @@ pub(super) unsafe fn codes_of_numbers<L: Lanes>(
             for (&row, scaled) in pair.iter().zip(&mut scaled) {
                 let normed = Normed::new(lanes, norms.of(row));
                 for (i, y) in scaled.iter_mut().enumerate() {
-                    // SAFETY: rows have `len` values, of which `at + 2 N` is at most the last.
+                    // SAFETY: the rows of a group have one length, `len`, of which `at + 2 N` is at most the last.
                     let x = unsafe { lanes.read(group.rows[row].as_ptr().add(at + i * L::N)) };
                     *y = lanes.mul(normed.of(lanes, x, gamma[i], beta[i]), recip);
                 }

@@ -15,7 +15,7 @@ pub enum Probs {
 
 /// Logits are clamped to this difference from the largest one. `e^-60` vanishes in the rounding of any sum
 /// that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
-pub(crate) const FLOOR: f32 = -60.0;
+pub const FLOOR: f32 = -60.0;
 
 /// Codes of logits are clamped to this difference from the largest one: `255 e^-11` is less than a half, so that the code
 /// is 0.

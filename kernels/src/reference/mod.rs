@@ -9,10 +9,9 @@ mod linear;
 pub(crate) mod math;
 mod normalize;
 
-pub use attention::CODE_FLOOR;
-pub(crate) use attention::FLOOR;
 pub use attention::{
-    AttentionQuant, HeadScores, Probs, attention_row_exp, attention_row_u8, attention_window,
+    AttentionQuant, CODE_FLOOR, FLOOR, HeadScores, Probs, attention_row_exp, attention_row_u8,
+    attention_window,
 };
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
 pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
