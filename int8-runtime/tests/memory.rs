@@ -1,4 +1,5 @@
-//! Weights are packed once for any number of engines, and inferences after the first three allocate nothing.
+//! Weights are packed once for any number of engines, and inferences after the first three allocate nothing. INT8
+//! weights are not on the heap; those in f32, and what belongs to INT8 weights, show that they are shared.
 
 mod common;
 
@@ -51,7 +52,7 @@ fn engines_share_weights_and_inferences_allocate_nothing() {
         let second = first.another().unwrap();
         let two = held() - start - weights - one;
         eprintln!("{recipe}: {weights} bytes packed, {one} of one engine, {two} of a second");
-        assert!(weights > 200_000, "{recipe}: weights of {weights} bytes show nothing");
+        assert!(weights > 100_000, "{recipe}: weights of {weights} bytes show nothing");
         assert!(one < weights / 2 && two <= one + 4096, "{recipe}: {weights}, {one}, {two} bytes");
         for engine in [&first, &second] {
             assert_eq!(blocks_of_100_inferences(engine), 0, "{recipe}");

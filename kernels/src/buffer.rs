@@ -2,6 +2,8 @@
 
 use std::collections::TryReserveError;
 
+use crate::memory::ask_for_large_pages;
+
 /// One cache line, zero-initialised.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -18,13 +20,14 @@ impl AlignedBuf {
         AlignedBuf { lines: vec![Line([0; 64]); bytes.div_ceil(64)] }
     }
 
-    /// As [`AlignedBuf::new`], but returns an error if the memory is refused.
+    /// As [`AlignedBuf::new`], in large pages where possible, but returns an error if the memory is refused.
     ///
     /// # Errors
     /// The system refuses the memory.
     pub fn try_new(bytes: usize) -> Result<AlignedBuf, TryReserveError> {
         let (count, mut lines) = (bytes.div_ceil(64), Vec::new());
         lines.try_reserve_exact(count)?;
+        ask_for_large_pages(lines.spare_capacity_mut());
         lines.resize(count, Line([0; 64]));
         Ok(AlignedBuf { lines })
     }

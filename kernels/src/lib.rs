@@ -31,6 +31,7 @@ pub mod rows_f32;
 mod simd_math;
 mod sizes;
 pub mod types;
+mod weights;
 
 pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
 pub use buffer::AlignedBuf;

@@ -1,4 +1,9 @@
-//! Settings of the process's allocator.
+//! Settings of the process's memory.
+
+use std::mem::MaybeUninit;
+
+/// Bytes of a large page.
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
 
 /// Memory that the process keeps after it is freed, in bytes.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -27,4 +32,21 @@ pub fn keep_freed_memory() -> bool {
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     false
+}
+
+/// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large pages
+/// ignores this.
+pub(crate) fn ask_for_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
+    #[cfg(target_os = "linux")]
+    {
+        let start = memory.as_mut_ptr().cast::<u8>();
+        let skipped = start.align_offset(LARGE_PAGE);
+        let whole = size_of_val(memory).saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
+        if whole > 0 {
+            // SAFETY: the bytes are within `memory`. The advice changes their pages, not their values.
+            unsafe { libc::madvise(start.add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
 }

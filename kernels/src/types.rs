@@ -146,10 +146,16 @@ impl ColumnQuantizers {
 }
 
 /// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products
-/// read codes in groups of four. The bytes after the last column may hold anything, because their weights are
-/// zero.
+/// read codes in groups of four. Long rows of whole cache lines are an odd number of lines apart, so that a column of
+/// 16 or 32 rows does not compete for a few sets of the first-level cache. The bytes after the last column may hold
+/// anything, because their weights are zero.
 pub fn code_stride(columns: usize) -> usize {
-    columns.next_multiple_of(4)
+    const LINE: usize = 64;
+    const LONG: usize = 8 * LINE;
+    match columns {
+        LONG.. if columns.is_multiple_of(LINE) => ((columns / LINE) | 1) * LINE,
+        _ => columns.next_multiple_of(4),
+    }
 }
 
 /// How an op that writes whole rows stores each value.
@@ -230,5 +236,19 @@ impl RowMap {
     /// Tokens of one image.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rows_of_codes_are_an_odd_number_of_lines_apart() {
+        let strides = [(0, 0), (1, 4), (96, 96), (384, 384), (448, 448), (510, 512), (511, 512)];
+        let long = [(512, 576), (513, 516), (576, 576), (1536, 1600), (2048, 2112), (2049, 2052)];
+        for (columns, stride) in strides.into_iter().chain(long) {
+            assert_eq!(code_stride(columns), stride, "{columns} columns");
+        }
     }
 }

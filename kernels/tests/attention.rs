@@ -87,6 +87,7 @@ impl Case {
         let (wide, columns) = (3 * self.columns(), self.columns());
         let mut codes = Vec::new();
         for row in self.x.chunks_exact(wide) {
+            let start = codes.len();
             for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k, quant.v]) {
                 codes.extend(part.iter().map(|&x| site.unwrap().code(x).cast_unsigned() ^ 0x80));
             }
@@ -97,7 +98,7 @@ impl Case {
                     codes.extend(part[head * self.d..][..self.d].iter().map(low));
                 }
             }
-            codes.resize(codes.len().next_multiple_of(4), 99);
+            codes.resize(start + code_stride(codes.len() - start), 99);
         }
         codes
     }
@@ -344,7 +345,7 @@ fn results_are_quantized_where_the_projection_reads_them() {
             let mut want = Vec::new();
             for row in case.reference(&quant).chunks_exact(columns) {
                 want.extend(row.iter().map(|&y| quantizer.code(y).cast_unsigned() ^ 0x80));
-                want.resize(want.len().next_multiple_of(4), 77);
+                want.resize(want.len().next_multiple_of(stride), 77);
             }
             let codes = case.codes(&quant);
             let mut got = vec![77; want.len()];

@@ -40,6 +40,7 @@ impl Case {
         let columns = self.heads * self.d;
         let mut codes = Vec::new();
         for row in self.normalized().chunks_exact(3 * columns) {
+            let start = codes.len();
             for (part, site) in row.chunks_exact(columns).zip(sites) {
                 codes.extend(part.iter().map(|&y| site.code(y).cast_unsigned() ^ 0x80));
             }
@@ -49,7 +50,7 @@ impl Case {
                     codes.extend(part[head * self.d..][..self.d].iter().map(low));
                 }
             }
-            codes.resize(codes.len().next_multiple_of(4), 77);
+            codes.resize(start + code_stride(codes.len() - start), 77);
         }
         codes
     }

@@ -12,6 +12,7 @@ use crate::cpu::Cpu;
 use crate::pool::Pool;
 use crate::sizes::check_len;
 use crate::types::code_stride;
+use crate::weights::Weights;
 
 /// The largest k of an INT8 product: 255 * 128 * k fits an i32.
 pub const MAX_INT8_K: usize = 65_793;
@@ -20,7 +21,7 @@ pub const MAX_INT8_K: usize = 65_793;
 pub struct LinearI8 {
     cpu: Cpu,
     k: usize,
-    weight: AlignedBuf,
+    weight: Weights,
     /// The initial accumulator of each column, padded to full panels.
     initial: Vec<i32>,
     epilogue: Epilogue,

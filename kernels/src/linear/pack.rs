@@ -2,6 +2,7 @@
 
 use crate::buffer::AlignedBuf;
 use crate::sizes::elements;
+use crate::weights::Weights;
 
 /// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups
 /// of `group`.
@@ -77,10 +78,8 @@ impl Layout {
     }
 
     /// Packs INT8 weights.
-    pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> AlignedBuf {
-        let mut packed = AlignedBuf::new(self.bytes(n, k, 1));
-        self.pack(n, k, weight, packed.as_u8_mut(), |w| w as u8);
-        packed
+    pub(super) fn pack_i8(self, n: usize, k: usize, weight: &[i8]) -> Weights {
+        Weights::new(self.bytes(n, k, 1), |packed| self.pack(n, k, weight, packed, |w| w as u8))
     }
 
     /// Packs f32 weights stored by inputs, `[k, n]`.
@@ -133,11 +132,10 @@ mod tests {
         let weight: Vec<i8> = (0..n * k).map(|i| i as i8 + 1).collect();
         let layout = Layout { columns: 4, group: 4, k_block: 4 };
         let packed = layout.pack_i8(n, k, &weight);
-        let at = |c: usize, i: usize| {
-            packed.as_u8()[c / 4 * layout.panel_len(k) + i / 4 * 16 + c % 4 * 4 + i % 4] as i8
-        };
+        let at =
+            |c: usize, i: usize| packed.as_i8()[c / 4 * layout.panel_len(k) + i / 4 * 16 + c % 4 * 4 + i % 4];
         assert!((0..n * k).all(|i| at(i / k, i % k) == weight[i]));
-        let filled = packed.as_u8().iter().filter(|&&w| w != 0).count();
+        let filled = packed.as_i8().iter().filter(|&&w| w != 0).count();
         assert_eq!((layout.panels(n), layout.groups(k), filled), (2, 2, n * k));
         assert_eq!(compensation(k, &weight, 8, 128, &[])[..2], [-128 * 28, -128 * 77]);
         let zero_points = [-128, 127, 0, 0, 0, 0, 2];

@@ -51,9 +51,9 @@ impl Tiles for Emulated {
         self.shapes = None;
     }
 
-    fn load<const T: usize, E: Element>(&mut self, from: &[E], stride: usize) {
+    unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
         let Shape { rows, row_bytes } = self.shape(T);
-        let from = as_bytes(from);
+        let from = as_bytes(&from[at..]);
         self.registers[T] = ZERO;
         for (r, row) in self.registers[T].0[..rows].iter_mut().enumerate() {
             row[..row_bytes].copy_from_slice(&from[r * stride..][..row_bytes]);
@@ -61,7 +61,7 @@ impl Tiles for Emulated {
     }
 
     #[inline(always)]
-    fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
+    unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         assert!(C != A && A != B && B != C, "distinct tiles");
         let (c, a, b) = (self.shape(C), self.shape(A), self.shape(B));
         assert_eq!((c.rows, c.row_bytes), (a.rows, b.row_bytes), "rows and columns of the result");
@@ -74,9 +74,9 @@ impl Tiles for Emulated {
         }
     }
 
-    fn store<const T: usize, E: Element>(&mut self, to: &mut [E], stride: usize) {
+    unsafe fn store<const T: usize, E: Element>(&mut self, to: &mut [E], at: usize, stride: usize) {
         let Shape { rows, row_bytes } = self.shape(T);
-        let to = as_bytes_mut(to);
+        let to = as_bytes_mut(&mut to[at..]);
         for (r, row) in self.registers[T].0[..rows].iter().enumerate() {
             to[r * stride..][..row_bytes].copy_from_slice(&row[..row_bytes]);
         }

@@ -18,7 +18,7 @@ mod tests;
 use std::ops::Range;
 
 use super::Block;
-use super::avx512::{COLUMNS, LAYOUT, Prefetch, each_tile, finish};
+use super::avx512::{COLUMNS, LAYOUT, each_tile, finish};
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::{BlockI8, Int8Kernel};
@@ -27,7 +27,7 @@ use crate::isa::Isa;
 use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
-use product::{Accumulators, ROWS, Steps, product};
+use product::{Accumulators, Products, ROWS, Steps};
 use real::Real;
 use resident::Resident;
 use rows::AlignedRows;
@@ -100,37 +100,26 @@ fn block<T: Tiles>(
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let row_tiles = whole_tiles(block.rows.clone());
     let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
-    if let Some(resident) = Resident::new(groups) {
-        let mut tiles = Configured::new(tiles, &resident.config());
+    if Resident::<T>::fits(groups) {
+        let mut tiles = Resident::new(tiles, groups);
         let mut loaded = None;
         each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
             let operands = input.operands(block, initial, at);
             if loaded != Some(at.row) {
-                resident.load(tiles.tiles(), operands);
+                tiles.load(operands);
                 loaded = Some(at.row);
             }
-            resident.product(tiles.tiles(), operands, &mut acc, |groups| fetch(prefetch, groups));
+            tiles.product(operands, &mut acc, |groups| prefetch.all(groups));
             finish(epilogue, &acc.0, at, dest);
         });
         return;
     }
-    let steps = Steps::new(groups);
-    let mut tiles = Configured::new(tiles, &steps.config());
+    let mut tiles = Products::new(tiles, groups);
     each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
         let operands = input.operands(block, initial, at);
-        product(tiles.tiles(), &steps, operands, &mut acc, |groups| fetch(prefetch, groups));
+        tiles.product(operands, &mut acc, |groups| prefetch.all(groups));
         finish(epilogue, &acc.0, at, dest);
     });
-}
-
-/// Prefetches what belongs to `groups`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn fetch(prefetch: &Prefetch<'_, i8>, groups: Range<usize>) {
-    for group in groups {
-        prefetch.weights(group);
-        prefetch.results(group);
-    }
 }
 
 /// Full tiles, and the remaining rows: every tile of the processor is multiplied as 16 rows, so equal shares would
@@ -148,9 +137,12 @@ pub(crate) unsafe fn peak_loop(iterations: usize) {
     let tiles = unsafe { Real::assume() };
     let mut tiles = Configured::new(tiles, &Steps::new(ROW_BYTES / 4).config());
     for _ in 0..iterations {
-        tiles.tiles().dot::<0, 4, 6>();
-        tiles.tiles().dot::<1, 4, 7>();
-        tiles.tiles().dot::<2, 5, 6>();
-        tiles.tiles().dot::<3, 5, 7>();
+        // SAFETY: the tiles are configured for full steps.
+        unsafe {
+            tiles.tiles().dot::<0, 4, 6>();
+            tiles.tiles().dot::<1, 4, 7>();
+            tiles.tiles().dot::<2, 5, 6>();
+            tiles.tiles().dot::<3, 5, 7>();
+        }
     }
 }

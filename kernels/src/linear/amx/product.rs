@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::super::avx512::COLUMNS;
-use super::tile::{Config, ROW_BYTES, Shape, TILE_ROWS, Tiles};
+use super::tile::{Config, Configured, ROW_BYTES, Shape, TILE_ROWS, Tiles};
 
 /// The most rows of a product.
 pub(super) const ROWS: usize = 2 * TILE_ROWS;
@@ -75,94 +75,154 @@ pub(super) struct Operands<'a> {
     pub(super) initial: &'a [i32; COLUMNS],
 }
 
-impl<'a> Operands<'a> {
-    /// The operands from step `step` on, of [`GROUPS`] groups each.
+impl Operands<'_> {
+    /// Checks that the tiles of `rows` rows and `groups` groups lie within the inputs and the weights.
+    ///
+    /// # Panics
+    /// If they do not.
     #[inline(always)]
-    fn at_step(self, step: usize) -> Operands<'a> {
-        let (input, panel) = (&self.input[step * ROW_BYTES..], &self.panel[step * GROUPS * GROUP_BYTES..]);
-        Operands { input, panel, ..self }
+    pub(super) fn check(&self, rows: usize, groups: usize) {
+        Shape { rows, row_bytes: 4 * groups }.check(self.stride, self.input.len());
+        assert!(groups * GROUP_BYTES <= self.panel.len(), "a panel has {groups} groups");
     }
 }
 
-/// Computes the accumulators of the rows asked for; those of other rows may have any value. `tiles` have the
-/// configuration of `steps`. Calls `after` with the groups of each step.
-#[inline(always)]
-pub(super) fn product<T: Tiles>(
-    tiles: &mut T,
-    steps: &Steps,
-    operands: Operands<'_>,
-    out: &mut Accumulators,
-    after: impl FnMut(Range<usize>),
-) {
-    if operands.rows > TILE_ROWS {
-        multiply::<T, true>(tiles, steps, operands, out, after);
-    } else {
-        multiply::<T, false>(tiles, steps, operands, out, after);
-    }
+/// Tiles for products of any number of inputs, with the configuration of `steps`.
+pub(super) struct Products<T: Tiles> {
+    tiles: Configured<T>,
+    steps: Steps,
 }
 
-/// [`product`]. `TWO` says whether there is a second row of tiles.
-#[inline(always)]
-fn multiply<T: Tiles, const TWO: bool>(
-    tiles: &mut T,
-    steps: &Steps,
-    operands: Operands<'_>,
-    out: &mut Accumulators,
-    mut after: impl FnMut(Range<usize>),
-) {
-    // A stride of 0 loads the same row 16 times.
-    tiles.load::<0, _>(operands.initial, 0);
-    tiles.load::<1, _>(&operands.initial[16..], 0);
-    if TWO {
-        tiles.load::<2, _>(operands.initial, 0);
-        tiles.load::<3, _>(&operands.initial[16..], 0);
+impl<T: Tiles> Products<T> {
+    /// Configures `tiles` for `groups` groups of inputs.
+    pub(super) fn new(tiles: T, groups: usize) -> Products<T> {
+        let steps = Steps::new(groups);
+        Products { tiles: Configured::new(tiles, &steps.config()), steps }
     }
-    for i in 0..steps.count {
-        if steps.rest == 0 {
-            step::<T, 4, 5, 6, 7, TWO>(tiles, operands.at_step(i));
+
+    /// Computes the accumulators of the rows asked for; those of other rows may have any value. Calls `after` with
+    /// the groups of each step.
+    ///
+    /// # Panics
+    /// If the operands are too short.
+    #[inline(always)]
+    pub(super) fn product(
+        &mut self,
+        operands: Operands<'_>,
+        out: &mut Accumulators,
+        after: impl FnMut(Range<usize>),
+    ) {
+        if operands.rows > TILE_ROWS {
+            self.multiply::<true>(operands, out, after);
         } else {
-            step::<T, 4, 4, 6, 6, TWO>(tiles, operands.at_step(i));
+            self.multiply::<false>(operands, out, after);
         }
-        after(i * GROUPS..i * GROUPS + steps.groups);
     }
-    if steps.rest > 0 {
-        step::<T, 5, 5, 7, 7, TWO>(tiles, operands.at_step(steps.count));
-        after(steps.count * GROUPS..steps.count * GROUPS + steps.rest);
+
+    /// [`Products::product`]. `TWO` says whether there is a second row of tiles.
+    #[inline(always)]
+    fn multiply<const TWO: bool>(
+        &mut self,
+        operands: Operands<'_>,
+        out: &mut Accumulators,
+        mut after: impl FnMut(Range<usize>),
+    ) {
+        let Products { tiles, steps } = self;
+        let (tiles, full) = (tiles.tiles(), steps.count * GROUPS);
+        operands.check(
+            if TWO { ROWS } else { TILE_ROWS },
+            if steps.rest > 0 { full + steps.rest } else { steps.count * steps.groups },
+        );
+        // SAFETY: `Products::new` has configured the tiles for the steps. All tiles of the steps lie within the
+        // operands by the check.
+        unsafe {
+            start::<T, TWO>(tiles, operands.initial);
+            for i in 0..steps.count {
+                if steps.rest == 0 {
+                    step::<T, 4, 5, 6, 7, TWO>(tiles, operands, i);
+                } else {
+                    step::<T, 4, 4, 6, 6, TWO>(tiles, operands, i);
+                }
+                after(i * GROUPS..i * GROUPS + steps.groups);
+            }
+            if steps.rest > 0 {
+                step::<T, 5, 5, 7, 7, TWO>(tiles, operands, steps.count);
+                after(full..full + steps.rest);
+            }
+            store::<T, TWO>(tiles, out);
+        }
     }
-    store::<T, TWO>(tiles, out);
 }
 
-/// Multiplies the first groups of `operands`, as many as the tiles have. Tiles `A0` and `A1` hold the inputs of
-/// the first and the second 16 rows, `B0` and `B1` the weights of the first and the second 16 columns. `A0` may
-/// be `A1`, and `B0` may be `B1` at the cost of one more load.
+/// Loads the initial accumulators.
+///
+/// # Safety
+/// The tiles are configured by [`Products::new`].
 #[inline(always)]
-fn step<T: Tiles, const A0: usize, const A1: usize, const B0: usize, const B1: usize, const TWO: bool>(
+unsafe fn start<T: Tiles, const TWO: bool>(tiles: &mut T, initial: &[i32; COLUMNS]) {
+    // SAFETY: a stride of 0 loads the same 16 columns 16 times.
+    unsafe {
+        tiles.load::<0, _>(initial, 0, 0);
+        tiles.load::<1, _>(initial, 16, 0);
+        if TWO {
+            tiles.load::<2, _>(initial, 0, 0);
+            tiles.load::<3, _>(initial, 16, 0);
+        }
+    }
+}
+
+/// Multiplies the groups of step `step`. Tiles `A0` and `A1` hold the inputs of the first and the second 16 rows, `B0`
+/// and `B1` the weights of the first and the second 16 columns. `A0` may be `A1`, and `B0` may be `B1` at the cost of
+/// one more load.
+///
+/// # Safety
+/// The tiles are configured by [`Products::new`], and those of the step lie within the operands.
+#[inline(always)]
+unsafe fn step<
+    T: Tiles,
+    const A0: usize,
+    const A1: usize,
+    const B0: usize,
+    const B1: usize,
+    const TWO: bool,
+>(
     tiles: &mut T,
     Operands { input, stride, panel, .. }: Operands<'_>,
+    step: usize,
 ) {
-    tiles.load::<A0, _>(input, stride);
-    tiles.load::<B0, _>(panel, GROUP_BYTES);
-    tiles.dot::<0, A0, B0>();
-    tiles.load::<B1, _>(&panel[ROW_BYTES..], GROUP_BYTES);
-    tiles.dot::<1, A0, B1>();
-    if TWO {
-        tiles.load::<A1, _>(&input[TILE_ROWS * stride..], stride);
-        tiles.dot::<3, A1, B1>();
-        if B0 == B1 {
-            tiles.load::<B0, _>(panel, GROUP_BYTES);
+    let (input_at, panel_at) = (step * ROW_BYTES, step * GROUPS * GROUP_BYTES);
+    // SAFETY: promised by the caller.
+    unsafe {
+        tiles.load::<A0, _>(input, input_at, stride);
+        tiles.load::<B0, _>(panel, panel_at, GROUP_BYTES);
+        tiles.dot::<0, A0, B0>();
+        tiles.load::<B1, _>(panel, panel_at + ROW_BYTES, GROUP_BYTES);
+        tiles.dot::<1, A0, B1>();
+        if TWO {
+            tiles.load::<A1, _>(input, input_at + TILE_ROWS * stride, stride);
+            tiles.dot::<3, A1, B1>();
+            if B0 == B1 {
+                tiles.load::<B0, _>(panel, panel_at, GROUP_BYTES);
+            }
+            tiles.dot::<2, A1, B0>();
         }
-        tiles.dot::<2, A1, B0>();
     }
 }
 
 /// Stores the accumulators.
+///
+/// # Safety
+/// The tiles are configured by [`Products::new`].
 #[inline(always)]
-fn store<T: Tiles, const TWO: bool>(tiles: &mut T, out: &mut Accumulators) {
+unsafe fn store<T: Tiles, const TWO: bool>(tiles: &mut T, out: &mut Accumulators) {
     let out = out.0.as_flattened_mut();
-    tiles.store::<0, _>(out, STRIDE);
-    tiles.store::<1, _>(&mut out[16..], STRIDE);
-    if TWO {
-        tiles.store::<2, _>(&mut out[TILE_ROWS * COLUMNS..], STRIDE);
-        tiles.store::<3, _>(&mut out[TILE_ROWS * COLUMNS + 16..], STRIDE);
+    // SAFETY: `out` holds 2 by 2 tiles, whose rows are `STRIDE` bytes apart.
+    unsafe {
+        tiles.store::<0, _>(out, 0, STRIDE);
+        tiles.store::<1, _>(out, 16, STRIDE);
+        if TWO {
+            tiles.store::<2, _>(out, TILE_ROWS * COLUMNS, STRIDE);
+            tiles.store::<3, _>(out, TILE_ROWS * COLUMNS + 16, STRIDE);
+        }
     }
 }

@@ -29,9 +29,13 @@ impl Real {
         Real { shapes: None, thread: PhantomData }
     }
 
+    /// In debug builds, checks that tile `tile` lies within `len` elements of type `E` from element `at` on.
     #[inline(always)]
-    fn shape(&self, tile: usize) -> Shape {
-        self.shapes.expect("tiles are configured")[tile]
+    fn check<E>(&self, tile: usize, len: usize, at: usize, stride: usize) {
+        if cfg!(debug_assertions) {
+            let shape = self.shapes.expect("tiles are configured")[tile];
+            shape.check(stride, (len - at) * size_of::<E>());
+        }
     }
 }
 
@@ -73,14 +77,15 @@ impl Tiles for Real {
     }
 
     #[inline(always)]
-    fn load<const T: usize, E: Element>(&mut self, from: &[E], stride: usize) {
-        self.shape(T).check(stride, size_of_val(from));
-        // SAFETY: `Real::assume`; the tile is configured, and all of its bytes are inside `from` by the check.
+    unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
+        self.check::<E>(T, from.len(), at, stride);
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
+        // `from`.
         unsafe {
             tiles!(
                 "tileloadd tmm{t}, [{from} + {stride}*1]",
                 t = const T,
-                from = in(reg) from.as_ptr(),
+                from = in(reg) from.as_ptr().add(at),
                 stride = in(reg) stride,
                 options(nostack, preserves_flags, readonly),
             );
@@ -88,12 +93,13 @@ impl Tiles for Real {
     }
 
     #[inline(always)]
-    fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
+    unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         const { assert!(C != A && A != B && B != C, "distinct tiles") };
-        let shapes = self.shapes.as_ref().expect("tiles are configured");
-        let (c, a, b) = (shapes[C], shapes[A], shapes[B]);
-        assert!(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows, "tiles match");
-        // SAFETY: `Real::assume`; changes tiles only, which are distinct and have matching shapes.
+        if cfg!(debug_assertions) {
+            let [c, a, b] = [C, A, B].map(|tile| self.shapes.expect("tiles are configured")[tile]);
+            assert!(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows);
+        }
+        // SAFETY: `Real::assume`; changes tiles only, which are distinct and match by the caller's promise.
         unsafe {
             tiles!(
                 "tdpbusd tmm{c}, tmm{a}, tmm{b}",
@@ -106,15 +112,15 @@ impl Tiles for Real {
     }
 
     #[inline(always)]
-    fn store<const T: usize, E: Element>(&mut self, to: &mut [E], stride: usize) {
-        self.shape(T).check(stride, size_of_val(to));
-        // SAFETY: `Real::assume`; the tile is configured, all of its bytes are inside `to` by the check, and
-        // any bytes are values of `E`.
+    unsafe fn store<const T: usize, E: Element>(&mut self, to: &mut [E], at: usize, stride: usize) {
+        self.check::<E>(T, to.len(), at, stride);
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
+        // `to`. Any bytes are values of `E`.
         unsafe {
             tiles!(
                 "tilestored [{to} + {stride}*1], tmm{t}",
                 t = const T,
-                to = in(reg) to.as_mut_ptr(),
+                to = in(reg) to.as_mut_ptr().add(at),
                 stride = in(reg) stride,
                 options(nostack, preserves_flags),
             );

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
-use super::product::{Accumulators, Operands, ROWS, Steps, product};
+use super::product::{Accumulators, Operands, Products, ROWS};
 use super::resident::Resident;
-use super::tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
+use super::tile::{ROW_BYTES, TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
 
 /// Rows and inputs: one and two rows of tiles; less than a step, whole steps, and steps with a rest.
@@ -72,20 +72,18 @@ impl Case {
             assert_eq!(of_step.start, seen, "steps follow each other");
             seen = of_step.end;
         };
-        if let Some(resident) = Resident::new(groups) {
-            let mut tiles = Configured::new(tiles, &resident.config());
-            resident.load(tiles.tiles(), operands);
-            resident.product(tiles.tiles(), operands, &mut out, after);
+        if Resident::<T>::fits(groups) {
+            let mut tiles = Resident::new(tiles, groups);
+            tiles.load(operands);
+            tiles.product(operands, &mut out, after);
         } else {
-            let steps = Steps::new(groups);
-            let mut tiles = Configured::new(tiles, &steps.config());
-            product(tiles.tiles(), &steps, operands, &mut out, after);
+            Products::new(tiles, groups).product(operands, &mut out, after);
         }
         assert_eq!(seen, groups, "steps cover all inputs");
         out
     }
 
-    fn operands(&self) -> Operands<'_> {
+    pub(super) fn operands(&self) -> Operands<'_> {
         Operands {
             input: self.input.as_u8(),
             stride: self.stride,

@@ -3,6 +3,7 @@ use std::io::{self, Write};
 use std::rc::Rc;
 
 use super::probe::{Features, examine};
+use super::product::Operands;
 use super::self_test::{Case, self_test};
 use super::tile::{Config, Element, Shape, TILES};
 use super::*;
@@ -18,6 +19,23 @@ fn small_config() -> Config {
     let mut shapes = [Shape::FULL; TILES];
     shapes[..3].copy_from_slice(&[SMALL, SMALL, Shape { rows: 2, row_bytes: 8 }]);
     Config::new(shapes)
+}
+
+impl Emulated {
+    fn read<const T: usize, E: Element>(&mut self, from: &[E], stride: usize) {
+        // SAFETY: the emulation panics where the call is wrong; so below.
+        unsafe { self.load::<T, _>(from, 0, stride) };
+    }
+
+    fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: as in `read`.
+        unsafe { self.dot::<C, A, B>() };
+    }
+
+    fn write<const T: usize, E: Element>(&mut self, to: &mut [E], stride: usize) {
+        // SAFETY: as in `read`.
+        unsafe { self.store::<T, _>(to, 0, stride) };
+    }
 }
 
 #[test]
@@ -41,18 +59,18 @@ fn emulated_tiles_load_and_store_their_shape_only() {
     let from: Vec<u8> = (1..=100).collect();
     let stored = |tiles: &mut Emulated| {
         let mut to = [0xeeu8; 48];
-        tiles.store::<0, _>(&mut to, 20);
+        tiles.write::<0, _>(&mut to, 20);
         to
     };
     let tiles = tiles.tiles();
     assert_eq!(stored(tiles)[..8], [0; 8], "configuring sets all tiles to zero");
-    tiles.load::<0, _>(&from, 10);
+    tiles.read::<0, _>(&from, 10);
     let mut want = [0xee; 48];
     for row in 0..3 {
         want[20 * row..][..8].copy_from_slice(&from[10 * row..][..8]);
     }
     assert_eq!(stored(tiles), want);
-    tiles.load::<0, _>(&from[5..], 0);
+    tiles.read::<0, _>(&from[5..], 0);
     assert!((0..3).all(|row| stored(tiles)[20 * row..][..8] == from[5..13]));
 }
 
@@ -64,12 +82,12 @@ fn emulated_products_equal_the_sums_of_a_direct_loop() {
     let c = [1, -2, 3, -4, i32::MAX, i32::MIN];
     let mut tiles = Configured::new(Emulated::new(), &small_config());
     let tiles = tiles.tiles();
-    tiles.load::<0, _>(&c, 8);
-    tiles.load::<1, _>(&a, 8);
-    tiles.load::<2, _>(&b, 8);
-    tiles.dot::<0, 1, 2>();
+    tiles.read::<0, _>(&c, 8);
+    tiles.read::<1, _>(&a, 8);
+    tiles.read::<2, _>(&b, 8);
+    tiles.multiply::<0, 1, 2>();
     let mut got = [0; 6];
-    tiles.store::<0, _>(&mut got, 8);
+    tiles.write::<0, _>(&mut got, 8);
     let mut want = c;
     for (m, n) in (0..3).flat_map(|m| [(m, 0), (m, 1)]) {
         for (k, i) in (0..2).flat_map(|k| [(k, 0), (k, 1), (k, 2), (k, 3)]) {
@@ -99,11 +117,11 @@ fn what_the_processor_refuses_panics_in_the_emulation() {
     for (at, to) in [(0, 2), (1, 1), (2, 1), (15, 1), (16, 65), (17, 1), (32, 4), (48, 17), (56, 1)] {
         assert!(faults(|tiles| tiles.configure(&changed(at, to))), "byte {at} of {to}");
     }
-    assert!(faults(|tiles| tiles.load::<0, _>(&[0u8; 64], 0)), "tiles that are not configured");
+    assert!(faults(|tiles| tiles.read::<0, _>(&[0u8; 64], 0)), "tiles that are not configured");
     let released = |tiles: &mut Emulated| {
         tiles.configure(&config);
         tiles.release();
-        tiles.dot::<0, 1, 2>();
+        tiles.multiply::<0, 1, 2>();
     };
     assert!(faults(released));
     let with = |run: fn(&mut Emulated)| {
@@ -112,12 +130,12 @@ fn what_the_processor_refuses_panics_in_the_emulation() {
             run(tiles);
         })
     };
-    assert!(!with(|tiles| tiles.dot::<0, 1, 2>()));
-    assert!(with(|tiles| tiles.dot::<1, 0, 3>()), "inputs and weights do not match");
-    assert!(with(|tiles| tiles.dot::<3, 1, 2>()), "the result has other columns");
-    assert!(with(|tiles| tiles.dot::<0, 1, 1>()), "one tile twice");
-    assert!(with(|tiles| tiles.load::<0, _>(&[0u8; 27], 10)), "outside of memory");
-    assert!(with(|tiles| tiles.store::<0, _>(&mut [0u8; 27], 10)), "outside of memory");
+    assert!(!with(|tiles| tiles.multiply::<0, 1, 2>()));
+    assert!(with(|tiles| tiles.multiply::<1, 0, 3>()), "inputs and weights do not match");
+    assert!(with(|tiles| tiles.multiply::<3, 1, 2>()), "the result has other columns");
+    assert!(with(|tiles| tiles.multiply::<0, 1, 1>()), "one tile twice");
+    assert!(with(|tiles| tiles.read::<0, _>(&[0u8; 27], 10)), "outside of memory");
+    assert!(with(|tiles| tiles.write::<0, _>(&mut [0u8; 27], 10)), "outside of memory");
     assert!(std::panic::catch_unwind(|| SMALL.check(10, 27)).is_err(), "and for the processor's tiles");
     SMALL.check(10, 28);
 }
@@ -142,6 +160,40 @@ fn products_on_tiles_equal_the_sums_of_a_direct_loop() {
     }
 }
 
+/// The panic of a product of `groups` groups of inputs, if it panics.
+fn refusal(operands: Operands<'_>, groups: usize) -> Option<String> {
+    let run = || {
+        let mut out = Accumulators([[0; COLUMNS]; ROWS]);
+        if Resident::<Emulated>::fits(groups) {
+            let mut tiles = Resident::new(Emulated::new(), groups);
+            tiles.load(operands);
+            tiles.product(operands, &mut out, |_| ());
+        } else {
+            Products::new(Emulated::new(), groups).product(operands, &mut out, |_| ());
+        }
+    };
+    let panic = std::panic::catch_unwind(run).err()?;
+    Some(panic.downcast::<String>().map_or_else(|_| "no text".to_owned(), |text| *text))
+}
+
+#[test]
+fn operands_that_are_too_short_are_refused() {
+    for (rows, k) in [(1, 4), (16, 64), (17, 96), (32, 96), (5, 132), (32, 384)] {
+        let (case, groups) = (Case::new(rows, k, 1), k / 4);
+        let mut operands = case.operands();
+        let used = (rows.next_multiple_of(16) - 1) * case.stride + k;
+        operands.input = &case.input.as_u8()[..used];
+        assert_eq!(refusal(operands, groups), None, "{rows} rows, {k} inputs");
+        operands.input = &case.input.as_u8()[..used - 1];
+        let message = refusal(operands, groups).expect("too few inputs");
+        assert!(message.contains("lies within its memory"), "{rows} rows, {k} inputs: {message}");
+        operands.input = &case.input.as_u8()[..used];
+        operands.panel = &operands.panel[1..];
+        let message = refusal(operands, groups).expect("too few weights");
+        assert!(message.contains("a panel has"), "{rows} rows, {k} inputs: {message}");
+    }
+}
+
 /// Emulated tiles that count configurations and releases, and may be wrong.
 struct Observed {
     tiles: Emulated,
@@ -161,23 +213,25 @@ impl Tiles for Observed {
         self.tiles.release();
     }
 
-    fn load<const T: usize, E: Element>(&mut self, from: &[E], stride: usize) {
-        self.tiles.load::<T, _>(from, stride);
+    unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.tiles.load::<T, _>(from, at, stride) };
     }
 
-    fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
+    unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         if self.signed {
             // A signed byte is an unsigned one minus 256 where the upper bit is set: clear those bits.
             let mut bytes = [0u8; 1024];
-            self.tiles.store::<A, _>(&mut bytes, 64);
+            self.tiles.write::<A, _>(&mut bytes, 64);
             bytes.iter_mut().for_each(|b| *b &= 0x7f);
-            self.tiles.load::<A, _>(&bytes, 64);
+            self.tiles.read::<A, _>(&bytes, 64);
         }
-        self.tiles.dot::<C, A, B>();
+        self.tiles.multiply::<C, A, B>();
     }
 
-    fn store<const T: usize, E: Element>(&mut self, to: &mut [E], stride: usize) {
-        self.tiles.store::<T, _>(to, stride);
+    unsafe fn store<const T: usize, E: Element>(&mut self, to: &mut [E], at: usize, stride: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.tiles.store::<T, _>(to, at, stride) };
     }
 }
 

@@ -27,7 +27,7 @@ impl Shape {
     /// A tile of 16 rows by 64 bytes.
     pub(super) const FULL: Shape = Shape { rows: TILE_ROWS, row_bytes: ROW_BYTES };
 
-    /// Checks that a tile of this shape, its rows `stride` bytes apart, lies within `bytes` bytes.
+    /// Checks that rows of this shape, `stride` bytes apart, lie within `bytes` bytes.
     ///
     /// # Panics
     /// If it does not.
@@ -35,7 +35,7 @@ impl Shape {
     pub(super) fn check(self, stride: usize, bytes: usize) {
         let last = (self.rows - 1).checked_mul(stride);
         let within = last.is_some_and(|last| last <= bytes && self.row_bytes <= bytes - last);
-        assert!(within, "a tile lies within its memory");
+        assert!(within, "{self:?} lies within its memory");
     }
 }
 
@@ -89,7 +89,8 @@ unsafe impl Element for i32 {}
 
 /// The tile registers of one thread. Strides are in bytes.
 ///
-/// All methods but `configure` and `release` panic unless the tiles are configured.
+/// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: with the
+/// checks, an inner loop had 100 instructions for each four products. The emulation panics where a call is wrong.
 pub(super) trait Tiles {
     /// `ldtilecfg`: sets the shapes of all tiles, and all values to zero.
     fn configure(&mut self, config: &Config);
@@ -98,11 +99,11 @@ pub(super) trait Tiles {
     /// save.
     fn release(&mut self);
 
-    /// `tileloadd`: loads tile `T` from the start of `from`. With a stride of 0 all rows are the same.
+    /// `tileloadd`: loads tile `T` from element `at` of `from` on. With a stride of 0 all rows are the same.
     ///
-    /// # Panics
-    /// If the tile does not lie within `from`.
-    fn load<const T: usize, E: Element>(&mut self, from: &[E], stride: usize);
+    /// # Safety
+    /// The tiles are configured, and the tile lies within `from`.
+    unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
 
     /// `tdpbusd`: adds the products of tile `A`, unsigned bytes, with tile `B`, signed bytes in groups of
     /// four, to tile `C`, i32 that wrap around.
@@ -110,13 +111,16 @@ pub(super) trait Tiles {
     /// ```text
     /// C[m][n] += sum_k sum_i A[m][4 k + i] * B[k][4 n + i]     i = 0, 1, 2, 3
     /// ```
-    fn dot<const C: usize, const A: usize, const B: usize>(&mut self);
-
-    /// `tilestored`: stores tile `T` at the start of `to`.
     ///
-    /// # Panics
-    /// If the tile does not lie within `to`.
-    fn store<const T: usize, E: Element>(&mut self, to: &mut [E], stride: usize);
+    /// # Safety
+    /// The tiles are configured, with as many rows in C as in A, columns in C as in B, and groups in A as in B.
+    unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self);
+
+    /// `tilestored`: stores tile `T` from element `at` of `to` on.
+    ///
+    /// # Safety
+    /// The tiles are configured, and the tile lies within `to`.
+    unsafe fn store<const T: usize, E: Element>(&mut self, to: &mut [E], at: usize, stride: usize);
 }
 
 /// Configured tiles, which are released when this is dropped, so that a thread between two blocks has no tile

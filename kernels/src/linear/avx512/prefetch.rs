@@ -1,6 +1,7 @@
 //! Prefetching while a tile is multiplied.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// The memory to prefetch while one tile is multiplied: weights of later panels into the second-level cache,
 /// and the destination of the next tile's results into the first. A part is prefetched with each group of
@@ -47,6 +48,20 @@ impl<'a, W> Prefetch<'a, W> {
             let place = self.results.wrapping_add(*start);
             _mm_prefetch::<_MM_HINT_ET0>(place.cast());
             _mm_prefetch::<_MM_HINT_ET0>(place.wrapping_add(16).cast());
+        }
+    }
+
+    /// Prefetches what belongs to `groups`, each line of weights once.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub(in crate::linear) fn all(&self, groups: Range<usize>) {
+        let lines = (groups.len() * self.step * size_of::<W>()).div_ceil(64);
+        let first = self.weights.wrapping_add(groups.start * self.step).cast::<u8>();
+        for line in 0..lines {
+            _mm_prefetch::<_MM_HINT_T1>(first.wrapping_add(64 * line).cast());
+        }
+        if groups.start < self.starts.len() {
+            groups.for_each(|group| self.results(group));
         }
     }
 }
