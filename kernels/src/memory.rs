@@ -1,6 +1,8 @@
 //! Settings of the process's memory.
 
 use std::mem::MaybeUninit;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of a large page.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
@@ -11,6 +13,10 @@ const KEPT: i32 = 256 << 20;
 /// Larger blocks are given back to the system at once, in bytes.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const LARGE: i32 = 64 << 20;
+
+/// Whether [`keep_freed_memory`] is in effect.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+static KEEPS: AtomicBool = AtomicBool::new(false);
 
 /// Keeps up to 256 MiB of freed memory for later allocations, in blocks of up to 64 MiB, instead of giving it back to
 /// the system. A float forward allocates every result; with glibc's defaults a fifth of its time is spent on pages
@@ -24,14 +30,26 @@ pub fn keep_freed_memory() -> bool {
         let threads = std::fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count());
         // SAFETY: `mallopt` takes integers and changes settings that allocations read. No allocation runs at the same
         // time, because this is the only thread.
-        threads == 1
+        let keeps = threads == 1
             && unsafe {
                 libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) == 1
                     && libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) == 1
-            }
+            };
+        KEEPS.store(keeps, Ordering::Relaxed);
+        keeps
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     false
+}
+
+/// Gives back the freed memory that [`keep_freed_memory`] has kept so far. What was needed to read a model is not needed
+/// to run it.
+pub fn give_back_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if KEEPS.load(Ordering::Relaxed) {
+        // SAFETY: `malloc_trim` locks the allocator and returns pages that hold no allocation.
+        unsafe { libc::malloc_trim(0) };
+    }
 }
 
 /// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large pages

@@ -1,8 +1,8 @@
 //! Memory for the INT8 weights of engines.
 //!
-//! A small batch reads every weight once, from outside of the second-level cache. With pages of 4 KiB it also has to
-//! look up an address for every page: Swin-B takes 4 % less time with pages of 2 MiB, Swin-T 2 %. Linux gives such pages
-//! to aligned memory that asks for them. Most weights are smaller, so the weights of all engines share chunks.
+//! A small batch reads every weight once, from outside of the second-level cache, and with pages of 4 KiB it looks up an
+//! address for every page. With pages of 2 MiB Swin-B takes 4 % less time. Linux gives such pages to aligned memory that
+//! asks for them. Most weights are smaller, so the weights of all engines share chunks.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

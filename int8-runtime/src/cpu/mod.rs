@@ -14,6 +14,7 @@ mod variants;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use swinq_kernels::memory::give_back_freed_memory;
 use swinq_kernels::{Cpu, Pool, Simulation};
 use swinq_plan::{Outline, Plan};
 
@@ -43,6 +44,8 @@ pub(crate) struct Packed {
 impl Packed {
     /// Lowers `plan`, whose outline is `outline`, for the kernels of `cpu`.
     pub(crate) fn new(plan: &Plan<'_>, outline: &Arc<Outline>, cpu: Cpu) -> Packed {
+        // Packed weights are new memory, so what the reading of the model has left is not used again.
+        give_back_freed_memory();
         let launches = lower(plan, cpu);
         Packed { plan: Arc::clone(outline), segments: segments(&launches, cpu), launches }
     }

@@ -165,7 +165,7 @@ pub(super) fn join<'o>(
     [first, second]: [Rows<'_, u8>; 2],
     out: &'o mut [f32],
 ) -> (Rows<'o, u8>, usize) {
-    let half = code_stride(d);
+    let half = d.next_multiple_of(4);
     let out = &mut bytes_mut(out)[..n * 2 * half];
     for (token, row) in out.chunks_exact_mut(2 * half).enumerate() {
         for (row, codes) in row.chunks_exact_mut(half).zip([first, second]) {

@@ -49,7 +49,8 @@ fn block_i8(
     _: &mut AlignedBuf,
 ) {
     each_tile(block, epilogue, dest, |rows, panel, tile| {
-        let input = Input { from: block.input_from(rows.start), stride: block.stride, rows: rows.len() };
+        let (from, stride) = (block.input_from(rows.start), block.stride);
+        let input = Input { from, stride, len: block.k.next_multiple_of(4), rows: rows.len() };
         let initial = initial[panel * COLUMNS..].first_chunk().expect("padded to full panels");
         let weight = block.panel(panel);
         with_rows!(rows.len().div_ceil(2), tile_i8(input, weight, initial, tile), [1 2 3] 4);
@@ -61,8 +62,10 @@ fn block_i8(
 struct Input<'a> {
     /// The codes from the first row on.
     from: &'a [u8],
-    /// Bytes from one row to the next, a multiple of four.
+    /// Bytes from one row to the next.
     stride: usize,
+    /// Bytes of a row, a multiple of four.
+    len: usize,
     /// At least one.
     rows: usize,
 }
@@ -81,16 +84,17 @@ impl Input<'_> {
 #[target_feature(enable = "neon,dotprod,i8mm")]
 fn tile_i8<const P: usize>(input: Input<'_>, weight: &[i8], initial: &[i32; COLUMNS], tile: &mut Tile<i32>) {
     let (groups, _) = weight.as_chunks::<GROUP>();
-    let whole = input.stride / INPUTS;
-    assert!(input.from.len() >= input.rows * input.stride, "the input holds all rows of a tile");
-    assert!(groups.len() == input.stride.div_ceil(INPUTS), "weights for every input");
+    let whole = input.len / INPUTS;
+    let end = (input.rows - 1) * input.stride + input.len;
+    assert!(input.from.len() >= end, "the input holds all rows of a tile");
+    assert!(groups.len() == input.len.div_ceil(INPUTS), "weights for every input");
     let mut acc = [initial_of(initial); P];
     let rows = input.pairs::<P>();
     let (pairs, last) = groups[..whole].as_chunks::<2>();
     for (i, [low, high]) in pairs.iter().enumerate() {
         let mut x = [[vdupq_n_u8(0); 2]; P];
         for (x, rows) in x.iter_mut().zip(rows) {
-            // SAFETY: bytes `16 i..16 i + 16` of two rows of `stride` bytes, which are inside the input by the
+            // SAFETY: bytes `16 i..16 i + 16` of two rows of `len` bytes, which are inside the input by the
             // assertion above.
             *x = zip(rows.map(|row| unsafe { vld1q_u8(row.add(2 * INPUTS * i)) }));
         }
