@@ -12,6 +12,7 @@ use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, aligned_codes, for_each, step, values};
 use swinq_kernels::{
     AlignedBuf, AttentionIn, AttentionQuant, AttentionSpec, Cpu, Probs, RowOut, RowStore, WindowAttention,
+    code_stride,
 };
 
 /// Tokens of a window.
@@ -52,12 +53,13 @@ fn int8(c: &mut Criterion, name: &str, n: usize, stage: Stage, two_codes: bool) 
     let s = Some(step(0.02));
     let quant = AttentionQuant { q: s, k: s, v: s, scores: None, probs: Probs::U8 };
     let parts = if two_codes { 5 } else { 3 };
-    let codes = aligned_codes(stage.tokens * parts * stage.channels);
-    let mut out = AlignedBuf::new(stage.tokens * stage.channels);
+    let codes = aligned_codes(stage.tokens * code_stride(parts * stage.channels));
+    let len = stage.tokens * code_stride(stage.channels);
+    let mut out = AlignedBuf::new(len);
     for_each(|cpu, pool, which| {
         let op = op(cpu, (n, stage), two_codes, quant, RowStore::Codes(step(0.02)));
         measure(c, &format!("{name}/{which}"), n, stage, || {
-            op.run(pool, 1, AttentionIn::Codes(codes.as_u8()), RowOut::Codes(out.as_u8_mut()));
+            op.run(pool, 1, AttentionIn::Codes(codes.as_u8()), RowOut::Codes(&mut out.as_u8_mut()[..len]));
         });
     });
 }

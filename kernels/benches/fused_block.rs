@@ -170,7 +170,7 @@ fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;
     let mut stream = aligned(rows * stage.channels);
-    let mut memory = [(); 2].map(|()| AlignedBuf::new(rows * 4 * stage.channels));
+    let mut memory = [(); 2].map(|()| AlignedBuf::new(rows * code_stride(4 * stage.channels)));
     let (mut apart, mut fused) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);

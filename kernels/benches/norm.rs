@@ -9,7 +9,7 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
-use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore};
+use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
@@ -20,7 +20,7 @@ fn map(tokens: usize) -> RowMap {
 fn layer_norm(c: &mut Criterion, name: &str, stage: Stage) {
     let Stage { tokens, channels, .. } = stage;
     let (x, map) = (aligned(tokens * channels), map(tokens));
-    let (x, mut out) = (x.as_f32(), AlignedBuf::new(tokens * channels));
+    let (x, mut out) = (x.as_f32(), AlignedBuf::new(tokens * code_stride(channels)));
     for_each(|cpu, pool, which| {
         let (gamma, beta) = (vec![1.0; channels], vec![0.1; channels]);
         let op = LayerNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)));
@@ -40,7 +40,7 @@ fn merge(c: &mut Criterion, name: &str, stage: Stage) {
         })
         .collect();
     let x = aligned(tokens * channels);
-    let (x, mut out) = (x.as_f32(), AlignedBuf::new(sources.len() * 4 * channels));
+    let (x, mut out) = (x.as_f32(), AlignedBuf::new(sources.len() * code_stride(4 * channels)));
     for_each(|cpu, pool, which| {
         let (gamma, beta) = (vec![1.0; 4 * channels], vec![0.1; 4 * channels]);
         let op = MergeNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)), &sources, tokens);

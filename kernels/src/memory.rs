@@ -35,7 +35,7 @@ pub fn keep_freed_memory() -> bool {
                 libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) == 1
                     && libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) == 1
             };
-        KEEPS.store(keeps, Ordering::Relaxed);
+        KEEPS.fetch_or(keeps, Ordering::Relaxed);
         keeps
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
@@ -53,7 +53,7 @@ pub fn give_back_freed_memory() {
 }
 
 /// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large pages
-/// ignores this.
+/// refuses, which changes nothing.
 pub(crate) fn ask_for_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
     #[cfg(target_os = "linux")]
     {

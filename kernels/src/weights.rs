@@ -14,10 +14,14 @@ use crate::memory::LARGE_PAGE;
 /// Bytes of a chunk. Pages that hold no weights take no memory.
 const CHUNK: usize = 16 << 20;
 
+/// Memory is given back in multiples of this: whole small pages on every system.
+const GIVEN_BACK: usize = 64 << 10;
+
 /// Alignment of weights: a cache line.
 const LINE: usize = 64;
 
-/// INT8 weights. Their memory is given back with that of the last weights of the chunk.
+/// INT8 weights. When they are dropped, their memory is given back but for the ends that are less than
+/// [`GIVEN_BACK`]; the rest follows with the last weights of the chunk.
 pub(crate) struct Weights {
     chunk: Arc<Chunk>,
     bytes: Range<usize>,
@@ -33,8 +37,8 @@ impl Weights {
     /// If the system refuses the memory.
     pub(crate) fn new(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Weights {
         let (chunk, bytes) = take(bytes);
-        // SAFETY: `bytes` lie within the chunk, whose memory is initialised with zeros. They were taken for these weights
-        // alone, of which no other reference exists yet.
+        // SAFETY: `Chunk::take` gave `bytes`, which lie within the chunk, to these weights alone, of which no other
+        // reference exists yet. `Chunk::new` has initialised them with zeros.
         fill(unsafe { std::slice::from_raw_parts_mut(chunk.at(bytes.start), bytes.len()) });
         Weights { chunk, bytes }
     }
@@ -42,9 +46,15 @@ impl Weights {
     /// The weights.
     pub(crate) fn as_i8(&self) -> &[i8] {
         let Weights { chunk, bytes } = self;
-        // SAFETY: the bytes lie within the chunk, which lives as long as `self`, are initialised, and nothing writes
-        // them after `Weights::new`. Any byte is a valid i8.
+        // SAFETY: `Chunk::take` gave the bytes, which lie within the chunk, to these weights alone. The chunk lives as
+        // long as `self`, and nothing writes them after `Weights::new`. Any byte is a valid i8.
         unsafe { std::slice::from_raw_parts(chunk.at(bytes.start).cast_const().cast(), bytes.len()) }
+    }
+}
+
+impl Drop for Weights {
+    fn drop(&mut self) {
+        self.chunk.give_back(self.bytes.clone());
     }
 }
 
@@ -93,6 +103,21 @@ impl Chunk {
         Some(from..end)
     }
 
+    /// Gives the memory of `bytes`, which were taken and are not used any more, back to the system.
+    fn give_back(&self, bytes: Range<usize>) {
+        let (from, to) = (bytes.start.next_multiple_of(GIVEN_BACK), bytes.end / GIVEN_BACK * GIVEN_BACK);
+        #[cfg(target_os = "linux")]
+        if from < to {
+            let (from, len, advice) = (self.start + from, to - from, memmap2::UncheckedAdvice::DontNeed);
+            // SAFETY: `from` starts a page, because the chunk starts a large page, and all `len` bytes belong to weights
+            // that are dropped: nothing reads them, and `Chunk::take` gives them to nobody else. A refusal changes
+            // nothing.
+            let _ = unsafe { self.memory.unchecked_advise_range(advice, from, len) };
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (from, to);
+    }
+
     /// The address of byte `byte`.
     fn at(&self, byte: usize) -> *mut u8 {
         self.memory.as_mut_ptr().wrapping_add(self.start + byte)
@@ -120,6 +145,29 @@ mod tests {
             assert!(weights.as_i8().iter().all(|&w| w == value), "{size} bytes");
             assert!(weights.as_i8().as_ptr().addr().is_multiple_of(LINE));
         }
+        // Other tests may open a chunk between two of these weights, but hardly between all.
+        let shared = weights.windows(2).any(|pair| Arc::ptr_eq(&pair[0].chunk, &pair[1].chunk));
+        assert!(shared, "no two weights share a chunk");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn weights_that_are_dropped_give_their_memory_back_and_leave_others_alone() {
+        let chunk = Arc::new(Chunk::new(3 * GIVEN_BACK));
+        let take = |len| {
+            let bytes = chunk.take(len).unwrap();
+            // SAFETY: as in `Weights::new`.
+            unsafe { std::slice::from_raw_parts_mut(chunk.at(bytes.start), len) }.fill(7);
+            Weights { chunk: Arc::clone(&chunk), bytes }
+        };
+        let (first, second, third) = (take(100), take(2 * GIVEN_BACK), take(100));
+        let place = second.bytes.clone();
+        drop(second);
+        assert!([first, third].iter().all(|weights| weights.as_i8() == [7; 100]));
+        // SAFETY: the chunk lives, and its bytes are initialised.
+        let left = unsafe { std::slice::from_raw_parts(chunk.at(place.start), place.len()) };
+        let zeros = left.iter().filter(|&&byte| byte == 0).count();
+        assert_eq!(zeros, GIVEN_BACK, "the one multiple of `GIVEN_BACK` within them");
     }
 
     #[test]

@@ -203,6 +203,8 @@ fn cases() -> Vec<Case> {
         (1, 33, 15, 2, 1),
         (1, 48, 33, 1, 1),
         (1, 7, 9, 2, 0),
+        // Rows of codes with a line of padding.
+        (16, 32, 16, 1, 1),
     ]
     .map(|(heads, d, n, windows, images)| Case::new(heads, d, n, windows, images))
     .into()

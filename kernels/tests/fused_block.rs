@@ -21,12 +21,13 @@ struct Shape(usize, usize, usize);
 struct Grid(usize, usize, usize);
 
 /// Sizes around the tiles, the sizes of Swin, and one with padding.
-const CASES: [(Shape, Grid); 5] = [
+const CASES: [(Shape, Grid); 6] = [
     (Shape(3, 32, 96), Grid(49, 4, 0)),
     (Shape(1, 18, 47), Grid(9, 5, 0)),
     (Shape(2, 12, 50), Grid(16, 6, 3)),
     (Shape(1, 7, 9), Grid(1, 7, 0)),
     (Shape(2, 32, 130), Grid(64, 3, 15)),
+    (Shape(6, 32, 768), Grid(16, 4, 0)),
 ];
 
 /// Ops of a block, each with the columns of its result and whether they are codes; `None` is added to the

@@ -108,7 +108,7 @@ fn errors_of_the_reference_are_within_twice_those_of_plain_f32() {
 fn rows_are_gathered_padded_and_quantized() {
     let map = RowMap::new(&ORDER, 6).unwrap();
     for_each_cpu(|cpu| {
-        for c in [5, 96, 200] {
+        for c in [5, 96, 200, 768] {
             let (gamma, beta, x) = case(c, 12);
             let normed = reference_rows(&x, &gamma, &beta);
             let quantizer = step(1.4 / 127.0); // Small enough to clamp both ways.
@@ -295,7 +295,7 @@ fn a_nan_becomes_code_0_and_stays_a_nan_in_f32() {
 fn four_rows_are_merged_with_zeros_before_the_norm() {
     let sources = [[Some(4), Some(0), Some(3), Some(1)], [Some(2), None, Some(4), None]];
     for_each_cpu(|cpu| {
-        for c in [3, 20, 96] {
+        for c in [3, 20, 96, 192] {
             let (gamma, beta, _) = case(4 * c, 1);
             let (_, _, x) = case(c, 15);
             let mut merged = Vec::new();

@@ -65,7 +65,7 @@ impl Launch {
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]
     }
 
-    /// Bytes that a run over `images` images must move; `pixels` is the bytes of the images, for the launch
+    /// Bytes that a run over `images` images must move, with those between rows of codes; `pixels` is the bytes of the images, for the launch
     /// that reads them.
     pub(super) fn bytes(&self, images: usize, pixels: usize) -> u64 {
         let read = self.input.map_or(pixels, |input| input.bytes(images));

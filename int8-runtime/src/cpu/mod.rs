@@ -44,7 +44,7 @@ pub(crate) struct Packed {
 impl Packed {
     /// Lowers `plan`, whose outline is `outline`, for the kernels of `cpu`.
     pub(crate) fn new(plan: &Plan<'_>, outline: &Arc<Outline>, cpu: Cpu) -> Packed {
-        // Packed weights are new memory, so what the reading of the model has left is not used again.
+        // INT8 weights are packed into new memory, so what the reading of the model has left is not used again.
         give_back_freed_memory();
         let launches = lower(plan, cpu);
         Packed { plan: Arc::clone(outline), segments: segments(&launches, cpu), launches }

@@ -133,8 +133,8 @@ impl<T: Tiles> Products<T> {
             if TWO { ROWS } else { TILE_ROWS },
             if steps.rest > 0 { full + steps.rest } else { steps.count * steps.groups },
         );
-        // SAFETY: `Products::new` has configured the tiles for the steps. All tiles of the steps lie within the
-        // operands by the check.
+        // SAFETY: `Products::new` has configured the tiles for the steps: 4 to 7 alike without a rest, otherwise 4
+        // and 6 for full steps and 5 and 7 for the rest. All tiles of the steps lie within the operands by the check.
         unsafe {
             start::<T, TWO>(tiles, operands.initial);
             for i in 0..steps.count {
@@ -160,7 +160,8 @@ impl<T: Tiles> Products<T> {
 /// The tiles are configured by [`Products::new`].
 #[inline(always)]
 unsafe fn start<T: Tiles, const TWO: bool>(tiles: &mut T, initial: &[i32; COLUMNS]) {
-    // SAFETY: a stride of 0 loads the same 16 columns 16 times.
+    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and a stride of 0 loads the same 16
+    // columns 16 times.
     unsafe {
         tiles.load::<0, _>(initial, 0, 0);
         tiles.load::<1, _>(initial, 16, 0);
@@ -176,7 +177,8 @@ unsafe fn start<T: Tiles, const TWO: bool>(tiles: &mut T, initial: &[i32; COLUMN
 /// one more load.
 ///
 /// # Safety
-/// The tiles are configured by [`Products::new`], and those of the step lie within the operands.
+/// [`Products::new`] has configured the tiles, `A0` to `B1` for the groups of this step, and all tiles of the step lie
+/// within the operands.
 #[inline(always)]
 unsafe fn step<
     T: Tiles,
@@ -216,7 +218,8 @@ unsafe fn step<
 #[inline(always)]
 unsafe fn store<T: Tiles, const TWO: bool>(tiles: &mut T, out: &mut Accumulators) {
     let out = out.0.as_flattened_mut();
-    // SAFETY: `out` holds 2 by 2 tiles, whose rows are `STRIDE` bytes apart.
+    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and `out` holds 2 by 2 of them, whose
+    // rows are `STRIDE` bytes apart.
     unsafe {
         tiles.store::<0, _>(out, 0, STRIDE);
         tiles.store::<1, _>(out, 16, STRIDE);

@@ -194,6 +194,17 @@ fn operands_that_are_too_short_are_refused() {
     }
 }
 
+#[test]
+#[should_panic(expected = "a panel has")]
+fn a_panel_that_is_too_short_is_refused_after_the_inputs_were_loaded() {
+    let case = Case::new(32, 96, 1);
+    let mut operands = case.operands();
+    let mut tiles = Resident::new(Emulated::new(), 24);
+    tiles.load(operands);
+    operands.panel = &operands.panel[1..];
+    tiles.product(operands, &mut Accumulators([[0; COLUMNS]; ROWS]), |_| ());
+}
+
 /// Emulated tiles that count configurations and releases, and may be wrong.
 struct Observed {
     tiles: Emulated,

@@ -89,8 +89,8 @@ unsafe impl Element for i32 {}
 
 /// The tile registers of one thread. Strides are in bytes.
 ///
-/// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: with the
-/// checks, an inner loop had 100 instructions for each four products. The emulation panics where a call is wrong.
+/// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: the checks
+/// of each call took as many instructions as the loop around them. The emulation panics where a call is wrong.
 pub(super) trait Tiles {
     /// `ldtilecfg`: sets the shapes of all tiles, and all values to zero.
     fn configure(&mut self, config: &Config);
