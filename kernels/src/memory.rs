@@ -1,6 +1,5 @@
 //! Settings of the process's memory.
 
-use std::mem::MaybeUninit;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -54,15 +53,16 @@ pub fn give_back_freed_memory() {
 
 /// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large pages
 /// refuses, which changes nothing.
-pub(crate) fn ask_for_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
+pub(crate) fn ask_for_large_pages<T>(memory: *const [T]) {
     #[cfg(target_os = "linux")]
     {
-        let start = memory.as_mut_ptr().cast::<u8>();
+        let start = memory.cast::<u8>().cast_mut();
         let skipped = start.align_offset(LARGE_PAGE);
-        let whole = size_of_val(memory).saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
+        let whole = (memory.len() * size_of::<T>()).saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
         if whole > 0 {
-            // SAFETY: the bytes are within `memory`. The advice changes their pages, not their values.
-            unsafe { libc::madvise(start.add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
+            // SAFETY: the advice changes the pages of an address, not their values, and is refused for an address
+            // without memory.
+            unsafe { libc::madvise(start.wrapping_add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
         }
     }
     #[cfg(not(target_os = "linux"))]

@@ -150,12 +150,19 @@ impl ColumnQuantizers {
 /// 16 or 32 rows does not compete for a few sets of the first-level cache. The bytes after the last column may hold
 /// anything, because their weights are zero.
 pub fn code_stride(columns: usize) -> usize {
-    const LINE: usize = 64;
     const LONG: usize = 8 * LINE;
     match columns.next_multiple_of(4) {
-        len @ LONG.. if len.is_multiple_of(LINE) => ((len / LINE) | 1) * LINE,
+        len @ LONG.. if len.is_multiple_of(LINE) => odd_lines(len),
         len => len,
     }
+}
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// `bytes`, rounded up to an odd number of cache lines.
+pub(crate) fn odd_lines(bytes: usize) -> usize {
+    (bytes.div_ceil(LINE) | 1) * LINE
 }
 
 /// How an op that writes whole rows stores each value.

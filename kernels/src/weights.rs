@@ -9,16 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use crate::memory::LARGE_PAGE;
+use crate::memory::{LARGE_PAGE, ask_for_large_pages};
+use crate::types::LINE;
 
 /// Bytes of a chunk. Pages that hold no weights take no memory.
 const CHUNK: usize = 16 << 20;
 
 /// Memory is given back in multiples of this: whole small pages on every system.
 const GIVEN_BACK: usize = 64 << 10;
-
-/// Alignment of weights: a cache line.
-const LINE: usize = 64;
 
 /// INT8 weights. When they are dropped, their memory is given back but for the ends that are less than
 /// [`GIVEN_BACK`]; the rest follows with the last weights of the chunk.
@@ -87,10 +85,9 @@ impl Chunk {
     fn new(len: usize) -> Chunk {
         // One page more, so that a large page starts within the first.
         let memory = len.checked_add(LARGE_PAGE).and_then(|mapped| MmapMut::map_anon(mapped).ok());
-        let memory = MmapRaw::from(memory.unwrap_or_else(|| panic!("no memory for {len} bytes of weights")));
-        #[cfg(target_os = "linux")]
-        // A system without large pages refuses, and small pages hold the weights.
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        let memory = memory.unwrap_or_else(|| panic!("no memory for {len} bytes of weights"));
+        ask_for_large_pages(&memory[..]);
+        let memory = MmapRaw::from(memory);
         let start = memory.as_ptr().addr().next_multiple_of(LARGE_PAGE) - memory.as_ptr().addr();
         Chunk { memory, start, len, taken: Mutex::new(0) }
     }

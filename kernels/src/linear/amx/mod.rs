@@ -27,7 +27,7 @@ use crate::isa::Isa;
 use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
-use product::{Accumulators, Products, ROWS, Steps};
+use product::{Accumulators, Multiply, Products, ROWS, Steps};
 use real::Real;
 use resident::Resident;
 use rows::AlignedRows;
@@ -96,27 +96,34 @@ fn block<T: Tiles>(
     scratch: &mut AlignedBuf,
 ) {
     let groups = LAYOUT.groups(block.k);
+    if Resident::<T>::fits(groups) {
+        multiply(Resident::new(tiles, groups), block, initial, epilogue, dest, scratch);
+    } else {
+        multiply(Products::new(tiles, groups), block, initial, epilogue, dest, scratch);
+    }
+}
+
+/// [`block`] with tiles that are configured for its inputs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn multiply(
+    mut tiles: impl Multiply,
+    block: &Block<'_, u8, i8>,
+    initial: &[i32],
+    epilogue: &Epilogue,
+    dest: &Dest<'_>,
+    scratch: &mut AlignedBuf,
+) {
     let input = AlignedRows::new(block, scratch);
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let row_tiles = whole_tiles(block.rows.clone());
     let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
-    if Resident::<T>::fits(groups) {
-        let mut tiles = Resident::new(tiles, groups);
-        let mut loaded = None;
-        each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
-            let operands = input.operands(block, initial, at);
-            if loaded != Some(at.row) {
-                tiles.load(operands);
-                loaded = Some(at.row);
-            }
-            tiles.product(operands, &mut acc, |groups| prefetch.all(groups));
-            finish(epilogue, &acc.0, at, dest);
-        });
-        return;
-    }
-    let mut tiles = Products::new(tiles, groups);
-    each_tile(block, LAYOUT, row_tiles, dest, &starts, |at, prefetch| {
+    let mut taken = None;
+    each_tile(block, LAYOUT, whole_tiles(block.rows.clone()), dest, &starts, |at, prefetch| {
         let operands = input.operands(block, initial, at);
+        if taken != Some(at.row) {
+            tiles.take_rows(operands);
+            taken = Some(at.row);
+        }
         tiles.product(operands, &mut acc, |groups| prefetch.all(groups));
         finish(epilogue, &acc.0, at, dest);
     });

@@ -87,6 +87,38 @@ impl Operands<'_> {
     }
 }
 
+/// Configured tiles that multiply rows of inputs with panels of weights.
+pub(super) trait Multiply {
+    /// Takes the rows of `operands` for the products that follow. Tiles that load inputs in each product ignore it.
+    ///
+    /// # Panics
+    /// If the operands are too short.
+    #[inline(always)]
+    fn take_rows(&mut self, _operands: Operands<'_>) {}
+
+    /// Computes the accumulators of the rows asked for, which were taken last; those of other rows may have any value.
+    /// Calls `after` with the groups of each step.
+    ///
+    /// # Panics
+    /// If the operands are too short.
+    #[inline(always)]
+    fn product(&mut self, operands: Operands<'_>, out: &mut Accumulators, after: impl FnMut(Range<usize>)) {
+        if operands.rows > TILE_ROWS {
+            self.multiply::<true>(operands, out, after);
+        } else {
+            self.multiply::<false>(operands, out, after);
+        }
+    }
+
+    /// [`Multiply::product`]. `TWO` says whether there is a second row of tiles.
+    fn multiply<const TWO: bool>(
+        &mut self,
+        operands: Operands<'_>,
+        out: &mut Accumulators,
+        after: impl FnMut(Range<usize>),
+    );
+}
+
 /// Tiles for products of any number of inputs, with the configuration of `steps`.
 pub(super) struct Products<T: Tiles> {
     tiles: Configured<T>,
@@ -99,27 +131,9 @@ impl<T: Tiles> Products<T> {
         let steps = Steps::new(groups);
         Products { tiles: Configured::new(tiles, &steps.config()), steps }
     }
+}
 
-    /// Computes the accumulators of the rows asked for; those of other rows may have any value. Calls `after` with
-    /// the groups of each step.
-    ///
-    /// # Panics
-    /// If the operands are too short.
-    #[inline(always)]
-    pub(super) fn product(
-        &mut self,
-        operands: Operands<'_>,
-        out: &mut Accumulators,
-        after: impl FnMut(Range<usize>),
-    ) {
-        if operands.rows > TILE_ROWS {
-            self.multiply::<true>(operands, out, after);
-        } else {
-            self.multiply::<false>(operands, out, after);
-        }
-    }
-
-    /// [`Products::product`]. `TWO` says whether there is a second row of tiles.
+impl<T: Tiles> Multiply for Products<T> {
     #[inline(always)]
     fn multiply<const TWO: bool>(
         &mut self,
@@ -128,11 +142,8 @@ impl<T: Tiles> Products<T> {
         mut after: impl FnMut(Range<usize>),
     ) {
         let Products { tiles, steps } = self;
-        let (tiles, full) = (tiles.tiles(), steps.count * GROUPS);
-        operands.check(
-            if TWO { ROWS } else { TILE_ROWS },
-            if steps.rest > 0 { full + steps.rest } else { steps.count * steps.groups },
-        );
+        let (tiles, full) = (tiles.tiles(), steps.count * steps.groups);
+        operands.check(if TWO { ROWS } else { TILE_ROWS }, full + steps.rest);
         // SAFETY: `Products::new` has configured the tiles for the steps: 4 to 7 alike without a rest, otherwise 4
         // and 6 for full steps and 5 and 7 for the rest. All tiles of the steps lie within the operands by the check.
         unsafe {

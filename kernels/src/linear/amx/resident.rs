@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::super::avx512::COLUMNS;
-use super::product::{Accumulators, GROUP_BYTES, GROUPS, Operands, ROWS, STRIDE};
+use super::product::{Accumulators, GROUP_BYTES, GROUPS, Multiply, Operands, ROWS, STRIDE};
 use super::tile::{Config, Configured, ROW_BYTES, Shape, TILE_ROWS, Tiles};
 
 /// Tiles for products with 65 to 128 inputs.
@@ -36,13 +36,12 @@ impl<T: Tiles> Resident<T> {
         shapes[7] = shapes[6];
         Resident { tiles: Configured::new(tiles, &Config::new(shapes)), rest }
     }
+}
 
+impl<T: Tiles> Multiply for Resident<T> {
     /// Loads the inputs, which stay in the tiles until the next call.
-    ///
-    /// # Panics
-    /// If the operands are too short.
     #[inline(always)]
-    pub(super) fn load(&mut self, operands: Operands<'_>) {
+    fn take_rows(&mut self, operands: Operands<'_>) {
         let Operands { input, stride, rows, .. } = operands;
         let (tiles, second) = (self.tiles.tiles(), TILE_ROWS * stride);
         operands.check(if rows > TILE_ROWS { ROWS } else { TILE_ROWS }, GROUPS + self.rest);
@@ -57,22 +56,6 @@ impl<T: Tiles> Resident<T> {
         }
     }
 
-    /// As [`Products::product`](super::product::Products::product), with the inputs that are loaded.
-    #[inline(always)]
-    pub(super) fn product(
-        &mut self,
-        operands: Operands<'_>,
-        out: &mut Accumulators,
-        after: impl FnMut(Range<usize>),
-    ) {
-        if operands.rows > TILE_ROWS {
-            self.multiply::<true>(operands, out, after);
-        } else {
-            self.multiply::<false>(operands, out, after);
-        }
-    }
-
-    /// [`Resident::product`]. `TWO` says whether there is a second row of tiles.
     #[inline(always)]
     fn multiply<const TWO: bool>(
         &mut self,

@@ -5,6 +5,7 @@ use super::super::avx512::{At, COLUMNS};
 use super::product::{Operands, ROWS};
 use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
+use crate::types::odd_lines;
 
 /// Rows whose distance is a multiple of this compete for two sets of the first-level cache.
 const CONFLICT: usize = 2048;
@@ -32,7 +33,7 @@ impl<'a> AlignedRows<'a> {
         let in_place =
             if aligned && !stride.is_multiple_of(CONFLICT) { whole_products(rows.len()) } else { 0 };
         let copied = rows.start + in_place..rows.end;
-        let copy_stride = (stride.div_ceil(ROW_BYTES) | 1) * ROW_BYTES;
+        let copy_stride = odd_lines(stride);
         // Copies of rows beyond the block have any values, and their results are dropped.
         let bytes = copied.len().next_multiple_of(TILE_ROWS) * copy_stride;
         scratch.reserve(bytes);

@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
-use super::product::{Accumulators, Operands, Products, ROWS};
+use super::product::{Accumulators, Multiply, Operands, Products, ROWS};
 use super::resident::Resident;
-use super::tile::{ROW_BYTES, TILE_ROWS, Tiles};
+use super::tile::{TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
+use crate::types::odd_lines;
 
 /// Rows and inputs: one and two rows of tiles; less than a step, whole steps, and steps with a rest.
 const SHAPES: [(usize, usize); 10] =
@@ -48,7 +49,7 @@ pub(super) struct Case {
 impl Case {
     /// Any bytes, among them the extremes of both operands in the same places.
     pub(super) fn new(rows: usize, k: usize, seed: u64) -> Case {
-        let stride = (k.div_ceil(ROW_BYTES) | 1) * ROW_BYTES;
+        let stride = odd_lines(k);
         let mut random = Random(seed);
         let mut input = AlignedBuf::new(rows.next_multiple_of(TILE_ROWS) * stride);
         let mut panel = AlignedBuf::new(LAYOUT.panel_len(k));
@@ -65,20 +66,12 @@ impl Case {
 
     /// The accumulators of `tiles`.
     pub(super) fn run<T: Tiles>(&self, tiles: T) -> Accumulators {
-        let (groups, operands) = (LAYOUT.groups(self.k), self.operands());
-        let mut out = Accumulators([[i32::MIN; COLUMNS]; ROWS]);
+        let groups = LAYOUT.groups(self.k);
         let mut seen = 0;
-        let after = |of_step: Range<usize>| {
+        let out = run(tiles, groups, self.operands(), |of_step| {
             assert_eq!(of_step.start, seen, "steps follow each other");
             seen = of_step.end;
-        };
-        if Resident::<T>::fits(groups) {
-            let mut tiles = Resident::new(tiles, groups);
-            tiles.load(operands);
-            tiles.product(operands, &mut out, after);
-        } else {
-            Products::new(tiles, groups).product(operands, &mut out, after);
-        }
+        });
         assert_eq!(seen, groups, "steps cover all inputs");
         out
     }
@@ -91,6 +84,31 @@ impl Case {
             panel: &self.panel.as_i8()[..LAYOUT.panel_len(self.k)],
             initial: &self.initial,
         }
+    }
+}
+
+/// The accumulators of `tiles`, which are configured for `groups` groups of inputs. Calls `after` with the groups of each
+/// step.
+pub(super) fn run<T: Tiles>(
+    tiles: T,
+    groups: usize,
+    operands: Operands<'_>,
+    after: impl FnMut(Range<usize>),
+) -> Accumulators {
+    fn product(
+        mut tiles: impl Multiply,
+        operands: Operands<'_>,
+        after: impl FnMut(Range<usize>),
+    ) -> Accumulators {
+        let mut out = Accumulators([[i32::MIN; COLUMNS]; ROWS]);
+        tiles.take_rows(operands);
+        tiles.product(operands, &mut out, after);
+        out
+    }
+    if Resident::<T>::fits(groups) {
+        product(Resident::new(tiles, groups), operands, after)
+    } else {
+        product(Products::new(tiles, groups), operands, after)
     }
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::probe::{Features, examine};
 use super::product::Operands;
-use super::self_test::{Case, self_test};
+use super::self_test::{Case, run, self_test};
 use super::tile::{Config, Element, Shape, TILES};
 use super::*;
 use crate::cpu::Cpu;
@@ -162,17 +162,7 @@ fn products_on_tiles_equal_the_sums_of_a_direct_loop() {
 
 /// The panic of a product of `groups` groups of inputs, if it panics.
 fn refusal(operands: Operands<'_>, groups: usize) -> Option<String> {
-    let run = || {
-        let mut out = Accumulators([[0; COLUMNS]; ROWS]);
-        if Resident::<Emulated>::fits(groups) {
-            let mut tiles = Resident::new(Emulated::new(), groups);
-            tiles.load(operands);
-            tiles.product(operands, &mut out, |_| ());
-        } else {
-            Products::new(Emulated::new(), groups).product(operands, &mut out, |_| ());
-        }
-    };
-    let panic = std::panic::catch_unwind(run).err()?;
+    let panic = std::panic::catch_unwind(|| run(Emulated::new(), groups, operands, |_| ())).err()?;
     Some(panic.downcast::<String>().map_or_else(|_| "no text".to_owned(), |text| *text))
 }
 
@@ -200,7 +190,7 @@ fn a_panel_that_is_too_short_is_refused_after_the_inputs_were_loaded() {
     let case = Case::new(32, 96, 1);
     let mut operands = case.operands();
     let mut tiles = Resident::new(Emulated::new(), 24);
-    tiles.load(operands);
+    tiles.take_rows(operands);
     operands.panel = &operands.panel[1..];
     tiles.product(operands, &mut Accumulators([[0; COLUMNS]; ROWS]), |_| ());
 }
