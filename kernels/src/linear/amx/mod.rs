@@ -4,6 +4,7 @@
 //! what they would. The emulation is for tests of everything above the tiles on processors without AMX.
 
 mod emulated;
+mod few_rows;
 mod probe;
 mod product;
 mod real;
@@ -27,6 +28,7 @@ use crate::isa::Isa;
 use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
+use few_rows::{FewRows, beyond_tiles};
 use product::{Accumulators, Multiply, Products, ROWS, Steps};
 use real::Real;
 use resident::Resident;
@@ -116,23 +118,29 @@ fn multiply(
 ) {
     let input = AlignedRows::new(block, scratch);
     let starts = dest.starts(block.rows.clone(), epilogue.n);
-    let mut acc = Accumulators([[0; COLUMNS]; ROWS]);
+    let mut acc = Accumulators::new(0);
     let mut taken = None;
-    each_tile(block, LAYOUT, whole_tiles(block.rows.clone()), dest, &starts, |at, prefetch| {
-        let operands = input.operands(block, initial, at);
+    each_tile(block, LAYOUT, products(block.rows.clone()), dest, &starts, |at, prefetch| {
+        let (operands, mut few) = FewRows::split(input.operands(block, initial, at));
         if taken != Some(at.row) {
             tiles.take_rows(operands);
             taken = Some(at.row);
         }
-        tiles.product(operands, &mut acc, |groups| prefetch.all(groups));
+        tiles.product(operands, &mut acc, |groups| {
+            prefetch.all(groups.clone());
+            few.add(groups);
+        });
+        acc.0[operands.rows..].iter_mut().zip(few.accumulators()).for_each(|(acc, few)| *acc = *few);
         finish(epilogue, &acc.0, at, dest);
     });
 }
 
-/// Full tiles, and the remaining rows: every tile of the processor is multiplied as 16 rows, so equal shares would
-/// waste more of them.
-fn whole_tiles(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
-    rows.clone().step_by(ROWS).map(move |from| from..rows.end.min(from + ROWS))
+/// The rows of each product: full tiles, and the remaining rows. Every tile of the processor is multiplied as 16 rows, so
+/// equal shares would waste more of them. [`FewRows`] belong to the last product.
+fn products(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
+    let on_tiles = rows.end - beyond_tiles(rows.len());
+    let end_of = move |from: usize| if from + ROWS < on_tiles { from + ROWS } else { rows.end };
+    (rows.start..on_tiles).step_by(ROWS).map(move |from| from..end_of(from))
 }
 
 /// Runs `tdpbusd` `4 * iterations` times on registers only.

@@ -1,4 +1,4 @@
-//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16.
+//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for [`FEW`] more.
 //!
 //! A panel of packed weights has, for each group of four inputs, 16 columns in each of two lines of 64 bytes. These
 //! lines are the rows of two tiles. A step multiplies up to 16 groups.
@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use super::super::avx512::COLUMNS;
+use super::few_rows::FEW;
 use super::tile::{Config, Configured, ROW_BYTES, Shape, TILE_ROWS, Tiles};
 
-/// The most rows of a product.
+/// The most rows on tiles.
 pub(super) const ROWS: usize = 2 * TILE_ROWS;
 
 /// The most groups of a step.
@@ -22,7 +23,14 @@ pub(super) const STRIDE: usize = 4 * COLUMNS;
 
 /// Accumulators of a product. The rows are whole cache lines.
 #[repr(C, align(1024))]
-pub(super) struct Accumulators(pub(super) [[i32; COLUMNS]; ROWS]);
+pub(super) struct Accumulators(pub(super) [[i32; COLUMNS]; ROWS + FEW]);
+
+impl Accumulators {
+    /// Accumulators with this value.
+    pub(super) fn new(value: i32) -> Accumulators {
+        Accumulators([[value; COLUMNS]; ROWS + FEW])
+    }
+}
 
 /// How inputs are divided into steps, and the shapes of the tiles.
 ///

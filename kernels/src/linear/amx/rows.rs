@@ -2,6 +2,7 @@
 
 use super::super::Block;
 use super::super::avx512::{At, COLUMNS};
+use super::few_rows::beyond_tiles;
 use super::product::{Operands, ROWS};
 use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
@@ -75,7 +76,8 @@ impl<'a> AlignedRows<'a> {
 
 /// Of `rows` rows, those in products whose tiles all have 16 rows: all but less than a product, or all.
 fn whole_products(rows: usize) -> usize {
-    if rows.is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
+    let few = beyond_tiles(rows);
+    if few > 0 || rows.is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
 }
 
 /// Copies `row`, a multiple of four bytes, to the start of `copy`. Calls of `memcpy` would take most of the time of a
@@ -102,7 +104,7 @@ fn copy_row(row: &[u8], copy: &mut [u8]) {
 mod tests {
     use std::ops::Range;
 
-    use super::super::whole_tiles;
+    use super::super::products;
     use super::*;
     use crate::isa::Isa;
 
@@ -123,7 +125,11 @@ mod tests {
         let cases = [
             (0, 64, 0..64, 64),
             (0, 192, 5..53, 53),
-            (0, 192, 5..54, 37),
+            (0, 192, 5..54, 54),
+            (0, 192, 5..55, 55),
+            (0, 192, 5..56, 37),
+            (64, 192, 5..22, 22),
+            (4, 192, 5..22, 5),
             (0, 384, 0..15, 0),
             (0, 96, 3..75, 3),
             (0, 2048, 0..32, 0),
@@ -138,13 +144,14 @@ mod tests {
             // SAFETY: the features are available.
             let aligned = unsafe { AlignedRows::new(&block, &mut scratch) };
             assert_eq!(aligned.copied_from, copied_from, "{what}");
-            for product in whole_tiles(rows) {
+            for product in products(rows) {
                 let (bytes, apart) = aligned.from(product.start);
                 assert!(
                     bytes.as_ptr().addr().is_multiple_of(64) && apart.is_multiple_of(64),
                     "{what}: alignment"
                 );
-                assert!(bytes.len() >= product.len().next_multiple_of(16) * apart, "{what}: whole tiles");
+                let on_tiles = product.len() - beyond_tiles(product.len());
+                assert!(bytes.len() >= on_tiles.next_multiple_of(16) * apart, "{what}: whole tiles");
                 for (i, row) in product.enumerate() {
                     assert_eq!(
                         bytes[i * apart..][..stride],

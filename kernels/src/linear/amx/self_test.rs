@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
-use super::product::{Accumulators, Multiply, Operands, Products, ROWS};
+use super::product::{Accumulators, Multiply, Operands, Products};
 use super::resident::Resident;
 use super::tile::{TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
@@ -100,7 +100,7 @@ pub(super) fn run<T: Tiles>(
         operands: Operands<'_>,
         after: impl FnMut(Range<usize>),
     ) -> Accumulators {
-        let mut out = Accumulators([[i32::MIN; COLUMNS]; ROWS]);
+        let mut out = Accumulators::new(i32::MIN);
         tiles.take_rows(operands);
         tiles.product(operands, &mut out, after);
         out

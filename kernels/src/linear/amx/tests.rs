@@ -192,7 +192,7 @@ fn a_panel_that_is_too_short_is_refused_after_the_inputs_were_loaded() {
     let mut tiles = Resident::new(Emulated::new(), 24);
     tiles.take_rows(operands);
     operands.panel = &operands.panel[1..];
-    tiles.product(operands, &mut Accumulators([[0; COLUMNS]; ROWS]), |_| ());
+    tiles.product(operands, &mut Accumulators::new(0), |_| ());
 }
 
 /// Emulated tiles that count configurations and releases, and may be wrong.
