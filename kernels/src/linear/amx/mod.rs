@@ -19,7 +19,7 @@ mod tests;
 use std::ops::Range;
 
 use super::Block;
-use super::avx512::{COLUMNS, LAYOUT, each_tile, finish};
+use super::avx512::{LAYOUT, each_tile, finish};
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::{BlockI8, Int8Kernel};

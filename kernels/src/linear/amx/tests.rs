@@ -2,6 +2,7 @@ use std::cell::Cell;
 use std::io::{self, Write};
 use std::rc::Rc;
 
+use super::super::avx512::COLUMNS;
 use super::probe::{Features, examine};
 use super::product::Operands;
 use super::self_test::{Case, run, self_test};
