@@ -76,7 +76,7 @@ pub(super) struct Operands<'a> {
     pub(super) input: &'a [u8],
     /// Bytes from one row of the input to the next.
     pub(super) stride: usize,
-    /// The rows asked for, 1 to 32.
+    /// The rows asked for: 1 to [`ROWS`] on tiles, or one or two beyond full tiles until `FewRows::split` divides them.
     pub(super) rows: usize,
     pub(super) panel: &'a [i8],
     /// The initial accumulator of each column.

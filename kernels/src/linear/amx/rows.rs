@@ -8,9 +8,6 @@ use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
 use crate::types::odd_lines;
 
-/// Rows whose distance is a multiple of this compete for two sets of the first-level cache.
-const CONFLICT: usize = 2048;
-
 /// Input rows that start on cache lines: a load of a tile whose rows cross cache lines takes more than twice
 /// the time. If the rows of the block do not start on cache lines, they are copied once and multiplied with all of
 /// its panels. If they do, only the rows of the last product may be copied, so that its tiles can be loaded whole.
@@ -31,8 +28,7 @@ impl<'a> AlignedRows<'a> {
         let (rows, stride) = (block.rows.clone(), block.stride);
         let aligned =
             block.input.as_ptr().addr().is_multiple_of(ROW_BYTES) && stride.is_multiple_of(ROW_BYTES);
-        let in_place =
-            if aligned && !stride.is_multiple_of(CONFLICT) { whole_products(rows.len()) } else { 0 };
+        let in_place = if aligned { whole_products(rows.len()) } else { 0 };
         let copied = rows.start + in_place..rows.end;
         let copy_stride = odd_lines(stride);
         // Copies of rows beyond the block have any values, and their results are dropped.
@@ -132,7 +128,7 @@ mod tests {
             (4, 192, 5..22, 5),
             (0, 384, 0..15, 0),
             (0, 96, 3..75, 3),
-            (0, 2048, 0..32, 0),
+            (0, 576, 0..32, 32),
             (4, 64, 0..64, 0),
             (0, 100, 1..20, 1),
             (0, 4, 0..1, 0),
