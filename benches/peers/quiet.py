@@ -1,0 +1,143 @@
+"""Times INT8 Swins in swinq and OpenVINO, each inference alone, on a machine whose cores other programs share.
+
+    python benches/peers/quiet.py [--model swin_tiny_patch4_window7_224] [--batch 1] [--threads 2] [--seconds 60] [--cache DIR]
+
+On a virtual machine the other hardware thread of a core may work for somebody else, and then an inference takes up to twice
+its time. This program looks for cores that are quiet, moves all threads there, and counts an inference only if the cores were
+quiet before and after it: two processes count at once for 3 ms how often they can run a short loop, and a core is quiet if
+that is at least --quiet of the most that was seen. The engines get their turns by the number of inferences that counted.
+Prints quantiles of these inferences and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
+
+Needs the modules of `latency.py`, swinq's wheel, and a cache that `latency.py` has filled (or --swinq, the release binary).
+"""
+import argparse
+import multiprocessing
+import os
+import pathlib
+import random
+import time
+
+import numpy as np
+import openvino
+from PIL import Image
+
+import swinq
+from latency import openvino_runner
+from peer_models import Models
+
+OURS = "swinq INT8"
+QUANTILES = (0, 0.1, 0.25, 0.5, 0.75)
+
+
+def count(pipe):
+    """For each CPU received, sends how often a short loop ran there in 3 ms."""
+    for cpu in iter(pipe.recv, None):
+        os.sched_setaffinity(0, {cpu})
+        loops, end = 0, time.perf_counter() + 3e-3
+        while time.perf_counter() < end:
+            sum(range(100))
+            loops += 1
+        pipe.send(loops)
+
+
+class Cores:
+    """Finds quiet cores."""
+
+    def __init__(self, threads, quiet):
+        self.quiet, self.most, self.pipes = quiet, 0, []
+        for _ in range(threads):
+            ours, theirs = multiprocessing.Pipe()
+            multiprocessing.Process(target=count, args=(theirs,), daemon=True).start()
+            self.pipes.append(ours)
+        self.all = sorted(os.sched_getaffinity(0))
+        for cpu in 3 * self.all:
+            self.loops([cpu])
+
+    def loops(self, cpus):
+        """The fewest loops on one of these CPUs while all are counted."""
+        for pipe, cpu in zip(self.pipes, cpus):
+            pipe.send(cpu)
+        least = min(pipe.recv() for pipe, _ in zip(self.pipes, cpus))
+        self.most = max(self.most, least)
+        return least
+
+    def are_quiet(self, cpus):
+        return self.loops(cpus) >= self.quiet * self.most
+
+    def pick(self):
+        """CPUs that are quiet now, for all threads of this process."""
+        while not self.are_quiet(cpus := random.sample(self.all, len(self.pipes))):
+            pass
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cpus)
+        return cpus
+
+
+def engines(models, batch, threads):
+    """A function that runs each engine once."""
+    f32, bf16 = openvino.Type.f32, openvino.Type.bf16
+    pixels, nncf = models.inputs(batch)[0], models.nncf_int8(batch)
+    images = np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(models.images().iterdir())])
+    ours = swinq.open(str(models.swinq_int8())).engine(threads=threads, backend="cpu", max_batch=batch)
+    return {
+        "OpenVINO INT8, f32": openvino_runner(nncf, f32, pixels, threads),
+        "OpenVINO INT8, bf16": openvino_runner(nncf, bf16, pixels, threads),
+        "OpenVINO bf16": openvino_runner(models.onnx(batch), bf16, pixels, threads),
+        OURS: lambda: ours(images[:batch]),
+    }
+
+
+def measure(cores, runs, seconds):
+    """The times in ms of the inferences that counted, and how many did not, by engine."""
+    times, disturbed = {name: [] for name in runs}, dict.fromkeys(runs, 0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        name = min(runs, key=lambda name: (len(times[name]), disturbed[name]))
+        cpus = cores.pick()
+        runs[name]()  # its weights come to these cores
+        quiet = cores.are_quiet(cpus)
+        while quiet and time.monotonic() < end:
+            start = time.perf_counter()
+            runs[name]()
+            took = 1e3 * (time.perf_counter() - start)
+            quiet = cores.are_quiet(cpus)
+            if quiet:
+                times[name].append(took)
+            if len(times[name]) % 4 == 0:
+                break  # other engines see the same cores
+        disturbed[name] += not quiet
+    return times, disturbed
+
+
+def quantiles(times):
+    """`QUANTILES` of `times`, NaN if there are none."""
+    times = sorted(times) or [float("nan")]
+    return [times[min(len(times) - 1, int(q * len(times)))] for q in QUANTILES]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--swinq", default="swinq")
+    parser.add_argument("--model", default="swin_tiny_patch4_window7_224")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--quiet", type=float, default=0.9)
+    parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("target/peers"))
+    args = parser.parse_args()
+    cores = Cores(args.threads, args.quiet)  # its processes start before this one has threads
+    os.sched_setaffinity(0, cores.all[: args.threads])  # OpenVINO reads it
+    runs = engines(Models(args.model, args.cache, args.swinq), args.batch, args.threads)
+    times, disturbed = measure(cores, runs, args.seconds)
+    rows = {name: quantiles(of) for name, of in times.items()}
+    print(f"{args.model}, batch {args.batch}, {args.threads} threads, ms")
+    print("| engine | counted | disturbed |", " | ".join(f"{q:.0%}" for q in QUANTILES), "|")
+    print("|" + " --- |" * (3 + len(QUANTILES)))
+    for name, row in rows.items():
+        print(f"| {name} | {len(times[name])} | {disturbed[name]} |", " | ".join(f"{ms:.2f}" for ms in row), "|")
+    best = [min(row) for row in zip(*(row for name, row in rows.items() if name != OURS))]
+    print(f"| {OURS}, of the fastest peer | | |", " | ".join(f"{a / b:.2f}x" for a, b in zip(rows[OURS], best)), "|")
+
+
+if __name__ == "__main__":
+    main()
