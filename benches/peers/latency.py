@@ -31,14 +31,16 @@ OURS = ("swinq INT8", "swinq FP32")
 VERSIONS = ("openvino", "nncf", "onnxruntime", "onnx", "torch", "timm")
 
 
-def openvino_runner(path, precision, pixels, threads):
-    """A function that runs the graph at `path`. `precision`, f32 or bf16, is that of operations that are not INT8."""
+def openvino_runner(path, precision, pixels, threads, pinned=True):
+    """A function that runs the graph at `path`. `precision`, f32 or bf16, is that of operations that are not INT8. OpenVINO
+    chooses the cores of its threads, or takes those of the process if they are not `pinned`."""
     core = openvino.Core()
     options = {
         hint.performance_mode: hint.PerformanceMode.LATENCY,
         hint.inference_precision: precision,
         ov.num_streams: 1,
         ov.inference_num_threads: threads,
+        hint.enable_cpu_pinning: pinned,
     }
     request = core.compile_model(core.read_model(path), "CPU", options).create_infer_request()
     request.set_input_tensor(openvino.Tensor(pixels))

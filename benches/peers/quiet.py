@@ -4,9 +4,10 @@
 
 On a virtual machine the other hardware thread of a core may work for somebody else, and then an inference takes up to twice
 its time. This program looks for cores that are quiet, moves all threads there, and counts an inference only if the cores were
-quiet before and after it: two processes count at once for 3 ms how often they can run a short loop, and a core is quiet if
-that is at least --quiet of the most that was seen. The engines get their turns by the number of inferences that counted.
-Prints quantiles of these inferences and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
+quiet before and after it. For each thread, a process counts for 3 ms how often it can run a short loop on its core. The cores
+are quiet if the least count is at least --quiet of the most that was seen. A disturbance between the two checks is not seen;
+a long inference is more likely to have one. The engines get their turns by the number of inferences that counted. Prints
+quantiles of these inferences, and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
 
 Needs the modules of `latency.py`, swinq's wheel, and a cache that `latency.py` has filled (or --swinq, the release binary).
 """
@@ -48,6 +49,7 @@ class Cores:
         for _ in range(threads):
             ours, theirs = multiprocessing.Pipe()
             multiprocessing.Process(target=count, args=(theirs,), daemon=True).start()
+            theirs.close()
             self.pipes.append(ours)
         self.all = sorted(os.sched_getaffinity(0))
         for cpu in 3 * self.all:
@@ -64,55 +66,55 @@ class Cores:
     def are_quiet(self, cpus):
         return self.loops(cpus) >= self.quiet * self.most
 
-    def pick(self):
-        """CPUs that are quiet now, for all threads of this process."""
+    def pick(self, end):
+        """Moves all threads of this process to CPUs that are quiet now, and returns these; None after `end`."""
         while not self.are_quiet(cpus := random.sample(self.all, len(self.pipes))):
-            pass
+            if time.monotonic() > end:
+                return None
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cpus)
+            try:
+                os.sched_setaffinity(int(thread), cpus)
+            except ProcessLookupError:  # it has ended
+                pass
         return cpus
 
 
 def engines(models, batch, threads):
     """A function that runs each engine once."""
+    def peer(path, precision):
+        return openvino_runner(path, precision, pixels, threads, pinned=False)
+
     f32, bf16 = openvino.Type.f32, openvino.Type.bf16
     pixels, nncf = models.inputs(batch)[0], models.nncf_int8(batch)
     images = np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(models.images().iterdir())])
     ours = swinq.open(str(models.swinq_int8())).engine(threads=threads, backend="cpu", max_batch=batch)
     return {
-        "OpenVINO INT8, f32": openvino_runner(nncf, f32, pixels, threads),
-        "OpenVINO INT8, bf16": openvino_runner(nncf, bf16, pixels, threads),
-        "OpenVINO bf16": openvino_runner(models.onnx(batch), bf16, pixels, threads),
+        "OpenVINO INT8, f32": peer(nncf, f32),
+        "OpenVINO INT8, bf16": peer(nncf, bf16),
+        "OpenVINO bf16": peer(models.onnx(batch), bf16),
         OURS: lambda: ours(images[:batch]),
     }
 
 
 def measure(cores, runs, seconds):
-    """The times in ms of the inferences that counted, and how many did not, by engine."""
+    """The times in ms of the inferences that counted, and the number of checks that found other programs, by engine."""
     times, disturbed = {name: [] for name in runs}, dict.fromkeys(runs, 0)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while cpus := cores.pick(end):
         name = min(runs, key=lambda name: (len(times[name]), disturbed[name]))
-        cpus = cores.pick()
         runs[name]()  # its weights come to these cores
-        quiet = cores.are_quiet(cpus)
-        while quiet and time.monotonic() < end:
+        for _ in range(4):
+            if not cores.are_quiet(cpus):
+                disturbed[name] += 1
+                break
             start = time.perf_counter()
             runs[name]()
             took = 1e3 * (time.perf_counter() - start)
-            quiet = cores.are_quiet(cpus)
-            if quiet:
+            if cores.are_quiet(cpus):
                 times[name].append(took)
-            if len(times[name]) % 4 == 0:
-                break  # other engines see the same cores
-        disturbed[name] += not quiet
+        if time.monotonic() > end:
+            break
     return times, disturbed
-
-
-def quantiles(times):
-    """`QUANTILES` of `times`, NaN if there are none."""
-    times = sorted(times) or [float("nan")]
-    return [times[min(len(times) - 1, int(q * len(times)))] for q in QUANTILES]
 
 
 def main():
@@ -125,18 +127,21 @@ def main():
     parser.add_argument("--quiet", type=float, default=0.9)
     parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("target/peers"))
     args = parser.parse_args()
-    cores = Cores(args.threads, args.quiet)  # its processes start before this one has threads
-    os.sched_setaffinity(0, cores.all[: args.threads])  # OpenVINO reads it
+    if args.threads > len(os.sched_getaffinity(0)):
+        parser.error(f"--threads {args.threads}: this process may use {len(os.sched_getaffinity(0))} CPUs")
+    cores = Cores(args.threads, args.quiet)  # its processes start before this one has the threads of engines
     runs = engines(Models(args.model, args.cache, args.swinq), args.batch, args.threads)
     times, disturbed = measure(cores, runs, args.seconds)
-    rows = {name: quantiles(of) for name, of in times.items()}
+    rows = {name: np.quantile(of or [np.nan], QUANTILES) for name, of in times.items()}
     print(f"{args.model}, batch {args.batch}, {args.threads} threads, ms")
-    print("| engine | counted | disturbed |", " | ".join(f"{q:.0%}" for q in QUANTILES), "|")
+    print("| engine | counted | checks that found others |", " | ".join(f"{q:.0%}" for q in QUANTILES), "|")
     print("|" + " --- |" * (3 + len(QUANTILES)))
     for name, row in rows.items():
         print(f"| {name} | {len(times[name])} | {disturbed[name]} |", " | ".join(f"{ms:.2f}" for ms in row), "|")
-    best = [min(row) for row in zip(*(row for name, row in rows.items() if name != OURS))]
+    best = np.fmin.reduce([row for name, row in rows.items() if name != OURS])
     print(f"| {OURS}, of the fastest peer | | |", " | ".join(f"{a / b:.2f}x" for a, b in zip(rows[OURS], best)), "|")
+    if not all(times.values()):
+        parser.exit(1, "an engine has no inference that counted: the cores were quiet too seldom; use more --seconds\n")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ use support::{Rng, assert_same, assert_varied, for_each_cpu, step, window_map};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{ColumnQuantizers, Cpu, Gelu, PAD, Pool, Quantizer, RowMap, code_stride, reference};
 
-/// Rows, columns, inputs: around the tiles (1, 6, 8 and 14 rows; 8, 16 and 32 columns) and Swin's own.
-const SHAPES: [(usize, usize, usize); 21] = [
+/// Rows, columns, inputs: around the tiles (1, 6, 8, 14, 16 and 32 rows; 8, 16 and 32 columns) and Swin's own.
+const SHAPES: [(usize, usize, usize); 25] = [
     (0, 16, 8),
     (1, 1, 1),
     (1, 32, 4),
@@ -23,6 +23,10 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (7, 31, 5),
     (13, 33, 48),
     (14, 32, 96),
+    (17, 32, 4),
+    (18, 40, 200),
+    (33, 33, 132),
+    (34, 64, 64),
     (15, 48, 97),
     (28, 64, 2),
     (29, 7, 0),

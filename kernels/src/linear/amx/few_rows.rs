@@ -1,12 +1,13 @@
 //! Up to two rows beyond full tiles, such as the last row of 49 = 3 * 16 + 1. On tiles they take as long as 16 rows, so
-//! they are multiplied by `vpdpbusd`, with the weights that a step of the tiles has just loaded.
+//! they are multiplied by `vpdpbusd` after each step of the tiles, which has loaded most of the weights into the
+//! first-level cache.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::avx512::COLUMNS;
 use super::product::{GROUP_BYTES, Operands};
-use super::tile::TILE_ROWS;
+use super::tile::{Element, TILE_ROWS};
 
 /// The most rows beyond full tiles.
 pub(super) const FEW: usize = 2;
@@ -51,20 +52,19 @@ impl<'a> FewRows<'a> {
         }
     }
 
-    /// [`FewRows::add`] for `R` rows. It is no part of the loop over tiles, whose registers it would take.
+    /// [`FewRows::add`] for `R` rows. Never inlined: it would take registers of the loop over tiles.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn add_rows<const R: usize>(&mut self, groups: Range<usize>) {
         let Operands { input, stride, panel, .. } = self.operands;
-        let weights = &panel[groups.start * GROUP_BYTES..groups.end * GROUP_BYTES];
-        let rows: [&[u8]; R] =
-            std::array::from_fn(|r| &input[r * stride..][4 * groups.start..4 * groups.end]);
+        let weights = &panel.as_chunks::<GROUP_BYTES>().0[groups.clone()];
+        let rows: [&[[u8; 4]]; R] =
+            std::array::from_fn(|r| &input[r * stride..].as_chunks().0[groups.clone()]);
         let mut acc: [[__m512i; 2]; R] = std::array::from_fn(|r| read_both(&self.acc[r]));
-        for (i, weights) in weights.as_chunks::<GROUP_BYTES>().0.iter().enumerate() {
+        for (i, weights) in weights.iter().enumerate() {
             let b = read_both(weights);
             for (row, acc) in rows.iter().zip(&mut acc) {
-                let four = row[4 * i..].first_chunk().expect("a group of inputs");
-                let a = _mm512_set1_epi32(i32::from_ne_bytes(*four));
+                let a = _mm512_set1_epi32(i32::from_ne_bytes(row[i]));
                 *acc = [_mm512_dpbusd_epi32(acc[0], a, b[0]), _mm512_dpbusd_epi32(acc[1], a, b[1])];
             }
         }
@@ -87,10 +87,10 @@ impl<'a> FewRows<'a> {
 /// The 128 bytes of `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn read_both<T, const N: usize>(from: &[T; N]) -> [__m512i; 2] {
-    const { assert!(size_of::<[T; N]>() == 128) };
+fn read_both<E: Element, const N: usize>(from: &[E; N]) -> [__m512i; 2] {
+    const { assert!(size_of::<[E; N]>() == 128) };
     let from = from.as_ptr().cast::<__m512i>();
-    // SAFETY: two registers are 128 bytes.
+    // SAFETY: `from` holds two registers by the assertion.
     unsafe { [_mm512_loadu_si512(from), _mm512_loadu_si512(from.add(1))] }
 }
 
@@ -114,6 +114,7 @@ mod tests {
         for (rows, k) in [(17, 4), (18, 64), (33, 96), (34, 132), (34, 0), (32, 64), (1, 64)] {
             let case = Case::new(rows, k, 3);
             let (on_tiles, mut few) = FewRows::split(case.operands());
+            assert_eq!(few.accumulators().len(), beyond_tiles(rows));
             assert_eq!(on_tiles.rows + few.accumulators().len(), rows);
             let groups = k.div_ceil(4);
             for part in [0..groups / 3, groups / 3..groups] {

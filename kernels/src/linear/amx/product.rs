@@ -1,4 +1,5 @@
-//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for [`FEW`] more.
+//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for
+//! [`FEW`] more rows.
 //!
 //! A panel of packed weights has, for each group of four inputs, 16 columns in each of two lines of 64 bytes. These
 //! lines are the rows of two tiles. A step multiplies up to 16 groups.
@@ -72,11 +73,11 @@ impl Steps {
 /// The operands of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
-    /// Inputs from the first row on: 16 rows, or 32 rows if more than 16 are asked for.
+    /// Inputs from the first row on. Tiles need 16 rows, or 32 if more than 16 are asked for.
     pub(super) input: &'a [u8],
     /// Bytes from one row of the input to the next.
     pub(super) stride: usize,
-    /// The rows asked for: 1 to [`ROWS`] on tiles, or one or two beyond full tiles until `FewRows::split` divides them.
+    /// The rows asked for. Tiles take 1 to [`ROWS`]; `FewRows::split` removes up to [`FEW`] more.
     pub(super) rows: usize,
     pub(super) panel: &'a [i8],
     /// The initial accumulator of each column.
@@ -111,6 +112,7 @@ pub(super) trait Multiply {
     /// If the operands are too short.
     #[inline(always)]
     fn product(&mut self, operands: Operands<'_>, out: &mut Accumulators, after: impl FnMut(Range<usize>)) {
+        debug_assert!(operands.rows <= ROWS, "{} rows on tiles", operands.rows);
         if operands.rows > TILE_ROWS {
             self.multiply::<true>(operands, out, after);
         } else {

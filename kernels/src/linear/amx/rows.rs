@@ -72,8 +72,7 @@ impl<'a> AlignedRows<'a> {
 
 /// Of `rows` rows, those in products whose tiles all have 16 rows: all but less than a product, or all.
 fn whole_products(rows: usize) -> usize {
-    let few = beyond_tiles(rows);
-    if few > 0 || rows.is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
+    if (rows - beyond_tiles(rows)).is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
 }
 
 /// Copies `row`, a multiple of four bytes, to the start of `copy`. Calls of `memcpy` would take most of the time of a
@@ -115,7 +114,7 @@ mod tests {
         if !Isa::Avx512Vnni.is_available() {
             return eprintln!("SKIPPED: rows are copied by AVX-512");
         }
-        let mut buffer = AlignedBuf::new(2048 * 80 + 64);
+        let mut buffer = AlignedBuf::new(576 * 32 + 64);
         buffer.as_u8_mut().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
         // Offset, stride, rows, and the first row that is copied.
         let cases = [

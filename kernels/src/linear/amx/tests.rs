@@ -161,6 +161,20 @@ fn products_on_tiles_equal_the_sums_of_a_direct_loop() {
     }
 }
 
+#[test]
+fn products_cover_the_rows_once_with_as_few_tiles_as_possible() {
+    for n in 0..300 {
+        let mut next = 7;
+        for rows in products(7..7 + n) {
+            assert_eq!(rows.start, next, "{n} rows");
+            assert!((1..=ROWS).contains(&(rows.len() - beyond_tiles(rows.len()))), "{n} rows: {rows:?}");
+            next = rows.end;
+        }
+        assert_eq!(next, 7 + n);
+        assert_eq!(products(7..7 + n).count(), (n - beyond_tiles(n)).div_ceil(ROWS));
+    }
+}
+
 /// The panic of a product of `groups` groups of inputs, if it panics.
 fn refusal(operands: Operands<'_>, groups: usize) -> Option<String> {
     let panic = std::panic::catch_unwind(|| run(Emulated::new(), groups, operands, |_| ())).err()?;
