@@ -65,8 +65,8 @@ impl Launch {
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]
     }
 
-    /// Bytes that a run over `images` images must move, with those between rows of codes; `pixels` is the bytes of the images, for the launch
-    /// that reads them.
+    /// Bytes that a run over `images` images must move, with those between rows of codes; `pixels` is the bytes of the
+    /// images, for the launch that reads them.
     pub(super) fn bytes(&self, images: usize, pixels: usize) -> u64 {
         let read = self.input.map_or(pixels, |input| input.bytes(images));
         let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };

@@ -12,30 +12,31 @@ use super::tile::{Element, TILE_ROWS};
 /// The most rows beyond full tiles.
 pub(super) const FEW: usize = 2;
 
-/// Of `rows` rows, those beyond full tiles if they are few; otherwise 0.
-pub(super) fn beyond_tiles(rows: usize) -> usize {
-    if rows > TILE_ROWS && rows % TILE_ROWS <= FEW { rows % TILE_ROWS } else { 0 }
+/// Of `rows` rows, those on tiles: those in full tiles if few are beyond, otherwise all.
+pub(super) fn on_tiles(rows: usize) -> usize {
+    let beyond = rows % TILE_ROWS;
+    if rows > TILE_ROWS && beyond <= FEW { rows - beyond } else { rows }
 }
 
 /// The rows beyond full tiles of a product.
 pub(super) struct FewRows<'a> {
-    /// The operands from the first of the rows on.
+    /// The operands from the first of the rows on; at least one row.
     operands: Operands<'a>,
     acc: [[i32; COLUMNS]; FEW],
 }
 
 impl<'a> FewRows<'a> {
-    /// Divides the rows asked for into those of tiles and these.
+    /// Divides the rows asked for into those on tiles and those beyond, if there are any.
     #[inline(always)]
-    pub(super) fn split(operands: Operands<'a>) -> (Operands<'a>, FewRows<'a>) {
-        let few = beyond_tiles(operands.rows);
-        let on_tiles = operands.rows - few;
-        let input = if few > 0 { &operands.input[on_tiles * operands.stride..] } else { &[] };
-        let acc = [*operands.initial; FEW];
-        (
-            Operands { rows: on_tiles, ..operands },
-            FewRows { operands: Operands { input, rows: few, ..operands }, acc },
-        )
+    pub(super) fn split(operands: Operands<'a>) -> (Operands<'a>, Option<FewRows<'a>>) {
+        let on_tiles = on_tiles(operands.rows);
+        let rows = operands.rows - on_tiles;
+        if rows == 0 {
+            return (operands, None);
+        }
+        let input = &operands.input[on_tiles * operands.stride..];
+        let few = FewRows { operands: Operands { input, rows, ..operands }, acc: [*operands.initial; FEW] };
+        (Operands { rows: on_tiles, ..operands }, Some(few))
     }
 
     /// Adds the products with `groups` of the inputs.
@@ -46,7 +47,6 @@ impl<'a> FewRows<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn add(&mut self, groups: Range<usize>) {
         match self.operands.rows {
-            0 => {}
             1 => self.add_rows::<1>(groups),
             _ => self.add_rows::<2>(groups),
         }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn rows_beyond_tiles_are_few() {
         let rows = [0, 1, 2, 15, 16, 17, 18, 19, 32, 33, 34, 35, 49, 50, 98];
-        assert_eq!(rows.map(beyond_tiles), [0, 0, 0, 0, 0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 2]);
+        assert_eq!(rows.map(|rows| rows - on_tiles(rows)), [0, 0, 0, 0, 0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 2]);
     }
 
     #[test]
@@ -113,16 +113,18 @@ mod tests {
         }
         for (rows, k) in [(17, 4), (18, 64), (33, 96), (34, 132), (34, 0), (32, 64), (1, 64)] {
             let case = Case::new(rows, k, 3);
-            let (on_tiles, mut few) = FewRows::split(case.operands());
-            assert_eq!(few.accumulators().len(), beyond_tiles(rows));
-            assert_eq!(on_tiles.rows + few.accumulators().len(), rows);
+            let (operands, few) = FewRows::split(case.operands());
+            assert_eq!(operands.rows, on_tiles(rows));
+            assert_eq!(few.is_some(), operands.rows < rows, "{rows} rows");
+            let Some(mut few) = few else { continue };
+            assert_eq!(operands.rows + few.accumulators().len(), rows);
             let groups = k.div_ceil(4);
             for part in [0..groups / 3, groups / 3..groups] {
                 // SAFETY: the features are available.
                 unsafe { few.add(part) };
             }
             for (i, row) in few.accumulators().iter().enumerate() {
-                let input = &case.input.as_u8()[(on_tiles.rows + i) * case.stride..];
+                let input = &case.input.as_u8()[(operands.rows + i) * case.stride..];
                 let weight = |i: usize, c: usize| case.panel.as_i8()[i / 4 * GROUP_BYTES + 4 * c + i % 4];
                 let product = |i: usize, c| i32::from(input[i]) * i32::from(weight(i, c));
                 let sum = |c: usize| case.initial[c] + (0..k).map(|i| product(i, c)).sum::<i32>();
@@ -130,7 +132,7 @@ mod tests {
                     *row,
                     std::array::from_fn(sum),
                     "row {i} beyond {} rows, {k} inputs",
-                    on_tiles.rows
+                    operands.rows
                 );
             }
         }

@@ -28,7 +28,7 @@ use crate::isa::Isa;
 use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
-use few_rows::{FewRows, beyond_tiles};
+use few_rows::{FewRows, on_tiles};
 use product::{Accumulators, Multiply, Products, ROWS, Steps};
 use real::Real;
 use resident::Resident;
@@ -128,9 +128,13 @@ fn multiply(
         }
         tiles.product(operands, &mut acc, |groups| {
             prefetch.all(groups.clone());
-            few.add(groups);
+            if let Some(few) = &mut few {
+                few.add(groups);
+            }
         });
-        acc.0[operands.rows..].iter_mut().zip(few.accumulators()).for_each(|(acc, few)| *acc = *few);
+        if let Some(few) = few {
+            acc.0[operands.rows..].iter_mut().zip(few.accumulators()).for_each(|(acc, few)| *acc = *few);
+        }
         finish(epilogue, &acc.0, at, dest);
     });
 }
@@ -138,9 +142,9 @@ fn multiply(
 /// The rows of each product: full tiles, and the remaining rows. Every tile of the processor is multiplied as 16 rows, so
 /// equal shares would waste more of them. [`FewRows`] belong to the last product.
 fn products(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
-    let on_tiles = rows.end - beyond_tiles(rows.len());
-    let end_of = move |from: usize| if from + ROWS < on_tiles { from + ROWS } else { rows.end };
-    (rows.start..on_tiles).step_by(ROWS).map(move |from| from..end_of(from))
+    let tiles_end = rows.start + on_tiles(rows.len());
+    let end_of = move |from: usize| if from + ROWS < tiles_end { from + ROWS } else { rows.end };
+    (rows.start..tiles_end).step_by(ROWS).map(move |from| from..end_of(from))
 }
 
 /// Runs `tdpbusd` `4 * iterations` times on registers only.

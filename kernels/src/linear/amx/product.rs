@@ -1,5 +1,5 @@
-//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for
-//! [`FEW`] more rows.
+//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for [`FEW`] more
+//! rows.
 //!
 //! A panel of packed weights has, for each group of four inputs, 16 columns in each of two lines of 64 bytes. These
 //! lines are the rows of two tiles. A step multiplies up to 16 groups.

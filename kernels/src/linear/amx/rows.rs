@@ -2,7 +2,7 @@
 
 use super::super::Block;
 use super::super::avx512::{At, COLUMNS};
-use super::few_rows::beyond_tiles;
+use super::few_rows::on_tiles;
 use super::product::{Operands, ROWS};
 use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
@@ -72,7 +72,7 @@ impl<'a> AlignedRows<'a> {
 
 /// Of `rows` rows, those in products whose tiles all have 16 rows: all but less than a product, or all.
 fn whole_products(rows: usize) -> usize {
-    if (rows - beyond_tiles(rows)).is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
+    if on_tiles(rows).is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
 }
 
 /// Copies `row`, a multiple of four bytes, to the start of `copy`. Calls of `memcpy` would take most of the time of a
@@ -145,8 +145,8 @@ mod tests {
                     bytes.as_ptr().addr().is_multiple_of(64) && apart.is_multiple_of(64),
                     "{what}: alignment"
                 );
-                let on_tiles = product.len() - beyond_tiles(product.len());
-                assert!(bytes.len() >= on_tiles.next_multiple_of(16) * apart, "{what}: whole tiles");
+                let tile_rows = on_tiles(product.len()).next_multiple_of(16);
+                assert!(bytes.len() >= tile_rows * apart, "{what}: whole tiles");
                 for (i, row) in product.enumerate() {
                     assert_eq!(
                         bytes[i * apart..][..stride],

@@ -167,11 +167,11 @@ fn products_cover_the_rows_once_with_as_few_tiles_as_possible() {
         let mut next = 7;
         for rows in products(7..7 + n) {
             assert_eq!(rows.start, next, "{n} rows");
-            assert!((1..=ROWS).contains(&(rows.len() - beyond_tiles(rows.len()))), "{n} rows: {rows:?}");
+            assert!((1..=ROWS).contains(&on_tiles(rows.len())), "{n} rows: {rows:?}");
             next = rows.end;
         }
         assert_eq!(next, 7 + n);
-        assert_eq!(products(7..7 + n).count(), (n - beyond_tiles(n)).div_ceil(ROWS));
+        assert_eq!(products(7..7 + n).count(), on_tiles(n).div_ceil(ROWS));
     }
 }
 
