@@ -31,7 +31,7 @@ OURS = ("swinq INT8", "swinq FP32")
 VERSIONS = ("openvino", "nncf", "onnxruntime", "onnx", "torch", "timm")
 
 
-def openvino_runner(path, precision, pixels, threads, pinned=True):
+def openvino_runner(path, precision, pixels, threads, pinned):
     """A function that runs the graph at `path`. `precision`, f32 or bf16, is that of operations that are not INT8. OpenVINO
     chooses the cores of its threads, or takes those of the process if they are not `pinned`."""
     core = openvino.Core()
@@ -54,15 +54,22 @@ def ort_runner(path, pixels, threads):
     return lambda: session.run(None, {"pixels": pixels})
 
 
+def openvino_peers(models, batch, threads, pinned=True):
+    """OpenVINO's run functions by name."""
+    pixels, nncf = models.inputs(batch)[0], models.nncf_int8(batch)
+    f32, bf16 = openvino.Type.f32, openvino.Type.bf16
+    return {
+        "OpenVINO INT8, f32": openvino_runner(nncf, f32, pixels, threads, pinned),
+        "OpenVINO INT8, bf16": openvino_runner(nncf, bf16, pixels, threads, pinned),
+        "OpenVINO bf16": openvino_runner(models.onnx(batch), bf16, pixels, threads, pinned),
+    }
+
+
 def peers(models, batch, threads):
     """The peers' run functions by name, in the order in which they run."""
     pixels = models.inputs(batch)[0]
-    f32, bf16 = openvino.Type.f32, openvino.Type.bf16
-    nncf = models.nncf_int8(batch)
     return {
-        "OpenVINO INT8, f32": openvino_runner(nncf, f32, pixels, threads),
-        "OpenVINO INT8, bf16": openvino_runner(nncf, bf16, pixels, threads),
-        "OpenVINO bf16": openvino_runner(models.onnx(batch), bf16, pixels, threads),
+        **openvino_peers(models, batch, threads),
         "ONNX Runtime INT8": ort_runner(models.ort_int8(batch), pixels, threads),
         "ONNX Runtime f32": ort_runner(models.onnx(batch), pixels, threads),
     }

@@ -19,14 +19,13 @@ import random
 import time
 
 import numpy as np
-import openvino
 from PIL import Image
 
 import swinq
-from latency import openvino_runner
+from latency import OURS as ENGINES, openvino_peers
 from peer_models import Models
 
-OURS = "swinq INT8"
+OURS = ENGINES[0]
 QUANTILES = (0, 0.1, 0.25, 0.5, 0.75)
 
 
@@ -68,32 +67,28 @@ class Cores:
 
     def pick(self, end):
         """Moves all threads of this process to CPUs that are quiet now, and returns these; None after `end`."""
-        while not self.are_quiet(cpus := random.sample(self.all, len(self.pipes))):
-            if time.monotonic() > end:
-                return None
-        for thread in os.listdir("/proc/self/task"):
-            try:
-                os.sched_setaffinity(int(thread), cpus)
-            except ProcessLookupError:  # it has ended
-                pass
-        return cpus
+        while time.monotonic() < end:
+            cpus = random.sample(self.all, len(self.pipes))
+            if self.are_quiet(cpus):
+                move(cpus)
+                return cpus
+        return None
+
+
+def move(cpus):
+    """Moves all threads of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), cpus)
+        except ProcessLookupError:  # it has ended
+            pass
 
 
 def engines(models, batch, threads):
     """A function that runs each engine once."""
-    def peer(path, precision):
-        return openvino_runner(path, precision, pixels, threads, pinned=False)
-
-    f32, bf16 = openvino.Type.f32, openvino.Type.bf16
-    pixels, nncf = models.inputs(batch)[0], models.nncf_int8(batch)
     images = np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(models.images().iterdir())])
     ours = swinq.open(str(models.swinq_int8())).engine(threads=threads, backend="cpu", max_batch=batch)
-    return {
-        "OpenVINO INT8, f32": peer(nncf, f32),
-        "OpenVINO INT8, bf16": peer(nncf, bf16),
-        "OpenVINO bf16": peer(models.onnx(batch), bf16),
-        OURS: lambda: ours(images[:batch]),
-    }
+    return {**openvino_peers(models, batch, threads, pinned=False), OURS: lambda: ours(images[:batch])}
 
 
 def measure(cores, runs, seconds):
@@ -112,8 +107,6 @@ def measure(cores, runs, seconds):
             took = 1e3 * (time.perf_counter() - start)
             if cores.are_quiet(cpus):
                 times[name].append(took)
-        if time.monotonic() > end:
-            break
     return times, disturbed
 
 
