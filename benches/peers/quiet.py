@@ -3,11 +3,12 @@
     python benches/peers/quiet.py [--model swin_tiny_patch4_window7_224] [--batch 1] [--threads 2] [--seconds 60] [--cache DIR]
 
 On a virtual machine the other hardware thread of a core may work for somebody else, and then an inference takes up to twice
-its time. This program looks for cores that are quiet, moves all threads there, and counts an inference only if the cores were
-quiet before and after it. For each thread, a process counts for 3 ms how often it can run a short loop on its core. The cores
-are quiet if the least count is at least --quiet of the most that was seen. A disturbance between the two checks is not seen;
-a long inference is more likely to have one. The engines get their turns by the number of inferences that counted. Prints
-quantiles of these inferences, and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
+its time. This program looks for cores that are quiet, moves all threads there, and runs --burst inferences of one engine, which
+count only if the cores were quiet before and after them. For each thread, a process multiplies small matrices on its core for
+3 ms. The cores are quiet if the lowest rate is at least --quiet of the highest that was seen. A disturbance between the two
+checks is not seen. A turn of an engine is --burst inferences that do not count, because its weights come from
+memory after the turns of others, and up to four bursts. The engine with the fewest inferences has the next turn. Prints
+quantiles of the inferences, and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
 
 Needs the modules of `latency.py`, swinq's wheel, and a cache that `latency.py` has filled (or --swinq, the release binary).
 """
@@ -15,8 +16,9 @@ import argparse
 import multiprocessing
 import os
 import pathlib
-import random
 import time
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for `rate`; numpy reads it when it is imported
 
 import numpy as np
 from PIL import Image
@@ -29,15 +31,16 @@ OURS = ENGINES[0]
 QUANTILES = (0, 0.1, 0.25, 0.5, 0.75)
 
 
-def count(pipe):
-    """For each CPU received, sends how often a short loop ran there in 3 ms."""
+def rate(pipe):
+    """For each CPU received, sends how many products a second of matrices in the second-level cache it computes in 3 ms."""
+    a = np.ones((128, 128), np.float32)
     for cpu in iter(pipe.recv, None):
         os.sched_setaffinity(0, {cpu})
-        loops, end = 0, time.perf_counter() + 3e-3
-        while time.perf_counter() < end:
-            sum(range(100))
-            loops += 1
-        pipe.send(loops)
+        products, start = 0, time.perf_counter()
+        while (took := time.perf_counter() - start) < 3e-3:
+            a @ a
+            products += 1
+        pipe.send(products / took)
 
 
 class Cores:
@@ -47,15 +50,15 @@ class Cores:
         self.quiet, self.most, self.pipes = quiet, 0, []
         for _ in range(threads):
             ours, theirs = multiprocessing.Pipe()
-            multiprocessing.Process(target=count, args=(theirs,), daemon=True).start()
+            multiprocessing.Process(target=rate, args=(theirs,), daemon=True).start()
             theirs.close()
             self.pipes.append(ours)
         self.all = sorted(os.sched_getaffinity(0))
         for cpu in 3 * self.all:
-            self.loops([cpu])
+            self.rate([cpu])
 
-    def loops(self, cpus):
-        """The fewest loops on one of these CPUs while all are counted."""
+    def rate(self, cpus):
+        """The lowest rate of these CPUs while all are measured."""
         for pipe, cpu in zip(self.pipes, cpus):
             pipe.send(cpu)
         least = min(pipe.recv() for pipe, _ in zip(self.pipes, cpus))
@@ -63,12 +66,13 @@ class Cores:
         return least
 
     def are_quiet(self, cpus):
-        return self.loops(cpus) >= self.quiet * self.most
+        return self.rate(cpus) >= self.quiet * self.most
 
     def pick(self, end):
-        """Moves all threads of this process to CPUs that are quiet now, and returns these; None after `end`."""
+        """Moves all threads of this process to the CPUs that are fastest now, once these are quiet, and returns them; None
+        after `end`."""
         while time.monotonic() < end:
-            cpus = random.sample(self.all, len(self.pipes))
+            cpus = sorted(self.all, key=lambda cpu: self.rate([cpu]))[-len(self.pipes) :]
             if self.are_quiet(cpus):
                 move(cpus)
                 return cpus
@@ -91,22 +95,27 @@ def engines(models, batch, threads):
     return {**openvino_peers(models, batch, threads, pinned=False), OURS: lambda: ours(images[:batch])}
 
 
-def measure(cores, runs, seconds):
+def timed(run):
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def measure(cores, runs, seconds, burst):
     """The times in ms of the inferences that counted, and the number of checks that found other programs, by engine."""
     times, disturbed = {name: [] for name in runs}, dict.fromkeys(runs, 0)
     end = time.monotonic() + seconds
     while cpus := cores.pick(end):
         name = min(runs, key=lambda name: (len(times[name]), disturbed[name]))
-        runs[name]()  # its weights come to these cores
+        for _ in range(burst):
+            runs[name]()
         for _ in range(4):
             if not cores.are_quiet(cpus):
                 disturbed[name] += 1
                 break
-            start = time.perf_counter()
-            runs[name]()
-            took = 1e3 * (time.perf_counter() - start)
+            took = [timed(runs[name]) for _ in range(burst)]
             if cores.are_quiet(cpus):
-                times[name].append(took)
+                times[name] += took
     return times, disturbed
 
 
@@ -117,6 +126,7 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--burst", type=int, default=4)
     parser.add_argument("--quiet", type=float, default=0.9)
     parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("target/peers"))
     args = parser.parse_args()
@@ -124,7 +134,7 @@ def main():
         parser.error(f"--threads {args.threads}: this process may use {len(os.sched_getaffinity(0))} CPUs")
     cores = Cores(args.threads, args.quiet)  # its processes start before this one has the threads of engines
     runs = engines(Models(args.model, args.cache, args.swinq), args.batch, args.threads)
-    times, disturbed = measure(cores, runs, args.seconds)
+    times, disturbed = measure(cores, runs, args.seconds, args.burst)
     rows = {name: np.quantile(of or [np.nan], QUANTILES) for name, of in times.items()}
     print(f"{args.model}, batch {args.batch}, {args.threads} threads, ms")
     print("| engine | counted | checks that found others |", " | ".join(f"{q:.0%}" for q in QUANTILES), "|")
