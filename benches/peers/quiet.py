@@ -6,9 +6,11 @@ On a virtual machine the other hardware thread of a core may work for somebody e
 its time. This program looks for cores that are quiet, moves all threads there, and runs --burst inferences of one engine, which
 count only if the cores were quiet before and after them. For each thread, a process multiplies small matrices on its core for
 3 ms. The cores are quiet if the lowest rate is at least --quiet of the highest that was seen. A disturbance between the two
-checks is not seen. A turn of an engine is --burst inferences that do not count, because its weights come from
-memory after the turns of others, and up to four bursts. The engine with the fewest inferences has the next turn. Prints
-quantiles of the inferences, and swinq's ratio to the fastest peer in each. If few inferences counted, run it longer.
+checks is not seen.
+
+The engine with the fewest inferences has the next turn: --burst inferences that do not count, because its weights come from
+memory after the turns of others, and up to four bursts. Prints quantiles of the inferences, and swinq's ratio to the fastest
+peer in each. If few inferences counted, run it longer.
 
 Needs the modules of `latency.py`, swinq's wheel, and a cache that `latency.py` has filled (or --swinq, the release binary).
 """
