@@ -7,9 +7,6 @@ use crate::attention::products::{Blocks, Integer, Product, products};
 use crate::attention::scores::Finish;
 use crate::lanes::Lanes;
 
-/// Queries that are processed together.
-const ROWS: usize = 4;
-
 impl Chunk<'_> {
     /// Stores the logits of all keys except the lone key in `work`, and each query's largest logit, ignoring
     /// NaNs, in `largest`.
@@ -21,18 +18,33 @@ impl Chunk<'_> {
         work: &mut Work<'_>,
         largest: &mut Column<f32>,
     ) {
+        // Whether the registers hold the sums of more than four queries with all keys.
+        let many = L::TILE >= 4 && queries.low.is_none();
         let mut row = 0;
         while row < self.count {
-            row += if self.count - row >= ROWS {
-                let max = self.score_rows::<L, ROWS>(lanes, row, queries, work);
-                largest[row..row + ROWS].copy_from_slice(&lanes.highest4(max));
-                ROWS
-            } else {
-                let [max] = self.score_rows::<L, 1>(lanes, row, queries, work);
-                largest[row] = lanes.highest(max);
-                1
-            }
+            let largest = &mut largest[row..];
+            row += match (self.sizes.blocks, self.count - row) {
+                (3, 7..) if many => self.all_keys::<L, 7, 3>(lanes, row, queries.codes, work, largest),
+                (4, 6..) if many => self.all_keys::<L, 6, 4>(lanes, row, queries.codes, work, largest),
+                (_, 4..) => store_highest(lanes, self.score_rows::<L, 4>(lanes, row, queries, work), largest),
+                _ => store_highest(lanes, self.score_rows::<L, 1>(lanes, row, queries, work), largest),
+            };
         }
+    }
+
+    /// Computes `R` queries from `row` on with all `T` blocks of keys at once; returns `R`.
+    #[inline(always)]
+    fn all_keys<L: Lanes, const R: usize, const T: usize>(
+        &self,
+        lanes: L,
+        row: usize,
+        queries: Rows<'_, u8>,
+        work: &mut Work<'_>,
+        largest: &mut [f32],
+    ) -> usize {
+        let mut max = [lanes.splat(f32::NEG_INFINITY); R];
+        self.tile::<L, R, T>(lanes, row, 0, queries, work, &mut max);
+        store_highest(lanes, max, largest)
     }
 
     /// Computes `R` queries from `row` on; returns the largest logits by lane.
@@ -219,6 +231,20 @@ impl Chunk<'_> {
             lanes.store(&mut lone[span], logit);
         }
     }
+}
+
+/// Stores the largest lane of each register of `max`; returns their number.
+#[inline(always)]
+fn store_highest<L: Lanes, const R: usize>(lanes: L, max: [L::F; R], largest: &mut [f32]) -> usize {
+    for (max, largest) in max.chunks(4).zip(largest[..R].chunks_mut(4)) {
+        if let &[one] = max {
+            largest[0] = lanes.highest(one);
+        } else {
+            let four = std::array::from_fn(|i| max[i.min(max.len() - 1)]);
+            largest.copy_from_slice(&lanes.highest4(four)[..largest.len()]);
+        }
+    }
+    R
 }
 
 /// Where `R` rows of `len` values start, the first at `first`.
