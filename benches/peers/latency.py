@@ -75,6 +75,12 @@ def peers(models, batch, threads):
     }
 
 
+def timed_ms(run):
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
 def median_ms(run, seconds):
     """The median in milliseconds of runs over `seconds`, after a warm-up of a third of that time."""
     warm = time.perf_counter() + seconds / 3
@@ -82,9 +88,7 @@ def median_ms(run, seconds):
         run()
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(timed_ms(run))
     return statistics.median(times)
 
 

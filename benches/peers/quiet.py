@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 import swinq
-from latency import OURS as ENGINES, openvino_peers
+from latency import OURS as ENGINES, openvino_peers, timed_ms
 from peer_models import Models
 
 OURS = ENGINES[0]
@@ -91,16 +91,10 @@ def move(cpus):
 
 
 def engines(models, batch, threads):
-    """A function that runs each engine once."""
+    """By name, functions that run an engine once."""
     images = np.stack([np.asarray(Image.open(p).convert("RGB")) for p in sorted(models.images().iterdir())])
     ours = swinq.open(str(models.swinq_int8())).engine(threads=threads, backend="cpu", max_batch=batch)
     return {**openvino_peers(models, batch, threads, pinned=False), OURS: lambda: ours(images[:batch])}
-
-
-def timed(run):
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
 
 
 def measure(cores, runs, seconds, burst):
@@ -109,14 +103,13 @@ def measure(cores, runs, seconds, burst):
     end = time.monotonic() + seconds
     while cpus := cores.pick(end):
         name = min(runs, key=lambda name: (len(times[name]), disturbed[name]))
-        for _ in range(burst):
-            runs[name]()
-        for _ in range(4):
+        for counts in (False, True, True, True, True):
+            took = [timed_ms(runs[name]) for _ in range(burst)]
+            # Also the check before the next burst.
             if not cores.are_quiet(cpus):
                 disturbed[name] += 1
                 break
-            took = [timed(runs[name]) for _ in range(burst)]
-            if cores.are_quiet(cpus):
+            if counts:
                 times[name] += took
     return times, disturbed
 

@@ -18,7 +18,7 @@ impl Chunk<'_> {
         work: &mut Work<'_>,
         largest: &mut Column<f32>,
     ) {
-        // Whether the registers hold the sums of more than four queries with all keys.
+        // Whether there are registers for the sums of more than four queries with all keys: 21 or 24 of AVX-512's 32.
         let many = L::TILE >= 4 && queries.low.is_none();
         let mut row = 0;
         while row < self.count {
