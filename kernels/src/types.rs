@@ -1,5 +1,7 @@
 //! Types that ops share: quantizers, outputs, and the order of rows.
 
+use crate::buffer::Aligned;
+
 /// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`,
 /// `x ~ code * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,10 +48,10 @@ impl Quantizer {
 /// With the zero point 0 these are the codes and values of a [`Quantizer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnQuantizers {
-    scales: Vec<f32>,
-    recips: Vec<f32>,
+    scales: Aligned<f32>,
+    recips: Aligned<f32>,
     /// Whole numbers in -128..=127.
-    zero_points: Vec<f32>,
+    zero_points: Aligned<f32>,
 }
 
 impl ColumnQuantizers {
@@ -68,7 +70,7 @@ impl ColumnQuantizers {
         ColumnQuantizers {
             scales: each().map(Quantizer::scale).collect(),
             recips: each().map(Quantizer::recip).collect(),
-            zero_points: vec![0.0; columns],
+            zero_points: vec![0.0; columns].into(),
         }
     }
 
@@ -135,7 +137,7 @@ impl ColumnQuantizers {
         let pad = |values: &[f32]| {
             let mut values = values.to_vec();
             values.resize(columns, 0.0);
-            values
+            Aligned::from(values)
         };
         ColumnQuantizers {
             scales: pad(&self.scales),

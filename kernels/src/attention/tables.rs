@@ -1,6 +1,7 @@
 //! Bias and mask in the layout that the kernels read.
 
 use super::{Shape, Unit};
+use crate::buffer::Aligned;
 use crate::sizes::{check_len, elements};
 
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
@@ -13,11 +14,11 @@ pub(super) struct Tables {
     /// Keys with their padding.
     padded: usize,
     /// `[heads, n, padded]`.
-    bias: Vec<f32>,
+    bias: Aligned<f32>,
     /// Bias of the last key, `[heads, padded]` (head, query).
-    last: Vec<f32>,
+    last: Aligned<f32>,
     /// `[n, padded]` each, symmetric.
-    masks: Vec<Vec<f32>>,
+    masks: Vec<Aligned<f32>>,
     /// Mask of each window.
     mask_of: Vec<Option<usize>>,
 }
@@ -88,12 +89,12 @@ impl Tables {
 }
 
 /// Rows of `n` with `fill` after each, `padded` long.
-fn pad_rows(rows: &[f32], n: usize, padded: usize, fill: f32) -> Vec<f32> {
+fn pad_rows(rows: &[f32], n: usize, padded: usize, fill: f32) -> Aligned<f32> {
     let mut out = vec![fill; rows.len() / n * padded];
     for (out, row) in out.chunks_exact_mut(padded).zip(rows.chunks_exact(n)) {
         out[..n].copy_from_slice(row);
     }
-    out
+    out.into()
 }
 
 /// The same division into regions, with regions numbered in order of appearance.
@@ -110,14 +111,14 @@ fn canonical(regions: &[u8]) -> Vec<u8> {
 }
 
 /// The mask `[n, padded]` of a division into regions: `masked` between regions, 0 for padded keys.
-fn mask(regions: &[u8], padded: usize, masked: f32) -> Vec<f32> {
+fn mask(regions: &[u8], padded: usize, masked: f32) -> Aligned<f32> {
     let mut mask = vec![0.0; regions.len() * padded];
     for (row, query) in mask.chunks_exact_mut(padded).zip(regions) {
         for (value, key) in row.iter_mut().zip(regions) {
             *value = if query == key { 0.0 } else { masked };
         }
     }
-    mask
+    mask.into()
 }
 
 #[cfg(test)]

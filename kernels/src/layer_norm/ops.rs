@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::vector::together;
 use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
-use crate::buffer::AlignedBuf;
+use crate::buffer::{Aligned, AlignedBuf};
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::reference;
@@ -15,8 +15,8 @@ use crate::types::{PAD, RowMap, RowOut, RowStore};
 /// An instruction set and an [`Affine`].
 pub(super) struct Owned {
     cpu: Cpu,
-    gamma: Vec<f32>,
-    beta: Vec<f32>,
+    gamma: Aligned<f32>,
+    beta: Aligned<f32>,
     eps: f32,
     largest: f32,
 }
@@ -27,7 +27,7 @@ impl Owned {
         assert_eq!(gamma.len(), beta.len(), "{op}: gamma and beta differ in length");
         assert!(eps.is_finite() && eps >= 0.0, "{op}: epsilon is {eps}");
         elements(op, "working memory", &[together(gamma.len()) + 1, gamma.len(), size_of::<f32>()]);
-        Owned { cpu, gamma: gamma.to_vec(), beta: beta.to_vec(), eps, largest: largest_result(gamma, beta) }
+        Owned { cpu, gamma: gamma.into(), beta: beta.into(), eps, largest: largest_result(gamma, beta) }
     }
 
     pub(super) fn channels(&self) -> usize {

@@ -1,6 +1,7 @@
 //! The parameters that turn accumulators into stored values.
 
 use super::spec::{LinearSpec, Store};
+use crate::buffer::Aligned;
 use crate::reference::Gelu;
 use crate::types::{ColumnQuantizers, Quantizer};
 
@@ -9,10 +10,10 @@ pub(super) struct Epilogue {
     /// Columns.
     pub(super) n: usize,
     /// The multiplier of each column without `output`.
-    pub(super) multiplier: Vec<f32>,
+    pub(super) multiplier: Aligned<f32>,
     /// The factor of each column's accumulator: `multiplier`, or `multiplier * output.recip`.
-    pub(super) factor: Vec<f32>,
-    pub(super) bias: Vec<f32>,
+    pub(super) factor: Aligned<f32>,
+    pub(super) bias: Aligned<f32>,
     pub(super) output: Option<Quantizer>,
     pub(super) gelu: Option<Gelu>,
     pub(super) store: Store,
@@ -34,7 +35,7 @@ impl Epilogue {
             assert_eq!(values.len(), n, "{what} of a linear with {n} columns has {} values", values.len());
             let mut values = values.to_vec();
             values.resize(padded, 0.0);
-            values
+            Aligned::from(values)
         };
         let multiplier = pad("the multiplier", multiplier);
         let recip = spec.output.map_or(1.0, Quantizer::recip);
@@ -47,7 +48,7 @@ impl Epilogue {
             n,
             factor: multiplier.iter().map(|m| m * recip).collect(),
             multiplier,
-            bias: spec.bias.map_or_else(|| vec![0.0; padded], |bias| pad("the bias", bias)),
+            bias: spec.bias.map_or_else(|| vec![0.0; padded].into(), |bias| pad("the bias", bias)),
             output: spec.output,
             gelu: spec.gelu,
             store,

@@ -7,7 +7,7 @@ use super::epilogue::Epilogue;
 use super::pack::compensation;
 use super::split::{Split, row_blocks};
 use super::{Block, LinearOut, LinearSpec, Store};
-use crate::buffer::AlignedBuf;
+use crate::buffer::{Aligned, AlignedBuf};
 use crate::cpu::Cpu;
 use crate::pool::Pool;
 use crate::sizes::check_len;
@@ -23,7 +23,7 @@ pub struct LinearI8 {
     k: usize,
     weight: Weights,
     /// The initial accumulator of each column, padded to full panels.
-    initial: Vec<i32>,
+    initial: Aligned<i32>,
     epilogue: Epilogue,
 }
 
@@ -64,7 +64,7 @@ impl LinearI8 {
         let largest = if zero_points.is_empty() { 128 } else { 255 };
         let epilogue = Epilogue::new(&spec, multiplier, padded, 128.0 * largest as f64 * k as f64);
         let added = if kernel.unsigned_input { 128 } else { 0 };
-        let initial = compensation(k, codes, padded, added, zero_points);
+        let initial = compensation(k, codes, padded, added, zero_points).into();
         LinearI8 { cpu, k, weight: packed, initial, epilogue }
     }
 

@@ -18,11 +18,12 @@ pub(super) fn on_tiles(rows: usize) -> usize {
     if rows > TILE_ROWS && beyond <= FEW { rows - beyond } else { rows }
 }
 
-/// The rows beyond full tiles of a product.
+/// The rows beyond full tiles of a product. Its accumulators, the first field, are whole cache lines.
+#[repr(C, align(64))]
 pub(super) struct FewRows<'a> {
+    acc: [[i32; COLUMNS]; FEW],
     /// The operands from the first of the rows on; at least one row.
     operands: Operands<'a>,
-    acc: [[i32; COLUMNS]; FEW],
 }
 
 impl<'a> FewRows<'a> {
