@@ -29,7 +29,7 @@ use crate::probe::{INT8_AMX, Peak};
 
 use emulated::Emulated;
 use few_rows::{FewRows, on_tiles};
-use product::{Accumulators, Multiply, Products, ROWS, Steps};
+use product::{Accumulators, Multiply, Products, ROWS, Steps, WeightLoad};
 use real::Real;
 use resident::Resident;
 use rows::AlignedRows;
@@ -119,14 +119,15 @@ fn multiply(
     let input = AlignedRows::new(block, scratch);
     let starts = dest.starts(block.rows.clone(), epilogue.n);
     let mut acc = Accumulators::new(0);
-    let mut taken = None;
+    let (mut taken, groups) = (None, LAYOUT.groups(block.k));
     each_tile(block, LAYOUT, products(block.rows.clone()), dest, &starts, |at, prefetch| {
         let (operands, mut few) = FewRows::split(input.operands(block, initial, at));
         if taken != Some(at.row) {
             tiles.take_rows(operands);
             taken = Some(at.row);
         }
-        tiles.product(operands, &mut acc, |groups| {
+        let weights = WeightLoad::of(groups, few.is_some());
+        tiles.product(operands, weights, &mut acc, |groups| {
             prefetch.all(groups.clone());
             if let Some(few) = &mut few {
                 few.add(groups);

@@ -96,6 +96,26 @@ impl Operands<'_> {
     }
 }
 
+/// How tiles of weights are loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum WeightLoad {
+    /// They stay in the first-level cache for [`FewRows`](super::few_rows::FewRows).
+    Keep,
+    /// They displace nothing in the first-level cache, where the inputs of a product's rows then stay for all panels.
+    Pass,
+}
+
+impl WeightLoad {
+    /// The most groups of inputs, 512 inputs, for which the first-level cache has room beside the weights.
+    const BESIDE_WEIGHTS: usize = 8 * GROUPS;
+
+    /// The faster way for products of `groups` groups of inputs; `few` says whether there are rows beyond full tiles.
+    #[inline(always)]
+    pub(super) fn of(groups: usize, few: bool) -> WeightLoad {
+        if few || groups <= WeightLoad::BESIDE_WEIGHTS { WeightLoad::Keep } else { WeightLoad::Pass }
+    }
+}
+
 /// Configured tiles that multiply rows of inputs with panels of weights.
 pub(super) trait Multiply {
     /// Takes the rows of `operands` for the products that follow. Tiles that load inputs in each product ignore it.
@@ -111,17 +131,24 @@ pub(super) trait Multiply {
     /// # Panics
     /// If the operands are too short.
     #[inline(always)]
-    fn product(&mut self, operands: Operands<'_>, out: &mut Accumulators, after: impl FnMut(Range<usize>)) {
+    fn product(
+        &mut self,
+        operands: Operands<'_>,
+        weights: WeightLoad,
+        out: &mut Accumulators,
+        after: impl FnMut(Range<usize>),
+    ) {
         debug_assert!(operands.rows <= ROWS, "{} rows on tiles", operands.rows);
-        if operands.rows > TILE_ROWS {
-            self.multiply::<true>(operands, out, after);
-        } else {
-            self.multiply::<false>(operands, out, after);
+        match (operands.rows > TILE_ROWS, weights) {
+            (true, WeightLoad::Keep) => self.multiply::<true, false>(operands, out, after),
+            (true, WeightLoad::Pass) => self.multiply::<true, true>(operands, out, after),
+            (false, WeightLoad::Keep) => self.multiply::<false, false>(operands, out, after),
+            (false, WeightLoad::Pass) => self.multiply::<false, true>(operands, out, after),
         }
     }
 
-    /// [`Multiply::product`]. `TWO` says whether there is a second row of tiles.
-    fn multiply<const TWO: bool>(
+    /// [`Multiply::product`]. `TWO` says whether there is a second row of tiles, `PASS` whether weights pass.
+    fn multiply<const TWO: bool, const PASS: bool>(
         &mut self,
         operands: Operands<'_>,
         out: &mut Accumulators,
@@ -145,7 +172,7 @@ impl<T: Tiles> Products<T> {
 
 impl<T: Tiles> Multiply for Products<T> {
     #[inline(always)]
-    fn multiply<const TWO: bool>(
+    fn multiply<const TWO: bool, const PASS: bool>(
         &mut self,
         operands: Operands<'_>,
         out: &mut Accumulators,
@@ -160,14 +187,14 @@ impl<T: Tiles> Multiply for Products<T> {
             start::<T, TWO>(tiles, operands.initial);
             for i in 0..steps.count {
                 if steps.rest == 0 {
-                    step::<T, 4, 5, 6, 7, TWO>(tiles, operands, i);
+                    step::<T, 4, 5, 6, 7, TWO, PASS>(tiles, operands, i);
                 } else {
-                    step::<T, 4, 4, 6, 6, TWO>(tiles, operands, i);
+                    step::<T, 4, 4, 6, 6, TWO, PASS>(tiles, operands, i);
                 }
                 after(i * GROUPS..i * GROUPS + steps.groups);
             }
             if steps.rest > 0 {
-                step::<T, 5, 5, 7, 7, TWO>(tiles, operands, steps.count);
+                step::<T, 5, 5, 7, 7, TWO, PASS>(tiles, operands, steps.count);
                 after(full..full + steps.rest);
             }
             store::<T, TWO>(tiles, out);
@@ -208,6 +235,7 @@ unsafe fn step<
     const B0: usize,
     const B1: usize,
     const TWO: bool,
+    const PASS: bool,
 >(
     tiles: &mut T,
     Operands { input, stride, panel, .. }: Operands<'_>,
@@ -217,17 +245,33 @@ unsafe fn step<
     // SAFETY: promised by the caller.
     unsafe {
         tiles.load::<A0, _>(input, input_at, stride);
-        tiles.load::<B0, _>(panel, panel_at, GROUP_BYTES);
+        load_weights::<T, B0, PASS>(tiles, panel, panel_at);
         tiles.dot::<0, A0, B0>();
-        tiles.load::<B1, _>(panel, panel_at + ROW_BYTES, GROUP_BYTES);
+        load_weights::<T, B1, PASS>(tiles, panel, panel_at + ROW_BYTES);
         tiles.dot::<1, A0, B1>();
         if TWO {
             tiles.load::<A1, _>(input, input_at + TILE_ROWS * stride, stride);
             tiles.dot::<3, A1, B1>();
             if B0 == B1 {
-                tiles.load::<B0, _>(panel, panel_at, GROUP_BYTES);
+                load_weights::<T, B0, PASS>(tiles, panel, panel_at);
             }
             tiles.dot::<2, A1, B0>();
+        }
+    }
+}
+
+/// Loads tile `B` from byte `at` of `panel` on.
+///
+/// # Safety
+/// As for [`Tiles::load`].
+#[inline(always)]
+unsafe fn load_weights<T: Tiles, const B: usize, const PASS: bool>(tiles: &mut T, panel: &[i8], at: usize) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        if PASS {
+            tiles.load_passing::<B, _>(panel, at, GROUP_BYTES);
+        } else {
+            tiles.load::<B, _>(panel, at, GROUP_BYTES);
         }
     }
 }

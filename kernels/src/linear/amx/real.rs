@@ -93,6 +93,22 @@ impl Tiles for Real {
     }
 
     #[inline(always)]
+    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
+        self.check::<E>(T, from.len(), at, stride);
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
+        // `from`.
+        unsafe {
+            tiles!(
+                "tileloaddt1 tmm{t}, [{from} + {stride}*1]",
+                t = const T,
+                from = in(reg) from.as_ptr().add(at),
+                stride = in(reg) stride,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+    }
+
+    #[inline(always)]
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         const { assert!(C != A && A != B && B != C, "distinct tiles") };
         if cfg!(debug_assertions) {

@@ -57,7 +57,7 @@ impl<T: Tiles> Multiply for Resident<T> {
     }
 
     #[inline(always)]
-    fn multiply<const TWO: bool>(
+    fn multiply<const TWO: bool, const PASS: bool>(
         &mut self,
         operands: Operands<'_>,
         out: &mut Accumulators,

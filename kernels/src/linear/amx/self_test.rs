@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
-use super::product::{Accumulators, Multiply, Operands, Products};
+use super::product::{Accumulators, Multiply, Operands, Products, WeightLoad};
 use super::resident::Resident;
 use super::tile::{TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
@@ -22,7 +22,8 @@ const SHAPES: [(usize, usize); 10] =
 pub(super) fn self_test<T: Tiles>(tiles: impl Fn() -> T) -> Result<(), String> {
     for (i, (rows, k)) in SHAPES.into_iter().enumerate() {
         let case = Case::new(rows, k, i as u64 + 1);
-        let (got, want) = (case.run(tiles()), case.run(Emulated::new()));
+        let weights = if i % 2 == 0 { WeightLoad::Keep } else { WeightLoad::Pass };
+        let (got, want) = (case.run(tiles(), weights), case.run(Emulated::new(), weights));
         for row in 0..rows {
             if let Some(column) = (0..COLUMNS).find(|&c| got.0[row][c] != want.0[row][c]) {
                 let (got, want) = (got.0[row][column], want.0[row][column]);
@@ -65,10 +66,10 @@ impl Case {
     }
 
     /// The accumulators of `tiles`.
-    pub(super) fn run<T: Tiles>(&self, tiles: T) -> Accumulators {
+    pub(super) fn run<T: Tiles>(&self, tiles: T, weights: WeightLoad) -> Accumulators {
         let groups = LAYOUT.groups(self.k);
         let mut seen = 0;
-        let out = run(tiles, groups, self.operands(), |of_step| {
+        let out = run(tiles, groups, self.operands(), weights, |of_step| {
             assert_eq!(of_step.start, seen, "steps follow each other");
             seen = of_step.end;
         });
@@ -93,22 +94,24 @@ pub(super) fn run<T: Tiles>(
     tiles: T,
     groups: usize,
     operands: Operands<'_>,
+    weights: WeightLoad,
     after: impl FnMut(Range<usize>),
 ) -> Accumulators {
     fn product(
         mut tiles: impl Multiply,
         operands: Operands<'_>,
+        weights: WeightLoad,
         after: impl FnMut(Range<usize>),
     ) -> Accumulators {
         let mut out = Accumulators::new(i32::MIN);
         tiles.take_rows(operands);
-        tiles.product(operands, &mut out, after);
+        tiles.product(operands, weights, &mut out, after);
         out
     }
     if Resident::<T>::fits(groups) {
-        product(Resident::new(tiles, groups), operands, after)
+        product(Resident::new(tiles, groups), operands, weights, after)
     } else {
-        product(Products::new(tiles, groups), operands, after)
+        product(Products::new(tiles, groups), operands, weights, after)
     }
 }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::super::avx512::COLUMNS;
 use super::probe::{Features, examine};
-use super::product::Operands;
+use super::product::{Accumulators, Multiply, Operands, WeightLoad};
 use super::self_test::{Case, run, self_test};
 use super::tile::{Config, Element, Shape, TILES};
 use super::*;
@@ -147,7 +147,8 @@ fn products_on_tiles_equal_the_sums_of_a_direct_loop() {
     for (seed, k) in ks.into_iter().enumerate() {
         for rows in [1, 2, 15, 16, 17, 31, 32] {
             let case = Case::new(rows, k, seed as u64);
-            let (got, input, panel) = (case.run(Emulated::new()), case.input.as_u8(), case.panel.as_i8());
+            let (got, input, panel) =
+                (case.run(Emulated::new(), WeightLoad::Pass), case.input.as_u8(), case.panel.as_i8());
             for (row, c) in (0..rows).flat_map(|row| (0..COLUMNS).map(move |c| (row, c))) {
                 let inputs = k.next_multiple_of(4);
                 let product = |i: usize| {
@@ -177,7 +178,8 @@ fn products_cover_the_rows_once_with_as_few_tiles_as_possible() {
 
 /// The panic of a product of `groups` groups of inputs, if it panics.
 fn refusal(operands: Operands<'_>, groups: usize) -> Option<String> {
-    let panic = std::panic::catch_unwind(|| run(Emulated::new(), groups, operands, |_| ())).err()?;
+    let panic = std::panic::catch_unwind(|| run(Emulated::new(), groups, operands, WeightLoad::Keep, |_| ()))
+        .err()?;
     Some(panic.downcast::<String>().map_or_else(|_| "no text".to_owned(), |text| *text))
 }
 
@@ -207,7 +209,7 @@ fn a_panel_that_is_too_short_is_refused_after_the_inputs_were_loaded() {
     let mut tiles = Resident::new(Emulated::new(), 24);
     tiles.take_rows(operands);
     operands.panel = &operands.panel[1..];
-    tiles.product(operands, &mut Accumulators::new(0), |_| ());
+    tiles.product(operands, WeightLoad::Keep, &mut Accumulators::new(0), |_| ());
 }
 
 /// Emulated tiles that count configurations and releases, and may be wrong.
@@ -232,6 +234,11 @@ impl Tiles for Observed {
     unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
         // SAFETY: as promised by the caller.
         unsafe { self.tiles.load::<T, _>(from, at, stride) };
+    }
+
+    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.tiles.load_passing::<T, _>(from, at, stride) };
     }
 
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
@@ -347,9 +354,12 @@ fn the_processors_tiles_equal_the_emulation() {
         for rows in [1, 15, 16, 17, 32] {
             for k in [0, 1, 4, 32, 60, 64, 65, 96, 128, 132, 768] {
                 let case = Case::new(rows, k, seed);
-                // SAFETY: `amx_int8` is available.
-                let got = case.run(unsafe { Real::assume() });
-                assert_eq!(got.0[..rows], case.run(Emulated::new()).0[..rows], "{rows} rows, {k} inputs");
+                let want = case.run(Emulated::new(), WeightLoad::Keep);
+                for weights in [WeightLoad::Keep, WeightLoad::Pass] {
+                    // SAFETY: `amx_int8` is available.
+                    let got = case.run(unsafe { Real::assume() }, weights);
+                    assert_eq!(got.0[..rows], want.0[..rows], "{rows} rows, {k} inputs, weights {weights:?}");
+                }
             }
         }
     }

@@ -105,6 +105,12 @@ pub(super) trait Tiles {
     /// The tiles are configured, and the tile lies within `from`.
     unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
 
+    /// `tileloaddt1`: as [`Tiles::load`], of bytes that displace nothing in the first-level cache.
+    ///
+    /// # Safety
+    /// As for [`Tiles::load`].
+    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
+
     /// `tdpbusd`: adds the products of tile `A`, unsigned bytes, with tile `B`, signed bytes in groups of
     /// four, to tile `C`, i32 that wrap around.
     ///
