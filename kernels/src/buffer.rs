@@ -100,17 +100,26 @@ pub(crate) struct Aligned<T> {
     of: PhantomData<T>,
 }
 
-/// A type of which any four bytes are a value.
-pub(crate) trait FourBytes: Copy {}
+/// A number in memory.
+///
+/// # Safety
+/// Every pattern of bits is a value, there is no padding, and the alignment is at most that of a cache line.
+pub(crate) unsafe trait Element: Copy {}
 
-impl FourBytes for f32 {}
-impl FourBytes for i32 {}
+// SAFETY: a number.
+unsafe impl Element for u8 {}
+// SAFETY: a number.
+unsafe impl Element for i8 {}
+// SAFETY: a number.
+unsafe impl Element for i32 {}
+// SAFETY: a number.
+unsafe impl Element for f32 {}
 
-impl<T: FourBytes> From<&[T]> for Aligned<T> {
+impl<T: Element> From<&[T]> for Aligned<T> {
     fn from(values: &[T]) -> Aligned<T> {
         let mut memory = AlignedBuf::new(size_of_val(values));
-        // SAFETY: `memory` holds `values.len()` values of four bytes, its alignment is enough for them, and the borrow is
-        // unique.
+        // SAFETY: `memory` holds as many bytes as `values`, starts on a cache line, and is borrowed by nobody else; its zeros
+        // are values of an `Element`.
         let copies =
             unsafe { std::slice::from_raw_parts_mut(memory.lines.as_mut_ptr().cast(), values.len()) };
         copies.copy_from_slice(values);
@@ -118,35 +127,35 @@ impl<T: FourBytes> From<&[T]> for Aligned<T> {
     }
 }
 
-impl<T: FourBytes> From<Vec<T>> for Aligned<T> {
+impl<T: Element> From<Vec<T>> for Aligned<T> {
     fn from(values: Vec<T>) -> Aligned<T> {
         Aligned::from(values.as_slice())
     }
 }
 
-impl<T: FourBytes> FromIterator<T> for Aligned<T> {
+impl<T: Element> FromIterator<T> for Aligned<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Aligned<T> {
         values.into_iter().collect::<Vec<T>>().into()
     }
 }
 
-impl<T: FourBytes> Deref for Aligned<T> {
+impl<T: Element> Deref for Aligned<T> {
     type Target = [T];
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `from` made `memory` for `len` values; any four bytes are a value, and a cache line's alignment is enough.
+        // SAFETY: `from` made `memory`, which starts on a cache line, for `len` values of an `Element`.
         unsafe { std::slice::from_raw_parts(self.memory.lines.as_ptr().cast(), self.len) }
     }
 }
 
-impl<T: FourBytes + fmt::Debug> fmt::Debug for Aligned<T> {
+impl<T: Element + fmt::Debug> fmt::Debug for Aligned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
-impl<T: FourBytes + PartialEq> PartialEq for Aligned<T> {
+impl<T: Element + PartialEq> PartialEq for Aligned<T> {
     fn eq(&self, other: &Aligned<T>) -> bool {
         **self == **other
     }

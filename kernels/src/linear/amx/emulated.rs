@@ -60,11 +60,6 @@ impl Tiles for Emulated {
         }
     }
 
-    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
-        // SAFETY: as promised by the caller.
-        unsafe { self.load::<T, _>(from, at, stride) };
-    }
-
     #[inline(always)]
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         assert!(C != A && A != B && B != C, "distinct tiles");

@@ -56,6 +56,24 @@ macro_rules! tiles {
     };
 }
 
+/// Loads tile `$t` from elements `$e` by `$instruction`, with the arguments and the promise of [`Tiles::load`].
+macro_rules! load {
+    ($instruction:literal, $t:ident, $e:ident, $tiles:ident, $from:ident, $at:ident, $stride:ident) => {{
+        $tiles.check::<$e>($t, $from.len(), $at, $stride);
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
+        // `from`.
+        unsafe {
+            tiles!(
+                concat!($instruction, " tmm{t}, [{from} + {stride}*1]"),
+                t = const $t,
+                from = in(reg) $from.as_ptr().add($at),
+                stride = in(reg) $stride,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+    }};
+}
+
 impl Tiles for Real {
     fn configure(&mut self, config: &Config) {
         // SAFETY: `Real::assume`; reads the 64 bytes of `config`, which are a valid configuration by
@@ -78,34 +96,12 @@ impl Tiles for Real {
 
     #[inline(always)]
     unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
-        self.check::<E>(T, from.len(), at, stride);
-        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
-        // `from`.
-        unsafe {
-            tiles!(
-                "tileloadd tmm{t}, [{from} + {stride}*1]",
-                t = const T,
-                from = in(reg) from.as_ptr().add(at),
-                stride = in(reg) stride,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
+        load!("tileloadd", T, E, self, from, at, stride);
     }
 
     #[inline(always)]
     unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
-        self.check::<E>(T, from.len(), at, stride);
-        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
-        // `from`.
-        unsafe {
-            tiles!(
-                "tileloaddt1 tmm{t}, [{from} + {stride}*1]",
-                t = const T,
-                from = in(reg) from.as_ptr().add(at),
-                stride = in(reg) stride,
-                options(nostack, preserves_flags, readonly),
-            );
-        }
+        load!("tileloaddt1", T, E, self, from, at, stride);
     }
 
     #[inline(always)]

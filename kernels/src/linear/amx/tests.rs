@@ -236,11 +236,6 @@ impl Tiles for Observed {
         unsafe { self.tiles.load::<T, _>(from, at, stride) };
     }
 
-    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
-        // SAFETY: as promised by the caller.
-        unsafe { self.tiles.load_passing::<T, _>(from, at, stride) };
-    }
-
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
         if self.signed {
             // A signed byte is an unsigned one minus 256 where the upper bit is set: clear those bits.

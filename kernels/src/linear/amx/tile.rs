@@ -5,6 +5,8 @@
 //! the same results in plain Rust. Everything above this layer is generic over it. The instructions are those of the
 //! Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
+pub(super) use crate::buffer::Element;
+
 /// Tile registers.
 pub(super) const TILES: usize = 8;
 
@@ -74,19 +76,6 @@ impl Config {
     }
 }
 
-/// A type that tiles can hold.
-///
-/// # Safety
-/// Every pattern of bits is a value, and there is no padding.
-pub(super) unsafe trait Element: Copy {}
-
-// SAFETY: an integer.
-unsafe impl Element for u8 {}
-// SAFETY: an integer.
-unsafe impl Element for i8 {}
-// SAFETY: an integer.
-unsafe impl Element for i32 {}
-
 /// The tile registers of one thread. Strides are in bytes.
 ///
 /// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: the checks
@@ -105,11 +94,15 @@ pub(super) trait Tiles {
     /// The tiles are configured, and the tile lies within `from`.
     unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
 
-    /// `tileloaddt1`: as [`Tiles::load`], of bytes that displace nothing in the first-level cache.
+    /// `tileloaddt1`: as [`Tiles::load`], of bytes that displace nothing in the first-level cache. Tiles without a cache
+    /// load them as others.
     ///
     /// # Safety
     /// As for [`Tiles::load`].
-    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
+    unsafe fn load_passing<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize) {
+        // SAFETY: promised by the caller.
+        unsafe { self.load::<T, _>(from, at, stride) };
+    }
 
     /// `tdpbusd`: adds the products of tile `A`, unsigned bytes, with tile `B`, signed bytes in groups of
     /// four, to tile `C`, i32 that wrap around.
