@@ -260,7 +260,8 @@ def installed(fields: dict) -> nn.Module:
         type="SwinTransformerV2" if second else "SwinTransformer",
         arch=arch | (dict(extra_norm_every_n_blocks=0) if second else {}),
         img_size=fields["image_size"], patch_size=fields["patch_size"], window_size=fields["window_size"],
-        use_abs_pos_embed=fields["ape"], out_indices=(len(fields["depths"]) - 1,), stage_cfgs=dict(block_cfgs=block), **special,
+        use_abs_pos_embed=fields["ape"], out_indices=(len(fields["depths"]) - 1,),
+        stage_cfgs=dict(block_cfgs=block), **special,
     )
     channels = fields["embed_dim"] << (len(fields["depths"]) - 1)
     head = dict(type="LinearClsHead", num_classes=fields["num_classes"], in_channels=channels)
