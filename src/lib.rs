@@ -118,6 +118,7 @@ pub use swinq_eval as eval;
 pub use swinq_int8_runtime as int8_runtime;
 pub use swinq_kernels as kernels;
 pub use swinq_model as model;
+pub use swinq_numerics as numerics;
 #[cfg(feature = "onnx")]
 pub use swinq_onnx as onnx;
 #[cfg(feature = "float")]

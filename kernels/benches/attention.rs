@@ -10,10 +10,8 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, aligned_codes, for_each, step, values};
-use swinq_kernels::{
-    AlignedBuf, AttentionIn, AttentionQuant, AttentionSpec, Cpu, Probs, RowOut, RowStore, WindowAttention,
-    code_stride,
-};
+use swinq_kernels::{AlignedBuf, AttentionIn, Cpu, RowOut, WindowAttention};
+use swinq_numerics::{AttentionQuant, AttentionSpec, Probs, RowStore, code_stride};
 
 /// Tokens of a window.
 const WINDOW: usize = 49;

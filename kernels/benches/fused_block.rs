@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::{STAGES, Stage, aligned, step, values};
-use swinq_kernels::attention::{AttentionIn, AttentionSpec, WindowAttention};
+use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{
-    AlignedBuf, AttentionQuant, BlockOp, ColumnQuantizers, Cpu, FusedBlock, Gelu, LayerNorm, Pool, Probs,
-    RowMap, RowOut, RowStore, code_stride, probe,
+use swinq_kernels::{AlignedBuf, BlockOp, Cpu, FusedBlock, LayerNorm, Pool, RowOut, probe};
+use swinq_numerics::{
+    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Probs, RowMap, RowStore, code_stride,
 };
 
 /// Tokens of a window, and of one of its sides.

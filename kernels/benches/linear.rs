@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{AlignedBuf, ColumnQuantizers, Cpu, Gelu, Pool, Quantizer, RowMap, code_stride, probe};
+use swinq_kernels::{AlignedBuf, Cpu, Pool, probe};
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap, code_stride};
 
 /// The epilogue of a linear.
 #[derive(Clone, Copy, PartialEq)]

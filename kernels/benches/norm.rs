@@ -9,7 +9,8 @@ mod support;
 
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
-use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowMap, RowOut, RowStore, code_stride};
+use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowOut};
+use swinq_numerics::{RowMap, RowStore, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {

@@ -1,5 +1,5 @@
 // Code that all kernels share: the primitives of the machine, and the scalar functions of the number
-// contract, which perform the same operations as `kernels/src/reference`.
+// contract, which perform the same operations as `kernels/numerics/src/reference`.
 #pragma once
 
 #if defined(SWINQ_HOST)

@@ -2,7 +2,7 @@
 //! window attention, patch gathering and pooling on the CPU. The feature `cuda` adds the kernels for NVIDIA
 //! GPUs.
 //!
-//! [`mod@reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
+//! [`swinq_numerics::reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
 //! [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
 //! attention).
 
@@ -25,24 +25,20 @@ pub mod patches;
 pub mod pool;
 pub mod probe;
 pub mod quantize;
-pub mod reference;
 mod rows;
 pub mod rows_f32;
 mod simd_math;
-mod sizes;
-pub mod types;
 mod weights;
 
-pub use attention::{AttentionIn, AttentionSpec, WindowAttention};
+pub use attention::{AttentionIn, WindowAttention};
 pub use buffer::AlignedBuf;
 pub use cpu::{Cpu, CpuError};
 pub use fused_block::{BlockOp, FusedBlock};
-pub use heads::{HeadsSpec, NormalizeHeads};
+pub use heads::NormalizeHeads;
 pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store, transposed_product};
 pub use patches::{Patches, add_table};
 pub use pool::{Pool, Simulation};
 pub use quantize::QuantizeRows;
-pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
-pub use types::{ColumnQuantizers, PAD, Quantizer, RowMap, RowMapError, RowOut, RowStore, code_stride};
+pub use rows::RowOut;

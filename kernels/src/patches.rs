@@ -1,9 +1,10 @@
 //! Cuts images into patches: the input rows of the patch embedding's linear.
 
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{RowStore, code_stride};
+
 use crate::pool::{Parts, Pool};
-use crate::rows::units_per_task;
-use crate::sizes::{check_len, elements};
-use crate::types::{RowOut, RowStore, code_stride};
+use crate::rows::{RowOut, units_per_task};
 
 /// Converts u8 NHWC RGB images to rows `[images * (size / patch)^2, 3 * patch * patch]`. Columns are in
 /// (channel, y, x) order, as in a convolution's weight. A table per channel maps each pixel to its normalised

@@ -3,12 +3,13 @@
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{RowMap, RowStore};
+
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
-use crate::rows::{Cast, MapRows, RowSink, Segment, ToCodes, ToF32, ToFake, units_per_task};
-use crate::sizes::{check_len, elements};
-use crate::types::{RowMap, RowOut, RowStore};
+use crate::rows::{Cast, MapRows, RowOut, RowSink, Segment, ToCodes, ToF32, ToFake, units_per_task};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
@@ -44,7 +45,7 @@ impl QuantizeRows {
     }
 
     /// Row `(b, i)` of `out` is row `(b, map.rows()[i])` of `x`, and zeros (byte 128 in codes) for
-    /// [`PAD`](crate::PAD). `x` is f32 `[images, map.tokens(), columns]`, `out` is
+    /// [`PAD`](swinq_numerics::PAD). `x` is f32 `[images, map.tokens(), columns]`, `out` is
     /// `[images, map.rows().len() / side_by_side, side_by_side * columns]`.
     ///
     /// # Panics

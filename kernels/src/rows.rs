@@ -1,9 +1,19 @@
 //! The output of ops that write whole rows, and how rows are divided among threads.
 
+use swinq_numerics::sizes::check_len;
+use swinq_numerics::{PAD, Quantizer, RowMap, RowStore, code_stride};
+
 use crate::lanes::Lanes;
 use crate::pool::Parts;
-use crate::sizes::check_len;
-use crate::types::{PAD, Quantizer, RowMap, RowOut, RowStore, code_stride};
+
+/// The output of an op that writes whole rows; the variant must match its [`RowStore`].
+#[derive(Debug)]
+pub enum RowOut<'a> {
+    /// f32 `[rows, columns]`, for [`RowStore::F32`] and [`RowStore::Fake`].
+    F32(&'a mut [f32]),
+    /// Codes `[rows, code_stride(columns)]`, for [`RowStore::Codes`].
+    Codes(&'a mut [u8]),
+}
 
 /// The output of an op, checked against the op's shape; tasks write disjoint segments of it.
 pub(crate) struct RowSink<'a> {

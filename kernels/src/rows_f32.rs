@@ -2,14 +2,15 @@
 //! produce the same bits as this crate's ops. Each call takes many rows; all instruction sets give the same
 //! results.
 
+use swinq_numerics::reference;
+use swinq_numerics::sizes::check_len;
+
 use crate::attention::softmax;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::layer_norm::{Affine, normalise};
 use crate::pool::Parts;
-use crate::reference;
 use crate::rows::Segment;
-use crate::sizes::check_len;
 
 /// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
 ///

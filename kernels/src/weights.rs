@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
+use swinq_numerics::LINE;
 
 use crate::memory::{LARGE_PAGE, ask_for_large_pages};
-use crate::types::LINE;
 
 /// Bytes of a chunk. Pages that hold no weights take no memory.
 const CHUNK: usize = 16 << 20;

@@ -3,10 +3,8 @@
 mod support;
 
 use support::{Rng, assert_same, for_each_cpu, max_error, step};
-use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, HeadScores, Pool, Probs, RowOut, RowStore,
-    WindowAttention, code_stride, reference,
-};
+use swinq_kernels::{AttentionIn, Cpu, Pool, RowOut, WindowAttention};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, Probs, RowStore, code_stride, reference};
 
 /// Sizes, tables and input of one case.
 struct Case {

@@ -11,8 +11,8 @@ use swinq_kernels::cuda::ops::linear::{
 };
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Lt, Stream};
-use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8, low_code, normalize};
-use swinq_kernels::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap};
+use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, low_code, normalize};
+use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap};
 
 fn device(test: &str) -> Option<Device> {
     match Device::open(0) {

@@ -5,12 +5,11 @@ mod support;
 
 use half::f16;
 use support::{Rng, step};
-use swinq_kernels::cuda::ops::Int8Linear;
-use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpForm, MlpKind, MlpNorm, MlpSpec};
+use swinq_kernels::cuda::ops::{Int8Linear, StreamType};
 use swinq_kernels::cuda::{Device, DeviceBuf, Stream};
-use swinq_kernels::reference::{accumulate_i8, correction_i8, epilogue_i8, layer_norm_row};
-use swinq_kernels::{ColumnQuantizers, Gelu, Quantizer, RowMap};
+use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, layer_norm_row};
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
 
 /// Channels and hidden columns: all weights stay in shared memory, except in the last two shapes.
 const SHAPES: [(usize, usize); 6] = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768), (192, 832)];

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, BlockOp, ColumnQuantizers, Cpu, FusedBlock, Gelu, LayerNorm,
-    LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Probs, QuantizeRows, ResidualNorm, RowMap, RowOut,
-    RowStore, Store, WindowAttention, code_stride,
+    AttentionIn, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8, LinearOut, LinearSpec, Pool,
+    QuantizeRows, ResidualNorm, RowOut, Store, WindowAttention,
+};
+use swinq_numerics::{
+    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Probs, RowMap, RowStore, code_stride,
 };
 
 /// Sizes of a block: heads, channels of a head, hidden channels.

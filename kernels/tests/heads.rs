@@ -3,7 +3,8 @@
 mod support;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, step};
-use swinq_kernels::{HeadsSpec, NormalizeHeads, Pool, Quantizer, RowOut, code_stride, reference};
+use swinq_kernels::{NormalizeHeads, Pool, RowOut};
+use swinq_numerics::{HeadsSpec, Quantizer, code_stride, reference};
 
 /// Sizes and input of one case.
 struct Case {

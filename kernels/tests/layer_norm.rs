@@ -3,10 +3,8 @@
 mod support;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu, max_error, step};
-use swinq_kernels::{
-    LayerNorm, MergeNorm, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowMap, RowOut, RowStore,
-    code_stride, reference,
-};
+use swinq_kernels::{LayerNorm, MergeNorm, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut};
+use swinq_numerics::{RowMap, RowStore, code_stride, reference};
 
 const EPS: f32 = 1e-5;
 

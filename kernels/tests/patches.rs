@@ -3,7 +3,8 @@
 mod support;
 
 use support::{Rng, assert_varied, for_each_cpu, step};
-use swinq_kernels::{Patches, Pool, RowOut, RowStore, add_table, code_stride};
+use swinq_kernels::{Patches, Pool, RowOut, add_table};
+use swinq_numerics::{RowStore, code_stride};
 
 fn lookup() -> [[f32; 256]; 3] {
     [(0.229, 0.485), (0.224, 0.456), (0.225, 0.406)]

@@ -3,7 +3,8 @@
 mod support;
 
 use support::{Rng, assert_same, assert_varied, for_each_cpu};
-use swinq_kernels::{reference, rows_f32};
+use swinq_kernels::rows_f32;
+use swinq_numerics::reference;
 
 /// Rows and columns: sizes around the registers of every instruction set, and the sizes of Swin.
 const SHAPES: [(usize, usize); 14] = [

@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use swinq_kernels::{
-    AlignedBuf, AttentionIn, AttentionQuant, AttentionSpec, BlockOp, Cpu, FusedBlock, HeadsSpec, LayerNorm,
-    LinearF32, LinearI8, LinearOut, LinearSpec, MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, Probs,
-    QuantizeRows, Quantizer, ResidualNorm, RowMap, RowOut, RowStore, Store, WindowAttention, rows_f32,
+    AlignedBuf, AttentionIn, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8, LinearOut, LinearSpec,
+    MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut, Store,
+    WindowAttention, rows_f32,
 };
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadsSpec, Probs, Quantizer, RowMap, RowStore};
 
 /// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
 const LARGE: [usize; 3] = [usize::MAX / 2, 1 << 60, 1 << 62];

@@ -1,6 +1,6 @@
 //! `swinq bench gemm`.
 
-use swinq_kernels::reference::code;
+use swinq_numerics::reference::code;
 
 use crate::LadderError;
 use crate::args::GemmArgs;

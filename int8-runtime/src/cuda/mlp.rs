@@ -4,7 +4,7 @@
 use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
 use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::{ColumnQuantizers, Gelu};
+use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_plan::{Linear, Norm, Op, Order, Step, Store, TensorId};
 
 use super::int8::{int8_linear, is_int8, is_plain};

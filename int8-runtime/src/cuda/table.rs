@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-use swinq_kernels::Gelu;
-use swinq_kernels::cuda::ops::StreamType;
 use swinq_kernels::cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, Target, Tile,
 };
-use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
+use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_kernels::cuda::{Device, DeviceBuf, Program, Stream};
+use swinq_numerics::Gelu;
 
 use super::options::{Autotune, Gemm};
 use super::tune::{Trial, Tuner};

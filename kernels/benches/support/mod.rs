@@ -3,7 +3,8 @@
 #![allow(dead_code)] // Each benchmark uses its own part.
 
 use criterion::Criterion;
-use swinq_kernels::{AlignedBuf, Cpu, Pool, Quantizer};
+use swinq_kernels::{AlignedBuf, Cpu, Pool};
+use swinq_numerics::Quantizer;
 
 /// Tokens of an image, channels and heads of one stage of Swin-T.
 #[derive(Clone, Copy)]

@@ -1,6 +1,8 @@
 //! The general vector path, for every combination of sites and any size. It packs the operands of one window
 //! and head first. Then it computes logits, weights and results of a few queries at a time.
 
+use swinq_numerics::{Probs, Quantizer};
+
 use super::operands::{Part, Rows, Source, join, pack_keys_f32, pack_keys_i8, pack_values_i8};
 use super::products::{Blocks, Float, Integer};
 use super::scores::{self, Logits};
@@ -10,9 +12,7 @@ use super::work::{ROWS, Work};
 use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::lanes::Lanes;
-use crate::reference::Probs;
 use crate::rows::RowSink;
-use crate::types::Quantizer;
 
 /// The left operand of `QK^T`.
 enum Queries<'a> {

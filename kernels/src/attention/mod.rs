@@ -1,6 +1,6 @@
 //! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
 //!
-//! [`crate::reference::attention_window`] is the definition, which every instruction set equals bit for bit.
+//! [`swinq_numerics::reference::attention_window`] is the definition, which every instruction set equals bit for bit.
 //! Each of the two products is computed in integers if both its operands are quantized, else in f32 on the
 //! values that their sites return. Queries, keys, values, logits and probabilities of one window and head
 //! stay in a thread's scratch memory; only the result is written, where the projection reads it.
@@ -22,56 +22,19 @@ mod work;
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, Probs, RowStore, code_stride};
+
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::heads::positions;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
-use crate::reference::{AttentionQuant, HeadScores, Probs};
-use crate::rows::{RowSink, units_per_task};
-use crate::sizes::{check_len, elements};
-use crate::types::{RowOut, RowStore, code_stride};
+use crate::rows::{RowOut, RowSink, units_per_task};
 use operands::Part;
 use scores::Finish;
 use tables::Tables;
 use work::Layout;
-
-/// The parameters of a [`WindowAttention`].
-pub struct AttentionSpec<'a> {
-    /// Heads.
-    pub heads: usize,
-    /// Channels of one head, `d`.
-    pub head_dim: usize,
-    /// Tokens of one window, `n`.
-    pub tokens: usize,
-    /// Windows of one image.
-    pub windows: usize,
-    /// Factor of `QK^T`, for each head.
-    pub scales: &'a [f32],
-    /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
-    pub two_codes: &'a [bool],
-    /// Relative position bias, `[heads, n, n]` (head, query, key).
-    pub bias: &'a [f32],
-    /// Region of each token, `[windows, n]`: `mask` is added to a logit whose query and key lie in different
-    /// regions. `None`: no mask.
-    pub regions: Option<&'a [u8]>,
-    /// Added to the logits of different regions: -100 in Swin.
-    pub mask: f32,
-    /// Quantizers of the sites inside.
-    pub quant: AttentionQuant,
-    /// How the result is stored.
-    pub store: RowStore,
-}
-
-impl AttentionSpec<'_> {
-    /// How each head computes `QK^T`.
-    pub fn head_scores(&self) -> impl Iterator<Item = HeadScores> + '_ {
-        self.scales.iter().enumerate().map(|(head, &scale)| HeadScores {
-            scale,
-            two_codes: self.two_codes.get(head).copied().unwrap_or(false),
-        })
-    }
-}
 
 /// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each
 /// `heads * d` wide. In codes, the low codes of the heads that have two codes follow, as

@@ -1,10 +1,11 @@
 //! Queries, keys and values of one window and head: used in place or copied through their sites, and packed.
 
+use swinq_numerics::{Quantizer, code_stride};
+
 use super::{AttentionIn, Shape, Unit};
 use crate::buffer::bytes_mut;
 use crate::heads::low_scaled;
 use crate::lanes::Lanes;
-use crate::types::{Quantizer, code_stride};
 
 /// One of the operands.
 #[derive(Clone, Copy)]

@@ -1,11 +1,11 @@
 //! Attention by the reference, one window and head at a time.
 
+use swinq_numerics::{Quantizer, code_stride, reference};
+
 use super::operands::Part;
 use super::{AttentionIn, Shape, Unit, WindowAttention};
 use crate::buffer::AlignedBuf;
-use crate::reference;
 use crate::rows::RowSink;
-use crate::types::{Quantizer, code_stride};
 
 /// Attention of `unit`.
 pub(super) fn unit(

@@ -1,11 +1,10 @@
 //! The general path: logits of a few queries against all keys of the window.
 
-use super::AttentionSpec;
+use swinq_numerics::{AttentionSpec, HeadScores, Quantizer};
+
 use super::operands::Rows;
 use super::products::{Blocks, Product, products};
 use crate::lanes::Lanes;
-use crate::reference::HeadScores;
-use crate::types::Quantizer;
 
 /// How a product becomes a logit: `fma(site(product * product_scale), scale, bias + mask)`.
 #[derive(Clone, Copy)]

@@ -1,10 +1,11 @@
 //! Scratch memory of the general path for one window and head.
 
+use swinq_numerics::AttentionQuant;
+use swinq_numerics::sizes::elements;
+
 use super::tables::KEY_BLOCK;
 use super::{Shape, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
-use crate::reference::AttentionQuant;
-use crate::sizes::elements;
 
 /// Queries that are processed together.
 pub(super) const ROWS: usize = 6;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::reference::{CODE_FLOOR, FLOOR, math};
+use swinq_numerics::reference::{CODE_FLOOR, FLOOR, math};
 
 /// Text of `contract.cuh`: the constants of `reference/math.rs` and the floors of the logits. They are written
 /// as bits, because compilers may convert decimals differently. `TAIL_BITS` and

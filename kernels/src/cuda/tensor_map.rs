@@ -6,10 +6,10 @@ use cudarc::driver::sys::{
     self, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
     CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
+use swinq_numerics::sizes::elements;
 
 use super::error::check;
 use super::{CudaError, DeviceSlice, library};
-use crate::sizes::elements;
 
 /// Bytes of a row of a box, which is the width of the 128-byte swizzle.
 const BOX_BYTES: u32 = 128;

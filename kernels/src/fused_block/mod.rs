@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub use op::BlockOp;
-use op::{Intermediate, OpInput, TaskRows};
+
+use swinq_numerics::RowMap;
+use swinq_numerics::sizes::{check_len, elements};
 
 use crate::pool::{Parts, Pool, Scratch};
-use crate::sizes::{check_len, elements};
-use crate::types::RowMap;
+use op::{Intermediate, OpInput, TaskRows};
 
 /// Several ops that run as one over a residual stream.
 pub struct FusedBlock {

@@ -3,6 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use swinq_numerics::sizes::elements;
+use swinq_numerics::{RowMap, RowStore, code_stride};
+
 use crate::attention::{AttentionIn, WindowAttention};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::heads::NormalizeHeads;
@@ -10,8 +13,7 @@ use crate::layer_norm::{LayerNorm, ResidualNorm};
 use crate::linear::{Dest, LinearF32, LinearI8, Store};
 use crate::pool::Parts;
 use crate::quantize::QuantizeRows;
-use crate::sizes::elements;
-use crate::types::{RowMap, RowOut, RowStore, code_stride};
+use crate::rows::RowOut;
 
 /// An op of a [`FusedBlock`](super::FusedBlock).
 #[derive(Clone)]

@@ -3,30 +3,18 @@
 
 mod vector;
 
+use swinq_numerics::reference::{code, inverse_length, low_code};
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{HeadsSpec, Quantizer, code_stride};
+
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
-use crate::reference::{code, inverse_length, low_code};
-use crate::rows::units_per_task;
-use crate::sizes::{check_len, elements};
-use crate::types::{Quantizer, RowOut, code_stride};
+use crate::rows::{RowOut, units_per_task};
 pub(crate) use vector::low_scaled;
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
-
-/// The heads of one block's cosine attention, and how their operands are stored.
-#[derive(Clone, Debug)]
-pub struct HeadsSpec<'a> {
-    /// Heads.
-    pub heads: usize,
-    /// Channels of one head, `d`.
-    pub head_dim: usize,
-    /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
-    pub two_codes: &'a [bool],
-    /// The sites q, k and v, if the result is codes; else it is f32, and attention applies the sites that are on.
-    pub codes: Option<[Quantizer; 3]>,
-}
 
 /// Normalises queries and keys, and quantizes them and the values.
 ///

@@ -1,11 +1,12 @@
 //! [`NormalizeHeads`](super::NormalizeHeads) by vectors.
 
+use swinq_numerics::reference::SHORTEST;
+use swinq_numerics::{Quantizer, code_stride};
+
 use super::{Out, Rows, Sizes, VALUES};
 use crate::lanes::Lanes;
 use crate::quantize::store_row;
-use crate::reference::SHORTEST;
 use crate::rows::ToCodes;
-use crate::types::{Quantizer, code_stride};
 
 /// Rows that are processed together. Their queries and keys of one head are as many vectors as
 /// [`Lanes::folds`] folds.
@@ -81,7 +82,7 @@ fn codes<L: Lanes>(
     }
 }
 
-/// [`inverse_length`](crate::reference::inverse_length) of the queries of `head` in each of the `count` rows of `x`, then
+/// [`inverse_length`](swinq_numerics::reference::inverse_length) of the queries of `head` in each of the `count` rows of `x`, then
 /// of its keys. The last row stands in for rows after it.
 #[inline(always)]
 fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32]) -> [f32; 2 * TOGETHER] {
@@ -107,7 +108,7 @@ fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32
     factors
 }
 
-/// The sixteen sums of squares of `x` of which [`inverse_length`](crate::reference::inverse_length) takes the fold; of
+/// The sixteen sums of squares of `x` of which [`inverse_length`](swinq_numerics::reference::inverse_length) takes the fold; of
 /// fewer lanes, the two halves are added.
 #[inline(always)]
 fn squares<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
@@ -164,7 +165,7 @@ fn load<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     if x.len() == L::N { lanes.load(x) } else { lanes.load_part(x) }
 }
 
-/// What [`low_code`](crate::reference::low_code) rounds, of values already multiplied by the reciprocal scale.
+/// What [`low_code`](swinq_numerics::reference::low_code) rounds, of values already multiplied by the reciprocal scale.
 #[inline(always)]
 pub(crate) fn low_scaled<L: Lanes>(lanes: L, scaled: L::F) -> L::F {
     let high = lanes.float(lanes.round(lanes.clamp(scaled)));

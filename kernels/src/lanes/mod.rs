@@ -20,9 +20,10 @@ pub(crate) use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 
+use swinq_numerics::Quantizer;
+
 use crate::cpu::Cpu;
 use crate::isa::Isa;
-use crate::types::Quantizer;
 
 /// Work that is written once for any [`Lanes`] and once in scalar code.
 pub(crate) trait Kernel {
@@ -195,24 +196,24 @@ pub(crate) trait Lanes: Copy {
     fn sqrt(self, x: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// [`fold`](crate::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
+    /// [`fold`](swinq_numerics::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
     /// if it has sixteen.
     fn fold(self, x: [Self::F; 2]) -> f32;
     /// The fold of each register: the upper half of its lanes is added to the lower, down to one.
     fn folds(self, x: [Self::F; 16]) -> [f32; 16];
     /// The largest lane; there must be no NaN.
     fn highest(self, x: Self::F) -> f32;
-    /// [`exp`](crate::reference::exp) of each lane.
+    /// [`exp`](swinq_numerics::reference::exp) of each lane.
     fn exp(self, x: Self::F) -> Self::F;
-    /// [`exp`](crate::reference::exp) of lanes in [-87, 0]; a NaN stays a NaN.
+    /// [`exp`](swinq_numerics::reference::exp) of lanes in [-87, 0]; a NaN stays a NaN.
     fn exp_falling(self, x: Self::F) -> Self::F;
-    /// [`exp_255`](crate::reference::exp_255) of lanes in [-11, 0].
+    /// [`exp_255`](swinq_numerics::reference::exp_255) of lanes in [-11, 0].
     fn exp_255(self, x: Self::F) -> Self::F;
-    /// [`gelu`](crate::reference::gelu) of each lane.
+    /// [`gelu`](swinq_numerics::reference::gelu) of each lane.
     fn gelu(self, x: Self::F) -> Self::F;
-    /// [`gelu_quadratic`](crate::reference::gelu_quadratic) of each lane.
+    /// [`gelu_quadratic`](swinq_numerics::reference::gelu_quadratic) of each lane.
     fn gelu_quadratic(self, x: Self::F) -> Self::F;
-    /// `h(|x|)` of [`tail`](crate::reference::math::tail) of each lane: the standard normal distribution at
+    /// `h(|x|)` of [`tail`](swinq_numerics::reference::math::tail) of each lane: the standard normal distribution at
     /// `-|x|`.
     fn gelu_tail(self, x: Self::F) -> Self::F;
 

@@ -4,7 +4,7 @@
 //! ```text
 //! y = (x - mean) / sqrt(var + eps) * gamma + beta          var: biased, over the channels of the row
 //! ```
-//! The definition is [`crate::reference::layer_norm_row`], which every instruction set equals bit for bit.
+//! The definition is [`swinq_numerics::reference::layer_norm_row`], which every instruction set equals bit for bit.
 
 mod norms;
 mod ops;
@@ -14,11 +14,12 @@ mod vector;
 pub use ops::{LayerNorm, MergeNorm, PooledNorm};
 pub use residual::ResidualNorm;
 
+use swinq_numerics::Quantizer;
+use swinq_numerics::reference::{self, RowNorm};
+
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
-use crate::reference::{self, RowNorm};
 use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
-use crate::types::Quantizer;
 use norms::{Group, Norms, ROWS};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.

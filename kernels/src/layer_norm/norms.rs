@@ -1,7 +1,8 @@
 //! Rows that are normalised together, and their [`RowNorm`]s.
 
+use swinq_numerics::reference::RowNorm;
+
 use crate::lanes::Lanes;
-use crate::reference::RowNorm;
 
 /// The most rows that are normalised together: as many as [`Lanes::folds`] folds.
 pub(super) const ROWS: usize = 16;

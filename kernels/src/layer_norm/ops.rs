@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{Aligned, PAD, RowMap, RowStore, reference};
+
 use super::vector::together;
 use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
-use crate::buffer::{Aligned, AlignedBuf};
+use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
-use crate::reference;
-use crate::rows::{MapRows, RowSink, Segment, units_per_task};
-use crate::sizes::{check_len, elements};
-use crate::types::{PAD, RowMap, RowOut, RowStore};
+use crate::rows::{MapRows, RowOut, RowSink, Segment, units_per_task};
 
 /// An instruction set and an [`Affine`].
 pub(super) struct Owned {
@@ -239,7 +239,7 @@ fn gather(image: &[f32], sources: &[u32; 4], merged: &mut [f32]) {
 }
 
 /// LayerNorm of every token of an image, then the mean over its tokens as
-/// [`mean_of_rows`](crate::reference::mean_of_rows) defines it.
+/// [`mean_of_rows`](swinq_numerics::reference::mean_of_rows) defines it.
 pub struct PooledNorm {
     affine: Owned,
     store: RowStore,

@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::check_len;
+use swinq_numerics::{Quantizer, RowMap};
+
 use super::ops::Owned;
 use super::{MIN_VALUES, StreamRow};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::rows::{MapRows, units_per_task};
-use crate::sizes::check_len;
-use crate::types::{Quantizer, RowMap};
 
 /// LayerNorm that adds its result to the residual stream:
 /// `stream = shortcut.fake(stream) + branch.fake(LayerNorm(x))`, as
-/// [`add_layer_norm_row`](crate::reference::add_layer_norm_row) defines it. The window reverse happens in its
+/// [`add_layer_norm_row`](swinq_numerics::reference::add_layer_norm_row) defines it. The window reverse happens in its
 /// writes.
 pub struct ResidualNorm {
     affine: Owned,
@@ -39,7 +40,7 @@ impl ResidualNorm {
     }
 
     /// Adds the norm of row `(b, i)` of `x` to row `(b, map.rows()[i])` of `stream`; rows of
-    /// [`PAD`](crate::PAD) are dropped. `x` is f32 `[images, map.rows().len(), c]`, `stream` is f32
+    /// [`PAD`](swinq_numerics::PAD) are dropped. `x` is f32 `[images, map.rows().len(), c]`, `stream` is f32
     /// `[images, map.tokens(), c]`.
     ///
     /// # Panics

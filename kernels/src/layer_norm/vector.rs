@@ -2,12 +2,13 @@
 //! long chains of dependent operations overlap; then it normalises the rows, which are still in the
 //! first-level cache.
 
+use swinq_numerics::Quantizer;
+use swinq_numerics::reference::RowNorm;
+
 use super::norms::{Group, Norms, ROWS, norms};
 use super::{Affine, Target};
 use crate::lanes::Lanes;
-use crate::reference::RowNorm;
 use crate::rows::Cast;
-use crate::types::Quantizer;
 
 /// The most f32 values of rows that are normalised together: half of a first-level cache of 48 KiB.
 const VALUES: usize = 6144;

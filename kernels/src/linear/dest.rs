@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::check_len;
+use swinq_numerics::{PAD, RowMap, code_stride};
+
 use super::spec::{LinearOut, Store};
 use super::split::MAX_ROWS;
 use crate::pool::Parts;
-use crate::sizes::check_len;
-use crate::types::{PAD, RowMap, code_stride};
 
 /// The start of a row that is dropped.
 pub(super) const DROPPED: usize = usize::MAX;

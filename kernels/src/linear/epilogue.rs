@@ -1,9 +1,8 @@
 //! The parameters that turn accumulators into stored values.
 
+use swinq_numerics::{Aligned, ColumnQuantizers, Gelu, Quantizer};
+
 use super::spec::{LinearSpec, Store};
-use crate::buffer::Aligned;
-use crate::reference::Gelu;
-use crate::types::{ColumnQuantizers, Quantizer};
 
 /// The epilogue of a linear. Its vectors are padded with zeros to full panels.
 pub(super) struct Epilogue {

@@ -3,14 +3,14 @@
 
 use std::marker::PhantomData;
 
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
+
 use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
 use super::spec::Store;
 use crate::lanes::Lanes;
 use crate::pool::Parts;
-use crate::reference::Gelu;
 use crate::rows::{AddToStream, Cast, ToF32};
-use crate::types::{ColumnQuantizers, Quantizer};
 
 /// An accumulator type.
 pub(super) trait Accumulator: Copy {

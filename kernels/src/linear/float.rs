@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use swinq_numerics::sizes::check_len;
+
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::{F32Kernel, f32_kernel};
@@ -10,7 +12,6 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
-use crate::sizes::check_len;
 
 /// A linear in f32.
 pub struct LinearF32 {

@@ -2,20 +2,19 @@
 
 use std::ops::Range;
 
+use swinq_numerics::reference::MAX_INT8_K;
+use swinq_numerics::sizes::check_len;
+use swinq_numerics::{Aligned, code_stride};
+
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::compensation;
 use super::split::{Split, row_blocks};
 use super::{Block, LinearOut, LinearSpec, Store};
-use crate::buffer::{Aligned, AlignedBuf};
+use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::Pool;
-use crate::sizes::check_len;
-use crate::types::code_stride;
 use crate::weights::Weights;
-
-/// The largest k of an INT8 product: 255 * 128 * k fits an i32.
-pub const MAX_INT8_K: usize = 65_793;
 
 /// A linear of INT8 codes and an INT8 weight, accumulated exactly in INT32.
 pub struct LinearI8 {
@@ -39,7 +38,7 @@ impl LinearI8 {
 
     /// As [`LinearI8::new`], for an input whose code `q` in column k stands for `q - zero_points[k]`. The zero
     /// points are subtracted in INT32: accumulators start from
-    /// [`-correction_i8`](crate::reference::correction_i8). No zero points stand for zeros.
+    /// [`-correction_i8`](swinq_numerics::reference::correction_i8). No zero points stand for zeros.
     ///
     /// # Panics
     /// As [`LinearI8::new`]; and if there are zero points, but not k of them.

@@ -38,7 +38,7 @@ use std::ops::Range;
 
 pub(crate) use dest::Dest;
 pub use float::LinearF32;
-pub use int8::{LinearI8, MAX_INT8_K};
+pub use int8::LinearI8;
 pub use spec::{LinearOut, LinearSpec, Store};
 pub use transposed::transposed_product;
 

@@ -1,7 +1,8 @@
 //! Packs weights in the order in which kernels read them.
 
+use swinq_numerics::sizes::elements;
+
 use crate::buffer::AlignedBuf;
-use crate::sizes::elements;
 use crate::weights::Weights;
 
 /// The order of packed weights: panels of `columns` columns side by side, the inputs of each column in groups

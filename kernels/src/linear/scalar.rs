@@ -1,5 +1,7 @@
 //! The scalar reference, value by value.
 
+use swinq_numerics::{Quantizer, reference};
+
 use super::Block;
 use super::dest::Dest;
 use super::epilogue::Epilogue;
@@ -8,8 +10,6 @@ use super::pack::Layout;
 use super::spec::Store;
 use crate::buffer::AlignedBuf;
 use crate::isa::Isa;
-use crate::reference;
-use crate::types::Quantizer;
 
 /// Columns of a panel of f32, whose sums are computed side by side.
 const COLUMNS: usize = 8;

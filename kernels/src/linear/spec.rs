@@ -1,7 +1,8 @@
 //! The parameters of a linear, and the destination of its results.
 
-use crate::reference::Gelu;
-use crate::types::{ColumnQuantizers, Quantizer, RowMap, RowOut};
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
+
+use crate::rows::RowOut;
 
 /// How a linear stores each value after bias and GELU.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::sizes::elements;
+use swinq_numerics::sizes::elements;
 
 /// Tasks per thread; more than one, so that other threads can take over the tasks of a slow thread.
 const TASKS_PER_THREAD: usize = 4;

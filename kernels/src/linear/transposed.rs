@@ -1,5 +1,8 @@
 //! Products of a transposed matrix: sums over rows, as in the gradient of a weight.
 
+use swinq_numerics::RowMap;
+use swinq_numerics::sizes::check_len;
+
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::kernel::f32_kernel;
@@ -9,8 +12,6 @@ use super::{Block, LinearOut, LinearSpec, Store};
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
-use crate::sizes::check_len;
-use crate::types::RowMap;
 
 /// Rows of a part. They are added in registers, one after the other. As a stride it is not a power of two, whose
 /// multiples would share a few sets of the first-level cache.

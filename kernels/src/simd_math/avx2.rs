@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::reference::math::{
+use swinq_numerics::reference::math::{
     EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
     SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
-/// [`crate::reference::gelu`] of each lane.
+/// [`swinq_numerics::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn gelu(x: __m256) -> __m256 {
@@ -15,7 +15,7 @@ pub(crate) fn gelu(x: __m256) -> __m256 {
     _mm256_fnmadd_ps(a, h, _mm256_max_ps(_mm256_setzero_ps(), x))
 }
 
-/// [`crate::reference::gelu_quadratic`] of each lane.
+/// [`swinq_numerics::reference::gelu_quadratic`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn gelu_quadratic(x: __m256) -> __m256 {
@@ -36,7 +36,7 @@ fn magnitude(x: __m256, last: f32) -> __m256 {
     _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x), _mm256_set1_ps(last))
 }
 
-/// [`crate::reference::math::tail`] of each lane.
+/// [`swinq_numerics::reference::math::tail`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn tail(x: __m256) -> (__m256, __m256) {
@@ -75,7 +75,7 @@ fn power_of_32(row: &[f32; 32], column: __m256i) -> __m256 {
     _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<27>(column)))
 }
 
-/// [`crate::reference::exp`] of each lane.
+/// [`swinq_numerics::reference::exp`] of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp(x: __m256) -> __m256 {
@@ -87,7 +87,7 @@ pub(crate) fn exp(x: __m256) -> __m256 {
     _mm256_mul_ps(_mm256_mul_ps(p, power_of_two(half)), power_of_two(_mm256_sub_epi32(n, half)))
 }
 
-/// [`crate::reference::exp`] of lanes in [-87, 0], where `2^n` is a normal number, or NaN.
+/// [`swinq_numerics::reference::exp`] of lanes in [-87, 0], where `2^n` is a normal number, or NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp_falling(x: __m256) -> __m256 {
@@ -95,7 +95,7 @@ pub(crate) fn exp_falling(x: __m256) -> __m256 {
     _mm256_mul_ps(p, power_of_two(n))
 }
 
-/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+/// [`swinq_numerics::reference::exp_255`] of lanes in [-11, 0].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn exp_255(x: __m256) -> __m256 {
@@ -110,7 +110,7 @@ pub(crate) fn exp_255(x: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent))
 }
 
-/// `p` and `n` of [`crate::reference::exp`].
+/// `p` and `n` of [`swinq_numerics::reference::exp`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn exp_parts(x: __m256) -> (__m256, __m256i) {

@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::reference::math::{
+use swinq_numerics::reference::math::{
     EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
     SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
-/// [`crate::reference::gelu`] of each lane.
+/// [`swinq_numerics::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn gelu(x: __m512) -> __m512 {
@@ -15,7 +15,7 @@ pub(crate) fn gelu(x: __m512) -> __m512 {
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
 }
 
-/// [`crate::reference::gelu_quadratic`] of each lane.
+/// [`swinq_numerics::reference::gelu_quadratic`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn gelu_quadratic(x: __m512) -> __m512 {
@@ -29,7 +29,7 @@ pub(crate) fn gelu_quadratic(x: __m512) -> __m512 {
     _mm512_fnmadd_ps(a, h, _mm512_max_ps(_mm512_setzero_ps(), x))
 }
 
-/// [`crate::reference::math::tail`] of each lane.
+/// [`swinq_numerics::reference::math::tail`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(crate) fn tail(x: __m512) -> (__m512, __m512) {
@@ -68,7 +68,7 @@ fn power_of_32(row: &[f32; 32], column: __m512i) -> __m512 {
     _mm512_permutex2var_ps(low, column, high)
 }
 
-/// [`crate::reference::exp`] of each lane.
+/// [`swinq_numerics::reference::exp`] of each lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp(x: __m512) -> __m512 {
@@ -77,7 +77,7 @@ pub(crate) fn exp(x: __m512) -> __m512 {
     exp_in_range(_mm512_min_ps(_mm512_set1_ps(EXP_RANGE.1), x))
 }
 
-/// [`crate::reference::exp`] of lanes in `EXP_RANGE` or NaN.
+/// [`swinq_numerics::reference::exp`] of lanes in `EXP_RANGE` or NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp_in_range(x: __m512) -> __m512 {
@@ -94,7 +94,7 @@ pub(crate) fn exp_in_range(x: __m512) -> __m512 {
     _mm512_scalef_ps(p, n)
 }
 
-/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+/// [`swinq_numerics::reference::exp_255`] of lanes in [-11, 0].
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) fn exp_255(x: __m512) -> __m512 {

@@ -2,12 +2,12 @@
 
 use std::arch::aarch64::*;
 
-use crate::reference::math::{
+use swinq_numerics::reference::math::{
     EXP, EXP_255, EXP_RANGE, LN2_HIGH, LN2_LOW, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, ROUNDER,
     SIGNED_ROUNDER, TAIL, TAIL_LAST, TAIL_PER_UNIT,
 };
 
-/// [`crate::reference::gelu`] of each lane.
+/// [`swinq_numerics::reference::gelu`] of each lane.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn gelu(x: float32x4_t) -> float32x4_t {
@@ -15,7 +15,7 @@ pub(crate) fn gelu(x: float32x4_t) -> float32x4_t {
     vfmsq_f32(positive(x), a, h)
 }
 
-/// [`crate::reference::gelu_quadratic`] of each lane.
+/// [`swinq_numerics::reference::gelu_quadratic`] of each lane.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn gelu_quadratic(x: float32x4_t) -> float32x4_t {
@@ -26,7 +26,7 @@ pub(crate) fn gelu_quadratic(x: float32x4_t) -> float32x4_t {
     vfmsq_f32(positive(x), a, vfmaq_f32(c0, vfmaq_f32(c1, c2, a), a))
 }
 
-/// [`crate::reference::math::tail`] of each lane.
+/// [`swinq_numerics::reference::math::tail`] of each lane.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn tail(x: float32x4_t) -> (float32x4_t, float32x4_t) {
@@ -93,7 +93,7 @@ fn power_of_32(row: &[f32; 32], places: uint8x16_t) -> float32x4_t {
     vreinterpretq_f32_u8(vqtbx4q_u8(low, table(&rows[1]), vsubq_u8(places, vdupq_n_u8(64))))
 }
 
-/// [`crate::reference::exp`] of each lane.
+/// [`swinq_numerics::reference::exp`] of each lane.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn exp(x: float32x4_t) -> float32x4_t {
@@ -105,7 +105,7 @@ pub(crate) fn exp(x: float32x4_t) -> float32x4_t {
     vmulq_f32(vmulq_f32(p, power_of_two(half)), power_of_two(vsubq_s32(n, half)))
 }
 
-/// [`crate::reference::exp`] of lanes in [-87, 0], where `2^n` is a normal number, or NaN.
+/// [`swinq_numerics::reference::exp`] of lanes in [-87, 0], where `2^n` is a normal number, or NaN.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn exp_falling(x: float32x4_t) -> float32x4_t {
@@ -113,7 +113,7 @@ pub(crate) fn exp_falling(x: float32x4_t) -> float32x4_t {
     vmulq_f32(p, power_of_two(n))
 }
 
-/// [`crate::reference::exp_255`] of lanes in [-11, 0].
+/// [`swinq_numerics::reference::exp_255`] of lanes in [-11, 0].
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn exp_255(x: float32x4_t) -> float32x4_t {
@@ -128,7 +128,7 @@ pub(crate) fn exp_255(x: float32x4_t) -> float32x4_t {
     vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), exponent))
 }
 
-/// `p` and `n` of [`crate::reference::exp`].
+/// `p` and `n` of [`swinq_numerics::reference::exp`].
 #[inline]
 #[target_feature(enable = "neon")]
 fn exp_parts(x: float32x4_t) -> (float32x4_t, int32x4_t) {

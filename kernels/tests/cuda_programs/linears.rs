@@ -7,7 +7,7 @@ use swinq_kernels::cuda::ops::linear::{
     DeviceLinearSpec, DeviceWeight, Gpu, Instruction, LinearKind, LinearStore, Tile,
 };
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
-use swinq_kernels::{ColumnQuantizers, Gelu};
+use swinq_numerics::{ColumnQuantizers, Gelu};
 
 use crate::ops::{STREAMS, quantizer};
 use crate::{Arch, Scope};

@@ -14,7 +14,7 @@ use swinq_kernels::cuda::training::{
     AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, NormProgram, ScalesProgram, UpdateProgram,
     column_sums_program, gather_program, patches_program, pointwise_program, table_program,
 };
-use swinq_kernels::{Gelu, Quantizer};
+use swinq_numerics::{Gelu, Quantizer};
 
 use crate::{Arch, Scope};
 

@@ -3,7 +3,7 @@
 
 use swinq_kernels::cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, low_columns};
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
-use swinq_kernels::{AttentionQuant, HeadScores, Probs, Quantizer, reference};
+use swinq_numerics::{AttentionQuant, HeadScores, Probs, Quantizer, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;

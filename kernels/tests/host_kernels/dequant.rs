@@ -3,7 +3,7 @@
 use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::LinearStore;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
-use swinq_kernels::{ColumnQuantizers, Gelu};
+use swinq_numerics::{ColumnQuantizers, Gelu};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;

@@ -1,7 +1,7 @@
 //! Compares conversions and the functions of `prelude.cuh` with the reference.
 
 use half::f16;
-use swinq_kernels::reference;
+use swinq_numerics::reference;
 
 use crate::compiler::Compiler;
 use crate::launch::{bytes, floats, words};

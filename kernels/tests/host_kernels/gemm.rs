@@ -6,7 +6,7 @@ use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
 use swinq_kernels::cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{ColumnQuantizers, Gelu};
+use swinq_numerics::{ColumnQuantizers, Gelu};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;

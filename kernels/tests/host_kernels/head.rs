@@ -2,7 +2,7 @@
 
 use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{Quantizer, reference};
+use swinq_numerics::{Quantizer, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, floats, words};

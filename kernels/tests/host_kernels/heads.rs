@@ -3,7 +3,7 @@
 use swinq_kernels::cuda::ops::attention::{HEAD_DIM, low_columns};
 use swinq_kernels::cuda::ops::heads::HeadsConfig;
 use swinq_kernels::cuda::ops::{StreamType, row_stride};
-use swinq_kernels::{Quantizer, reference};
+use swinq_numerics::{Quantizer, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, words};

@@ -1,7 +1,7 @@
 //! The kernels of the ladder (`ladder_*.cu`): matrix products in f32, softmax, elementwise ops.
 
 use swinq_kernels::cuda::ladder::{ElementwiseOp, FloatRung, SoftmaxRung, from_half, half_sum, to_half};
-use swinq_kernels::reference::{attention_row_exp, attention_row_u8, code, gelu};
+use swinq_numerics::reference::{attention_row_exp, attention_row_u8, code, gelu};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, floats, halves, words};

@@ -6,7 +6,7 @@ use swinq_kernels::cuda::ops::half_gelu::half_codes;
 use swinq_kernels::cuda::ops::linear::pack::pad_columns;
 use swinq_kernels::cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, reference};
+use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, reference};
 
 use crate::launch::{Launch, bytes, floats};
 use crate::rows::{half_floats, to_halves};

@@ -4,7 +4,7 @@
 use swinq_kernels::cuda::ops::norm::{NormConfig, NormResult, rows_of_tokens};
 use swinq_kernels::cuda::ops::rows::RowsConfig;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::{PAD, RowMap, reference};
+use swinq_numerics::{PAD, RowMap, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, floats, words};

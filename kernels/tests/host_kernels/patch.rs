@@ -4,7 +4,8 @@ use swinq_kernels::cuda::LaunchConfig;
 use swinq_kernels::cuda::ops::linear::pack::pack_half;
 use swinq_kernels::cuda::ops::patch::PatchConfig;
 use swinq_kernels::cuda::ops::{DeviceStore, StreamType};
-use swinq_kernels::{Patches, Pool, Quantizer, RowOut, RowStore, reference};
+use swinq_kernels::{Patches, Pool, RowOut};
+use swinq_numerics::{Quantizer, RowStore, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::Launch;

@@ -2,7 +2,7 @@
 
 use half::f16;
 use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
-use swinq_kernels::{Quantizer, reference};
+use swinq_numerics::{Quantizer, reference};
 
 use crate::launch::{Launch, floats, halves};
 use crate::support::{assert_same, assert_varied};

@@ -7,7 +7,7 @@ use swinq_kernels::cuda::training::{
     FakeProgram, NormProgram, column_sums_launch, column_sums_program, gather_launch, gather_program,
     pointwise_launch, pointwise_program, table_launch, table_program,
 };
-use swinq_kernels::{PAD, Quantizer, reference};
+use swinq_numerics::{PAD, Quantizer, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, floats};

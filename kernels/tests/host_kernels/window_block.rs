@@ -1,13 +1,11 @@
 //! `window_block.cu`: the attention half of a transformer block.
 
-use swinq_kernels::attention::AttentionSpec;
 use swinq_kernels::cuda::ops::Int8Linear;
 use swinq_kernels::cuda::ops::attention::HEAD_DIM;
 use swinq_kernels::cuda::ops::window_block::{
     WindowBlockConfig, WindowBlockSpec, WindowForm, constants, scales, two_codes,
 };
-use swinq_kernels::reference::HeadScores;
-use swinq_kernels::{AttentionQuant, PAD, Probs, Quantizer, RowStore, reference};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, PAD, Probs, Quantizer, RowStore, reference};
 
 use crate::compiler::Compiler;
 use crate::launch::{Launch, words};

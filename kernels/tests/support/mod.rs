@@ -2,7 +2,8 @@
 
 #![allow(dead_code)] // Each suite uses its own part.
 
-use swinq_kernels::{Cpu, Quantizer, RowMap};
+use swinq_kernels::Cpu;
+use swinq_numerics::{Quantizer, RowMap};
 #[allow(unused_imports)] // Each suite uses its own part.
 pub use swinq_testing::{Rng, assert_same, assert_varied, max_error};
 

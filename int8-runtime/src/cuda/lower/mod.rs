@@ -15,8 +15,7 @@ use swinq_kernels::cuda::ops::norm::DeviceNorm;
 use swinq_kernels::cuda::ops::rows::DeviceRows;
 use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType};
 use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::heads::HeadsSpec;
-use swinq_kernels::{RowMap, RowStore};
+use swinq_numerics::{HeadsSpec, RowMap, RowStore};
 use swinq_plan::{
     Attention, Element, Linear, Merge, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec,
     Values, Weight,

@@ -10,6 +10,8 @@ mod results;
 mod scores;
 mod weights;
 
+use swinq_numerics::Probs;
+
 use super::operands::{Part, Rows, Source};
 use super::scores::Finish;
 use super::work::words_mut;
@@ -17,7 +19,6 @@ use super::{AttentionIn, Shape, Unit, WindowAttention, apart, integer_scores, in
 use crate::buffer::AlignedBuf;
 use crate::buffer::bytes_mut;
 use crate::lanes::{Kernel, Lanes};
-use crate::reference::Probs;
 use crate::rows::RowSink;
 
 /// The most queries of a chunk.

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgoConfigAttributes_t as Attribute};
+use swinq_numerics::sizes::elements;
 
 use super::problem::{ALIGN, Kind, Operands, Problem, Proposal};
 use super::{FloatKind, Lt, Output};
 use crate::cuda::{CudaError, DeviceSlice, Stream};
-use crate::sizes::elements;
 
 /// Number of algorithms to request.
 const MOST: usize = 8;

@@ -19,9 +19,9 @@ pub enum ElementwiseOp {
     ScaleAdd,
     /// `out = fma(x, scale, y)`, f32, four elements at a time.
     ScaleAddVector,
-    /// `out = gelu(x)` of the number contract ([`gelu`](crate::reference::gelu)), f32.
+    /// `out = gelu(x)` of the number contract ([`gelu`](swinq_numerics::reference::gelu)), f32.
     Gelu,
-    /// `out = code(x * scale)` ([`code`](crate::reference::code)), f32 to s8.
+    /// `out = code(x * scale)` ([`code`](swinq_numerics::reference::code)), f32 to s8.
     Quantize,
     /// `out = x + y`, f16, rounded once.
     HalfAdd,

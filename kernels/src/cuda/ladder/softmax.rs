@@ -20,7 +20,7 @@ pub enum SoftmaxRung {
     /// Several rows per warp, with values in registers; result in f32. Short rows that do not begin at multiples of 16
     /// bytes pass through shared memory.
     Rows,
-    /// The codes of the INT8 attention ([`attention_row_u8`](crate::reference::attention_row_u8)), with values
+    /// The codes of the INT8 attention ([`attention_row_u8`](swinq_numerics::reference::attention_row_u8)), with values
     /// in registers; result in u8, and the sum of each row's codes in u32.
     Codes,
 }

@@ -1,11 +1,11 @@
 //! Window attention.
 
+use swinq_numerics::{AttentionSpec, Probs};
+
 use super::{DeviceStore, StreamType, expect, int, row_stride};
-use crate::attention::AttentionSpec;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::reference::Probs;
 
 /// The head dimension that the kernels support.
 pub const HEAD_DIM: usize = 32;

@@ -1,7 +1,8 @@
 //! The end of the network: LayerNorm with the mean over tokens, and the head in f32.
 
+use swinq_numerics::Quantizer;
+
 use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
-use crate::Quantizer;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };

@@ -1,11 +1,12 @@
 //! The operands of cosine attention (Swin V2).
 
+use swinq_numerics::HeadsSpec;
+
 use super::attention::{HEAD_DIM, low_columns};
 use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::heads::HeadsSpec;
 
 /// Threads of a block.
 const THREADS: u32 = 256;

@@ -1,6 +1,9 @@
 //! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
 //! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
+use swinq_numerics::reference::correction_i8;
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
+
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
 use super::norm::rows_of_tokens;
@@ -8,8 +11,6 @@ use super::{Int8Linear, StreamType, expect, expect_word, int};
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::reference::correction_i8;
-use crate::{ColumnQuantizers, Gelu, Quantizer, RowMap};
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;

@@ -16,9 +16,10 @@ pub mod patch;
 pub mod rows;
 pub mod window_block;
 
+use swinq_numerics::sizes::elements;
+use swinq_numerics::{Quantizer, RowMap};
+
 use super::{CudaError, Device, DeviceBuf, DeviceSlice};
-use crate::sizes::elements;
-use crate::{Quantizer, RowMap};
 
 /// An INT8 linear layer of a fused launch, without an `.output` site.
 #[derive(Clone, Copy)]

@@ -1,9 +1,10 @@
 //! LayerNorm of rows gathered from the residual stream, or of the rows of a branch that are added to it.
 
+use swinq_numerics::{Quantizer, RowMap};
+
 use super::rows::{RowsParams, Sources, THREADS, row_program};
 use super::{DeviceMap, DeviceStore, StreamType, expect, expect_word, int, row_stride};
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
-use crate::{Quantizer, RowMap};
 
 /// Maximum number of lanes that share a row.
 const LANES_PER_ROW: usize = 32;

@@ -1,10 +1,10 @@
 //! Patch embedding, from pixels to the residual stream.
 
 use half::f16;
+use swinq_numerics::Quantizer;
 
 use super::linear::pack::pack_half;
 use super::{StreamType, expect, int};
-use crate::Quantizer;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };

@@ -106,7 +106,8 @@ impl Sources {
             merge.iter().flatten().flatten().all(|&t| t < tokens),
             "merged rows: a token is outside 0..{tokens}"
         );
-        let map: Vec<u32> = merge.iter().flatten().map(|t| t.map_or(crate::PAD, |t| t as u32)).collect();
+        let map: Vec<u32> =
+            merge.iter().flatten().map(|t| t.map_or(swinq_numerics::PAD, |t| t as u32)).collect();
         let map = DeviceBuf::from_slice(device, &map)?.all();
         Ok(Sources::Merged { map, rows: merge.len(), tokens })
     }

@@ -1,15 +1,14 @@
 //! The attention half of a transformer block in one launch: LayerNorm, QKV, window attention, projection and
 //! the residual addition; in Swin V2 the LayerNorm follows the projection.
 
+use swinq_numerics::{AttentionSpec, Probs, Quantizer};
+
 use super::attention::HEAD_DIM;
 use super::linear::pack::packed_column;
 use super::{DeviceMap, Int8Linear, expect, expect_word, int};
-use crate::Quantizer;
-use crate::attention::AttentionSpec;
 use crate::cuda::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
-use crate::reference::Probs;
 
 /// Threads of a group, which processes a window.
 const GROUP: u32 = 128;

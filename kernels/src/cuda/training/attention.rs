@@ -3,9 +3,9 @@
 mod program;
 
 use cudarc::driver::{CudaSlice, CudaView};
+use swinq_numerics::Quantizer;
 
 use super::{Training, int};
-use crate::Quantizer;
 use crate::cuda::{CudaError, Params};
 
 pub use program::AttentionProgram;
@@ -41,7 +41,7 @@ struct AttentionParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in train_attention.cuh in the same order.
 unsafe impl Params for AttentionParams {}
 
-/// Fake quantization of the probabilities; see [`Probs`](crate::Probs).
+/// Fake quantization of the probabilities; see [`Probs`](swinq_numerics::Probs).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrainProbs {
     /// No fake quantization.

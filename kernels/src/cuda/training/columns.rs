@@ -2,9 +2,9 @@
 //! column, conversion to the type of matrix products, and sums of columns.
 
 use cudarc::driver::{CudaSlice, CudaView};
+use swinq_numerics::Quantizer;
 
 use super::{Element, THREADS, Training, uint, vector};
-use crate::Quantizer;
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
 /// Bytes of the coefficients of GELU.

@@ -1,9 +1,9 @@
 //! Fake quantization and its gradients.
 
 use cudarc::driver::{CudaSlice, CudaView};
+use swinq_numerics::Quantizer;
 
 use super::{Element, THREADS, Training, uint, vector};
-use crate::Quantizer;
 use crate::cuda::{CudaError, LaunchConfig, Params, Program};
 
 /// Number of values per block.

@@ -97,7 +97,7 @@ pub fn column_sums_launch(columns: usize, parts: usize) -> LaunchConfig {
 
 impl Training {
     /// Gathers rows by an index map that is the same for every image: from `x` `[images * source_rows,
-    /// columns]` to `[images * index.len(), columns]`. A row of [`PAD`](crate::PAD) becomes zeros.
+    /// columns]` to `[images * index.len(), columns]`. A row of [`PAD`](swinq_numerics::PAD) becomes zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -256,7 +256,7 @@ pub struct RowIndex {
 }
 
 impl RowIndex {
-    /// Copies `index` to the device of `training`; [`PAD`](crate::PAD) stands for a row of zeros.
+    /// Copies `index` to the device of `training`; [`PAD`](swinq_numerics::PAD) stands for a row of zeros.
     ///
     /// # Errors
     /// The driver fails.
@@ -264,7 +264,7 @@ impl RowIndex {
     /// # Panics
     /// If a row is not below `source_rows`, or there are no rows.
     pub fn new(training: &Training, index: &[u32], source_rows: usize) -> Result<RowIndex, CudaError> {
-        let inside = |&row: &u32| row == crate::PAD || (row as usize) < source_rows;
+        let inside = |&row: &u32| row == swinq_numerics::PAD || (row as usize) < source_rows;
         assert!(!index.is_empty() && index.iter().all(inside), "a row outside 0..{source_rows}");
         let map = training.cuda.clone_htod(index);
         let map = map.map_err(|error| failed("cuMemcpyHtoDAsync", error))?;

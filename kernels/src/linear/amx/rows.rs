@@ -1,12 +1,13 @@
 //! The input rows of a block, where tiles can be loaded from.
 
+use swinq_numerics::odd_lines;
+
 use super::super::Block;
 use super::super::avx512::{At, COLUMNS};
 use super::few_rows::on_tiles;
 use super::product::{Operands, ROWS};
 use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
-use crate::types::odd_lines;
 
 /// Input rows that start on cache lines: a load of a tile whose rows cross cache lines takes more than twice
 /// the time. If the rows of the block do not start on cache lines, they are copied once and multiplied with all of

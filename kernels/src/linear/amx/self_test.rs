@@ -3,13 +3,14 @@
 
 use std::ops::Range;
 
+use swinq_numerics::odd_lines;
+
 use super::super::avx512::{COLUMNS, LAYOUT};
 use super::emulated::Emulated;
 use super::product::{Accumulators, Multiply, Operands, Products, WeightLoad};
 use super::resident::Resident;
 use super::tile::{TILE_ROWS, Tiles};
 use crate::buffer::AlignedBuf;
-use crate::types::odd_lines;
 
 /// Rows and inputs: one and two rows of tiles; less than a step, whole steps, and steps with a rest.
 const SHAPES: [(usize, usize); 10] =

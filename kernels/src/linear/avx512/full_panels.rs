@@ -5,6 +5,8 @@
 
 use std::arch::x86_64::*;
 
+use swinq_numerics::{ColumnQuantizers, Gelu};
+
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
 use super::super::finish::{Accumulator, Activation, Erf, Identity, Quadratic};
@@ -12,8 +14,6 @@ use super::super::spec::Store;
 use super::COLUMNS;
 use crate::lanes::Avx512;
 use crate::pool::Parts;
-use crate::reference::Gelu;
-use crate::types::ColumnQuantizers;
 
 /// Stores `panel` if one of these epilogues applies; otherwise stores nothing and returns `false`.
 #[inline]

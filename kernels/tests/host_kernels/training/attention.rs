@@ -1,7 +1,7 @@
 //! Window attention in training: `train_attention_*.cu`.
 
-use swinq_kernels::Quantizer;
 use swinq_kernels::cuda::training::AttentionProgram;
+use swinq_numerics::Quantizer;
 
 use super::{close, faked};
 use crate::compiler::Compiler;

@@ -5,7 +5,7 @@ use swinq_kernels::cuda::training::{
     ColumnsProgram, FakeProgram, Kind, LossProgram, Patches, ScalesProgram, UpdateProgram, patches_launch,
     patches_program,
 };
-use swinq_kernels::{ColumnQuantizers, reference};
+use swinq_numerics::{ColumnQuantizers, reference};
 
 use super::close;
 use crate::compiler::Compiler;

@@ -1,15 +1,16 @@
 //! The arrays and numbers of a linear layer's epilogue, on the device.
 
+use swinq_numerics::Quantizer;
+use swinq_numerics::reference::correction_i8;
+
 use super::Target;
 use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
 use super::pack::pad_columns;
 use super::params::EpilogueParams;
-use crate::Quantizer;
 use crate::cuda::ops::attention::HEAD_DIM;
 use crate::cuda::ops::half_gelu::half_codes;
 use crate::cuda::ops::int;
 use crate::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
-use crate::reference::correction_i8;
 
 /// Per-column arrays, padded to full groups, and scalars.
 pub(super) struct EpilogueArrays {

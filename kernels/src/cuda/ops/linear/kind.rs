@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
+
 use super::tile::{Instruction, Tile};
 use crate::cuda::Program;
 use crate::cuda::ops::attention::HEAD_DIM;
 use crate::cuda::ops::{self, DeviceStore, StreamType, half_gelu};
-use crate::{ColumnQuantizers, Gelu, Quantizer};
 
 /// The weight of a linear layer.
 #[derive(Clone, Copy)]

@@ -1,9 +1,13 @@
 //! Linears: products with a weight, and their epilogues.
 
 use super::Gelu;
-use crate::types::Quantizer;
+use crate::quantizer::Quantizer;
+
+/// The largest k of an INT8 product: 255 * 128 * k fits an i32.
+pub const MAX_INT8_K: usize = 65_793;
 
 /// `sum_k input[k] * weight[k]`, exact: INT8 times INT8 accumulated in INT32.
+#[inline]
 pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
 }
@@ -12,7 +16,8 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
 /// that stand for `code - zero_point`.
 ///
 /// The difference is at most 255 * 128 * k in magnitude, which fits an i32 for k up to
-/// [`MAX_INT8_K`](crate::linear::MAX_INT8_K).
+/// [`MAX_INT8_K`].
+#[inline]
 pub fn correction_i8(zero_points: &[i8], weight: &[i8]) -> i32 {
     accumulate_i8(zero_points, weight)
 }
@@ -37,6 +42,7 @@ pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
 /// ```
 /// `multiplier` is the input's scale times the weight's, in f32; the product with `output.recip` is one f32
 /// too.
+#[inline]
 pub fn epilogue_i8(
     acc: i32,
     multiplier: f32,
@@ -52,6 +58,7 @@ pub fn epilogue_i8(
 }
 
 /// As [`epilogue_i8`], for a product in float.
+#[inline]
 pub fn epilogue_f32(product: f32, bias: f32, output: Option<Quantizer>, gelu: Option<Gelu>) -> f32 {
     let y = match output {
         None => product + bias,

@@ -1,6 +1,6 @@
 //! Attention inside one window, for one head.
 
-use crate::types::Quantizer;
+use crate::quantizer::Quantizer;
 
 /// How attention probabilities are represented.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,12 +22,14 @@ pub const FLOOR: f32 = -60.0;
 pub const CODE_FLOOR: f32 = -11.0;
 
 /// The largest of `logits`, ignoring NaNs; -inf if there is none.
+#[inline]
 fn largest(logits: &[f32]) -> f32 {
     logits.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
 }
 
 /// Unsigned codes of one row of logits, in `codes`, and their sum:
 /// `round_ties_even(exp_255(max(x - rowmax, -11)))`. A NaN has code 0.
+#[inline]
 pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     let max = largest(logits);
     let mut sum = 0;
@@ -43,6 +45,7 @@ pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
 /// `exp(max(x - rowmax, -60))` of one row of logits, in place, and their sum in f32: sixteen partial sums
 /// selected by the index mod 16, each in the order of the index, starting from 0; then [`fold`](super::fold).
 /// A NaN stays a NaN.
+#[inline]
 pub fn attention_row_exp(logits: &mut [f32]) -> f32 {
     let max = largest(logits);
     let mut sums = [0.0; 16];

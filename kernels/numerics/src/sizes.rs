@@ -1,5 +1,5 @@
-//! Sizes of operands. Every size that a constructor or a run derives from its arguments is computed here, so that a
-//! product that overflows is an error and not a smaller number.
+//! Sizes of operands. Every size that the constructor or the run of an op derives from its arguments is computed here, so
+//! that a product that overflows is an error and not a smaller number.
 
 /// The product of `shape`, if the product of the sizes that are not 0 is at most `isize::MAX`: no slice has more
 /// elements. The product of some of the sizes cannot overflow then, nor can [`code_stride`](crate::code_stride).
@@ -13,7 +13,7 @@ fn volume(shape: &[usize]) -> Option<usize> {
 ///
 /// # Panics
 /// If it exceeds `isize::MAX`, or would without the sizes that are 0.
-pub(crate) fn elements(op: &str, what: &str, shape: &[usize]) -> usize {
+pub fn elements(op: &str, what: &str, shape: &[usize]) -> usize {
     volume(shape).unwrap_or_else(|| too_large(op, what, shape))
 }
 
@@ -27,7 +27,7 @@ fn too_large(op: &str, what: &str, shape: &[usize]) -> ! {
 ///
 /// # Panics
 /// Unless `len` is the product of `shape`.
-pub(crate) fn check_len(op: &str, what: &str, len: usize, shape: &[usize]) {
+pub fn check_len(op: &str, what: &str, len: usize, shape: &[usize]) {
     assert!(volume(shape) == Some(len), "{op}: {what} of {len} elements is not {shape:?}");
 }
 

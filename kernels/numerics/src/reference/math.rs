@@ -1,6 +1,5 @@
 //! GELU and the exponential, as sequences of correctly rounded f32 operations. Any implementation that
-//! performs the same operations in the same order produces the same bits, as the vector versions in
-//! `simd_math` do.
+//! performs the same operations in the same order produces the same bits.
 //!
 //! ```text
 //! gelu(x) = max(x, 0) - a * h(a)      a = |x|,  h(a) = erfc(a / sqrt(2)) / 2
@@ -13,7 +12,7 @@
 
 /// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant
 /// of `h` in `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
-pub(crate) static TAIL: Tail = Tail([
+pub static TAIL: Tail = Tail([
     [
         0.5,
         0.34967172,
@@ -126,7 +125,7 @@ pub(crate) static TAIL: Tail = Tail([
 
 /// The type of [`TAIL`]: each row is one cache line.
 #[repr(C, align(64))]
-pub(crate) struct Tail(pub(crate) [[f32; 16]; 6]);
+pub struct Tail(pub [[f32; 16]; 6]);
 
 /// Coefficients of `h` for [`gelu_quadratic`], one row per power of `a`, one column per interval. Column `i` has the
 /// least maximal error of `a * h(a)` for `a * QUADRATIC_PER_UNIT` in [i - 1/2, i + 1/2]; the last column is the zero
@@ -247,32 +246,31 @@ pub const QUADRATIC_PER_UNIT: f32 = 6.5;
 pub const QUADRATIC_LAST: f32 = 4.769_231;
 
 /// Intervals of [`TAIL`] per unit of `a`.
-pub(crate) const TAIL_PER_UNIT: f32 = 2.589_285_6;
+pub const TAIL_PER_UNIT: f32 = 2.589_285_6;
 
 /// `a` at the last column, to which larger values are clamped.
-pub(crate) const TAIL_LAST: f32 = 5.793_103_7;
+pub const TAIL_LAST: f32 = 5.793_103_7;
 
 /// 2^23: adding it rounds a small non-negative f32 to an integer, held in the low bits of the sum.
-pub(crate) const ROUNDER: f32 = 8_388_608.0;
+pub const ROUNDER: f32 = 8_388_608.0;
 
 /// `p` of `exp`, lowest power first: least maximal relative error over [-ln(2) / 2, ln(2) / 2].
-pub(crate) const EXP: [f32; 7] =
-    [1.0, 1.0, 0.499_999_9, 0.166_664_2, 0.041_668_23, 0.008_374_857, 0.001_383_679_2];
+pub const EXP: [f32; 7] = [1.0, 1.0, 0.499_999_9, 0.166_664_2, 0.041_668_23, 0.008_374_857, 0.001_383_679_2];
 
 /// 1.5 * 2^23: adding it rounds an f32 of magnitude below 2^22 to an integer, held in the low bits of the sum.
-pub(crate) const SIGNED_ROUNDER: f32 = 12_582_912.0;
+pub const SIGNED_ROUNDER: f32 = 12_582_912.0;
 
 /// `p` of [`exp_255`], lowest power first: least maximal relative error of `255 * 2^f` over [-1/2, 1/2].
 pub const EXP_255: [f32; 5] = [254.999_82, 176.746_06, 61.263_1, 14.259_054, 2.440_376];
 
 /// The leading bits of ln(2): its product with any exponent of an f32 is exact.
-pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+pub const LN2_HIGH: f32 = 0.693_359_4;
 
 /// The remaining bits of ln(2).
-pub(crate) const LN2_LOW: f32 = -0.000_212_194_44;
+pub const LN2_LOW: f32 = -0.000_212_194_44;
 
 /// Arguments below this range give 0, arguments above it give infinity.
-pub(crate) const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
+pub const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 
 /// GELU by the error function, `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel, 2016).
 ///
@@ -341,11 +339,11 @@ pub fn gelu_derivative(x: f32) -> f32 {
 }
 
 /// `1 / sqrt(2 pi)`.
-pub(crate) const INVERSE_SQRT_TAU: f32 = 0.398_942_3;
+pub const INVERSE_SQRT_TAU: f32 = 0.398_942_3;
 
 /// `a = min(|x|, last)` and `h(a)`.
 #[inline(always)]
-pub(crate) fn tail(x: f32) -> (f32, f32) {
+pub fn tail(x: f32) -> (f32, f32) {
     let magnitude = x.abs();
     let a = if magnitude < TAIL_LAST { magnitude } else { TAIL_LAST };
     let sum = a.mul_add(TAIL_PER_UNIT, ROUNDER);
@@ -400,6 +398,7 @@ pub fn exp_255(x: f32) -> f32 {
 }
 
 /// `2^n` for n in [-126, 127].
+#[inline(always)]
 fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) << 23).cast_unsigned())
 }

@@ -1,12 +1,11 @@
-//! The scalar definition of every op. It is always built, and it is the contract: every other implementation
-//! must equal it bit for bit. This is possible for floating point too, because the order of operations is
+//! The scalar definition of every op. It is the contract: every implementation must equal it bit for bit. This is possible for floating point too, because the order of operations is
 //! part of each definition, and every operation is one that IEEE 754 rounds correctly (sums, products, fused
 //! multiply-adds, quotients, square roots). The payload of a NaN is unspecified.
 
 mod attention;
 mod layer_norm;
 mod linear;
-pub(crate) mod math;
+pub mod math;
 mod normalize;
 
 pub use attention::{
@@ -14,7 +13,7 @@ pub use attention::{
     attention_window,
 };
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
-pub use linear::{accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
+pub use linear::{MAX_INT8_K, accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{
     EXP_255, Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, gelu,
     gelu_derivative, gelu_quadratic,
@@ -23,6 +22,7 @@ pub use normalize::{SHORTEST, inverse_length, normalize};
 
 /// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,
 /// then rounded to nearest, ties to even. A NaN has code 0.
+#[inline]
 pub fn code(scaled: f32) -> i8 {
     if scaled.is_nan() {
         return 0;
@@ -34,6 +34,7 @@ pub fn code(scaled: f32) -> i8 {
 /// 1/256. The value is about `code + low_code / 256`.
 ///
 /// Low codes are between -127 and 127, so that the sum of both codes has one division into two codes only.
+#[inline]
 pub fn low_code(scaled: f32) -> i8 {
     let rest = (scaled - f32::from(code(scaled))) * 256.0;
     code(if rest > -127.0 { rest } else { -127.0 })

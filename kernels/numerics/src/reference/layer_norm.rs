@@ -1,6 +1,6 @@
 //! Layer normalisation (Ba et al., 2016).
 
-use crate::types::Quantizer;
+use crate::quantizer::Quantizer;
 
 /// The three numbers that normalise one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,6 +26,7 @@ impl RowNorm {
     /// `sum16` has sixteen partial sums, selected by the index mod 16 and summed in the order of the index from 0 on;
     /// then [`fold`]. `rest` is most of the rounding error of the mean, which would dominate the errors of rows whose mean
     /// is large compared with their spread.
+    #[inline]
     pub fn of(x: &[f32], eps: f32) -> RowNorm {
         let count = x.len() as f32;
         let [mut sums, mut rests, mut squares] = [[0.0; 16]; 3];
@@ -49,6 +50,7 @@ impl RowNorm {
 }
 
 /// The sum of sixteen partial sums: the upper half is added to the lower, element by element, down to one.
+#[inline]
 pub fn fold(mut sums: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -61,6 +63,7 @@ pub fn fold(mut sums: [f32; 16]) -> f32 {
 
 /// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: the row's [`RowNorm`],
 /// applied to each element.
+#[inline]
 pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
     let norm = RowNorm::of(x, eps);
     for (((o, &x), &gamma), &beta) in out.iter_mut().zip(x).zip(gamma).zip(beta) {
@@ -70,6 +73,7 @@ pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mu
 
 /// `stream = shortcut.fake(stream) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`]
 /// defines `layer_norm` and a quantizer that is `None` changes nothing.
+#[inline]
 pub fn add_layer_norm_row(
     x: &[f32],
     gamma: &[f32],
@@ -87,6 +91,7 @@ pub fn add_layer_norm_row(
 
 /// The mean over the rows of `x`, f32 `[rows, out.len()]`: each column is summed in f32 in the order of the
 /// rows, starting from 0, and then divided by their number.
+#[inline]
 pub fn mean_of_rows(x: &[f32], out: &mut [f32]) {
     out.fill(0.0);
     for row in x.chunks_exact(out.len()) {
