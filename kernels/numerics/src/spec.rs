@@ -42,7 +42,17 @@ impl AttentionSpec<'_> {
     }
 }
 
-/// The heads of one block's cosine attention, and how their operands are stored.
+/// The heads of one block's cosine attention, and how their operands are stored: queries and keys are normalised, then
+/// they and the values are quantized.
+///
+/// The input is f32 `[rows, 3 * heads * d]`: `q | k | v` of a token. The result has the same columns, as f32 or as codes.
+/// In codes, a low code for each value of the heads that have two follows: all of `q`, then all of `k`, each
+/// `[heads with two codes, d]`.
+///
+/// ```text
+/// y = x * inverse_length(q or k of the head)           queries and keys
+/// code = code(y * recip)        low code = low_code(y * recip)
+/// ```
 #[derive(Clone, Debug)]
 pub struct HeadsSpec<'a> {
     /// Heads.
