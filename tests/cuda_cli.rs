@@ -5,7 +5,7 @@ mod common;
 
 use assert_cmd::Command;
 use common::{refused, sample_cfg, stdout, swinq};
-use swinq_kernels::cuda::{Device, Library, library};
+use swinq_cuda::{Device, Library, library};
 
 /// `swinq bench` of random weights, with `more` arguments.
 fn bench(more: &[&str]) -> Command {

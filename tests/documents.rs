@@ -16,8 +16,8 @@ use common::{calibrate as calibrate_sample, float_model, root, swinq, with_chann
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_kernels::Gelu;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, WindowPolicy};
+use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{random, small};
 
