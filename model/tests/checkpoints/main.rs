@@ -4,6 +4,7 @@
 mod class_names;
 mod describe;
 mod memory;
+mod pickles;
 mod second;
 
 use std::fs;
