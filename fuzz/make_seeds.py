@@ -1,5 +1,5 @@
-"""Writes the seeds in corpus/, the smallest valid input of every reader. Needs torch and xxhash, and the program swinq for
-the quantized checkpoints:
+"""Writes the seeds in corpus/, the smallest valid input of every reader. Needs torch, numpy and xxhash, and the program swinq
+for the quantized checkpoints:
 
     python fuzz/make_seeds.py target/release/swinq
 
@@ -9,9 +9,12 @@ import argparse
 import io
 import json
 import pathlib
+import pickle
 import struct
 import subprocess
+import sys
 import tempfile
+import types
 import zipfile
 
 import torch
@@ -74,6 +77,21 @@ def checkpoints():
         archive = zipfile.ZipFile(io.BytesIO(saved({"state_dict": views}, pickle_protocol=protocol)))
         inner = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         write("pickle", f"protocol{protocol}", archive.read(inner))
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    arrays["head.weight"] = arrays["head.weight"].T.copy().T
+    for protocol in (2, 5):
+        write("torch", f"arrays{protocol}", pickle.dumps({"model": arrays}, protocol))
+    write("pickle", "history", pickle.dumps({"model": arrays, "message_hub": history()}, 2))
+
+
+def history():
+    """What mmengine saves of a logged value: an object whose class names its statistics."""
+    module = types.ModuleType("mmengine.logging.history_buffer")
+    exec("class HistoryBuffer:\n    def min(self): pass\n    def max(self): pass\n", module.__dict__)
+    sys.modules.update({"mmengine": types.ModuleType("mmengine"), "mmengine.logging": types.ModuleType("logging"), module.__name__: module})
+    buffer = module.HistoryBuffer()
+    buffer.statistics_methods = {"min": module.HistoryBuffer.min, "max": module.HistoryBuffer.max}
+    return buffer
 
 
 def to_version_1(data):

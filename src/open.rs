@@ -210,7 +210,7 @@ impl Model {
         Model::open_with(path, &OpenOptions::default())
     }
 
-    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.safetensors`)
+    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.pkl`, `.safetensors`)
     /// or a Hugging Face or timm directory.
     ///
     /// # Errors

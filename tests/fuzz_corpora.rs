@@ -12,8 +12,8 @@ type Target = (&'static str, fn(&[u8]) -> bool, bool);
 
 const TARGETS: [Target; 18] = [
     ("safetensors", targets::safetensors, false),
-    ("index", targets::index, false),
     ("quantized", targets::quantized, false),
+    ("index", targets::index, false),
     ("part", targets::part, false),
     ("torch", targets::torch, false),
     ("pickle", targets::pickle, false),

@@ -107,7 +107,7 @@ pub fn part(data: &[u8]) -> bool {
     })
 }
 
-/// A file of `torch.save`, of either format.
+/// A file of `torch.save`, of either format, or a pickle of arrays.
 pub fn torch(data: &[u8]) -> bool {
     float_checkpoint("model.pth", data)
 }

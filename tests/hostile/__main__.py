@@ -25,7 +25,7 @@ from judgement import execute, judge, listing, logits
 from runs import KINDS, model_options
 from safetensors_files import split_safetensors
 from settings import DATA, EXIT_CODES, FLOAT, ROOT, SAMPLE
-from torch_files import torch_file, torch_pickle
+from torch_files import array_pickle, torch_file, torch_pickle
 
 
 class Base:
@@ -52,8 +52,10 @@ class Base:
         self.blobs = [body[slice(*about["data_offsets"])] for about in header.values()]
         self.program = torch_pickle(self.tensors)
         self.torch = torch_file(self.program, self.blobs)
-        (folder / "base.pth").write_bytes(self.torch)
-        subprocess.run([binary, "predict", folder / "base.pth", self.picture, *map(str, model_options()), *self.cpu], check=True, stdout=subprocess.DEVNULL)
+        # What is damaged must be whole: the program accepts it.
+        for name, data in [("base.pth", self.torch), *((f"base{protocol}.pkl", array_pickle(self.tensors, self.blobs, protocol)) for protocol in (2, 5))]:
+            (folder / name).write_bytes(data)
+            subprocess.run([binary, "predict", folder / name, self.picture, *map(str, model_options()), *self.cpu], check=True, stdout=subprocess.DEVNULL)
 
 
 def one(index, options, base, home):

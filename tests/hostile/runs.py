@@ -68,7 +68,7 @@ def run_float_safetensors(rng, base, folder):
 
 
 def run_pickle(rng, base, folder):
-    return run_float(rng, base, folder, rng.choice(["victim.pth", "victim.pt", "victim.bin"]), hostile_torch(rng, base))
+    return run_float(rng, base, folder, rng.choice(["victim.pth", "victim.pt", "victim.pkl"]), hostile_torch(rng, base))
 
 
 def run_shards(rng, base, folder):

@@ -1,4 +1,4 @@
-"""Damaged and hostile files of PyTorch: a zip of a pickle."""
+"""Damaged and hostile pickles: files of PyTorch, which are a zip of a pickle, and pickles of arrays of numpy."""
 import collections
 import io
 import pickle
@@ -71,6 +71,57 @@ def torch_pickle(tensors, rng=None):
     return out.getvalue()
 
 
+def array_pickle(tensors, blobs, protocol, rng=None):
+    """The pickle of a state dict of numpy's arrays; with `rng`, one array has an absurd shape, type, order or length."""
+    old = protocol < 5
+    module, name = ("numpy.core.multiarray", "_reconstruct") if old else ("numpy._core.numeric", "_frombuffer")
+    numpy, inner = types.ModuleType("numpy"), types.ModuleType(module)
+    make = types.FunctionType((lambda *a: None).__code__, {}, name)
+    make.__module__, make.__qualname__ = module, name
+    setattr(inner, name, make)
+    numpy.ndarray, numpy.dtype = (type(kind, (), {"__module__": "numpy"}) for kind in ("ndarray", "dtype"))
+
+    class Reduced:
+        def __init__(self, *parts):
+            self.parts = parts
+
+        def __reduce__(self):
+            return self.parts
+
+    victim = rng.choice(list(tensors)) if rng else None
+    state = {}
+    for (key, (shape, _)), blob in zip(tensors.items(), blobs):
+        shape, code, order, fields, fortran = tuple(shape), "f2", "<", (None, None, None), False
+        if key == victim:
+            kind = rng.randrange(6)
+            if kind == 0:
+                shape = tuple(number(rng) for _ in range(rng.choice([0, 1, 2, 4, 64])))
+            elif kind == 1:
+                code = rng.choice(["f4", "f8", "O8", "V2", "U1", "i2", "M8", "", "f" * 100_000, 7, None])
+            elif kind == 2:
+                order = rng.choice([">", "|", "=", "", None])
+            elif kind == 3:
+                fortran = rng.choice([True, None, 1])
+            elif kind == 4:
+                blob = rng.choice([b"", blob[:-1], blob + b"\0", blob * 3, blob.decode("latin1"), [blob], None])
+            else:
+                fields = (None, ("a",), {"a": 0})
+        dtype = Reduced(numpy.dtype, (code, False, True), (3, order, *fields, -1, -1, 0))
+        if old:
+            state[key] = Reduced(make, (numpy.ndarray, (0,), b"b"), (1, shape, dtype, fortran, blob))
+        else:
+            data = bytearray(blob) if isinstance(blob, bytes) else blob
+            state[key] = Reduced(make, (data, dtype, shape, "F" if fortran else "C"))
+    out = io.BytesIO()
+    with MODULES:
+        sys.modules["numpy"], sys.modules[module] = numpy, inner
+        try:
+            pickle._Pickler(out, protocol).dump({"model": state, "__author__": "x", "matching_heuristics": True})
+        finally:
+            del sys.modules["numpy"], sys.modules[module]
+    return out.getvalue()
+
+
 MODULES = threading.Lock()
 
 
@@ -93,7 +144,7 @@ def hostile_program(rng, program):
         b"0.", b"e.", b"R.", b"b.", b"s.", b".", b"", b"I" + b"9" * 100_000 + b"\n.", b"F1e999999\n.", b"V\\ud800\n.",
         b"]q\0h\0a.", b"}q\0X\x01\0\0\0ah\0s.", b"c\x1b[31m\nx\x07y\n.", b"\x96" + b"\xff" * 8 + b".", b"Pabc\n.",
         b"(X\x01\0\0\0a" + b"2" * 300_000 + b"t" + b"(h\0t" * 1000 + b".",
-        b"]q\0" + b"(h\0h\0h\0h\0h\0h\0h\0h\0lq\0" * 40 + b".",
+        b"]q\0" + b"(h\0h\0h\0h\0h\0h\0h\0h\0lq\0" * 40 + b".", *getattr_programs(),
     ]
     if rng.random() < 0.4:
         return rng.choice([b"\x80\x02", b"\x80\x04", b"\x80\x63", b""]) + rng.choice(wrong)
@@ -103,8 +154,33 @@ def hostile_program(rng, program):
     return damage(rng, program)
 
 
+def getattr_programs():
+    """Uses of getattr other than the one that mmengine's checkpoints have."""
+    getattr, name = b"c__builtin__\ngetattr\n", b"X\x03\0\0\0min"
+    buffer = b"cmmengine.logging.history_buffer\nHistoryBuffer\n"
+    return [
+        getattr + b".", getattr + b"0N.", getattr + b"2.", getattr + b"\x85.", b"}N" + getattr + b"s.", getattr + b"N.", getattr + b"q\0" + b"h\0" * 100_000 + b".",
+        getattr + buffer + b"X\x0b\0\0\0__globals__\x86R.", getattr + b"cmmengine\nConfig\n" + name + b"\x86R.", getattr + buffer + name + b"N\x87R.",
+        getattr + buffer + name + b"\x86\x81.", b"(" + getattr + buffer + name + b"o.", getattr + getattr + buffer + name + b"\x86R" + name + b"\x86R.",
+        b"(" + buffer + name + b"i__builtin__\ngetattr\n.", getattr + b"cos\nsystem\n" + name + b"\x86R.",
+    ]
+
+
+def hostile_arrays(rng, base):
+    """A damaged or absurd pickle of arrays."""
+    protocol = rng.choice([2, 3, 4, 5])
+    if rng.random() < 0.5:
+        return array_pickle(base.tensors, base.blobs, protocol, rng)
+    whole = array_pickle(base.tensors, base.blobs, protocol)
+    if rng.random() < 0.3:
+        return whole[:rng.randrange(len(whole))] + rng.choice([b"", b".", whole])
+    return damage(rng, whole, 0, rng.choice([300, len(whole)]))
+
+
 def hostile_torch(rng, base):
-    kind = rng.randrange(8)
+    kind = rng.randrange(10)
+    if kind > 7:
+        return hostile_arrays(rng, base)
     if kind < 3:
         return torch_file(hostile_program(rng, base.program), base.blobs)
     if kind == 3:

@@ -62,15 +62,13 @@ impl CheckpointFile {
             Err(self.unknown_format())
         };
         let tensors = result.map_err(|problem| ModelError::file(&self.path, problem))?;
-        if let Some(name) = tensors.keys().find(|name| name.len() > MAX_NAME) {
-            let problem = format!("has a tensor name of {} bytes, which no Swin has", name.len());
-            return Err(ModelError::file(&self.path, problem));
-        }
+        let names = tensors.keys().try_for_each(|name| check_name(name));
+        names.map_err(|problem| ModelError::file(&self.path, problem))?;
         Ok(tensors)
     }
 
     fn unknown_format(&self) -> String {
-        let formats = "is neither a safetensors file nor a file of torch.save";
+        let formats = "is neither a safetensors file nor one of torch.save or Python's pickle";
         if self.bytes.starts_with(b"version https://git-lfs") {
             return format!("{formats}, but a Git LFS pointer; fetch the file itself with `git lfs pull`");
         }
@@ -86,6 +84,14 @@ pub(super) fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     parts.into_iter().for_each(|part| hash.update(part));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Refuses a name of a tensor that is too long.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    match name.len() {
+        0..=MAX_NAME => Ok(()),
+        length => Err(format!("has a tensor name of {length} bytes, which no Swin has")),
+    }
 }
 
 /// Lists the tensor names, for messages.

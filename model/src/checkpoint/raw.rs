@@ -1,9 +1,11 @@
 //! Tensors as a file stores them: typed, strided views of the file's bytes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 
+use crate::error::damaged;
 use crate::tensor::HostTensor;
 
 /// Element type of a stored tensor.
@@ -29,15 +31,25 @@ impl DType {
     }
 }
 
-/// A tensor in a file's bytes. Every index that it can reach lies inside `bytes`.
+/// A tensor in a file's bytes. Every index that it can reach lies inside `values`.
 #[derive(Clone, Debug)]
 pub(crate) struct RawTensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
     /// One stride per dimension, in elements.
     strides: Vec<usize>,
-    /// The storage, starting at the tensor's first element.
-    bytes: &'a [u8],
+    values: Values<'a>,
+}
+
+/// The storage of a tensor, starting at the tensor's first element.
+#[derive(Clone, Copy, Debug)]
+enum Values<'a> {
+    Bytes(&'a [u8]),
+    /// Text of `length` characters, whose code points are the bytes. It is decoded when the values are read.
+    Latin1 {
+        text: &'a str,
+        length: usize,
+    },
 }
 
 /// Stored tensors by their names in the file.
@@ -55,26 +67,28 @@ impl<'a> RawTensor<'a> {
         offset: usize,
         storage: &'a [u8],
     ) -> Result<RawTensor<'a>, String> {
-        let outside = || {
-            format!(
-                "shape {shape:?} with strides {strides:?} and offset {offset} reaches outside its storage of {} \
-                 elements; the file is truncated or damaged",
-                storage.len() / dtype.size()
-            )
-        };
-        if shape.len() != strides.len() || shape.len() > 16 {
-            return Err(outside());
-        }
-        let available = storage.len() / dtype.size();
-        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(outside)?;
-        let last = shape.iter().zip(&strides).try_fold(offset, |at, (&size, &stride)| {
-            at.checked_add(size.saturating_sub(1).checked_mul(stride)?)
-        });
-        if elements > available || (elements > 0 && last.is_none_or(|last| last >= available)) {
-            return Err(outside());
-        }
+        let elements = check_layout(dtype, &shape, &strides, offset, storage.len())?;
         let bytes = if elements == 0 { &[] } else { &storage[offset * dtype.size()..] };
-        Ok(RawTensor { dtype, shape, strides, bytes })
+        Ok(RawTensor { dtype, shape, strides, values: Values::Bytes(bytes) })
+    }
+
+    /// A tensor that starts at the first character of `text`, each of which stands for the byte of its code point.
+    ///
+    /// # Errors
+    /// A character is no byte, or those of [`new`](RawTensor::new).
+    pub(crate) fn latin1(
+        dtype: DType,
+        shape: Vec<usize>,
+        strides: Vec<usize>,
+        text: &'a str,
+    ) -> Result<RawTensor<'a>, String> {
+        // The code points above 0xff are those whose first byte in UTF-8 exceeds 0xc3.
+        if text.bytes().any(|byte| byte > 0xc3) {
+            return Err(damaged("tensor", "its values are text that is not Latin-1"));
+        }
+        let length = text.chars().count();
+        check_layout(dtype, &shape, &strides, 0, length)?;
+        Ok(RawTensor { dtype, shape, strides, values: Values::Latin1 { text, length } })
     }
 
     /// A contiguous, row-major tensor that fills `bytes`.
@@ -89,7 +103,7 @@ impl<'a> RawTensor<'a> {
 
     /// A tensor of a type that no parameter has; it cannot be converted.
     pub(crate) fn unreadable() -> RawTensor<'a> {
-        RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], bytes: &[] }
+        RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], values: Values::Bytes(&[]) }
     }
 
     /// Sizes.
@@ -123,7 +137,8 @@ impl<'a> RawTensor<'a> {
 
     fn gather<const N: usize>(&self, read: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         let elements = self.elements();
-        let (stored, _) = self.bytes.as_chunks::<N>();
+        let bytes = self.values.bytes();
+        let (stored, _) = bytes.as_chunks::<N>();
         if self.strides == contiguous_strides(&self.shape) {
             return stored[..elements].iter().map(|&b| read(b)).collect();
         }
@@ -147,7 +162,53 @@ impl<'a> RawTensor<'a> {
     }
 }
 
-fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+impl<'a> Values<'a> {
+    fn bytes(self) -> Cow<'a, [u8]> {
+        match self {
+            Values::Bytes(bytes) => Cow::Borrowed(bytes),
+            Values::Latin1 { text, length } => {
+                let mut bytes = Vec::with_capacity(length);
+                bytes.extend(text.chars().map(|character| u32::from(character) as u8));
+                Cow::Owned(bytes)
+            }
+        }
+    }
+}
+
+/// The number of elements of a tensor that starts at element `offset` of a storage of `length` bytes.
+///
+/// # Errors
+/// An element lies outside the storage, or the tensor has more elements than the storage because it repeats them.
+fn check_layout(
+    dtype: DType,
+    shape: &[usize],
+    strides: &[usize],
+    offset: usize,
+    length: usize,
+) -> Result<usize, String> {
+    let available = length / dtype.size();
+    let outside = || {
+        format!(
+            "shape {shape:?} with strides {strides:?} and offset {offset} reaches outside its storage of {available} \
+             elements; the file is truncated or damaged"
+        )
+    };
+    if shape.len() != strides.len() || shape.len() > 16 {
+        return Err(outside());
+    }
+    let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(outside)?;
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(offset, |at, (&size, &stride)| at.checked_add(size.saturating_sub(1).checked_mul(stride)?));
+    if elements > available || (elements > 0 && last.is_none_or(|last| last >= available)) {
+        return Err(outside());
+    }
+    Ok(elements)
+}
+
+/// The strides of a row-major tensor, in elements.
+pub(crate) fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1usize; shape.len()];
     for dim in (0..shape.len().saturating_sub(1)).rev() {
         strides[dim] = strides[dim + 1].saturating_mul(shape[dim + 1]);

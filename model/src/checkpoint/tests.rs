@@ -8,9 +8,17 @@ use super::{safetensors, torch};
 const ZIP: &[u8] = include_bytes!("../../tests/checkpoints/ms_training.pth");
 const LEGACY: &[u8] = include_bytes!("../../tests/checkpoints/ms_training_legacy.pth");
 const SAFE: &[u8] = include_bytes!("../../tests/checkpoints/timm/model.safetensors");
+const LATIN1: &[u8] = include_bytes!("../../tests/checkpoints/pickles/protocol2.pkl");
+const ARRAYS: &[u8] = include_bytes!("../../tests/checkpoints/pickles/views5.pkl");
 
 type Reader = for<'a> fn(&'a [u8]) -> Result<RawDict<'a>, String>;
-const FILES: [(&[u8], Reader); 3] = [(ZIP, torch::read), (LEGACY, torch::read), (SAFE, safetensors::read)];
+const FILES: [(&[u8], Reader); 5] = [
+    (ZIP, torch::read),
+    (LEGACY, torch::read),
+    (SAFE, safetensors::read),
+    (LATIN1, torch::read),
+    (ARRAYS, torch::read),
+];
 
 /// Reads and converts every tensor; there must be at most as many values as the file has bytes.
 fn exercise(bytes: &[u8], read: Reader) -> Result<usize, String> {
@@ -90,6 +98,24 @@ fn tensors_that_repeat_one_storage_are_bounded() {
     assert!(message.contains("together have more values than the file has bytes"), "{message}");
 }
 
+#[test]
+fn arrays_that_repeat_one_text_are_bounded() {
+    // A thousand entries with one array of 1000 values, which is decoded from text.
+    let dtype = b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87R(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb";
+    let text =
+        [&b"c_codecs\nencode\nX"[..], &4000u32.to_le_bytes(), &[0; 4000], b"X\x06\x00\x00\x00latin1\x86R"]
+            .concat();
+    let array =
+        b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01M\xe8\x03\x85";
+    let array = [&array[..], dtype, b"\x89", &text, b"tbq\x000"].concat();
+    let entries = b"X\x01\x00\x00\x00ah\x00".repeat(1000);
+    let file = [b"\x80\x02", &array[..], b"}(", &entries, b"u."].concat();
+    let message = exercise(&file, torch::read).unwrap_err();
+    assert!(message.contains("together have more values than the file has bytes"), "{message}");
+    let long = [b"\x80\x02", &array[..], b"}X", &3000u32.to_le_bytes(), &[b'a'; 3000], b"h\x00s."].concat();
+    assert!(exercise(&long, torch::read).unwrap_err().contains("a tensor name of 3000 bytes"));
+}
+
 /// Length of the three pickles at the start of every file of the older format.
 fn legacy_prefix() -> usize {
     (0..3).fold(0, |at, _| at + super::pickle::read(&LEGACY[at..]).unwrap().consumed)
@@ -100,7 +126,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        file in 0usize..3,
+        file in 0usize..FILES.len(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         // Most of a file is tensor data, so most edits go to the header, the pickle or the zip directory.
         window in prop_oneof![Just(0.0..0.15f64), Just(0.85..1.0), Just(0.0..1.0)],
@@ -117,7 +143,7 @@ proptest! {
 
     #[test]
     fn spliced_files_never_panic(
-        file in 0usize..3,
+        file in 0usize..FILES.len(),
         from in any::<prop::sample::Index>(),
         to in any::<prop::sample::Index>(),
         length in 0usize..200,

@@ -1,22 +1,22 @@
-//! Reading files of `torch.save`: the zip format (PyTorch 1.6 and later) and the older format.
+//! Reading pickles: files of `torch.save`, in the zip format (PyTorch 1.6 and later) and the older format, and those of
+//! Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`).
 
 use std::collections::HashMap;
 use std::io::Cursor;
 use std::ops::Range;
 
+use super::file::check_name;
 use super::pickle::{self, Id, Object, Pickle, StorageRef};
 use super::raw::{RawDict, RawTensor};
 use crate::error::damaged;
 use crate::params::name_list;
 
-/// Largest pickle accepted, in bytes. The values of tensors are stored outside the pickle.
-const MAX_PICKLE: usize = 64 << 20;
 /// The magic number of the older format, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 /// Keys that may hold the state dictionary, in order of precedence; the top level comes last.
 const WRAPPERS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
 
-/// Whether the bytes start like one of the two formats.
+/// Whether the bytes start like a file of one of the formats.
 pub(super) fn is_torch(bytes: &[u8]) -> bool {
     is_zip(bytes) || (bytes.first() == Some(&0x80) && bytes.get(1).is_some_and(|v| (2..=5).contains(v)))
 }
@@ -26,11 +26,12 @@ fn is_zip(bytes: &[u8]) -> bool {
 }
 
 /// The tensors of the file's state dictionary, which is searched under the keys of [`WRAPPERS`], then at the top level.
+/// Each is a tensor of torch or an array of numpy, whose values the result borrows.
 ///
 /// # Errors
 /// The error is a text that describes the fault of the file.
 pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
-    let (pickle, storages) = if is_zip(bytes) { read_zip(bytes)? } else { read_legacy(bytes)? };
+    let (pickle, storages) = if is_zip(bytes) { read_zip(bytes)? } else { read_pickles(bytes)? };
     let dict = state_dict(&pickle)?;
     let mut tensors = RawDict::new();
     let mut elements = 0usize;
@@ -48,9 +49,11 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
 /// Bytes of each storage, by its name in the pickle.
 type Storages<'a> = HashMap<String, &'a [u8]>;
 
-fn tensor<'a>(pickle: &Pickle, id: Id, storages: &Storages<'a>) -> Result<RawTensor<'a>, String> {
-    let Object::Tensor(tensor) = pickle.get(id) else {
-        return Err(format!("is {}, not a tensor", pickle.kind(id)));
+fn tensor<'a>(pickle: &Pickle<'a>, id: Id, storages: &Storages<'a>) -> Result<RawTensor<'a>, String> {
+    let tensor = match pickle.get(id) {
+        Object::Tensor(tensor) => tensor,
+        Object::Array(array) => return pickle.array(array),
+        _ => return Err(format!("is {}, not a tensor", pickle.kind(id))),
     };
     let Object::Storage(storage) = pickle.get(tensor.storage) else {
         return Err("has no storage".to_owned());
@@ -67,21 +70,24 @@ fn missing_storage(storage: &StorageRef) -> String {
     damaged("file of torch.save", cause)
 }
 
-fn state_dict(pickle: &Pickle) -> Result<Vec<(&str, Id)>, String> {
+fn state_dict<'a>(pickle: &'a Pickle<'_>) -> Result<Vec<(&'a str, Id)>, String> {
     let no_dict = |id| {
         format!(
             "holds {}, not a state dictionary; save one with torch.save({{'model': model.state_dict()}}, file)",
             pickle.kind(id)
         )
     };
-    let top = pickle.entries(pickle.root).ok_or_else(|| no_dict(pickle.root))?;
+    let entries = |id| {
+        let entries = pickle.entries(id).ok_or_else(|| no_dict(id))?;
+        entries.iter().try_for_each(|(name, _)| check_name(name)).map(|()| entries)
+    };
+    let top = entries(pickle.root)?;
     for wrapper in WRAPPERS {
         if let Some(&(_, id)) = top.iter().rev().find(|(name, _)| *name == wrapper) {
-            let inner = pickle.entries(id).ok_or_else(|| format!("under `{wrapper}` {}", no_dict(id)))?;
-            return Ok(inner);
+            return entries(id).map_err(|problem| format!("under `{wrapper}` {problem}"));
         }
     }
-    if top.iter().any(|&(_, id)| matches!(pickle.get(id), Object::Tensor(_))) {
+    if top.iter().any(|&(_, id)| matches!(pickle.get(id), Object::Tensor(_) | Object::Array(_))) {
         return Ok(top);
     }
     let names: Vec<&str> = top.iter().map(|(name, _)| *name).collect();
@@ -92,7 +98,7 @@ fn state_dict(pickle: &Pickle) -> Result<Vec<(&str, Id)>, String> {
     ))
 }
 
-fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
+fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
     let entries = zip_entries(bytes)?;
     let at = |path: &str| entries.get(path).map(|range| &bytes[range.clone()]);
     let mut roots =
@@ -109,7 +115,7 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
     if at(&format!("{root}/byteorder")).is_some_and(|order| order != b"little") {
         return Err("was written on a big-endian machine, which is not supported".to_owned());
     }
-    let pickle = read_pickle(at(&format!("{root}/data.pkl")).unwrap_or_default())?;
+    let pickle = pickle::read(at(&format!("{root}/data.pkl")).unwrap_or_default())?;
     let prefix = format!("{root}/data/");
     let storage = |(path, range): (&String, &Range<usize>)| {
         path.strip_prefix(&prefix).map(|key| (key.to_owned(), &bytes[range.clone()]))
@@ -143,23 +149,27 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     Ok(entries)
 }
 
-fn read_pickle(bytes: &[u8]) -> Result<Pickle, String> {
-    pickle::read(&bytes[..bytes.len().min(MAX_PICKLE)])
+/// Reads a file that starts with a pickle: of the older format, whose first pickle is its magic number, or of one pickle.
+fn read_pickles(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
+    let first = pickle::read(bytes)?;
+    let rest = &bytes[first.consumed..];
+    if *first.get(first.root) == Object::Long(&LEGACY_MAGIC) {
+        return read_legacy(rest);
+    }
+    if !rest.is_empty() {
+        return Err(format!("has {} bytes after its pickle; copy or download it again", rest.len()));
+    }
+    Ok((first, Storages::new()))
 }
 
-/// Reads the older format. It starts with five pickles: magic number, protocol, system description, object, storage
+/// Reads the older format after its magic number. Four pickles follow: protocol, system description, object, storage
 /// names. Each storage follows with its number of elements (i64) and its values.
-fn read_legacy(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
-    let mut rest = bytes;
-    let mut next = || -> Result<Pickle, String> {
-        let pickle = read_pickle(rest)?;
+fn read_legacy(mut rest: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
+    let mut next = || -> Result<Pickle<'_>, String> {
+        let pickle = pickle::read(rest)?;
         rest = &rest[pickle.consumed..];
         Ok(pickle)
     };
-    let magic = next()?;
-    if *magic.get(magic.root) != Object::Long(LEGACY_MAGIC.to_vec()) {
-        return Err("is a pickle, but not one of torch.save".to_owned());
-    }
     let protocol = next()?;
     if *protocol.get(protocol.root) != Object::Int(1001) {
         return Err("has an unknown version of torch.save's older format; save it again with a newer torch"
@@ -177,7 +187,11 @@ fn read_legacy(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {
     Ok((object, storages))
 }
 
-fn legacy_storages<'a>(object: &Pickle, keys: &Pickle, mut rest: &'a [u8]) -> Result<Storages<'a>, String> {
+fn legacy_storages<'a>(
+    object: &Pickle<'_>,
+    keys: &Pickle<'_>,
+    mut rest: &'a [u8],
+) -> Result<Storages<'a>, String> {
     let mut known: HashMap<&str, &StorageRef> = HashMap::new();
     for object in &object.objects {
         if let Object::Storage(storage) = object {
@@ -189,10 +203,10 @@ fn legacy_storages<'a>(object: &Pickle, keys: &Pickle, mut rest: &'a [u8]) -> Re
     };
     let mut storages = Storages::new();
     for &id in names {
-        let Object::Text(key) = keys.get(id) else {
+        let Some(key) = keys.get(id).text() else {
             return Err("its list of storages is damaged".to_owned());
         };
-        let storage = *known.get(key.as_str()).ok_or("its list names a storage that no tensor has")?;
+        let storage = *known.get(key).ok_or("its list names a storage that no tensor has")?;
         let (count, values) = rest.split_first_chunk::<8>().ok_or_else(|| missing_storage(storage))?;
         if usize::try_from(i64::from_le_bytes(*count)) != Ok(storage.elements) {
             return Err(format!(
@@ -202,7 +216,7 @@ fn legacy_storages<'a>(object: &Pickle, keys: &Pickle, mut rest: &'a [u8]) -> Re
         let length = storage.elements.checked_mul(storage.dtype.size());
         let split = length.and_then(|length| values.split_at_checked(length));
         let (data, after) = split.ok_or_else(|| missing_storage(storage))?;
-        storages.insert(key.clone(), data);
+        storages.insert(key.to_owned(), data);
         rest = after;
     }
     Ok(storages)

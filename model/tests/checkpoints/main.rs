@@ -5,6 +5,7 @@ mod class_names;
 mod describe;
 mod memory;
 mod mmpretrain;
+mod pickles;
 mod prefixes;
 mod second;
 mod shards;

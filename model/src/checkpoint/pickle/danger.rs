@@ -105,3 +105,8 @@ pub(super) fn is_dangerous(module: &str, name: &str) -> bool {
             .split('.')
             .any(|part| matches!(part, "__globals__" | "__builtins__" | "__subclasses__" | "__code__"))
 }
+
+/// The error for a pickle that names the dangerous `function`.
+pub(super) fn refusal(function: &str) -> String {
+    format!("tries to execute {function}; this is not a checkpoint to trust; nothing was executed")
+}

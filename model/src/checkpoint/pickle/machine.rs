@@ -1,42 +1,42 @@
 //! A pickle machine that runs no code: it builds an arena of plain objects.
 //!
 //! It reads the opcodes of protocols 2 to 5 (Python's documentation, module `pickletools`). It understands calls of the
-//! few functions that rebuild tensors and ordered dictionaries; any other call becomes an opaque object.
+//! few functions that rebuild tensors, arrays and ordered dictionaries; any other call becomes an opaque object.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::danger::is_dangerous;
-use super::object::{Id, Object, Pickle};
+use super::danger::{is_dangerous, refusal};
+use super::object::{ArrayRef, Id, Object, Pickle};
 use super::reader::Reader;
-use super::rebuild;
 use super::stack::{MAX_ITEMS, Stack, too_large};
+use super::{getattr, rebuild};
 
 /// Longest name of a module, class or function accepted, in bytes.
 const MAX_NAME: usize = 256;
 
-// Objects that exist from the start, so that opcodes of one byte allocate nothing.
+// Objects that exist from the start, so that opcodes of one byte allocate nothing. Those of `getattr` follow.
 const NONE: Id = 0;
 const FALSE: Id = 1;
 const TRUE: Id = 2;
 const EMPTY_TUPLE: Id = 3;
 const NUMBER: Id = 4;
-const BYTES: Id = 5;
 
 /// Reads one pickle from the front of `bytes`. Nothing in it is executed.
 ///
 /// # Errors
 /// The pickle is truncated, has an opcode that no checkpoint has, or names a class or function that marks an attack.
-pub(crate) fn read(bytes: &[u8]) -> Result<Pickle, String> {
+pub(crate) fn read(bytes: &[u8]) -> Result<Pickle<'_>, String> {
+    let constants = [
+        Object::None,
+        Object::Bool(false),
+        Object::Bool(true),
+        Object::Tuple(Vec::new()),
+        Object::Opaque("a number".into()),
+    ];
     let mut machine = Machine {
         reader: Reader::new(bytes),
-        objects: vec![
-            Object::None,
-            Object::Bool(false),
-            Object::Bool(true),
-            Object::Tuple(Vec::new()),
-            Object::Opaque("a number".into()),
-            Object::Opaque("bytes".into()),
-        ],
+        objects: constants.into_iter().chain(getattr::objects()).collect(),
         stack: Stack::default(),
         memo: HashMap::new(),
         copied: 0,
@@ -44,7 +44,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Pickle, String> {
     loop {
         let opcode = machine.reader.byte()?;
         if opcode == b'.' {
-            let root = machine.stack.pop()?;
+            let root = machine.stack.finish()?;
             return Ok(Pickle { objects: machine.objects, root, consumed: machine.reader.position() });
         }
         machine.step(opcode)?;
@@ -53,14 +53,14 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Pickle, String> {
 
 struct Machine<'a> {
     reader: Reader<'a>,
-    objects: Vec<Object>,
+    objects: Vec<Object<'a>>,
     stack: Stack,
     memo: HashMap<u32, Id>,
     /// Number of dictionary entries copied from lists; bounded, because one short call copies a list of any length.
     copied: usize,
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             0x80 => self.protocol(),
@@ -72,7 +72,7 @@ impl Machine<'_> {
             b'q' | b'r' | b'h' | b'j' | 0x94 => self.memo_opcode(opcode),
             b'c' | 0x93 | b'i' => self.global(opcode),
             b'R' | 0x81 | 0x92 | b'o' => self.call(opcode),
-            b'b' => self.stack.pop().and_then(|_| self.stack.top()).map(drop), // BUILD: an object's state, not needed
+            b'b' => self.build(),
             b'Q' => self.persistent(),
             b'a' | b'e' | b's' | b'u' | 0x90 => self.fill(opcode),
             b']' | b'l' | b'}' | b'd' | 0x8f | 0x91 | b')' | b't' | 0x85..=0x87 => self.container(opcode),
@@ -103,7 +103,7 @@ impl Machine<'_> {
                 if self.memo.len() >= MAX_ITEMS {
                     return Err(too_large());
                 }
-                let id = self.stack.top()?;
+                let id = self.stack.peek()?;
                 self.memo.insert(slot, id);
                 Ok(())
             }
@@ -121,10 +121,11 @@ impl Machine<'_> {
         if module.len() > MAX_NAME || name.len() > MAX_NAME {
             return Err(format!("a class name of more than {MAX_NAME} bytes, which no checkpoint has"));
         }
+        if let (Some(id), b'c' | 0x93) = (getattr::named(&module, &name), opcode) {
+            return self.stack.push(id);
+        }
         if is_dangerous(&module, &name) {
-            return Err(format!(
-                "tries to execute {module}.{name}; this is not a checkpoint to trust; nothing was executed"
-            ));
+            return Err(refusal(&format!("{module}.{name}")));
         }
         if opcode == b'i' {
             self.stack.pop_mark()?;
@@ -143,7 +144,11 @@ impl Machine<'_> {
         if opcode == 0x92 {
             self.stack.pop()?; // keyword arguments
         }
-        let (arguments, callee) = (self.stack.pop()?, self.stack.pop()?);
+        let arguments = self.stack.pop()?;
+        let callee = if opcode == b'R' { self.stack.callee()? } else { self.stack.pop()? };
+        if let Some(object) = getattr::call(&self.objects, callee, arguments)? {
+            return self.make(object);
+        }
         match rebuild::call(&self.objects, callee, arguments)? {
             rebuild::Called::Existing(id) => self.stack.push(id),
             rebuild::Called::New(object) => {
@@ -156,6 +161,18 @@ impl Machine<'_> {
                 self.make(object)
             }
         }
+    }
+
+    /// BUILD sets the state of an object. Those of arrays and of their types are kept, no other is needed.
+    fn build(&mut self) -> Result<(), String> {
+        let set = self.stack.pop()?;
+        let target = self.stack.top()?;
+        match &mut self.objects[target as usize] {
+            Object::Array(array @ (ArrayRef::Empty | ArrayRef::State(_))) => *array = ArrayRef::State(set),
+            Object::Dtype { state, .. } => *state = Some(set),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn persistent(&mut self) -> Result<(), String> {
@@ -226,14 +243,14 @@ impl Machine<'_> {
             0x8a => self.reader.byte().and_then(|n| self.long(usize::from(n))),
             0x8b => self.reader.u32().and_then(|n| self.long(n as usize)),
             b'G' => self.reader.take(8).map(drop).and_then(|()| self.stack.push(NUMBER)),
-            b'U' | 0x8c => self.reader.byte().and_then(|n| self.string(u64::from(n))),
-            b'T' | b'X' => self.reader.u32().and_then(|n| self.string(u64::from(n))),
-            0x8d => self.reader.u64().and_then(|n| self.string(n)),
-            b'C' => self.reader.byte().and_then(|n| self.blob(u64::from(n))),
-            b'B' => self.reader.u32().and_then(|n| self.blob(u64::from(n))),
-            0x8e | 0x96 => self.reader.u64().and_then(|n| self.blob(n)),
+            0x8c => self.reader.byte().and_then(|n| self.text(u64::from(n))),
+            b'X' => self.reader.u32().and_then(|n| self.text(u64::from(n))),
+            0x8d => self.reader.u64().and_then(|n| self.text(n)),
+            b'U' | b'C' => self.reader.byte().and_then(|n| self.bytes(opcode, u64::from(n))),
+            b'T' | b'B' => self.reader.u32().and_then(|n| self.bytes(opcode, u64::from(n))),
+            0x8e | 0x96 => self.reader.u64().and_then(|n| self.bytes(opcode, n)),
             _ => Err(format!(
-                "pickle opcode 0x{opcode:02x} at byte {}, which no checkpoint of torch.save has",
+                "pickle opcode 0x{opcode:02x} at byte {}, which no checkpoint has",
                 self.reader.position() - 1
             )),
         }
@@ -248,29 +265,39 @@ impl Machine<'_> {
                 wide[..length].copy_from_slice(bytes);
                 Object::Int(i64::from_le_bytes(wide))
             }
-            Some(_) => Object::Long(bytes.to_vec()),
+            Some(_) => Object::Long(bytes),
         };
         self.make(object)
     }
 
-    fn string(&mut self, length: u64) -> Result<(), String> {
-        let text = String::from_utf8_lossy(self.reader.take_u64(length)?).into_owned();
+    /// A text. Python writes surrogates, too, which are not UTF-8 and are replaced here.
+    fn text(&mut self, length: u64) -> Result<(), String> {
+        let bytes = self.reader.value(length)?;
+        let text = match str::from_utf8(bytes) {
+            Ok(text) => Cow::Borrowed(text),
+            Err(_) => {
+                self.reader.count(bytes.len())?;
+                String::from_utf8_lossy(bytes)
+            }
+        };
         self.make(Object::Text(text))
     }
 
-    fn blob(&mut self, length: u64) -> Result<(), String> {
-        self.reader.take_u64(length)?;
-        self.stack.push(BYTES)
+    /// Bytes, or a string of Python 2.
+    fn bytes(&mut self, opcode: u8, length: u64) -> Result<(), String> {
+        let bytes = self.reader.value(length)?;
+        let text = if matches!(opcode, b'U' | b'T') { str::from_utf8(bytes).ok() } else { None };
+        self.make(Object::Bytes { bytes, text })
     }
 
     fn name(&self, id: Id) -> Result<String, String> {
-        match &self.objects[id as usize] {
-            Object::Text(text) if text.len() <= MAX_NAME => Ok(text.clone()),
+        match self.objects[id as usize].text() {
+            Some(text) if text.len() <= MAX_NAME => Ok(text.to_owned()),
             _ => Err(format!("a class name that is not a text of up to {MAX_NAME} bytes")),
         }
     }
 
-    fn make(&mut self, object: Object) -> Result<(), String> {
+    fn make(&mut self, object: Object<'a>) -> Result<(), String> {
         if self.objects.len() >= MAX_ITEMS {
             return Err(too_large());
         }

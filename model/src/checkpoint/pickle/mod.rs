@@ -1,6 +1,8 @@
 //! A reader of Python pickles that builds plain data and executes nothing.
 
+mod array;
 mod danger;
+mod getattr;
 mod machine;
 mod object;
 mod reader;

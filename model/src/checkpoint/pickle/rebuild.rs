@@ -1,23 +1,24 @@
-//! The calls in a pickle that this reader understands: they rebuild tensors and dictionaries.
+//! The calls in a pickle that this reader understands: they rebuild tensors, arrays and dictionaries.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::object::{Id, Object, StorageRef, TensorRef};
+use super::object::{ArrayRef, Id, Object, StorageRef, TensorRef};
 use crate::checkpoint::raw::DType;
 
 /// Longest storage name accepted, in bytes; torch.save writes decimal numbers.
 const MAX_KEY: usize = 64;
 
 /// Result of a call.
-pub(super) enum Called {
+pub(super) enum Called<'a> {
     /// An object that exists already.
     Existing(Id),
     /// A new object.
-    New(Object),
+    New(Object<'a>),
 }
 
 /// The object that `callee(*arguments)` describes; an opaque object if the callee is not known. Nothing is executed.
-pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Called, String> {
+pub(super) fn call<'a>(objects: &[Object<'a>], callee: Id, arguments: Id) -> Result<Called<'a>, String> {
     let name = name_of(objects, callee);
     let Object::Tuple(items) = &objects[arguments as usize] else {
         return Err(format!("a call of {name} whose arguments are not a tuple"));
@@ -35,22 +36,57 @@ pub(super) fn call(objects: &[Object], callee: Id, arguments: Id) -> Result<Call
         }
         ("collections.defaultdict", _) => Called::New(Object::Dict(Vec::new())),
         ("torch.Size", [sizes]) => Called::Existing(*sizes),
-        _ => Called::New(Object::Opaque(name)),
+        _ => Called::New(bytes_or_array(objects, &name, arguments).unwrap_or(Object::Opaque(name))),
     };
     Ok(known)
 }
 
+/// The object of a call that rebuilds bytes, or a part of an array of numpy; numpy 2 renamed its modules.
+fn bytes_or_array<'a>(objects: &[Object<'a>], name: &str, arguments: Id) -> Option<Object<'a>> {
+    let Object::Tuple(items) = &objects[arguments as usize] else { return None };
+    Some(match (name, items.as_slice()) {
+        ("builtins.bytes" | "__builtin__.bytes", []) => Object::Bytes { bytes: &[], text: None },
+        ("_codecs.encode", &[text, coding]) => {
+            match (&objects[text as usize], objects[coding as usize].text()) {
+                (&Object::Text(Cow::Borrowed(text)), Some("latin1" | "latin-1")) => Object::Latin1(text),
+                _ => return None,
+            }
+        }
+        ("numpy.dtype", &[code, ..]) => Object::Dtype { code, state: None },
+        ("numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct", &[class, ..])
+            if &*name_of(objects, class) == "numpy.ndarray" =>
+        {
+            Object::Array(ArrayRef::Empty)
+        }
+        ("numpy.core.numeric._frombuffer" | "numpy._core.numeric._frombuffer", _) => {
+            Object::Array(ArrayRef::Buffer(arguments))
+        }
+        _ => return None,
+    })
+}
+
 /// The name of a class or function object.
-pub(super) fn name_of(objects: &[Object], id: Id) -> Arc<str> {
+pub(super) fn name_of(objects: &[Object<'_>], id: Id) -> Arc<str> {
     match &objects[id as usize] {
         Object::Global(name) | Object::Opaque(name) => name.clone(),
         _ => "an unknown class".into(),
     }
 }
 
-fn tensor(objects: &[Object], storage: Id, [offset, shape, strides]: [Id; 3]) -> Result<TensorRef, String> {
-    if !matches!(objects[storage as usize], Object::Storage(_)) {
-        return Err("a tensor whose storage is another object".to_owned());
+fn tensor(
+    objects: &[Object<'_>],
+    storage: Id,
+    [offset, shape, strides]: [Id; 3],
+) -> Result<TensorRef, String> {
+    match &objects[storage as usize] {
+        Object::Storage(_) => {}
+        Object::Opaque(name) if &**name == "torch.storage._load_from_bytes" => {
+            return Err(
+                "holds tensors of torch that Python's pickle wrote; save them with torch.save instead"
+                    .to_owned(),
+            );
+        }
+        _ => return Err("a tensor whose storage is another object".to_owned()),
     }
     Ok(TensorRef {
         storage,
@@ -60,14 +96,14 @@ fn tensor(objects: &[Object], storage: Id, [offset, shape, strides]: [Id; 3]) ->
     })
 }
 
-fn size(objects: &[Object], id: Id) -> Result<usize, String> {
+fn size(objects: &[Object<'_>], id: Id) -> Result<usize, String> {
     match objects[id as usize] {
         Object::Int(value) if value >= 0 => Ok(value as usize),
         _ => Err("a tensor whose size, stride or offset is not a whole number".to_owned()),
     }
 }
 
-fn sizes(objects: &[Object], id: Id) -> Result<Vec<usize>, String> {
+pub(super) fn sizes(objects: &[Object<'_>], id: Id) -> Result<Vec<usize>, String> {
     match &objects[id as usize] {
         Object::Tuple(items) | Object::List(items) if items.len() <= 16 => {
             items.iter().map(|&item| size(objects, item)).collect()
@@ -77,7 +113,7 @@ fn sizes(objects: &[Object], id: Id) -> Result<Vec<usize>, String> {
 }
 
 /// The entries of an ordered dictionary, from its argument: a list of pairs.
-fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, String> {
+fn dictionary(objects: &[Object<'_>], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, String> {
     let Some(pairs) = pairs else { return Ok(Vec::new()) };
     let bad = || "an ordered dictionary that does not consist of pairs".to_owned();
     let pair = |&id: &Id| match &objects[id as usize] {
@@ -94,16 +130,16 @@ fn dictionary(objects: &[Object], pairs: Option<Id>) -> Result<Vec<(Id, Id)>, St
 }
 
 /// The storage that a persistent id describes: `('storage', type, key, device, elements[, view])`.
-pub(super) fn storage(objects: &[Object], id: Id) -> Result<StorageRef, String> {
+pub(super) fn storage(objects: &[Object<'_>], id: Id) -> Result<StorageRef, String> {
     let bad = || "a persistent id that is not a storage of torch.save".to_owned();
     let Object::Tuple(items) = &objects[id as usize] else { return Err(bad()) };
     let (&[tag, kind, key, _device, elements], view) = items.split_first_chunk::<5>().ok_or_else(bad)?;
-    let is_storage = matches!(&objects[tag as usize], Object::Text(tag) if tag == "storage");
+    let is_storage = objects[tag as usize].text() == Some("storage");
     let view_free = view.iter().all(|&v| matches!(objects[v as usize], Object::None));
-    match (&objects[kind as usize], &objects[key as usize]) {
-        (Object::Global(kind), Object::Text(key)) if is_storage && view_free && key.len() <= MAX_KEY => {
+    match (&objects[kind as usize], objects[key as usize].text()) {
+        (Object::Global(kind), Some(key)) if is_storage && view_free && key.len() <= MAX_KEY => {
             Ok(StorageRef {
-                key: key.clone(),
+                key: key.to_owned(),
                 dtype: storage_type(kind).ok_or_else(|| format!("a storage of the unknown type {kind}"))?,
                 elements: size(objects, elements)?,
             })

@@ -1,11 +1,14 @@
 //! The stack of the pickle machine, with its marks.
 
+use super::getattr;
 use super::object::Id;
 
 /// Most objects, stack entries, marks and memo entries of one pickle, each; ample for large training checkpoints.
 pub(super) const MAX_ITEMS: usize = 1 << 20;
 
 /// A stack of objects. A mark separates the entries above it from those below: no pop crosses an open mark.
+///
+/// Python's `getattr` may be pushed and remembered. It is taken by [`callee`](Stack::callee) only.
 #[derive(Default)]
 pub(super) struct Stack {
     ids: Vec<Id>,
@@ -23,13 +26,30 @@ impl Stack {
         Ok(())
     }
 
-    /// The topmost object.
-    pub(super) fn top(&self) -> Result<Id, String> {
+    /// The topmost object, to be remembered.
+    pub(super) fn peek(&self) -> Result<Id, String> {
         self.ids.last().copied().ok_or_else(underflow)
+    }
+
+    /// The topmost object, to be changed or repeated.
+    pub(super) fn top(&self) -> Result<Id, String> {
+        self.peek().and_then(getattr::refuse)
     }
 
     /// Takes the topmost object.
     pub(super) fn pop(&mut self) -> Result<Id, String> {
+        self.callee().and_then(getattr::refuse)
+    }
+
+    /// Takes the last object of a pickle.
+    pub(super) fn finish(mut self) -> Result<Id, String> {
+        let root = self.pop()?;
+        self.ids.into_iter().try_for_each(|id| getattr::refuse(id).map(drop))?;
+        Ok(root)
+    }
+
+    /// Takes the topmost object, to be called.
+    pub(super) fn callee(&mut self) -> Result<Id, String> {
         if self.marks.last() == Some(&self.ids.len()) {
             return Err(underflow());
         }
@@ -39,7 +59,7 @@ impl Stack {
     /// Closes the last mark and takes the entries above it.
     pub(super) fn pop_mark(&mut self) -> Result<Vec<Id>, String> {
         let mark = self.marks.pop().ok_or_else(underflow)?;
-        Ok(self.ids.split_off(mark))
+        self.split_off(mark)
     }
 
     /// Opens a mark.
@@ -57,7 +77,13 @@ impl Stack {
         if self.marks.last().is_some_and(|&mark| mark > start) {
             return Err(underflow());
         }
-        Ok(self.ids.split_off(start))
+        self.split_off(start)
+    }
+
+    fn split_off(&mut self, start: usize) -> Result<Vec<Id>, String> {
+        let taken = self.ids.split_off(start);
+        taken.iter().try_for_each(|&id| getattr::refuse(id).map(drop))?;
+        Ok(taken)
     }
 }
 

@@ -12,7 +12,7 @@ use super::FloatArgs;
 /// Arguments of `calibrate`.
 #[derive(Clone, Debug, Args)]
 pub struct CalibrateArgs {
-    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    /// Float checkpoint (.pth, .pt, .bin, .pkl, .safetensors), or a Hugging Face or timm directory.
     #[arg(required_unless_present = "random_weights")]
     pub model: Option<PathBuf>,
     #[command(flatten)]

@@ -11,7 +11,7 @@ use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs};
 /// The model and the images of `sensitivity` and `tune`.
 #[derive(Clone, Debug, Args)]
 pub struct SubjectArgs {
-    /// Float checkpoint (.pth, .pt, .bin, .safetensors), or a Hugging Face or timm directory.
+    /// Float checkpoint (.pth, .pt, .bin, .pkl, .safetensors), or a Hugging Face or timm directory.
     pub model: PathBuf,
     #[command(flatten)]
     pub float: FloatArgs,
